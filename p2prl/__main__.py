@@ -1,0 +1,6 @@
+"""`python -m p2prl` is the same program as `p2prl`."""
+
+from p2prl.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The command line: typer commands, lazy imports, exit codes. The top floor."""

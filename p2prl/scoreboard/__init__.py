@@ -1,0 +1,1 @@
+"""The scoreboard's role: fold the signed ledger into a leaderboard and serve it as JSON and one page."""

@@ -1,0 +1,72 @@
+"""Frames: how link messages are packed for one send of the transport.
+
+A frame is `kind byte ‖ uint32 length ‖ body`, repeated. Several small messages to one neighbour share a frame, because
+one transport call costs far more than one message (milliseconds of CPU against microseconds). A weight chunk travels
+alone, as raw bytes behind its header, and is never copied through msgpack.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from p2prl.errors import LocalProtocolError, RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.codec import Wire, decode, encode
+from p2prl.protocol.messages import LINK_MESSAGES, Chunk, Kind
+
+_HEADER = struct.Struct("<BI")
+_KIND_OF = {body: kind for kind, body in LINK_MESSAGES.items()}
+_NUMBERS = frozenset(int(kind) for kind in LINK_MESSAGES)
+
+
+def pack(message: Wire) -> bytes:
+    """One link message with its header."""
+    kind = _KIND_OF.get(type(message))
+    if kind is None:
+        raise LocalProtocolError(f"{type(message).__name__} is not a link message")
+    body = message.data if isinstance(message, Chunk) else encode(message)
+    return _HEADER.pack(kind, len(body)) + body
+
+
+def join(packed: Iterable[bytes]) -> Iterator[bytes]:
+    """Coalesce packed messages, in order, into frames within the control-frame limit; large ones travel alone."""
+    batch: list[bytes] = []
+    size = 0
+    for message in packed:
+        full = size + len(message) > limits.MAX_CONTROL_FRAME_BYTES or len(batch) == limits.MAX_MESSAGES_PER_FRAME
+        if batch and full:
+            yield b"".join(batch)
+            batch, size = [], 0
+        batch.append(message)
+        size += len(message)
+    if batch:
+        yield b"".join(batch)
+
+
+def unpack(frame: bytes) -> Iterator[Wire]:
+    """The messages of a frame, in order. Raises `RemoteProtocolError` at the first one that is malformed."""
+    if len(frame) > limits.MAX_FRAME_BYTES:
+        raise RemoteProtocolError(f"frame of {len(frame)} bytes exceeds {limits.MAX_FRAME_BYTES}")
+    offset = 0
+    for _ in range(limits.MAX_MESSAGES_PER_FRAME):
+        if offset == len(frame):
+            return
+        if len(frame) - offset < _HEADER.size:
+            raise RemoteProtocolError("frame: truncated header")
+        number, size = _HEADER.unpack_from(frame, offset)
+        offset += _HEADER.size
+        if number not in _NUMBERS:
+            raise RemoteProtocolError(f"frame: unknown message kind {number}")
+        if size > len(frame) - offset:
+            raise RemoteProtocolError("frame: truncated message")
+        body = memoryview(frame)[offset : offset + size]
+        offset += size
+        if number == Kind.CHUNK:
+            if size > limits.MAX_CHUNK_BYTES:
+                raise RemoteProtocolError(f"chunk of {size} bytes exceeds {limits.MAX_CHUNK_BYTES}")
+            yield Chunk(bytes(body))
+        else:
+            yield decode(body, LINK_MESSAGES[Kind(number)], limit_bytes=limits.MAX_CONTROL_FRAME_BYTES)
+    if offset != len(frame):
+        raise RemoteProtocolError(f"frame: more than {limits.MAX_MESSAGES_PER_FRAME} messages")

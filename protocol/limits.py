@@ -1,0 +1,89 @@
+"""Every maximum a peer's bytes are held to, each with its reason.
+
+A limit is checked before the work it bounds: size first, then signature, then schema, then a queue. Changing one of
+these changes what honest peers may send, so each is part of the wire version.
+"""
+
+WIRE_VERSION = 1
+"""Spoken between peers; independent of the package version. Peers of another wire version are told so and left alone."""
+
+MAX_CONTROL_FRAME_BYTES = 256 * 1024
+"""One unary call of the transport. Small enough that gossip never starves behind it on a 1 Mbit/s uplink (2 s)."""
+
+MAX_CHUNK_BYTES = 4 * 1024 * 1024
+"""One weight chunk: above it, losing a chunk wastes more than the per-chunk overhead saves (`weights.md` §3)."""
+
+MIN_CHUNK_BYTES = 4 * 1024
+"""One weight chunk of a small model: below it the request costs more than the bytes."""
+
+MAX_FRAME_BYTES = MAX_CHUNK_BYTES + 64 * 1024
+"""The largest frame of any kind: one chunk and its header."""
+
+MAX_ENVELOPE_BYTES = MAX_CONTROL_FRAME_BYTES - 8 * 1024
+"""One signed envelope; must fit a control frame together with the frame's own header."""
+
+MAX_CHUNKS = 6_000
+"""Chunks in one blob: their hashes (32 B each) must fit an envelope. 6,000 × 4 MiB = 23 GiB, a 12B model in bf16."""
+
+MAX_MESSAGES_PER_FRAME = 256
+"""Messages coalesced into one frame; bounds the work one frame can demand."""
+
+MAX_DIGESTS_PER_MESSAGE = 1_024
+"""Offers, wants and receipts in one message: 32 KiB of digests."""
+
+MAX_ENVELOPE_AGE_S = 7 * 24 * 3600.0
+"""Replay window. Work older than a week is refused by any staleness bound; the spool keeps no more (`volunteer.md` §5.5)."""
+
+MAX_CLOCK_SKEW_S = 30.0
+"""How far in the future a sender's clock may be. The directory itself refuses records a few seconds off."""
+
+MAX_GROUP_SIZE = 64
+"""Completions in one group. Group baselines gain nothing beyond; bounds the replay one envelope can demand."""
+
+MAX_PROMPT_TOKENS = 8_192
+"""Tokens in one prompt: bounds the prefill one envelope can demand."""
+
+MAX_COMPLETION_TOKENS = 32_768
+"""Tokens in one completion: bounds the replay one envelope can demand."""
+
+MAX_VOCABULARY = 1 << 20
+"""Largest token id plus one; the largest published vocabularies are near 2^18."""
+
+MAX_TENSORS = 20_000
+"""Tensors in a layout; a 61-layer mixture-of-experts model has about 17,000 when experts are stored one by one."""
+
+MAX_TENSOR_RANK = 8
+"""Dimensions of one tensor."""
+
+MAX_NAME_CHARS = 64
+"""Names of runs, tasks and engines: shown in tables and file names."""
+
+MAX_TEXT_CHARS = 2_000
+"""Goal, licence and policy texts of a run manifest: shown to a person before joining."""
+
+MAX_RUN_FILES = 16
+"""Configuration and tokenizer files of a run."""
+
+MAX_RUN_FILE_BYTES = 32 * 1024 * 1024
+"""One such file; the largest published tokenizer.json files are near 20 MB."""
+
+MAX_TASKS = 64
+"""Tasks in a mix."""
+
+MAX_ADDRESSES = 8
+"""Dialable addresses one peer may announce; more would make a directory record an amplifier."""
+
+MAX_ADDRESS_CHARS = 256
+"""One multiaddr, relay circuits included."""
+
+PEER_RECORD_TTL_S = 90.0
+"""A directory record outlives two missed refreshes (every 30 s) and no more: dead peers fade in a minute and a half."""
+
+MAX_RECEIPTS_PER_MESSAGE = 512
+"""Receipts in one signed batch: about 64 KiB."""
+
+MAX_LEDGER_ENTRIES_PER_REPLY = 64
+"""Ledger entries sent in one reply while a reader catches up."""
+
+MAX_STALENESS = 1 << 20
+"""Largest staleness bound a run may declare, in learner updates."""

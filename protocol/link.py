@@ -1,0 +1,69 @@
+"""The join link: a magnet-style address that carries the trust root.
+
+    p2prl://NAME@DIGEST?b=MULTIADDR&b=MULTIADDR
+
+DIGEST is the run manifest's envelope digest in unpadded lower-case base32 (52 characters). Whoever answers at the
+bootstrap addresses can at worst stall a newcomer; it cannot show another run, another learner or other weights.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote
+
+from p2prl.errors import ConfigError
+from p2prl.protocol import limits
+from p2prl.protocol.digests import DIGEST_BYTES, Digest
+
+SCHEME = "p2prl://"
+_DIGEST_CHARS = 52
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MULTIADDR = re.compile(
+    r"(/[a-z0-9-]+/[^/\s]+)+/p2p/[1-9A-HJ-NP-Za-km-z]{46,64}(/p2p-circuit(/p2p/[1-9A-HJ-NP-Za-km-z]{46,64})?)?"
+)
+_REMEDY = "Copy the whole link again; it looks like p2prl://NAME@52-CHARACTERS?b=/ip4/…/tcp/…/p2p/…"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLink:
+    """A parsed link: the run's name (for people), its manifest's digest (for trust), peers to start from."""
+
+    name: str
+    run: Digest
+    bootstrap: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = base64.b32encode(self.run).decode().rstrip("=").lower()
+        query = "&".join(f"b={quote(address, safe='/:')}" for address in self.bootstrap)
+        return f"{SCHEME}{self.name}@{text}" + (f"?{query}" if query else "")
+
+
+def parse_link(text: str) -> JoinLink:
+    """Parse a join link. Raises `ConfigError` that says which part is wrong and what to do."""
+    text = text.strip()
+    if not text.startswith(SCHEME):
+        raise ConfigError(f"a join link starts with {SCHEME}, this one with {text[:12]!r}", remedy=_REMEDY)
+    head, _, query = text[len(SCHEME) :].partition("?")
+    name, at, digest_text = head.partition("@")
+    if not at or not _NAME.fullmatch(name):
+        raise ConfigError(f"the link's run name {name[:64]!r} is not usable", remedy=_REMEDY)
+    if len(digest_text) != _DIGEST_CHARS:
+        raise ConfigError(
+            f"the link's run digest has {len(digest_text)} characters instead of {_DIGEST_CHARS}: it was cut off",
+            remedy=_REMEDY,
+        )
+    try:
+        run = base64.b32decode(digest_text.upper() + "====")
+    except ValueError as error:
+        raise ConfigError(f"the link's run digest {digest_text!r} is not base32", remedy=_REMEDY) from error
+    assert len(run) == DIGEST_BYTES
+    addresses = []
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if key != "b" or len(value) > limits.MAX_ADDRESS_CHARS or not _MULTIADDR.fullmatch(value):
+            raise ConfigError(f"the link's peer address {value[:80]!r} is not a whole multiaddr", remedy=_REMEDY)
+        addresses.append(value)
+    if not addresses:
+        raise ConfigError("the link names no peer to start from: its end was cut off", remedy=_REMEDY)
+    return JoinLink(name, Digest(run), tuple(addresses[: limits.MAX_ADDRESSES]))

@@ -1,0 +1,220 @@
+"""What a run is and what a policy version is: the two documents a learner signs.
+
+A *run manifest* is the root of trust: the join link carries its digest, so no peer can pass off another model, task,
+licence or learner key. A *policy manifest* names one version of the weights by the hashes of its chunks. Both travel
+inside signed envelopes (`protocol/envelope.py`) and both are checked here for sense before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.codec import Wire, encode
+from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest, digest
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Word types weights may travel in, and the size of one word."""
+
+RUN_FILE_NAMES = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    }
+)
+"""Files a run may ship. All are data; none may carry code or templates that a volunteer would execute."""
+
+
+class TensorSpec(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor of a layout, in the place where its words stand in the weight bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+class BlobRef(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A byte string by the BLAKE3 digests of its chunks; every chunk but the last is `chunk_bytes` long."""
+
+    size_bytes: int
+    chunk_bytes: int
+    chunks: tuple[bytes, ...]
+
+    @property
+    def root(self) -> Digest:
+        """The blob's name: a digest over its size, chunk size and chunk digests."""
+        return digest("p2prl/blob-root/v1", encode(self))
+
+    def span(self, index: int) -> tuple[int, int]:
+        """(offset, length) of chunk `index` in bytes."""
+        offset = index * self.chunk_bytes
+        return offset, min(self.chunk_bytes, self.size_bytes - offset)
+
+    def check(self, *, max_bytes: int) -> None:
+        """Raise `RemoteProtocolError` unless sizes, counts and digests are possible and within `max_bytes`."""
+        if not 0 < self.size_bytes <= max_bytes:
+            raise RemoteProtocolError(f"blob of {self.size_bytes} bytes is outside 1..{max_bytes}")
+        if not limits.MIN_CHUNK_BYTES <= self.chunk_bytes <= limits.MAX_CHUNK_BYTES:
+            raise RemoteProtocolError(f"chunk size {self.chunk_bytes} is outside the limits")
+        if len(self.chunks) != -(-self.size_bytes // self.chunk_bytes) or len(self.chunks) > limits.MAX_CHUNKS:
+            raise RemoteProtocolError(f"{len(self.chunks)} chunks cannot make {self.size_bytes} bytes")
+        if any(len(chunk) != DIGEST_BYTES for chunk in self.chunks):
+            raise RemoteProtocolError("a chunk digest does not have 32 bytes")
+
+
+def blob_of(data: bytes | memoryview, chunk_bytes: int) -> BlobRef:
+    """Cut `data` into chunks of `chunk_bytes` and name them."""
+    view = memoryview(data)
+    return BlobRef(
+        size_bytes=len(view),
+        chunk_bytes=chunk_bytes,
+        chunks=tuple(chunk_digest(view[i : i + chunk_bytes]) for i in range(0, len(view), chunk_bytes)),
+    )
+
+
+def chunk_bytes_for(size_bytes: int, *, pieces: int = 256) -> int:
+    """The power of two nearest `size/pieces`, within the chunk limits (`weights.md` §3 measured F/256)."""
+    ideal = max(1.0, size_bytes / pieces)
+    power = 1 << max(0, round(math.log2(ideal)))
+    return min(limits.MAX_CHUNK_BYTES, max(limits.MIN_CHUNK_BYTES, power))
+
+
+class RunFile(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A configuration or tokenizer file every volunteer needs."""
+
+    name: str
+    blob: BlobRef
+
+
+class TaskShare(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A task of the mix and its share of the work slots."""
+
+    task: str
+    weight: float
+
+
+class Sampling(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How completions are drawn. No top-p, top-k or penalties: hard masks flip between decoding and replay."""
+
+    temperature: float
+    max_new_tokens: int
+    group_size: int
+
+
+class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Everything a stranger must know, and may rely on, before lending a GPU to a run."""
+
+    name: str
+    """Shown to people; the digest, not the name, identifies the run."""
+    goal: str
+    """One sentence on what the run is for."""
+    learner: bytes
+    """The learner's public key: the only one that may sign policies and receipts."""
+    created_ms: int
+    base_model: str
+    """Where the architecture and the first weights came from, for people; the files below decide."""
+    parameters: int
+    layout: bytes
+    """Digest of the tensor layout (`layout_digest`)."""
+    files: tuple[RunFile, ...]
+    tokenizer: bytes
+    """Chunk-root digest of tokenizer.json, so that token ids mean the same everywhere."""
+    tasks: tuple[TaskShare, ...]
+    sampling: Sampling
+    staleness_bound: int
+    """S: a rollout older than this many learner updates is not trained on."""
+    publish_every: int
+    """κ: learner updates between published versions."""
+    reward: str
+    """Name of the reward specification (`success`)."""
+    licence: str
+    """Licence of the resulting weights."""
+    content_policy: str
+    """What the prompts are and what may be generated."""
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` naming the first field that no honest learner would send."""
+        for name, text, most in (
+            ("name", self.name, limits.MAX_NAME_CHARS),
+            ("goal", self.goal, limits.MAX_TEXT_CHARS),
+            ("base_model", self.base_model, limits.MAX_TEXT_CHARS),
+            ("licence", self.licence, limits.MAX_TEXT_CHARS),
+            ("content_policy", self.content_policy, limits.MAX_TEXT_CHARS),
+            ("reward", self.reward, limits.MAX_NAME_CHARS),
+        ):
+            if not text or len(text) > most or not text.isprintable():
+                raise RemoteProtocolError(f"run manifest: {name} must have 1..{most} printable characters")
+        _require(len(self.learner) == 32, "learner must be a 32-byte public key")
+        _require(self.parameters > 0, "parameters must be positive")
+        _require(len(self.layout) == DIGEST_BYTES and len(self.tokenizer) == DIGEST_BYTES, "digests have 32 bytes")
+        names = [file.name for file in self.files]
+        _require(
+            len(names) <= limits.MAX_RUN_FILES and len(set(names)) == len(names) and RUN_FILE_NAMES.issuperset(names),
+            "files must be distinct known configuration files",
+        )
+        for file in self.files:
+            file.blob.check(max_bytes=limits.MAX_RUN_FILE_BYTES)
+        _require(0 < len(self.tasks) <= limits.MAX_TASKS, "tasks must name at least one task")
+        for share in self.tasks:
+            _require(0 < len(share.task) <= limits.MAX_NAME_CHARS, "a task has no usable name")
+            _require(math.isfinite(share.weight) and share.weight > 0, "task weights must be positive")
+        _require(1 <= self.sampling.group_size <= limits.MAX_GROUP_SIZE, "group_size is out of range")
+        _require(
+            1 <= self.sampling.max_new_tokens <= limits.MAX_COMPLETION_TOKENS,
+            "max_new_tokens is out of range",
+        )
+        _require(
+            math.isfinite(self.sampling.temperature) and 0.01 <= self.sampling.temperature <= 100,
+            "temperature must be within .01..100",
+        )
+        _require(0 <= self.staleness_bound <= limits.MAX_STALENESS, "staleness_bound is out of range")
+        _require(1 <= self.publish_every <= limits.MAX_STALENESS, "publish_every is out of range")
+
+
+class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One published policy version."""
+
+    version: int
+    """Counts publications from 0; versions only grow, and two manifests of one version prove equivocation."""
+    step: int
+    """Learner updates done when it was published; staleness is measured against it."""
+    weights: BlobRef
+    state: bytes
+    """Digest of the whole weight bytes: what every chunk together must hash to."""
+    previous: bytes
+    """Digest of the envelope of the version before; empty for version 0."""
+    beacon: bytes
+    """32 unpredictable bytes, published with the weights: seeds of its slots cannot be ground in advance."""
+    created_ms: int
+
+    def check(self, *, max_weight_bytes: int) -> None:
+        """Raise `RemoteProtocolError` naming the first impossible field."""
+        _require(
+            0 <= self.version < 1 << 48 and self.version <= self.step < 1 << 48,
+            "version or step out of range",
+        )
+        _require(len(self.state) == DIGEST_BYTES and len(self.beacon) == 32, "digests and beacons have 32 bytes")
+        _require(
+            len(self.previous) == (DIGEST_BYTES if self.version else 0),
+            "previous must name the version before",
+        )
+        self.weights.check(max_bytes=max_weight_bytes)
+
+
+def layout_digest(layout: Sequence[TensorSpec]) -> Digest:
+    """Name of a tensor layout: names, shapes, dtypes and their order."""
+    return digest("p2prl/layout/v1", *(encode(spec) for spec in layout))
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise RemoteProtocolError(f"manifest: {message}")
