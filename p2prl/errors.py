@@ -70,4 +70,4 @@ class IntegrityError(P2PRLError):
 
 
 class StaleWorkError(P2PRLError):
-    """Work that came too late. Nobody's fault: discard it."""
+    """Work that came too late, or by a clock that is off. Nobody's fault: discard it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from p2prl.errors import RemoteProtocolError
+from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
 from p2prl.protocol.codec import Wire, decode, encode
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
@@ -100,7 +100,8 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     """Verify and decode one envelope.
 
     `now` bounds its age (replay window) and its lead (clock skew); `None` skips both, for envelopes read back from
-    one's own disk. Raises `RemoteProtocolError` for anything but a well-formed, correctly signed, timely envelope.
+    one's own disk. Raises `RemoteProtocolError` for anything but a well-formed, correctly signed envelope, and
+    `StaleWorkError` for an untimely one, which is nobody's fault: an honest relay may hold it a second too long.
     """
     envelope = decode(raw, Envelope, limit_bytes=limits.MAX_ENVELOPE_BYTES)
     if len(envelope.author) != PUBLIC_KEY_BYTES or len(envelope.run) != DIGEST_BYTES:
@@ -116,9 +117,9 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     if now is not None and kind is not Kind.RUN_MANIFEST:
         age_s = now - envelope.sent_ms / 1000
         if age_s > limits.MAX_ENVELOPE_AGE_S:
-            raise RemoteProtocolError(f"envelope: {age_s / 86400:.1f} days old, past the replay window")
+            raise StaleWorkError(f"envelope: {age_s / 86400:.1f} days old, past the replay window")
         if age_s < -limits.MAX_CLOCK_SKEW_S:
-            raise RemoteProtocolError(f"envelope: dated {-age_s:.0f} s in the future")
+            raise StaleWorkError(f"envelope: dated {-age_s:.0f} s in the future; one of the two clocks is off")
     body = decode(envelope.body, SIGNED_MESSAGES[kind], limit_bytes=limits.MAX_ENVELOPE_BYTES)
     return Opened(raw, envelope_digest(raw), kind, envelope.run, envelope.author, envelope.sent_ms, body)
 

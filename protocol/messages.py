@@ -276,6 +276,8 @@ class LedgerHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
     height: int
     head: bytes
     step: int
+    finished: bool
+    """The run is over: no further group will be used."""
 
 
 LINK_MESSAGES: dict[Kind, type[Wire]] = {

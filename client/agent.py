@@ -1,0 +1,114 @@
+"""What a volunteer does next: a pure state machine over the policies it has and the work it has out.
+
+It samples with whatever policy it last received, and moves to a newer one between two slots, never within one. It
+never waits for a learner: only when a learner is in reach and has a backlog of this volunteer's groups does it hold
+back, because work the learner cannot use soon is power spent on stale rollouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.manifests import PolicyManifest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentConfig:
+    """How a volunteer paces itself."""
+
+    slots_per_batch: int = 4
+    """Slots decoded together; sized to the machine by the shell."""
+    backlog: int = 24
+    """Groups without a receipt at which a connected volunteer pauses. About two learner updates' worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPolicy:
+    """A policy whose weights are on disk."""
+
+    manifest: PolicyManifest
+    digest: Digest
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bring these weights into the engine."""
+
+    policy: HeldPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Decode `count` slots from `first` on, under the loaded policy."""
+
+    policy: HeldPolicy
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do until something arrives; `reason` is for people."""
+
+    reason: str
+
+
+Action = Load | Sample | Wait
+
+
+class Agent:
+    """Decides; the shell loads, samples and delivers."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._newest: HeldPolicy | None = None
+        self._loaded: HeldPolicy | None = None
+        self._next_slot = 0
+        self._finished = False
+
+    @property
+    def loaded(self) -> HeldPolicy | None:
+        """The policy in the engine."""
+        return self._loaded
+
+    @property
+    def finished(self) -> bool:
+        """Whether the learner has ended the run."""
+        return self._finished
+
+    def policy_ready(self, policy: HeldPolicy) -> None:
+        """Weights of a version arrived. Older ones than the newest are of no use here."""
+        if self._newest is None or policy.manifest.version > self._newest.manifest.version:
+            self._newest = policy
+
+    def policy_lost(self, policy: HeldPolicy) -> None:
+        """Its file was gone before it could be loaded: a newer version must be on its way."""
+        if self._newest is policy:
+            self._newest = self._loaded
+
+    def loaded_policy(self, policy: HeldPolicy, *, next_slot: int) -> None:
+        """The engine holds `policy`; `next_slot` is its first slot without a group."""
+        self._loaded = policy
+        self._next_slot = next_slot
+
+    def sampled(self, first: int, count: int) -> None:
+        """Groups of these slots are in the spool."""
+        self._next_slot = max(self._next_slot, first + count)
+
+    def run_finished(self) -> None:
+        """The learner said that no further group will be used."""
+        self._finished = True
+
+    def next_action(self, *, outstanding: int, learner_in_reach: bool) -> Action:
+        """What to do now. `outstanding` is the number of groups without a receipt."""
+        if self._finished:
+            return Wait("the run is finished")
+        if self._newest is None:
+            return Wait("waiting for the first weights")
+        if self._loaded is not self._newest:
+            return Load(self._newest)
+        if learner_in_reach and outstanding >= self._config.backlog:
+            return Wait("the learner has a backlog of our groups")
+        return Sample(self._newest, self._next_slot, self._config.slots_per_batch)

@@ -1,0 +1,157 @@
+"""The volunteer's spool: finished groups on disk until the learner has said what became of them.
+
+A group is on disk before the network sees it. It moves `generated → delivered → verified | rejected | expired`: the
+first step on the learner's signed storage receipt, the second on its signed verdict. Everything is keyed by the
+envelope's digest, so a crash anywhere replays harmlessly, and SIGKILL loses at most the slots being decoded.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.errors import MachineError
+from p2prl.protocol.messages import Receipt, State
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+    digest BLOB PRIMARY KEY,
+    version INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    raw BLOB,
+    state TEXT NOT NULL,
+    reason TEXT NOT NULL DEFAULT '',
+    tokens INTEGER NOT NULL DEFAULT 0,
+    reward REAL NOT NULL,
+    created REAL NOT NULL,
+    UNIQUE (version, slot)
+);
+CREATE INDEX IF NOT EXISTS waiting ON groups (state, created);
+"""
+
+_TERMINAL = {
+    State.VERIFIED: "verified",
+    State.CREDITED_BY_SAMPLING: "verified",
+    State.REJECTED: "rejected",
+    State.EXPIRED: "expired",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpoolConfig:
+    """How much undelivered work a volunteer keeps."""
+
+    max_bytes: int = 2 * 1024**3
+    """Bytes of groups on disk; past it the oldest are given up as expired."""
+    max_age_s: float = 7 * 24 * 3600.0
+    """Groups older than the wire's replay window can never be delivered."""
+
+
+class Spool:
+    """One volunteer's groups of one run."""
+
+    def __init__(self, path: Path, config: SpoolConfig) -> None:
+        self._config = config
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise MachineError(
+                f"cannot open the spool {path}: {error}", remedy="Free some space or fix the directory's permissions."
+            ) from error
+
+    def close(self) -> None:
+        """Close the database; everything is already on disk."""
+        self._db.close()
+
+    def add(
+        self, digest: bytes, raw: bytes, *, version: int, slot: int, tokens: int, reward: float, now: float
+    ) -> None:
+        """Keep a finished group. It is on disk when this returns; `MachineError` when the disk is full."""
+        try:
+            self._db.execute(
+                "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
+                " VALUES (?, ?, ?, ?, 'generated', ?, ?, ?)",
+                (digest, version, slot, raw, tokens, reward, now),
+            )
+        except sqlite3.Error as error:
+            raise MachineError(
+                f"the spool cannot take a finished group: {error}",
+                remedy="Free some space and start again; delivered work is safe.",
+            ) from error
+
+    def next_slot(self, version: int) -> int:
+        """The first slot of a version that has no group yet: slots go out without gaps, across restarts too."""
+        row = self._db.execute("SELECT MAX(slot) FROM groups WHERE version = ?", (version,)).fetchone()
+        return 0 if row[0] is None else int(row[0]) + 1
+
+    def undelivered(self, limit: int) -> list[bytes]:
+        """Envelopes no learner has confirmed to hold, oldest first."""
+        rows = self._db.execute(
+            "SELECT raw FROM groups WHERE state = 'generated' ORDER BY created, slot LIMIT ?", (limit,)
+        )
+        return [bytes(row[0]) for row in rows]
+
+    def outstanding(self) -> int:
+        """Groups whose end is not known yet."""
+        row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state IN ('generated', 'delivered')").fetchone()
+        return int(row[0])
+
+    def stored(self, digests: Iterable[bytes]) -> int:
+        """The learner holds these groups; returns how many of them are ours and new."""
+        count = 0
+        for digest in digests:
+            cursor = self._db.execute(
+                "UPDATE groups SET state = 'delivered' WHERE digest = ? AND state = 'generated'", (digest,)
+            )
+            count += cursor.rowcount
+        return count
+
+    def settle(self, receipt: Receipt) -> bool:
+        """The learner said what became of a group; its bytes are no longer needed. Whether it was ours and open."""
+        cursor = self._db.execute(
+            "UPDATE groups SET state = ?, reason = ?, raw = NULL WHERE digest = ? AND state IN ('generated', 'delivered')",
+            (_TERMINAL[State(receipt.state)], receipt.reason, receipt.group),
+        )
+        return cursor.rowcount > 0
+
+    def expire(self, *, before_version: int, now: float) -> int:
+        """Give up groups that no learner will take any more: too old, or too many. Returns how many."""
+        cursor = self._db.execute(
+            "UPDATE groups SET state = 'expired', reason = 'too_late', raw = NULL"
+            " WHERE state IN ('generated', 'delivered') AND (version < ? OR created < ?)",
+            (before_version, now - self._config.max_age_s),
+        )
+        given_up = cursor.rowcount
+        row = self._db.execute("SELECT TOTAL(LENGTH(raw)) FROM groups").fetchone()
+        excess = row[0] - self._config.max_bytes
+        for digest, size in self._db.execute(
+            "SELECT digest, LENGTH(raw) FROM groups WHERE raw IS NOT NULL ORDER BY created"
+        ).fetchall():
+            if excess <= 0:
+                break
+            self._db.execute(
+                "UPDATE groups SET state = 'expired', reason = 'spool_full', raw = NULL WHERE digest = ?", (digest,)
+            )
+            excess -= size
+            given_up += 1
+        return given_up
+
+    def counts(self) -> dict[str, int]:
+        """Groups by state."""
+        rows = self._db.execute("SELECT state, COUNT(*) FROM groups GROUP BY state")
+        return {str(state): int(count) for state, count in rows}
+
+    def reasons(self) -> dict[str, int]:
+        """Groups that earned nothing, by the reason given."""
+        rows = self._db.execute("SELECT reason, COUNT(*) FROM groups WHERE reason != '' GROUP BY reason")
+        return {str(reason): int(count) for reason, count in rows}
+
+    def verified_tokens(self) -> int:
+        """Completion tokens of verified groups."""
+        return int(self._db.execute("SELECT TOTAL(tokens) FROM groups WHERE state = 'verified'").fetchone()[0])

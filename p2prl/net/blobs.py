@@ -1,0 +1,107 @@
+"""Weight blobs on disk: one file per blob, named by its root, chunk by chunk.
+
+A blob that is still arriving ends in `.part`; the rename to its final name happens when its last chunk is verified
+and on disk. After a restart nothing is believed: every chunk is hashed again (`weights.md` §4).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from p2prl.errors import MachineError
+from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.manifests import BlobRef
+
+
+class DiskBlobs:
+    """A `BlobStore` in one directory. One process writes; others may read finished blobs by path."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[Digest, int] = {}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _disk_error(error, directory) from error
+
+    def path(self, root: bytes) -> Path:
+        """Where a finished blob lies."""
+        return self._directory / root.hex()
+
+    def add(self, ref: BlobRef, data: bytes | memoryview) -> Path:
+        """Write a blob made here, whole, and return its path. It survives a crash once this returns."""
+        path = self.path(ref.root)
+        part = path.with_suffix(".new")
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise _disk_error(error, self._directory) from error
+        return path
+
+    def begin(self, ref: BlobRef) -> AbstractSet[int]:
+        """See `BlobStore.begin`."""
+        path = self.path(ref.root)
+        try:
+            file = os.open(path if path.exists() else path.with_suffix(".part"), os.O_RDWR | os.O_CREAT, 0o600)
+            os.truncate(file, ref.size_bytes)
+        except OSError as error:
+            raise _disk_error(error, self._directory) from error
+        self._files[ref.root] = file
+        present = set()
+        for index, chunk in enumerate(ref.chunks):
+            if chunk_digest(self.read(ref, index)) == chunk:
+                present.add(index)
+        return present
+
+    def write(self, ref: BlobRef, index: int, data: bytes) -> None:
+        """See `BlobStore.write`."""
+        try:
+            os.pwrite(self._files[ref.root], data, ref.span(index)[0])
+        except OSError as error:
+            raise _disk_error(error, self._directory) from error
+
+    def read(self, ref: BlobRef, index: int) -> bytes:
+        """See `BlobStore.read`."""
+        offset, length = ref.span(index)
+        return os.pread(self._files[ref.root], length, offset)
+
+    def finish(self, ref: BlobRef) -> None:
+        """See `BlobStore.finish`."""
+        path = self.path(ref.root)
+        part = path.with_suffix(".part")
+        if part.exists():
+            try:
+                os.fsync(self._files[ref.root])
+                part.rename(path)
+            except OSError as error:
+                raise _disk_error(error, self._directory) from error
+
+    def drop(self, root: Digest) -> None:
+        """See `BlobStore.drop`."""
+        file = self._files.pop(root, None)
+        if file is not None:
+            os.close(file)
+        self.path(root).unlink(missing_ok=True)
+        self.path(root).with_suffix(".part").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close every file; nothing is deleted."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+
+def _disk_error(error: OSError, directory: Path) -> MachineError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MachineError(f"no space left in {directory}", remedy="Free some space and start again; nothing is lost.")
+    return MachineError(
+        f"cannot write in {directory}: {error.strerror}", remedy="Choose another directory or fix its permissions."
+    )

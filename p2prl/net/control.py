@@ -1,0 +1,183 @@
+"""What a role's process and its network process say to each other, over a socket pair only they hold.
+
+Both ends are the same program started together, so this is not part of the wire and needs no versions; it is msgpack
+behind a length, as elsewhere, so that nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of both directions; tagged by class name."""
+
+
+# --- to the network process ---------------------------------------------------------------------------------------
+
+
+class Start(Message, frozen=True, array_like=True, tag=True):
+    """First message: who to be and where."""
+
+    key_file: str
+    run: bytes
+    role: int
+    blob_dir: str
+    listen: tuple[str, ...]
+    bootstrap: tuple[str, ...]
+    manifest: bytes
+    """The run manifest's envelope when it is known already, else empty."""
+    fetch_policies: bool
+    keep_versions: int
+    source_patience_s: float
+    seed: int
+    """Of the node's random choices; drawn by the owner."""
+
+
+class Publish(Message, frozen=True, array_like=True, tag=True):
+    """Spread an envelope signed with the node's own key."""
+
+    envelope: bytes
+
+
+class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
+    """Fetch one policy by its manifest envelope's digest."""
+
+    policy: bytes
+
+
+class LedgerHeight(Message, frozen=True, array_like=True, tag=True):
+    """This many ledger entries can be served."""
+
+    height: int
+
+
+class AskLedger(Message, frozen=True, array_like=True, tag=True):
+    """Ask the best neighbour for entries from a height on."""
+
+    from_height: int
+
+
+class SendLedger(Message, frozen=True, array_like=True, tag=True):
+    """Answer a `LedgerWanted`."""
+
+    peer: str
+    from_height: int
+    entries: tuple[bytes, ...]
+
+
+ToNetwork = Start | Publish | FetchPolicy | LedgerHeight | AskLedger | SendLedger
+
+
+# --- from the network process -------------------------------------------------------------------------------------
+
+
+class Up(Message, frozen=True, array_like=True, tag=True):
+    """The node runs and can be dialled at these addresses."""
+
+    addresses: tuple[str, ...]
+
+
+class Run(Message, frozen=True, array_like=True, tag=True):
+    """The run manifest's envelope arrived and matches the link."""
+
+    manifest: bytes
+
+
+class File(Message, frozen=True, array_like=True, tag=True):
+    """A run file lies at `path`."""
+
+    name: str
+    path: str
+
+
+class Announced(Message, frozen=True, array_like=True, tag=True):
+    """A newer policy version exists."""
+
+    version: int
+    step: int
+
+
+class Policy(Message, frozen=True, array_like=True, tag=True):
+    """A policy's weights lie at `path`, verified."""
+
+    digest: bytes
+    manifest: bytes
+    """The manifest body, msgpack."""
+    path: str
+
+
+class Arrived(Message, frozen=True, array_like=True, tag=True):
+    """A verified envelope."""
+
+    envelope: bytes
+
+
+class LedgerWanted(Message, frozen=True, array_like=True, tag=True):
+    """A neighbour asks for ledger entries."""
+
+    peer: str
+    from_height: int
+
+
+class LedgerPage(Message, frozen=True, array_like=True, tag=True):
+    """Ledger entries arrived, unchecked."""
+
+    from_height: int
+    entries: tuple[bytes, ...]
+
+
+class Status(Message, frozen=True, array_like=True, tag=True):
+    """Sent every few seconds and whenever the neighbourhood changes."""
+
+    peers: tuple[tuple[str, int], ...]
+    received_from_source: int
+    received_from_peers: int
+    sent: int
+    wasted: int
+    fetching: tuple[int, int, int]
+    """(version, chunks held, chunks in all); version −1 when idle."""
+    resident_bytes: int
+    daemon_bytes: int
+
+
+class Warned(Message, frozen=True, array_like=True, tag=True):
+    """Something a person should know; the node goes on."""
+
+    message: str
+    remedy: str
+
+
+class Failed(Message, frozen=True, array_like=True, tag=True):
+    """The node cannot go on. `error` is a class name of `p2prl.errors`."""
+
+    error: str
+    message: str
+    remedy: str
+
+
+FromNetwork = Up | Run | File | Announced | Policy | Arrived | LedgerWanted | LedgerPage | Status | Warned | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_network: msgspec.msgpack.Decoder[ToNetwork] = msgspec.msgpack.Decoder(ToNetwork)
+_from_network: msgspec.msgpack.Decoder[FromNetwork] = msgspec.msgpack.Decoder(FromNetwork)
+
+
+def pack(message: Message) -> bytes:
+    """A message behind its length."""
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def parse_to_network(body: bytes) -> ToNetwork:
+    """A message for the network process."""
+    return _to_network.decode(body)
+
+
+def parse_from_network(body: bytes) -> FromNetwork:
+    """A message from the network process."""
+    return _from_network.decode(body)

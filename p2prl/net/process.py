@@ -1,0 +1,196 @@
+"""The network process: `python -m p2prl.net.process FD`, started by `p2prl.net.network`, light and without torch.
+
+It owns the transport and the node, and speaks `p2prl.net.control` with its role over an inherited socket. When the
+role dies the socket closes and this process ends too, with its daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+
+from p2prl.clock import SystemClock
+from p2prl.errors import P2PRLError
+from p2prl.net import control
+from p2prl.net.blobs import DiskBlobs
+from p2prl.net.driver import NodeDriver
+from p2prl.net.hivemind import HivemindTransport
+from p2prl.net.keyfile import load_identity
+from p2prl.protocol.codec import encode
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.messages import Role
+from p2prl.swarm import events
+from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.relay import RelayConfig
+
+_STATUS_S = 2.0
+
+
+class NetworkProcess:
+    """Glue between the control socket, the node and its driver."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._clock = SystemClock()
+        self._process = psutil.Process()
+
+    async def run(self) -> None:
+        """Serve until the role hangs up or the node fails."""
+        start = await self._next()
+        if not isinstance(start, control.Start):
+            return
+        try:
+            await self._serve(start)
+        except P2PRLError as error:
+            self._tell(control.Failed(type(error).__name__, str(error), error.remedy))
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
+
+    async def _serve(self, start: control.Start) -> None:
+        identity = load_identity(Path(start.key_file))
+        self._blobs = DiskBlobs(Path(start.blob_dir))
+        self._node = Node(
+            identity,
+            Digest(start.run),
+            self._blobs,
+            random.Random(start.seed),  # noqa: S311 - shuffles neighbours and chunks; secrets never come from it
+            NodeConfig(
+                role=Role(start.role),
+                fetch_policies=start.fetch_policies,
+                keep_versions=start.keep_versions,
+                relay=RelayConfig(source_patience_s=start.source_patience_s),
+            ),
+            self._clock.now(),
+        )
+        if start.manifest:
+            self._node.begin(start.manifest)
+        transport = await HivemindTransport.start(identity, listen=start.listen, bootstrap=start.bootstrap)
+        try:
+            self._node.announce(transport.addresses)
+            self._driver = NodeDriver(self._node, transport, self._clock, start.run, self._on_event)
+            self._tell(control.Up(transport.addresses))
+            self._driver.start([PeerId(address.rsplit("/p2p/", 1)[1]) for address in start.bootstrap])
+            tasks = [asyncio.ensure_future(t) for t in (self._driver.wait(), self._obey(), self._report())]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self._driver.close()
+        finally:
+            await transport.close()
+            self._blobs.close()
+
+    async def _obey(self) -> None:
+        """Carry out the role's messages until it hangs up."""
+        while (message := await self._next()) is not None:
+            now = self._clock.now()
+            match message:
+                case control.Publish(envelope=raw):
+                    self._node.publish(raw, now)
+                case control.FetchPolicy(policy=name):
+                    self._node.fetch_policy(Digest(name), now)
+                case control.LedgerHeight(height=height):
+                    self._node.set_ledger_height(height)
+                case control.AskLedger(from_height=height):
+                    self._node.ask_ledger(height)
+                case control.SendLedger(peer=peer, from_height=height, entries=entries):
+                    self._node.send_ledger(PeerId(peer), height, entries)
+                case control.Start():
+                    return
+            self._driver.wake()
+
+    async def _report(self) -> None:
+        while True:
+            self._tell(self._status())
+            await asyncio.sleep(_STATUS_S)
+
+    def _status(self) -> control.Status:
+        stats = self._node.relay_stats
+        daemons = self._process.children(recursive=True)
+        daemon_bytes = 0
+        for daemon in daemons:
+            with contextlib.suppress(psutil.Error):
+                daemon_bytes += daemon.memory_info().rss
+        return control.Status(
+            peers=self._node.roles(),
+            received_from_source=stats.received_from_source,
+            received_from_peers=stats.received_from_peers,
+            sent=stats.sent,
+            wasted=stats.wasted,
+            fetching=self._node.transfer_progress(),
+            resident_bytes=self._process.memory_info().rss,
+            daemon_bytes=daemon_bytes,
+        )
+
+    def _on_event(self, event: events.Event) -> None:
+        match event:
+            case events.RunKnown(raw=raw):
+                self._tell(control.Run(raw))
+            case events.FileReady(name=name, root=root):
+                self._tell(control.File(name, str(self._blobs.path(root))))
+            case events.PolicyAnnounced(manifest=manifest):
+                self._tell(control.Announced(manifest.version, manifest.step))
+            case events.PolicyReady(manifest=manifest, digest=name):
+                path = str(self._blobs.path(manifest.weights.root))
+                self._tell(control.Policy(name, encode(manifest), path))
+            case events.EnvelopeArrived(opened=opened):
+                self._tell(control.Arrived(opened.raw))
+            case events.LedgerWanted(peer=peer, from_height=height):
+                self._tell(control.LedgerWanted(peer, height))
+            case events.LedgerArrived(from_height=height, entries=entries):
+                self._tell(control.LedgerPage(height, entries))
+            case events.PeersChanged():
+                self._tell(self._status())
+            case events.ClockOff(offset_s=offset):
+                way = "behind" if offset > 0 else "ahead"
+                message = f"this machine's clock is {abs(offset):.0f} s {way} its peers'; they refuse what it signs"
+                self._tell(control.Warned(message, "Switch on automatic time (for example: timedatectl set-ntp true)."))
+            case events.WireMismatch(wire_version=version):
+                message = f"a peer of this run speaks wire version {version}"
+                self._tell(control.Warned(message, "If your version is the older one: pip install --upgrade p2prl"))
+            case events.PeerBanned(peer=peer, reason=reason):
+                self._tell(control.Warned(f"ignoring peer {peer[-8:]}: {reason}", ""))
+            case events.Equivocation():
+                message = "the learner signed two different policies for one version: stopping"
+                self._tell(control.Failed("RemoteProtocolError", message, "Ask the run's operator what happened."))
+
+    def _tell(self, message: control.FromNetwork) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(control.pack(message))
+
+    async def _next(self) -> control.ToNetwork | None:
+        try:
+            header = await self._reader.readexactly(control.LENGTH.size)
+            return control.parse_to_network(await self._reader.readexactly(control.LENGTH.unpack(header)[0]))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+
+async def _main(descriptor: int) -> None:
+    connection = socket.socket(fileno=descriptor)
+    connection.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
+    try:
+        await NetworkProcess(reader, writer).run()
+    finally:
+        writer.close()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_main(int(sys.argv[1])))

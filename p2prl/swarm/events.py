@@ -1,0 +1,154 @@
+"""What a node tells its owner, and what it asks the shell to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.manifests import PolicyManifest, RunManifest
+
+
+@dataclass(frozen=True, slots=True)
+class RunKnown:
+    """The run manifest behind the join link has arrived and matches the link's digest."""
+
+    manifest: RunManifest
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAnnounced:
+    """A newer policy manifest was verified; its weights are on their way if this node wants them."""
+
+    manifest: PolicyManifest
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReady:
+    """All chunks of a policy version are here and verified."""
+
+    manifest: PolicyManifest
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class FileReady:
+    """A run file (configuration, tokenizer) is here and verified."""
+
+    name: str
+    root: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class EnvelopeArrived:
+    """A signed message this node's role has a use for, verified and new."""
+
+    opened: Opened
+    source: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerWanted:
+    """A neighbour asks for ledger entries from a height on."""
+
+    peer: PeerId
+    from_height: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerArrived:
+    """A page of ledger entries, unchecked: the scoreboard follows the chain itself."""
+
+    peer: PeerId
+    from_height: int
+    entries: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeersChanged:
+    """The neighbourhood changed: peers by role name."""
+
+    roles: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOff:
+    """Several peers agree that this machine's clock is wrong by `offset_s` (positive: it is behind)."""
+
+    offset_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WireMismatch:
+    """A peer of this run speaks another wire version."""
+
+    peer: PeerId
+    wire_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Equivocation:
+    """The learner signed two manifests for one version: proof that it cannot be followed."""
+
+    first: bytes
+    second: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBanned:
+    """A neighbour broke the wire's rules in a way that proves itself."""
+
+    peer: PeerId
+    reason: str
+
+
+Event = (
+    RunKnown
+    | PolicyAnnounced
+    | PolicyReady
+    | FileReady
+    | EnvelopeArrived
+    | LedgerWanted
+    | LedgerArrived
+    | PeersChanged
+    | ClockOff
+    | WireMismatch
+    | Equivocation
+    | PeerBanned
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Hand `frame` to `peer`. `bulk` frames carry a weight chunk and must never delay the others."""
+
+    peer: PeerId
+    frame: bytes
+    bulk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a connection to `peer` at one of these addresses."""
+
+    peer: PeerId
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Publish this signed peer record in the directory until `expires_at`."""
+
+    record: bytes
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Fetch the run's peer records from the directory."""
+
+
+Command = Send | Dial | Register | LookUp

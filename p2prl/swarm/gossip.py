@@ -1,0 +1,172 @@
+"""Verify-before-forward gossip of signed envelopes.
+
+An envelope is checked by the owner (signature, schema, run, author) before a byte of it is passed on, so junk dies at
+the first honest peer. Those a message is meant for get it pushed at once by its author; everybody else who may want
+it is offered its digest and asks. A peer without a link to a learner hands its groups to a few carriers instead.
+
+Pure: the owner feeds it and drains `outbox`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from p2prl.protocol import limits
+from p2prl.protocol.codec import Wire
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.messages import Kind, Offer, Push, Role, Want
+from p2prl.swarm.ports import Randomness
+
+AUDIENCE: dict[Kind, frozenset[Role]] = {
+    Kind.RUN_MANIFEST: frozenset(),
+    Kind.POLICY_MANIFEST: frozenset(Role),
+    Kind.ROLLOUT_GROUP: frozenset({Role.LEARNER, Role.VALIDATOR}),
+    Kind.STORAGE_RECEIPT: frozenset({Role.VOLUNTEER}),
+    Kind.RECEIPTS: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD}),
+    Kind.VERDICT: frozenset({Role.LEARNER, Role.VALIDATOR, Role.BOARD}),
+    Kind.LEDGER_HEAD: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD}),
+    Kind.PEER_RECORD: frozenset(),
+}
+"""Roles a kind of message is meant for. Peer records live in the directory and run manifests are asked for by name."""
+
+PUSHED: dict[Kind, frozenset[Role]] = {
+    **AUDIENCE,
+    Kind.ROLLOUT_GROUP: frozenset({Role.LEARNER}),
+}
+"""Roles to whom an author pushes without offering first. Validators take a sample: groups are only offered to them."""
+
+CARRIED = frozenset({Kind.ROLLOUT_GROUP, Kind.VERDICT})
+"""Kinds that must reach a learner, and so are handed to carriers while no learner is a neighbour."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GossipConfig:
+    """Dials of the gossip; the defaults suit swarms from two peers to some thousands."""
+
+    carriers: int = 3
+    """Neighbours that carry a message towards learners while none is a neighbour."""
+    store_bytes: int = 32 * 1024 * 1024
+    """Envelopes kept to answer wants: several minutes of a busy swarm, and little memory."""
+    seen: int = 100_000
+    """Digests remembered so that nothing is forwarded twice."""
+
+
+class Gossip:
+    """Who has been told what, and what is left to tell."""
+
+    def __init__(self, rng: Randomness, config: GossipConfig) -> None:
+        self._rng = rng
+        self._config = config
+        self._roles: dict[PeerId, Role] = {}
+        self._seen: OrderedDict[Digest, None] = OrderedDict()
+        self._store: OrderedDict[Digest, bytes] = OrderedDict()
+        self._stored_bytes = 0
+        self._pinned: dict[Digest, bytes] = {}
+        self._wanted: dict[Digest, set[PeerId]] = {}
+        self.outbox: list[tuple[PeerId, Wire]] = []
+
+    def set_role(self, peer: PeerId, role: Role) -> None:
+        """A neighbour said what it is there for."""
+        self._roles[peer] = role
+
+    def remove_neighbour(self, peer: PeerId) -> None:
+        """The link is gone."""
+        self._roles.pop(peer, None)
+        for askers in self._wanted.values():
+            askers.discard(peer)
+
+    def pin(self, raw: bytes, name: Digest) -> None:
+        """Keep an envelope for good: the run manifest, the newest policy manifests."""
+        self._pinned[name] = raw
+        self._remember(name)
+
+    def unpin(self, name: Digest) -> None:
+        """Let go of a pinned envelope."""
+        self._pinned.pop(name, None)
+
+    def is_new(self, name: Digest) -> bool:
+        """Whether an envelope of this name has not been accepted yet."""
+        return name not in self._seen
+
+    def ask(self, name: Digest, peers: Iterable[PeerId]) -> None:
+        """Ask these neighbours for an envelope by name."""
+        for peer in peers:
+            self.outbox.append((peer, Want((name,))))
+
+    def ask_all(self, name: Digest) -> None:
+        """Ask every neighbour for an envelope by name."""
+        self.ask(name, list(self._roles))
+
+    def spread(self, opened: Opened, *, source: PeerId | None) -> None:
+        """Pass on an envelope the owner has checked. `source` is None for the node's own.
+
+        Calling it again for an own envelope tells everybody again: the spool does so until a storage receipt comes.
+        """
+        self._remember(opened.digest)
+        self._keep(opened.digest, opened.raw)
+        audience = AUDIENCE[opened.kind]
+        told = {source, *self._wanted.pop(opened.digest, ())} - {None}
+        eager = PUSHED[opened.kind] if source is None or opened.kind is Kind.POLICY_MANIFEST else frozenset()
+        for peer, role in self._roles.items():
+            if peer in told or role not in audience:
+                continue
+            message: Wire = Push(opened.raw) if role in eager else Offer((opened.digest,))
+            self.outbox.append((peer, message))
+        if opened.kind in CARRIED and Role.LEARNER not in self._roles.values():
+            others = [p for p, role in self._roles.items() if p not in told and role not in audience]
+            for _ in range(min(self._config.carriers, len(others))):
+                peer = others.pop(int(self._rng.random() * len(others)))
+                self.outbox.append((peer, Push(opened.raw) if source is None else Offer((opened.digest,))))
+
+    def on_offer(self, message: Offer, source: PeerId) -> None:
+        """Ask for what is new, unless somebody was asked already."""
+        fresh = []
+        for raw_name in message.digests[: limits.MAX_DIGESTS_PER_MESSAGE]:
+            name = Digest(raw_name)
+            if name in self._seen:
+                continue
+            askers = self._wanted.setdefault(name, set())
+            if not askers:
+                fresh.append(raw_name)
+            askers.add(source)
+        if fresh:
+            self.outbox.append((source, Want(tuple(fresh))))
+        while len(self._wanted) > self._config.seen:
+            self._wanted.pop(next(iter(self._wanted)))
+
+    def on_want(self, message: Want, source: PeerId) -> None:
+        """Push what is still here; say nothing about the rest."""
+        for raw_name in message.digests[: limits.MAX_DIGESTS_PER_MESSAGE]:
+            name = Digest(raw_name)
+            raw = self._pinned.get(name) or self._store.get(name)
+            if raw is not None:
+                self.outbox.append((source, Push(raw)))
+
+    def retry_wants(self) -> None:
+        """Ask the next neighbour that offered an envelope the last one never pushed."""
+        for name, askers in list(self._wanted.items()):
+            if not askers:
+                del self._wanted[name]
+                continue
+            peer = sorted(askers)[int(self._rng.random() * len(askers))]
+            askers.discard(peer)
+            self.outbox.append((peer, Want((name,))))
+
+    def _remember(self, name: Digest) -> None:
+        self._seen[name] = None
+        self._seen.move_to_end(name)
+        if len(self._seen) > self._config.seen:
+            self._seen.popitem(last=False)
+
+    def _keep(self, name: Digest, raw: bytes) -> None:
+        if name in self._store or name in self._pinned:
+            return
+        self._store[name] = raw
+        self._stored_bytes += len(raw)
+        while self._stored_bytes > self._config.store_bytes:
+            _, oldest = self._store.popitem(last=False)
+            self._stored_bytes -= len(oldest)

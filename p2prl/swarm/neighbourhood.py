@@ -1,0 +1,215 @@
+"""Whom a node is linked with: directory records, dialling, hellos, liveness, clocks and bans.
+
+The directory is only an address book. A node refreshes its own signed record, looks the others up, dials the roles it
+lacks and keeps between a few and `max_neighbours` links. A neighbour that breaks the wire's rules is dropped and not
+dialled again for a while. Pure: commands go to `commands`, link messages to `outbox`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+from p2prl.clock import backoff_s
+from p2prl.errors import RemoteProtocolError, StaleWorkError
+from p2prl.protocol import limits
+from p2prl.protocol.codec import Wire
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.identity import Identity, PeerId, peer_id_of
+from p2prl.protocol.messages import Hello, PeerRecord, Role
+from p2prl.swarm.events import Command, Dial, LookUp, Register
+from p2prl.swarm.ports import Randomness
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NeighbourhoodConfig:
+    """Dials of the neighbourhood."""
+
+    max_neighbours: int = 24
+    """Links kept. 24 random neighbours keep a swarm of thousands connected when a third of it dies."""
+    refresh_s: float = 30.0
+    """Own directory record and lookup period once the node has neighbours."""
+    eager_refresh_s: float = 3.0
+    """Lookup period while the node has no neighbour or lacks a learner."""
+    hello_s: float = 15.0
+    """A hello is repeated this often, as a sign of life and a clock reading."""
+    silence_s: float = 50.0
+    """A neighbour silent for longer is dropped."""
+    ban_s: float = 600.0
+    """How long a peer that broke the rules is neither heard nor dialled."""
+
+
+@dataclass(slots=True)
+class Neighbour:
+    """A live link."""
+
+    role: Role | None = None
+    heard_at: float = 0.0
+    clock_offset_s: float | None = None
+    newest_version: int = -1
+    ledger_height: int = 0
+
+
+@dataclass(slots=True)
+class _Known:
+    addresses: tuple[str, ...]
+    role: Role
+    attempts: int = 0
+    dial_after: float = 0.0
+
+
+@dataclass(slots=True)
+class Self:
+    """What this node says about itself; the owner keeps it current."""
+
+    identity: Identity
+    role: Role
+    run: Digest
+    addresses: tuple[str, ...] = ()
+    newest_version: int = -1
+    ledger_height: int = 0
+    changed: bool = field(default=False)
+    """Set by the owner when a hello should go out before its time."""
+
+
+class Neighbourhood:
+    """Keeps the node linked."""
+
+    def __init__(self, me: Self, rng: Randomness, config: NeighbourhoodConfig, now: float) -> None:
+        self.me = me
+        self._rng = rng
+        self._config = config
+        self.links: dict[PeerId, Neighbour] = {}
+        self._known: dict[PeerId, _Known] = {}
+        self._banned: dict[PeerId, float] = {}
+        self._next_refresh = now
+        self._next_hello = now + config.hello_s
+        self.outbox: list[tuple[PeerId, Wire]] = []
+        self.commands: list[Command] = []
+
+    def connected(self, peer: PeerId, now: float) -> bool:
+        """A link is up, by whichever side's doing. Returns whether it is new; a hello goes out when it is."""
+        if peer in self.links or self.is_banned(peer, now) or peer == self.me.identity.peer_id:
+            return False
+        self.links[peer] = Neighbour(heard_at=now)
+        if peer in self._known:
+            self._known[peer].attempts = 0
+        self.outbox.append((peer, self._hello(now)))
+        return True
+
+    def lost(self, peer: PeerId, now: float) -> bool:
+        """The link is gone; the peer may be dialled again after a backoff."""
+        known = self._known.get(peer)
+        if known is not None:
+            known.attempts += 1
+            known.dial_after = now + backoff_s(known.attempts, base_s=1.0, cap_s=60.0, rng=self._rng)
+        gone = self.links.pop(peer, None) is not None
+        if gone and not any(n.role is Role.LEARNER for n in self.links.values()):
+            self._next_refresh = min(self._next_refresh, now + self._config.eager_refresh_s)
+        return gone
+
+    def ban(self, peer: PeerId, now: float) -> None:
+        """Hear nothing more from a peer for a while."""
+        self._banned[peer] = now + self._config.ban_s
+        self.links.pop(peer, None)
+
+    def is_banned(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer's frames are to be ignored."""
+        return self._banned.get(peer, 0.0) > now
+
+    def on_hello(self, message: Hello, source: PeerId, now: float) -> Neighbour | None:
+        """A neighbour introduced itself; None when it belongs to another run."""
+        link = self.links.get(source)
+        if link is None or message.run != self.me.run:
+            self.links.pop(source, None)
+            return None
+        try:
+            link.role = Role(message.role)
+        except ValueError as error:
+            raise RemoteProtocolError(f"hello: unknown role {message.role}") from error
+        link.clock_offset_s = message.now_ms / 1000 - now
+        link.newest_version = message.newest_version
+        link.ledger_height = message.ledger_height
+        return link
+
+    def clock_offset_s(self) -> float | None:
+        """This machine's clock error by the median of its neighbours, when it exceeds what the wire tolerates."""
+        offsets = [n.clock_offset_s for n in self.links.values() if n.clock_offset_s is not None]
+        if not offsets:
+            return None
+        median = statistics.median(offsets)
+        return median if abs(median) > limits.MAX_CLOCK_SKEW_S else None
+
+    def on_records(self, records: list[bytes], now: float) -> None:
+        """Peer records from the directory; unusable ones are skipped: the directory is anybody's to write to."""
+        for raw in records:
+            try:
+                opened = open_envelope(raw, now=now)
+                record = body_of(opened, PeerRecord)
+                record.check()
+                role = Role(record.role)
+            except (RemoteProtocolError, StaleWorkError, ValueError):
+                continue
+            peer = peer_id_of(opened.author)
+            stale = now - opened.sent_ms / 1000 > limits.PEER_RECORD_TTL_S
+            if opened.run != self.me.run or stale or peer == self.me.identity.peer_id:
+                continue
+            known = self._known.get(peer)
+            if known is None:
+                self._known[peer] = _Known(record.addresses, role)
+            else:
+                known.addresses, known.role = record.addresses, role
+        self._dial(now)
+
+    def handle_timer(self, now: float) -> list[PeerId]:
+        """Refresh, greet and dial as due; returns neighbours dropped for silence."""
+        if now >= self._next_refresh:
+            self.refresh(now)
+        if now >= self._next_hello or self.me.changed:
+            self.me.changed = False
+            self._next_hello = now + self._config.hello_s
+            hello = self._hello(now)
+            self.outbox.extend((peer, hello) for peer in self.links)
+        silent = [p for p, n in self.links.items() if now - n.heard_at > self._config.silence_s]
+        for peer in silent:
+            self.lost(peer, now)
+        self._dial(now)
+        return silent
+
+    def refresh(self, now: float) -> None:
+        """Publish our record and look the others up, now."""
+        content = self.me.run and any(n.role is Role.LEARNER for n in self.links.values())
+        self._next_refresh = now + (self._config.refresh_s if content else self._config.eager_refresh_s)
+        record = PeerRecord(int(self.me.role), self.me.addresses, self.me.newest_version)
+        raw = seal(self.me.identity, record, run=self.me.run, now=now)
+        self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
+        self.commands.append(LookUp())
+
+    def next_deadline(self) -> float:
+        """When `handle_timer` wants to run."""
+        return min(self._next_refresh, self._next_hello)
+
+    def _dial(self, now: float) -> None:
+        room = self._config.max_neighbours - len(self.links)
+        waiting = [
+            (peer, known)
+            for peer, known in self._known.items()
+            if peer not in self.links and known.dial_after <= now and known.addresses and not self.is_banned(peer, now)
+        ]
+        # Learners first, then at random: random neighbours are what keeps a swarm in one piece.
+        waiting.sort(key=lambda pair: (pair[1].role is not Role.LEARNER, self._rng.random()))
+        for peer, known in waiting[: max(0, room)]:
+            known.attempts += 1
+            known.dial_after = now + 1.0 + backoff_s(known.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)
+            self.commands.append(Dial(peer, known.addresses))
+
+    def _hello(self, now: float) -> Hello:
+        return Hello(
+            wire_version=limits.WIRE_VERSION,
+            run=self.me.run,
+            role=int(self.me.role),
+            now_ms=int(now * 1000),
+            newest_version=self.me.newest_version,
+            ledger_height=self.me.ledger_height,
+        )

@@ -1,0 +1,432 @@
+"""A node of the swarm: neighbourhood, gossip, policies and relay as one state machine.
+
+The owner is a shell (`p2prl.net.driver`, over sockets) or the simulator (virtual time). It feeds `receive`,
+`connected`, `lost`, `looked_up`, `upload_done` and `handle_timer`, and drains `commands` and `next_event`. Nothing in
+here sleeps, logs, or reads a clock, a socket or a random source of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
+from p2prl.protocol import frames, limits
+from p2prl.protocol.codec import Wire
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
+from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.manifests import BlobRef, RunManifest
+from p2prl.protocol.messages import (
+    BlobQuery,
+    Chunk,
+    ChunkRefused,
+    ChunkRequest,
+    Have,
+    Hello,
+    Kind,
+    LedgerPage,
+    LedgerQuery,
+    Offer,
+    Push,
+    Role,
+    RolloutGroup,
+    Want,
+)
+from p2prl.swarm.events import (
+    ClockOff,
+    Command,
+    EnvelopeArrived,
+    Equivocation,
+    Event,
+    FileReady,
+    LedgerArrived,
+    LedgerWanted,
+    PeerBanned,
+    PeersChanged,
+    PolicyAnnounced,
+    PolicyReady,
+    RunKnown,
+    Send,
+    WireMismatch,
+)
+from p2prl.swarm.gossip import AUDIENCE, Gossip, GossipConfig
+from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
+from p2prl.swarm.policies import EquivocationError, KnownPolicy, PolicyBook
+from p2prl.swarm.ports import BlobStore, Randomness
+from p2prl.swarm.relay import Relay, RelayConfig, RelayStats
+
+_FORGIVEN_FAULTS = 3
+"""Malformed messages a neighbour may send before it is banned: one may be an old build's, three are not."""
+
+_RETRY_WANTS_S = 2.0
+"""How long an offered envelope may stay unpushed before the next offerer is asked."""
+
+_STALLED_TRANSFER_S = 20.0
+"""A transfer without a chunk for this long gives way to a newer version: its holders have moved on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeConfig:
+    """What a node is there for and how it behaves."""
+
+    role: Role
+    """Decides what neighbours send it unasked."""
+    fetch_policies: bool = True
+    """Whether it fetches run files and the newest weights; a board does not."""
+    keep_versions: int = 4
+    """Newest policy versions kept and served. Two would do for oneself; slower neighbours need the rest."""
+    neighbourhood: NeighbourhoodConfig = field(default_factory=NeighbourhoodConfig)
+    gossip: GossipConfig = field(default_factory=GossipConfig)
+    relay: RelayConfig = field(default_factory=RelayConfig)
+
+
+class Node:
+    """One peer's part in one run."""
+
+    def __init__(
+        self, identity: Identity, run: Digest, store: BlobStore, rng: Randomness, config: NodeConfig, now: float
+    ) -> None:
+        self._config = config
+        self._me = Self(identity, config.role, run)
+        self._links = Neighbourhood(self._me, rng, config.neighbourhood, now)
+        self._gossip = Gossip(rng, config.gossip)
+        self._relay = Relay(store, rng, config.relay)
+        self._policies: PolicyBook | None = None
+        self._learner = b""
+        self._files: dict[Digest, list[str]] = {}
+        self._fetching: KnownPolicy | None = None
+        self._fetching_since = now
+        self._also_wanted: dict[Digest, KnownPolicy] = {}
+        self._ready: set[Digest] = set()
+        self._faults: Counter[PeerId] = Counter()
+        self._next_retry = now + _RETRY_WANTS_S
+        self._clock_reported = False
+        self._events: deque[Event] = deque()
+        self._commands: list[Command] = []
+
+    # --- what the owner does -----------------------------------------------------------------------------------
+
+    def begin(self, manifest: bytes) -> None:
+        """Start with a run manifest already on disk. Raises when it is not the run of the join link."""
+        self._learn_run(open_envelope(manifest, now=None))
+
+    def announce(self, addresses: tuple[str, ...]) -> None:
+        """Tell the directory where this node can be dialled."""
+        self._me.addresses = addresses[: limits.MAX_ADDRESSES]
+
+    def set_ledger_height(self, height: int) -> None:
+        """Tell neighbours how many ledger entries this node can serve."""
+        if height != self._me.ledger_height:
+            self._me.ledger_height = height
+
+    def publish(self, raw: bytes, now: float) -> None:
+        """Spread an envelope of our own; again, if it was spread before."""
+        opened = open_envelope(raw, now=None)
+        if opened.author != self._me.identity.public_key:
+            raise LocalProtocolError("a node publishes only what its own key signed")
+        if opened.kind is Kind.POLICY_MANIFEST:
+            self._admit_policy(opened, now, own=True)
+        self._gossip.spread(opened, source=None)
+
+    def fetch_policy(self, name: Digest, now: float) -> None:
+        """Fetch a particular policy by its manifest envelope's digest, besides the newest."""
+        known = self._policies.named(name) if self._policies else None
+        if known is None:
+            self._gossip.ask_all(name)
+        else:
+            self._fetch_also(known, now)
+
+    def send_ledger(self, peer: PeerId, from_height: int, entries: tuple[bytes, ...]) -> None:
+        """Answer a `LedgerWanted` event."""
+        self._send(peer, LedgerPage(from_height, entries))
+
+    def ask_ledger(self, from_height: int) -> None:
+        """Ask the neighbour that holds most of the ledger for what follows `from_height`."""
+        ahead = [(n.ledger_height, peer) for peer, n in self._links.links.items() if n.ledger_height > from_height]
+        if ahead:
+            self._send(max(ahead)[1], LedgerQuery(from_height))
+
+    @property
+    def relay_stats(self) -> RelayStats:
+        """Weight bytes moved so far."""
+        return self._relay.stats
+
+    def roles(self) -> tuple[tuple[str, int], ...]:
+        """Neighbours by role name."""
+        counts = Counter(n.role.name.lower() for n in self._links.links.values() if n.role is not None)
+        return tuple(sorted(counts.items()))
+
+    def transfer_progress(self) -> tuple[int, int, int]:
+        """(version, chunks held, chunks in all) of the policy being fetched; version −1 when idle."""
+        if self._fetching is None:
+            return -1, 0, 0
+        manifest = self._fetching.manifest
+        return (manifest.version, *self._relay.progress(manifest.weights.root))
+
+    # --- what the shell reports --------------------------------------------------------------------------------
+
+    def connected(self, peer: PeerId, now: float) -> None:
+        """A link to `peer` is up."""
+        if self._links.connected(peer, now) and self._policies is None:
+            self._gossip.ask(self._me.run, [peer])
+
+    def lost(self, peer: PeerId, now: float) -> None:
+        """A link or a dial failed."""
+        if self._links.lost(peer, now):
+            self._forget(peer, now)
+
+    def looked_up(self, records: list[bytes], now: float) -> None:
+        """The directory answered a `LookUp`."""
+        self._links.on_records(records, now)
+
+    def upload_done(self, peer: PeerId) -> None:
+        """A bulk frame to `peer` has been handed over, or has failed."""
+        self._relay.upload_done(peer)
+
+    def receive(self, frame: bytes, source: PeerId, now: float) -> None:
+        """A frame arrived on the link to `source`. Never raises on any bytes."""
+        if self._links.is_banned(source, now):
+            return
+        self.connected(source, now)
+        try:
+            for message in frames.unpack(frame):
+                link = self._links.links.get(source)
+                if link is None:
+                    return
+                link.heard_at = now
+                self._receive_message(message, source, now)
+        except StaleWorkError:
+            return
+        except RemoteProtocolError as error:
+            self._faults[source] += 1
+            if self._faults[source] >= _FORGIVEN_FAULTS or str(error).startswith("chunk:"):
+                self._ban(source, str(error), now)
+
+    def handle_timer(self, now: float) -> None:
+        """Do what time demands."""
+        for peer in self._links.handle_timer(now):
+            self._forget(peer, now)
+        self._relay.handle_timer(now)
+        if now >= self._next_retry:
+            self._next_retry = now + _RETRY_WANTS_S
+            self._gossip.retry_wants()
+            if self._policies is None:
+                self._gossip.ask_all(self._me.run)
+        self._drop_stalled(now)
+        offset = self._links.clock_offset_s()
+        if offset is not None and not self._clock_reported:
+            self._events.append(ClockOff(offset))
+        self._clock_reported = offset is not None
+        self._after(now)
+
+    def next_deadline(self) -> float:
+        """When `handle_timer` wants to run next."""
+        relay = self._relay.next_deadline()
+        own = min(self._links.next_deadline(), self._next_retry)
+        return own if relay is None else min(own, relay)
+
+    def commands(self, now: float) -> list[Command]:
+        """What the shell must do now: frames to send, peers to dial, the directory to use."""
+        self._after(now)
+        self._relay.flush(now)
+        by_peer: dict[PeerId, list[bytes]] = {}
+        bulk: list[Send] = []
+        for box in (self._links.outbox, self._gossip.outbox, self._relay.outbox):
+            for peer, message in box:
+                if isinstance(message, Chunk):
+                    bulk.append(Send(peer, frames.pack(message), bulk=True))
+                elif peer in self._links.links:
+                    by_peer.setdefault(peer, []).append(frames.pack(message))
+            box.clear()
+        commands = [*self._links.commands, *self._commands]
+        self._links.commands.clear()
+        self._commands.clear()
+        commands.extend(
+            Send(peer, frame, bulk=False) for peer, packed in by_peer.items() for frame in frames.join(packed)
+        )
+        commands.extend(bulk)
+        return commands
+
+    def next_event(self) -> Event | None:
+        """The oldest thing the owner has not been told."""
+        return self._events.popleft() if self._events else None
+
+    # --- messages ----------------------------------------------------------------------------------------------
+
+    def _receive_message(self, message: Wire, source: PeerId, now: float) -> None:
+        match message:
+            case Hello():
+                self._on_hello(message, source, now)
+            case Offer():
+                self._gossip.on_offer(message, source)
+            case Want():
+                self._gossip.on_want(message, source)
+            case Push(envelope=raw):
+                self._on_push(raw, source, now)
+            case LedgerQuery(from_height=height):
+                if 0 <= height <= self._me.ledger_height:
+                    self._events.append(LedgerWanted(source, height))
+            case LedgerPage(from_height=height, entries=entries):
+                if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
+                    self._events.append(LedgerArrived(source, height, entries))
+            case BlobQuery() | Have() | ChunkRequest() | Chunk() | ChunkRefused():
+                self._relay.receive(message, source, now)
+
+    def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
+        if message.wire_version != limits.WIRE_VERSION:
+            self._events.append(WireMismatch(source, message.wire_version))
+            self.lost(source, now)
+            return
+        link = self._links.on_hello(message, source, now)
+        if link is None or link.role is None:
+            self._forget(source, now)
+            return
+        self._gossip.set_role(source, link.role)
+        self._relay.add_neighbour(source, is_source=link.role is Role.LEARNER)
+        newest = self._policies.newest if self._policies else None
+        if newest is not None and newest.manifest.version > message.newest_version:
+            self._send(source, Push(newest.raw))
+        self._events.append(PeersChanged(self.roles()))
+
+    def _on_push(self, raw: bytes, source: PeerId, now: float) -> None:
+        name = envelope_digest(raw)
+        if name == self._me.run and self._policies is None:
+            self._learn_run(open_envelope(raw, now=now))
+            return
+        if not self._gossip.is_new(name):
+            # A volunteer repeats a group until the learner's storage receipt reaches it: let the owner answer again.
+            if self._config.role is Role.LEARNER and (opened := open_envelope(raw, now=now)).kind is Kind.ROLLOUT_GROUP:
+                self._events.append(EnvelopeArrived(opened, source))
+            return
+        if self._policies is None:
+            return
+        opened = open_envelope(raw, now=now)
+        self._admit(opened, now)
+        self._gossip.spread(opened, source=source)
+        if self._config.role in AUDIENCE[opened.kind]:
+            self._events.append(EnvelopeArrived(opened, source))
+
+    def _admit(self, opened: Opened, now: float) -> None:
+        """Everything checked before an envelope is forwarded. Raises `RemoteProtocolError`."""
+        if opened.run != self._me.run:
+            raise RemoteProtocolError("envelope of another run")
+        if opened.kind is Kind.POLICY_MANIFEST:
+            self._admit_policy(opened, now, own=False)
+        elif opened.kind in (Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD):
+            if opened.author != self._learner:
+                raise RemoteProtocolError(f"{opened.kind.name.lower()} signed by somebody who is not the learner")
+        elif opened.kind is Kind.ROLLOUT_GROUP:
+            body_of(opened, RolloutGroup).check()
+        elif opened.kind is not Kind.VERDICT:
+            raise RemoteProtocolError(f"a {opened.kind.name.lower()} is not gossiped")
+
+    # --- run and policies --------------------------------------------------------------------------------------
+
+    def _learn_run(self, opened: Opened) -> None:
+        manifest = body_of(opened, RunManifest)
+        if opened.digest != self._me.run or opened.author != manifest.learner:
+            raise RemoteProtocolError("run manifest does not match the join link")
+        manifest.check()
+        self._learner = manifest.learner
+        self._policies = PolicyBook(manifest.learner)
+        self._gossip.pin(opened.raw, opened.digest)
+        self._events.append(RunKnown(manifest, opened.raw))
+        if self._config.fetch_policies:
+            for file in manifest.files:
+                self._files.setdefault(file.blob.root, []).append(file.name)
+                self._want_blob(file.blob)
+        self._me.changed = True
+
+    def _want_blob(self, ref: BlobRef) -> None:
+        self._relay.fetch(ref, self._fetching_since)
+
+    def _admit_policy(self, opened: Opened, now: float, *, own: bool) -> None:
+        assert self._policies is not None
+        before = self._policies.newest
+        try:
+            known = self._policies.admit(opened)
+        except EquivocationError as error:
+            self._events.append(Equivocation(error.first, error.second))
+            raise RemoteProtocolError(str(error)) from error
+        self._gossip.pin(opened.raw, known.digest)
+        newer = before is None or known.manifest.version > before.manifest.version
+        if own:
+            self._relay.offer(known.manifest.weights, now)
+        if newer:
+            self._me.newest_version = known.manifest.version
+            self._events.append(PolicyAnnounced(known.manifest, known.digest))
+            self._retire(known.manifest.version)
+        elif self._config.fetch_policies:
+            self._fetch_also(known, now)
+
+    def _retire(self, newest: int) -> None:
+        """Let go of versions nobody should still be waiting for."""
+        assert self._policies is not None
+        for old in self._policies.forget_before(newest - self._config.keep_versions + 1):
+            self._gossip.unpin(old.digest)
+            if old is not self._fetching:
+                self._relay.drop(old.manifest.weights.root)
+
+    def _fetch_also(self, known: KnownPolicy, now: float) -> None:
+        if known.digest not in self._ready:
+            self._also_wanted[known.digest] = known
+            self._relay.fetch(known.manifest.weights, now)
+
+    def _fetch_newest(self, now: float) -> None:
+        newest = self._policies.newest if self._policies else None
+        if newest is None or self._fetching is not None or not self._config.fetch_policies:
+            return
+        if newest.digest not in self._ready and self._config.role is not Role.LEARNER:
+            self._fetching, self._fetching_since = newest, now
+            self._relay.fetch(newest.manifest.weights, now)
+
+    def _drop_stalled(self, now: float) -> None:
+        fetching, newest = self._fetching, self._policies.newest if self._policies else None
+        if fetching is None or newest is None or newest is fetching:
+            return
+        if (
+            now - max(self._fetching_since, self._relay.progressed_at(fetching.manifest.weights.root))
+            > _STALLED_TRANSFER_S
+        ):
+            self._relay.drop(fetching.manifest.weights.root)
+            self._fetching = None
+
+    def _after(self, now: float) -> None:
+        """Turn finished blobs into events and go on to the newest version."""
+        while self._relay.completed or self._may_fetch():
+            for root in self._relay.completed:
+                self._completed(root)
+            self._relay.completed.clear()
+            self._fetch_newest(now)
+            if not self._relay.completed:
+                break
+
+    def _may_fetch(self) -> bool:
+        return self._fetching is None
+
+    def _completed(self, root: Digest) -> None:
+        for name in self._files.get(root, ()):
+            self._events.append(FileReady(name, root))
+        for known in (self._fetching, *self._also_wanted.values()):
+            if known is not None and known.manifest.weights.root == root and known.digest not in self._ready:
+                self._ready.add(known.digest)
+                self._events.append(PolicyReady(known.manifest, known.digest))
+        if self._fetching is not None and self._fetching.manifest.weights.root == root:
+            self._fetching = None
+        self._also_wanted = {d: k for d, k in self._also_wanted.items() if k.manifest.weights.root != root}
+
+    # --- links -------------------------------------------------------------------------------------------------
+
+    def _send(self, peer: PeerId, message: Wire) -> None:
+        self._gossip.outbox.append((peer, message))
+
+    def _forget(self, peer: PeerId, now: float) -> None:
+        self._gossip.remove_neighbour(peer)
+        self._relay.remove_neighbour(peer, now)
+        self._events.append(PeersChanged(self.roles()))
+
+    def _ban(self, peer: PeerId, reason: str, now: float) -> None:
+        self._links.ban(peer, now)
+        self._forget(peer, now)
+        self._events.append(PeerBanned(peer, reason))
