@@ -1,0 +1,90 @@
+"""GEPO-T and gex: GEPO's weight without a PPO clip, with the negatives tapered. The defaults under long delays.
+
+Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2prl.algorithms.aggregation import AggregationConfig
+from p2prl.algorithms.batch import LossOutput, RolloutBatch
+from p2prl.algorithms.checks import require_positive
+from p2prl.algorithms.gepo import require_whole_groups
+from p2prl.algorithms.ratios import Terms, effective_sample_size, log_expectation_of, terms_of
+from p2prl.algorithms.surrogates import weighted_logprob
+from p2prl.algorithms.tapers import Taper, require_taper, taper_negatives
+
+
+@dataclass(frozen=True, kw_only=True)
+class GepoTConfig:
+    """Cap and taper of the weight P/Ê."""
+
+    cap: float = 2.0
+    """Largest weight, > 0: no completion counts more than this at any staleness."""
+    taper: Taper = "sequence"
+    """What bounds the weight of a negative: see `tapers.Taper`."""
+
+    def __post_init__(self) -> None:
+        require_positive("cap", self.cap)
+        require_taper("taper", self.taper)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GexConfig(GepoTConfig):
+    """Cap and taper of gex; the fields mean what they mean for GEPO-T."""
+
+
+def gepo_t(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: GepoTConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """GEPO-T: −sg(w) A log p with w = min(P/Ê, cap), and for A < 0: w ← min(w, 1, e^{Σℓ}) (or the chosen taper).
+
+    This project's own loss; with seq_mean it is −mean_i sg(w_i) A_i LP_i. Needs no clip, no
+    extra forward pass and no staleness label; weights never exceed the cap. Metric tapered_fraction: share of tokens
+    whose weight the taper lowered. Shapes (B, G, T); nats. Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    log_weight_BG = terms.policy_mean_BG.detach() - log_expectation_of(terms, batch)
+    return _capped_and_tapered(log_weight_BG, terms, batch, cfg, aggregation, {})
+
+
+def gex(policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: GexConfig, aggregation: AggregationConfig) -> LossOutput:
+    """gex: GEPO-T's form with log w = λ Σℓ + (1−λ)(LP − log Ê), λ = (ESS − 1)/(G − 1) of the group's e^{Σℓ}.
+
+    This project's own loss: on policy λ = 1 and w = 1, which is unbiased REINFORCE; far off
+    policy λ → 0, which is GEPO-T. G = 1 takes λ = 0 (then Ê = Q and w is GSPO's). Metrics: mixing (mean λ),
+    tapered_fraction. Shapes (B, G, T); nats. Raises LocalProtocolError (see `terms_of`), also where a batch splits
+    groups, because λ needs all of one.
+    """
+    require_whole_groups(batch, "gex")
+    terms = terms_of(policy_logprobs_BGT, batch)
+    size = terms.sequence_BG.shape[-1]
+    sequence_BG = terms.sequence_BG.detach()
+    if size > 1:
+        mixing_B1 = ((effective_sample_size(sequence_BG) - 1) / (size - 1)).clamp(0.0, 1.0).unsqueeze(-1)
+    else:
+        mixing_B1 = torch.zeros_like(sequence_BG)
+    gepo_BG = terms.policy_mean_BG.detach() - log_expectation_of(terms, batch)
+    log_weight_BG = mixing_B1 * sequence_BG + (1 - mixing_B1) * gepo_BG
+    return _capped_and_tapered(log_weight_BG, terms, batch, cfg, aggregation, {"mixing": mixing_B1.mean()})
+
+
+def _capped_and_tapered(
+    log_weight_BG: Tensor,
+    terms: Terms,
+    batch: RolloutBatch,
+    cfg: GepoTConfig,
+    aggregation: AggregationConfig,
+    extra_metrics: dict[str, Tensor],
+) -> LossOutput:
+    log_cap = math.log(cfg.cap)
+    capped_BG1 = (log_weight_BG > log_cap).unsqueeze(-1)
+    log_weights, tapered = taper_negatives(log_weight_BG.clamp(max=log_cap), terms, cfg.taper)
+    tapered_BGT = tapered.expand(terms.mask_BGT.shape) & terms.mask_BGT
+    extra_metrics["tapered_fraction"] = tapered_BGT.sum() / terms.lengths_BG.sum()
+    return weighted_logprob(log_weights.exp(), capped_BG1 | tapered, terms, batch, aggregation, extra_metrics)

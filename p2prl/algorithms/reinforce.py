@@ -1,0 +1,146 @@
+"""Detached weights on log-prob: REINFORCE and its truncated, masked and tapered importance weights.
+
+No clip stops the gradient of a token here; the weight alone bounds it. Shape legend: B groups, G completions,
+T tokens; a trailing 1 broadcasts over T.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2prl.algorithms.aggregation import AggregationConfig
+from p2prl.algorithms.batch import LossOutput, RolloutBatch
+from p2prl.algorithms.checks import require_between, require_positive
+from p2prl.algorithms.ratios import bounded_exp, terms_of
+from p2prl.algorithms.surrogates import weighted_logprob
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforceConfig:
+    """No dials: the control."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TisConfig:
+    """Truncation of the whole-sequence ratio."""
+
+    cap: float = 2.0
+    """C > 0: largest weight."""
+
+    def __post_init__(self) -> None:
+        require_positive("cap", self.cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CispoConfig:
+    """Truncation of the per-token ratio."""
+
+    cap: float = 5.0
+    """Largest weight, > 0. MiniMax-M1 gives 1 + ε_high without a figure; ScaleRL uses values near 5."""
+
+    def __post_init__(self) -> None:
+        require_positive("cap", self.cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToprConfig:
+    """Bounds of the weight of negatives."""
+
+    negative_low: float = 0.0
+    """Least weight of a negative, in [0, 1]."""
+    negative_high: float = 1.0
+    """Largest weight of a negative, at least negative_low."""
+
+    def __post_init__(self) -> None:
+        require_between("negative_low", self.negative_low, 0.0, 1.0)
+        require_between("negative_high", self.negative_high, self.negative_low, math.inf, open_high=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeqMisConfig:
+    """Interval of the whole-sequence ratio outside which a completion is dropped."""
+
+    low: float = 0.5
+    """In (0, 1]."""
+    high: float = 2.0
+    """At least 1."""
+
+    def __post_init__(self) -> None:
+        require_between("low", self.low, 0.0, 1.0, open_low=True)
+        require_between("high", self.high, 1.0, math.inf, open_high=True)
+
+
+def reinforce(
+    policy_logprobs_BGT: Tensor,
+    batch: RolloutBatch,
+    cfg: ReinforceConfig,  # noqa: ARG001 (every loss has one signature)
+    aggregation: AggregationConfig,
+) -> LossOutput:
+    """REINFORCE with a baseline (Williams 1992): −A log p, no importance weight. The control: it collapses under delay.
+
+    Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    ones_BG1 = torch.ones_like(terms.advantages_BG1)
+    return weighted_logprob(ones_BG1, ones_BG1 > 1, terms, batch, aggregation)
+
+
+def tis(policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: TisConfig, aggregation: AggregationConfig) -> LossOutput:
+    """Truncated importance sampling on whole sequences: −sg(min(W, C)) A log p, W = e^{Σℓ} (Ionides 2008; seq-TIS).
+
+    The per-token form, min(e^{ℓ_t}, C), is `cispo` with its cap set to C. W explodes or vanishes with length, so this
+    is for short completions. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    log_ratio_BG1 = terms.sequence_BG.detach().unsqueeze(-1)
+    log_cap = math.log(cfg.cap)
+    return weighted_logprob(log_ratio_BG1.clamp(max=log_cap).exp(), log_ratio_BG1 > log_cap, terms, batch, aggregation)
+
+
+def cispo(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: CispoConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """CISPO (MiniMax-M1, arXiv 2506.13585 §3.1): −sg(min(r, cap)) A log p per token; clipped tokens keep a gradient.
+
+    The authors clip from above only, as here, and average over tokens (the registry's default). LlamaRL's AIPO is the
+    same with cap ρ in [2, 10]. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    log_ratio_BGT = terms.log_ratio_BGT.detach()
+    log_cap = math.log(cfg.cap)
+    return weighted_logprob(log_ratio_BGT.clamp(max=log_cap).exp(), log_ratio_BGT > log_cap, terms, batch, aggregation)
+
+
+def topr(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: ToprConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """TOPR (arXiv 2503.14286 §3): −sg(w) A log p with w = 1 where A ≥ 0 and w = clip(W, low, high) where A < 0.
+
+    W = e^{Σℓ} of the whole sequence. The paper takes raw rewards with a tuned baseline; here the advantage's sign
+    decides. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    ratio_BG1 = bounded_exp(terms.sequence_BG.detach()).unsqueeze(-1)
+    negative_BG1 = terms.advantages_BG1 < 0
+    tapered_BG1 = ratio_BG1.clamp(cfg.negative_low, cfg.negative_high)
+    weights_BG1 = torch.where(negative_BG1, tapered_BG1, torch.ones_like(ratio_BG1))
+    return weighted_logprob(weights_BG1, negative_BG1 & (tapered_BG1 != ratio_BG1), terms, batch, aggregation)
+
+
+def seq_mis(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: SeqMisConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """Masked importance sampling on whole sequences: −sg(W · 1[low ≤ W ≤ high]) A log p, W = e^{Σℓ} (seq-MIS).
+
+    Dropped completions still count in every normaliser. W leaves the interval with length, so this is for short
+    completions or nearly fresh rollouts. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    log_ratio_BG1 = terms.sequence_BG.detach().unsqueeze(-1)
+    outside_BG1 = (log_ratio_BG1 < math.log(cfg.low)) | (log_ratio_BG1 > math.log(cfg.high))
+    weights_BG1 = torch.where(outside_BG1, torch.zeros_like(log_ratio_BG1), bounded_exp(log_ratio_BG1))
+    return weighted_logprob(weights_BG1, outside_BG1, terms, batch, aggregation)
