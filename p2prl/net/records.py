@@ -1,0 +1,93 @@
+"""Owner-signed directory records: the validator every node of the directory runs.
+
+A record lives under (key, owner): its subkey is the owner's peer id and its value ends in the owner's Ed25519
+signature over key, owner, value and expiry. Nothing else is stored, forwarded or believed, so a stranger can neither
+forge nor overwrite nor prolong another peer's record. It has the shape of hivemind's `RecordValidatorBase` without
+importing it. Pure, but for the clock it is given.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Protocol
+
+import msgspec
+
+from p2prl.clock import Clock
+from p2prl.errors import IdentityError
+from p2prl.protocol import limits
+from p2prl.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, public_key_of, verify_raw
+
+MAX_RECORD_BYTES = 8 * 1024
+"""One record's value, signature included: eight addresses and a signed hello fit; a directory is no file store."""
+
+MAX_RECORD_TTL_S = 600.0
+"""How far ahead a record may expire. Longer ones would let a flood outlive the peer that sent it."""
+
+_DOMAIN = b"p2prl/record/v1"
+_HEAD = struct.Struct("<IIId")
+
+
+class Record(Protocol):
+    """What hivemind hands a validator: `key` is the key's hash, `subkey` msgpack, `expiration_time` Unix seconds."""
+
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def subkey(self) -> bytes: ...
+    @property
+    def value(self) -> bytes: ...
+    @property
+    def expiration_time(self) -> float: ...
+
+
+class OwnerSignedRecords:
+    """Signs this peer's records and judges everybody's."""
+
+    def __init__(self, identity: Identity, clock: Clock) -> None:
+        self._identity = identity
+        self._clock = clock
+
+    def sign_value(self, record: Record) -> bytes:
+        """The value with this peer's signature behind it. Under another owner it would not verify anywhere."""
+        return record.value + self._identity.sign_raw(_signed_bytes(record, record.value))
+
+    def validate(self, record: Record) -> bool:
+        """Whether the record's owner signed it and it keeps the limits. Never raises on any bytes."""
+        expires_at = record.expiration_time
+        if type(record.value) is not bytes or type(expires_at) not in (float, int):
+            return False  # a stored dictionary brings types of the sender's choosing
+        if not SIGNATURE_BYTES < len(record.value) <= MAX_RECORD_BYTES:
+            return False
+        latest = self._clock.now() + MAX_RECORD_TTL_S + limits.MAX_CLOCK_SKEW_S
+        if not (0 <= expires_at <= latest and math.isfinite(expires_at)):
+            return False
+        owner = owner_of(record.subkey)
+        if owner is None:
+            return False
+        value, signature = record.value[:-SIGNATURE_BYTES], record.value[-SIGNATURE_BYTES:]
+        return verify_raw(public_key_of(owner), _signed_bytes(record, value), signature)
+
+    def strip_value(self, record: Record) -> bytes:
+        """The value without its signature; called on validated records alone."""
+        return record.value[:-SIGNATURE_BYTES]
+
+
+def owner_of(subkey: bytes) -> PeerId | None:
+    """The peer id a subkey names, or None.
+
+    Only the one encoding that hivemind itself writes: it re-encodes subkeys when it passes a dictionary on, and a
+    second spelling would then break the signature in the hands of honest nodes.
+    """
+    try:
+        text = msgspec.msgpack.decode(subkey, type=str)
+        public_key_of(PeerId(text))
+    except (msgspec.DecodeError, IdentityError, TypeError):
+        return None
+    return PeerId(text) if msgspec.msgpack.encode(text) == subkey else None
+
+
+def _signed_bytes(record: Record, value: bytes) -> bytes:
+    lengths = _HEAD.pack(len(record.key), len(record.subkey), len(value), record.expiration_time)
+    return b"".join((_DOMAIN, lengths, record.key, record.subkey, value))
