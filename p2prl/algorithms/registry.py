@@ -16,6 +16,8 @@ from p2prl.algorithms.advantages import AdvantageConfig, AdvantageKind, Advantag
 from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.checks import suggestion
+from p2prl.algorithms.decoupled import A3poConfig, DecoupledPpoConfig, a3po, decoupled_ppo
+from p2prl.algorithms.dpo import DpoConfig, dpo
 from p2prl.algorithms.gepo import (
     EqpConfig,
     GepoConfig,
@@ -29,6 +31,10 @@ from p2prl.algorithms.gepo import (
 from p2prl.algorithms.gepo_tapered import GepoTConfig, GexConfig, gepo_t, gex
 from p2prl.algorithms.grpo import DapoConfig, GrpoConfig, TwoSidedConfig, bnpo, dapo, dr_grpo, grpo, two_sided
 from p2prl.algorithms.gspo import GspoConfig, gspo
+from p2prl.algorithms.logprob_free import AsympoConfig, AsymreConfig, asympo, asymre
+from p2prl.algorithms.m2po import M2poConfig, m2po
+from p2prl.algorithms.masked import DppoConfig, OpsmConfig, dppo, opsm
+from p2prl.algorithms.ppo import PpoConfig, ppo
 from p2prl.algorithms.reinforce import (
     CispoConfig,
     ReinforceConfig,
@@ -69,6 +75,8 @@ class LossSpec:
     """False: serves groups whose log-probs are not trusted yet."""
     needs_whole_groups: bool = False
     """True: a part of a batch may not split a group."""
+    needs_staleness: bool = False
+    """True: the batch must say how stale each completion is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +119,29 @@ _SPECS = (
     LossSpec(name="cispo", function=cispo, config_type=CispoConfig, advantage="mean_std", aggregation="token_mean"),
     LossSpec(name="topr", function=topr, config_type=ToprConfig),
     LossSpec(name="seq_mis", function=seq_mis, config_type=SeqMisConfig),
+    LossSpec(name="m2po", function=m2po, config_type=M2poConfig, advantage="mean_std", aggregation="token_mean"),
+    LossSpec(name="decoupled_ppo", function=decoupled_ppo, config_type=DecoupledPpoConfig, advantage="mean_std"),
+    LossSpec(name="a3po", function=a3po, config_type=A3poConfig, advantage="mean_std", needs_staleness=True),
+    LossSpec(name="opsm", function=opsm, config_type=OpsmConfig, advantage="mean_std"),
+    LossSpec(name="dppo", function=dppo, config_type=DppoConfig, aggregation="token_mean"),
+    LossSpec(
+        name="asympo", function=asympo, config_type=AsympoConfig, advantage="mean_std", uses_behavior_logprobs=False
+    ),
+    LossSpec(
+        name="asymre",
+        function=asymre,
+        config_type=AsymreConfig,
+        advantages=frozenset({"mean", "opo", "rloo"}),
+        uses_behavior_logprobs=False,
+    ),
+    LossSpec(name="ppo", function=ppo, config_type=PpoConfig, aggregation="token_mean"),
+    LossSpec(
+        name="dpo",
+        function=dpo,
+        config_type=DpoConfig,
+        aggregations=frozenset({"seq_mean"}),
+        needs_whole_groups=True,
+    ),
 )
 
 LOSSES: Mapping[str, LossSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})

@@ -1,0 +1,68 @@
+"""Losses that never read the sampler's log-probs, so a peer cannot game them: for groups not yet trusted.
+
+Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2prl.algorithms.aggregation import AggregationConfig
+from p2prl.algorithms.batch import LossOutput, RolloutBatch
+from p2prl.algorithms.checks import require_between, require_positive
+from p2prl.algorithms.ratios import terms_of
+from p2prl.algorithms.surrogates import summarize, weighted_logprob
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsympoConfig:
+    """Floor of the normaliser."""
+
+    nll_floor: float = 0.01
+    """Nats per token, > 0: least mean NLL that divides; a nearly certain completion would divide by zero."""
+
+    def __post_init__(self) -> None:
+        require_positive("nll_floor", self.nll_floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsymreConfig:
+    """Shift of the baseline."""
+
+    delta_v: float = -0.1
+    """δV ≤ 0, reward units: the baseline lies this far below the mean reward. Above it, support collapses."""
+
+    def __post_init__(self) -> None:
+        require_between("delta_v", self.delta_v, float("-inf"), 0.0, open_low=True)
+
+
+def asympo(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: AsympoConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """ASymPO (arXiv 2606.03070): −A log p / sg(NLL) with NLL = mean_t(−log p) of the completion under the policy now.
+
+    The weight is 1/NLL: a negative that the policy finds unlikely weighs less, whatever its sampler claims. The floor
+    is ours. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    nll_BG1 = -terms.policy_mean_BG.detach().unsqueeze(-1)
+    weights_BG1 = 1 / nll_BG1.clamp(min=cfg.nll_floor)
+    return weighted_logprob(weights_BG1, nll_BG1 < cfg.nll_floor, terms, batch, aggregation)
+
+
+def asymre(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: AsymreConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """AsymRE (arXiv 2506.20520 §3): −(R − V) log p with V = mean(R) + δV, δV ≤ 0: learn a little more from successes.
+
+    The batch's advantages are R − mean(R), so the factor is A − δV; `weights_BGT` counts it as 1 on that factor. The
+    one loss here that moves on zero-variance groups, by −δV on every member, as its paper has it. Shapes (B, G, T).
+    Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    token_loss_BGT = -(terms.advantages_BG1 - cfg.delta_v) * terms.policy_BGT
+    ones_BG1 = torch.ones_like(terms.advantages_BG1)
+    return summarize(token_loss_BGT, ones_BG1, ones_BG1 > 1, terms, batch, aggregation)
