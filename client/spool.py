@@ -29,6 +29,8 @@ CREATE TABLE IF NOT EXISTS groups (
     UNIQUE (version, slot)
 );
 CREATE INDEX IF NOT EXISTS waiting ON groups (state, created);
+CREATE TABLE IF NOT EXISTS ledger (height INTEGER NOT NULL);
+INSERT INTO ledger SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM ledger);
 """
 
 _TERMINAL = {
@@ -90,12 +92,29 @@ class Spool:
         row = self._db.execute("SELECT MAX(slot) FROM groups WHERE version = ?", (version,)).fetchone()
         return 0 if row[0] is None else int(row[0]) + 1
 
-    def undelivered(self, limit: int) -> list[bytes]:
-        """Envelopes no learner has confirmed to hold, oldest first."""
+    def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:
+        """Envelopes no learner has confirmed to hold, oldest first; the newest are still on their way."""
         rows = self._db.execute(
-            "SELECT raw FROM groups WHERE state = 'generated' ORDER BY created, slot LIMIT ?", (limit,)
+            "SELECT raw FROM groups WHERE state = 'generated' AND created < ? ORDER BY created, slot LIMIT ?",
+            (created_before, limit),
         )
         return [bytes(row[0]) for row in rows]
+
+    def has_delivered(self, *, created_before: float) -> bool:
+        """Whether a receipt is overdue: a group is with the learner and its end unknown."""
+        row = self._db.execute(
+            "SELECT 1 FROM groups WHERE state = 'delivered' AND created < ? LIMIT 1", (created_before,)
+        ).fetchone()
+        return row is not None
+
+    @property
+    def ledger_height(self) -> int:
+        """Ledger entries read for receipts that gossip did not bring."""
+        return int(self._db.execute("SELECT height FROM ledger").fetchone()[0])
+
+    @ledger_height.setter
+    def ledger_height(self, height: int) -> None:
+        self._db.execute("UPDATE ledger SET height = ?", (height,))
 
     def outstanding(self) -> int:
         """Groups whose end is not known yet."""
@@ -115,17 +134,18 @@ class Spool:
     def settle(self, receipt: Receipt) -> bool:
         """The learner said what became of a group; its bytes are no longer needed. Whether it was ours and open."""
         cursor = self._db.execute(
-            "UPDATE groups SET state = ?, reason = ?, raw = NULL WHERE digest = ? AND state IN ('generated', 'delivered')",
+            "UPDATE groups SET state = ?, reason = ?, raw = NULL"
+            " WHERE digest = ? AND state IN ('generated', 'delivered')",
             (_TERMINAL[State(receipt.state)], receipt.reason, receipt.group),
         )
         return cursor.rowcount > 0
 
-    def expire(self, *, before_version: int, now: float) -> int:
+    def expire(self, *, now: float) -> int:
         """Give up groups that no learner will take any more: too old, or too many. Returns how many."""
         cursor = self._db.execute(
             "UPDATE groups SET state = 'expired', reason = 'too_late', raw = NULL"
-            " WHERE state IN ('generated', 'delivered') AND (version < ? OR created < ?)",
-            (before_version, now - self._config.max_age_s),
+            " WHERE state IN ('generated', 'delivered') AND created < ?",
+            (now - self._config.max_age_s,),
         )
         given_up = cursor.rowcount
         row = self._db.execute("SELECT TOTAL(LENGTH(raw)) FROM groups").fetchone()

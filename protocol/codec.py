@@ -23,7 +23,7 @@ class Wire(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """The wire bytes of a struct. Equal structs give equal bytes, but nothing relies on it: signatures cover sent bytes."""
+    """The wire bytes of a struct. Nothing relies on equal structs giving equal bytes: signatures cover sent bytes."""
     return _encoder.encode(value)
 
 

@@ -36,7 +36,7 @@ _BASE58_INDEX = {character: value for value, character in enumerate(_ALPHABET)}
 
 @dataclass(frozen=True)
 class Identity:
-    """A peer's secret. Build it with `generate` or `from_words`; the words and the seed never leave this object's owner."""
+    """A peer's secret. Build it with `generate` or `from_words`; its words and seed never leave their owner."""
 
     entropy: bytes = field(repr=False)
 

@@ -5,13 +5,13 @@ these changes what honest peers may send, so each is part of the wire version.
 """
 
 WIRE_VERSION = 1
-"""Spoken between peers; independent of the package version. Peers of another wire version are told so and left alone."""
+"""Spoken between peers; independent of the package version. Peers of another version are told so and left alone."""
 
 MAX_CONTROL_FRAME_BYTES = 256 * 1024
 """One unary call of the transport. Small enough that gossip never starves behind it on a 1 Mbit/s uplink (2 s)."""
 
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
-"""One weight chunk: above it, losing a chunk wastes more than the per-chunk overhead saves (`weights.md` §3)."""
+"""One weight chunk: above it, losing a chunk wastes more than the per-chunk overhead saves."""
 
 MIN_CHUNK_BYTES = 4 * 1024
 """One weight chunk of a small model: below it the request costs more than the bytes."""
@@ -32,7 +32,7 @@ MAX_DIGESTS_PER_MESSAGE = 1_024
 """Offers, wants and receipts in one message: 32 KiB of digests."""
 
 MAX_ENVELOPE_AGE_S = 7 * 24 * 3600.0
-"""Replay window. Work older than a week is refused by any staleness bound; the spool keeps no more (`volunteer.md` §5.5)."""
+"""Replay window. Work older than a week is refused by any staleness bound, and the spool keeps no more."""
 
 MAX_CLOCK_SKEW_S = 30.0
 """How far in the future a sender's clock may be. The directory itself refuses records a few seconds off."""

@@ -82,7 +82,7 @@ def blob_of(data: bytes | memoryview, chunk_bytes: int) -> BlobRef:
 
 
 def chunk_bytes_for(size_bytes: int, *, pieces: int = 256) -> int:
-    """The power of two nearest `size/pieces`, within the chunk limits (`weights.md` §3 measured F/256)."""
+    """The power of two nearest `size/pieces`, within the chunk limits."""
     ideal = max(1.0, size_bytes / pieces)
     power = 1 << max(0, round(math.log2(ideal)))
     return min(limits.MAX_CHUNK_BYTES, max(limits.MIN_CHUNK_BYTES, power))
@@ -125,6 +125,8 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     parameters: int
     layout: bytes
     """Digest of the tensor layout (`layout_digest`)."""
+    dtype: str
+    """Word type the weights travel in."""
     files: tuple[RunFile, ...]
     tokenizer: bytes
     """Chunk-root digest of tokenizer.json, so that token ids mean the same everywhere."""
@@ -156,6 +158,7 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
         _require(len(self.learner) == 32, "learner must be a 32-byte public key")
         _require(self.parameters > 0, "parameters must be positive")
         _require(len(self.layout) == DIGEST_BYTES and len(self.tokenizer) == DIGEST_BYTES, "digests have 32 bytes")
+        _require(self.dtype in DTYPE_BYTES, "dtype must be a known word type")
         names = [file.name for file in self.files]
         _require(
             len(names) <= limits.MAX_RUN_FILES and len(set(names)) == len(names) and RUN_FILE_NAMES.issuperset(names),

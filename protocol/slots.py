@@ -2,7 +2,7 @@
 
 Slot `k` of peer `p` under policy version `v` fixes the task, the prompt and every completion's sampling seed. Nobody
 dispatches work, a volunteer can go on with no learner in reach, and each slot has exactly one valid group: there is
-nothing to cherry-pick and nothing to copy (`trust.md` §2).
+nothing to cherry-pick and nothing to copy.
 """
 
 from __future__ import annotations

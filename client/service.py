@@ -1,0 +1,334 @@
+"""The volunteer as it runs: network in, sampled and signed groups out, nothing lost in between.
+
+A thin shell around the agent (what to do next), the spool (what is promised), the engine (what is computed) and the
+network process (which receives new weights and serves them onward while this process samples).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2prl.client.agent import Agent, AgentConfig, HeldPolicy, Load, Sample, Wait
+from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.clock import Clock
+from p2prl.errors import IntegrityError, RemoteProtocolError, UnreachableError
+from p2prl.models.engine import Engine, GenerationStopped
+from p2prl.models.work import GroupWork
+from p2prl.net import control
+from p2prl.net.network import Network, NetworkConfig
+from p2prl.protocol import ledger, limits
+from p2prl.protocol.codec import decode
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
+
+_REDELIVER_S = 5.0
+"""How often groups without a storage receipt are offered again while a learner is in reach."""
+
+_REDELIVERED = 64
+"""Groups offered again at once."""
+
+_CATCH_UP_S = 10.0
+"""How often the ledger is asked for receipts that gossip did not bring."""
+
+_NO_RUN_S = 60.0
+"""A join that has not even found the run's manifest after this long gives up: the link is dead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VolunteerConfig:
+    """How a volunteer works."""
+
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    spool: SpoolConfig = field(default_factory=SpoolConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a volunteer wants to see."""
+
+    state: str
+    version: int
+    announced_version: int
+    peers: Mapping[str, int]
+    groups: Mapping[str, int]
+    reasons: Mapping[str, int]
+    verified_tokens: int
+    last_reward: float
+    tokens_per_s: float
+    fetching: tuple[int, int, int]
+    weight_bytes_from_learner: int
+    weight_bytes_from_peers: int
+    weight_bytes_sent: int
+    network_resident_bytes: int
+    network_daemon_bytes: int
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What a run's files make: an engine without weights, and the meaning of its slots."""
+
+    engine: Engine
+    work: GroupWork
+
+
+class Volunteer:
+    """One machine's part in one run."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        run: Digest,
+        spool_path: Path,
+        config: VolunteerConfig,
+        clock: Clock,
+        prepare: Callable[[RunManifest, Mapping[str, Path]], Prepared],
+        on_manifest: Callable[[RunManifest, bytes], None],
+        on_progress: Callable[[Progress], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        """`prepare` turns the run's files into an engine; `on_manifest` shows the run to a person first."""
+        self._identity = identity
+        self._run = run
+        self._clock = clock
+        self._prepare = prepare
+        self._on_manifest = on_manifest
+        self._on_progress = on_progress
+        self._on_notice = on_notice
+        self._agent = Agent(config.agent)
+        self._spool = Spool(spool_path, config.spool)
+        self._manifest: RunManifest | None = None
+        self._files: dict[str, Path] = {}
+        self._prepared: Prepared | None = None
+        self._network: Network | None = None
+        self._stopping = False
+        self._parking = False
+        self._roles: dict[str, int] = {}
+        self._announced = -1
+        self._last_reward = 0.0
+        self._tokens_per_s = 0.0
+        self._redeliver_at = 0.0
+        self._catch_up_at = 0.0
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Complete the slots being decoded, keep them, and return from `run`."""
+        self._stopping = True
+
+    def park(self) -> None:
+        """Stop decoding now; finished groups stay in the spool."""
+        self._stopping = self._parking = True
+
+    def run(self, network: NetworkConfig) -> bool:
+        """Volunteer until told to stop. Returns True when the learner ended the run."""
+        self._network = Network(network)
+        if network.manifest:
+            self._on_run(network.manifest)
+        started = time.monotonic()
+        try:
+            while not self._stopping and not self._agent.finished:
+                if self._manifest is None and time.monotonic() - started > _NO_RUN_S:
+                    raise UnreachableError(
+                        "no peer of this run answered within a minute",
+                        remedy="Ask for a fresh join link; the peers in this one may be gone.",
+                    )
+                action = self._next_action()
+                self._listen(0.5 if isinstance(action, Wait) else 0.0)
+                match action:
+                    case Load(policy=policy):
+                        self._load(policy)
+                    case Sample(policy=policy, first=first, count=count):
+                        self._sample(policy, first, count)
+                    case Wait():
+                        pass
+                self._deliver()
+                self._report(action)
+            return self._agent.finished
+        finally:
+            self._network.close()
+            self._spool.close()
+
+    def _next_action(self) -> Load | Sample | Wait:
+        if self._prepared is None:
+            return Wait("fetching the run's files" if self._manifest else "looking for the run")
+        return self._agent.next_action(
+            outstanding=self._spool.outstanding(), learner_in_reach=self._roles.get("learner", 0) > 0
+        )
+
+    # --- messages ----------------------------------------------------------------------------------------------
+
+    def _listen(self, timeout_s: float) -> None:
+        for message in self._net.poll(timeout_s):
+            match message:
+                case control.Run(manifest=raw):
+                    self._on_run(raw)
+                case control.File(name=name, path=path):
+                    self._files[name] = Path(path)
+                    self._prepare_when_complete()
+                case control.Announced(version=version):
+                    self._announced = max(self._announced, version)
+                case control.Policy(digest=digest, manifest=raw, path=path):
+                    manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+                    self._agent.policy_ready(HeldPolicy(manifest, Digest(digest), path))
+                case control.Arrived(envelope=raw):
+                    self._on_envelope(open_envelope(raw, now=None))
+                case control.LedgerPage(from_height=height, entries=entries):
+                    self._on_ledger(height, entries)
+                case control.Status(peers=peers):
+                    learner_was_away = not self._roles.get("learner")
+                    self._roles = dict(peers)
+                    if learner_was_away and self._roles.get("learner"):
+                        self._redeliver_at = 0.0
+                case control.Warned(message=text, remedy=remedy):
+                    self._on_notice(f"{text}. {remedy}".strip())
+                case _:
+                    pass
+
+    def _on_run(self, raw: bytes) -> None:
+        if self._manifest is None:
+            manifest = body_of(open_envelope(raw, now=None), RunManifest)
+            self._manifest = manifest
+            self._on_manifest(manifest, raw)
+            self._prepare_when_complete()
+
+    def _prepare_when_complete(self) -> None:
+        manifest = self._manifest
+        if self._prepared is None and manifest is not None and {f.name for f in manifest.files} <= set(self._files):
+            self._prepared = self._prepare(manifest, self._files)
+
+    def _on_envelope(self, opened: Opened) -> None:
+        if opened.kind is Kind.STORAGE_RECEIPT:
+            self._spool.stored(body_of(opened, StorageReceipt).groups)
+        elif opened.kind is Kind.RECEIPTS:
+            self._settle(body_of(opened, Receipts))
+        elif opened.kind is Kind.LEDGER_HEAD and body_of(opened, LedgerHead).finished:
+            self._agent.run_finished()
+
+    def _settle(self, receipts: Receipts) -> None:
+        for receipt in receipts.receipts:
+            if receipt.peer == self._identity.public_key and self._spool.settle(receipt) and receipt.reason:
+                self._on_notice(f"slot {receipt.slot} of version {receipt.version} earned nothing: {receipt.reason}")
+
+    def _on_ledger(self, from_height: int, entries: tuple[bytes, ...]) -> None:
+        """Receipts that gossip did not bring, for instance while this machine was off."""
+        if from_height != self._spool.ledger_height:
+            return
+        for raw in entries:
+            try:
+                entry = decode(raw, ledger.LedgerEntry, limit_bytes=limits.MAX_CONTROL_FRAME_BYTES)
+                opened = open_envelope(entry.envelope, now=None)
+            except RemoteProtocolError:
+                return
+            ours = self._manifest is not None and opened.author == self._manifest.learner and opened.run == self._run
+            if opened.kind is Kind.RECEIPTS and ours:
+                self._settle(body_of(opened, Receipts))
+            self._spool.ledger_height += 1
+        self._catch_up_at = 0.0 if len(entries) == limits.MAX_LEDGER_ENTRIES_PER_REPLY else self._catch_up_at
+
+    # --- work --------------------------------------------------------------------------------------------------
+
+    def _load(self, policy: HeldPolicy) -> None:
+        assert self._prepared is not None
+        try:
+            self._prepared.engine.load_weights(Path(policy.path).read_bytes())
+        except FileNotFoundError:
+            self._agent.policy_lost(policy)
+            return
+        except IntegrityError as error:
+            self._on_notice(f"version {policy.manifest.version} cannot be used: {error}")
+            self._agent.policy_lost(policy)
+            return
+        self._agent.loaded_policy(policy, next_slot=self._spool.next_slot(policy.manifest.version))
+
+    def _sample(self, policy: HeldPolicy, first: int, count: int) -> None:
+        assert self._prepared is not None
+        engine, work = self._prepared.engine, self._prepared.work
+        version = policy.manifest.version
+        assignments = [
+            work.assign(
+                policy=policy.digest, beacon=policy.manifest.beacon, peer=self._identity.public_key, slot=first + i
+            )
+            for i in range(count)
+        ]
+        requests = [request for assignment in assignments for request in assignment.requests]
+        began = time.monotonic()
+        try:
+            generations = iter(engine.generate(requests, should_stop=lambda: self._parking))
+        except GenerationStopped:
+            return
+        seconds = time.monotonic() - began
+        tokens_in_all = 0
+        for assignment in assignments:
+            group = work.pack(
+                assignment,
+                [next(generations) for _ in assignment.requests],
+                version=version,
+                policy=policy.digest,
+                engine=engine.engine_class,
+                seconds=seconds / count,
+            )
+            tokens = sum(len(completion.tokens) // 4 for completion in group.completions)
+            reward = sum(completion.reward for completion in group.completions) / len(group.completions)
+            raw = seal(self._identity, group, run=self._run, now=self._clock.now())
+            self._spool.add(
+                envelope_digest(raw),
+                raw,
+                version=version,
+                slot=assignment.slot,
+                tokens=tokens,
+                reward=reward,
+                now=self._clock.now(),
+            )
+            self._net.send(control.Publish(raw))
+            tokens_in_all += tokens
+            self._last_reward += 0.1 * (reward - self._last_reward) if self._last_reward else reward
+        self._tokens_per_s = tokens_in_all / max(seconds, 1e-9)
+        self._agent.sampled(first, count)
+
+    def _deliver(self) -> None:
+        """Offer again what no learner has confirmed, give up what none will take, and fetch missed receipts."""
+        now = time.monotonic()
+        if now >= self._redeliver_at and self._roles.get("learner"):
+            self._redeliver_at = now + _REDELIVER_S
+            for raw in self._spool.undelivered(_REDELIVERED, created_before=self._clock.now() - _REDELIVER_S):
+                self._net.send(control.Publish(raw))
+        if now >= self._catch_up_at and self._roles.get("learner") and self._manifest is not None:
+            self._catch_up_at = now + _CATCH_UP_S
+            self._spool.expire(now=self._clock.now())
+            if self._spool.has_delivered(created_before=self._clock.now() - _CATCH_UP_S):
+                self._net.send(control.AskLedger(self._spool.ledger_height))
+
+    def _report(self, action: Load | Sample | Wait) -> None:
+        loaded = self._agent.loaded
+        status = self._net.status
+        self._on_progress(
+            Progress(
+                state=action.reason if isinstance(action, Wait) else "sampling",
+                version=-1 if loaded is None else loaded.manifest.version,
+                announced_version=self._announced,
+                peers=self._roles,
+                groups=self._spool.counts(),
+                reasons=self._spool.reasons(),
+                verified_tokens=self._spool.verified_tokens(),
+                last_reward=self._last_reward,
+                tokens_per_s=self._tokens_per_s,
+                fetching=(-1, 0, 0) if status is None else status.fetching,
+                weight_bytes_from_learner=0 if status is None else status.received_from_source,
+                weight_bytes_from_peers=0 if status is None else status.received_from_peers,
+                weight_bytes_sent=0 if status is None else status.sent,
+                network_resident_bytes=0 if status is None else status.resident_bytes,
+                network_daemon_bytes=0 if status is None else status.daemon_bytes,
+            )
+        )
+
+    @property
+    def _net(self) -> Network:
+        assert self._network is not None
+        return self._network

@@ -1,0 +1,449 @@
+"""The learner as it runs: network in, verified batches, updates, published policies, receipts out.
+
+A thin shell around the journal (what is promised), the verification (what is believed), the epochs (what is due) and
+the trainer (what is computed). Everything is written to the journal before it is said to anyone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from p2prl.algorithms.registry import Objective
+from p2prl.clock import Clock
+from p2prl.learner.buffer import Buffer, ReadyGroup
+from p2prl.learner.epochs import Action, EpochConfig, Epochs
+from p2prl.learner.journal import Journal, StoredGroup
+from p2prl.learner.shelf import Shelf
+from p2prl.learner.trainer import OptimiserConfig, Trainer, TrainingGroup
+from p2prl.learner.verification import Outcome, Verification
+from p2prl.models.engine import Engine
+from p2prl.models.layout import Layout, flatten, weights_digest
+from p2prl.models.work import GroupWork
+from p2prl.net import control
+from p2prl.net.blobs import DiskBlobs
+from p2prl.net.network import Network, NetworkConfig
+from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import PolicyManifest, RunManifest, blob_of, chunk_bytes_for
+from p2prl.protocol.messages import Kind, LedgerHead, Receipts, Role, RolloutGroup, State, StorageReceipt
+
+_CHECKPOINTS_KEPT = 2
+"""Checkpoints on disk: the newest, and the one before in case the disk fails while the newest is written."""
+
+_PENDING_PER_ROUND = 64
+"""Groups verified in one round, so that messages are answered between rounds."""
+
+_FAREWELL_S = 3.0
+"""How long the learner stays after its last message, so that neighbours hear the end of the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerConfig:
+    """How a learner trains and paces itself."""
+
+    groups_per_update: int = 16
+    """R: groups of one update."""
+    updates: int = 200
+    """Updates of the run; 0 goes on until stopped."""
+    checkpoint_every: int = 10
+    """Updates between checkpoints. Between them a crash replays recorded batches, which costs time, never work."""
+    ready_updates: float = 1.5
+    """Verified groups to keep ready, in updates' worth; more only makes them older."""
+    chunk_pieces: int = 32
+    """Pieces a policy's weights are cut into, so that volunteers relay while they receive."""
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerPaths:
+    """Where a run lives."""
+
+    run: Path
+
+    @property
+    def journal(self) -> Path:
+        """Groups, batches, manifests and ledger."""
+        return self.run / "journal.db"
+
+    @property
+    def blobs(self) -> Path:
+        """Published weights."""
+        return self.run / "blobs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Model directories by step."""
+        return self.run / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per update."""
+        return self.run / "metrics.jsonl"
+
+
+def newest_checkpoint(checkpoints: Path) -> Path | None:
+    """The newest complete checkpoint of a run."""
+    found = sorted(path for path in checkpoints.glob("step-*") if path.suffix != ".new")
+    return found[-1] if found else None
+
+
+class Learner:
+    """One run's learner."""
+
+    def __init__(
+        self,
+        *,
+        paths: LearnerPaths,
+        identity: Identity,
+        manifest: RunManifest,
+        manifest_raw: bytes,
+        run: Digest,
+        model: Any,
+        tokenizer: Any,
+        layout: Layout,
+        engine: Engine,
+        work: GroupWork,
+        objective: Objective,
+        config: LearnerConfig,
+        clock: Clock,
+        on_metrics: Callable[[dict[str, Any]], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._paths = paths
+        self._identity = identity
+        self._manifest = manifest
+        self._manifest_raw = manifest_raw
+        self._run = run
+        self._tokenizer = tokenizer
+        self._layout = layout
+        self._config = config
+        self._clock = clock
+        self._on_metrics = on_metrics
+        self._on_notice = on_notice
+        self._journal = Journal(paths.journal)
+        self._blobs = DiskBlobs(paths.blobs)
+        self._shelf = Shelf(self._blobs)
+        self._verification = Verification(
+            self._journal, self._shelf, work, engine, staleness_bound=manifest.staleness_bound
+        )
+        self._buffer = Buffer(staleness_bound=manifest.staleness_bound)
+        self._trainer = Trainer(model, objective, config.optimiser, temperature=manifest.sampling.temperature)
+        self._network: Network | None = None
+        self._stopping = False
+        self._logged_step = self._last_logged_step()
+        self._updated_at = clock.now()
+        self._epochs = self._resume()
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self._trainer.step
+
+    def stop(self) -> None:
+        """Finish the update under way, keep everything, and return from `run`."""
+        self._stopping = True
+
+    def run(self, network: NetworkConfig, *, on_up: Callable[[tuple[str, ...]], None]) -> None:
+        """Train until the run's updates are done or `stop` is called. `on_up` gets the dialable addresses."""
+        self._network = Network(network, on_start=self._introduce)
+        try:
+            self._wait_until_up(on_up)
+            while not self._stopping:
+                action = self._epochs.next_action(len(self._buffer))
+                busy = action is not Action.COLLECT or self._journal_has_work()
+                self._listen(0.0 if busy else 0.2)
+                self._verify()
+                if action is Action.PUBLISH:
+                    self._publish()
+                elif action is Action.STEP:
+                    self._step()
+                elif action is Action.FINISH:
+                    break
+            self._checkpoint()
+            if not self._stopping:
+                self._settle_the_rest()
+                self._say_goodbye()
+        finally:
+            self._network.close()
+            self._journal.close()
+            self._blobs.close()
+
+    def _wait_until_up(self, on_up: Callable[[tuple[str, ...]], None]) -> None:
+        network = self._net
+        while not network.addresses and not self._stopping:
+            self._listen(0.5)
+        on_up(network.addresses)
+
+    def _introduce(self, network: Network) -> None:
+        """Tell a fresh network process every policy a volunteer may still need."""
+        for raw in self._journal.policies(from_step=self._trainer.step - self._manifest.staleness_bound):
+            network.send(control.Publish(raw))
+        network.send(control.LedgerHeight(self._journal.height))
+
+    def _resume(self) -> Epochs:
+        """Restore the checkpoint, replay the batches recorded after it, and put the shelf and the buffer back."""
+        checkpoint = newest_checkpoint(self._paths.checkpoints)
+        if checkpoint is not None:
+            self._trainer.restore(checkpoint)
+        first = self._trainer.step - self._manifest.staleness_bound
+        for raw in self._journal.policies(from_step=first):
+            self._shelf.add(raw)
+        replayed = 0
+        while (digests := self._journal.batch(self._trainer.step)) is not None:
+            self._train(digests)
+            replayed += 1
+        if replayed:
+            self._on_notice(f"replayed {replayed} updates since the last checkpoint: resuming at step {self.step}")
+        self._refill_buffer()
+        newest = self._shelf.newest
+        config = EpochConfig(
+            groups_per_update=self._config.groups_per_update,
+            publish_every=self._manifest.publish_every,
+            updates=self._config.updates,
+        )
+        return Epochs(config, step=self.step, published_step=None if newest is None else newest.manifest.step)
+
+    def _refill_buffer(self) -> None:
+        for stored in self._journal.in_state("verified", limit=1_000_000):
+            group = body_of(open_envelope(stored.raw, now=None), RolloutGroup)
+            policy = self._shelf.get(group.version, group.policy)
+            if policy is None:
+                with self._journal.transaction():
+                    self._journal.unused(stored.digest)
+                continue
+            reward = float(np.frombuffer(stored.rewards, dtype="<f4").mean())
+            self._buffer.add(ReadyGroup(stored.digest, stored.peer, policy.manifest.step, reward))
+
+    # --- groups in ---------------------------------------------------------------------------------------------
+
+    def _listen(self, timeout_s: float) -> None:
+        """Take messages; store what arrived in one transaction, then say so."""
+        arrived: list[StoredGroup] = []
+        for message in self._net.poll(timeout_s):
+            match message:
+                case control.Arrived(envelope=raw):
+                    self._on_envelope(raw, arrived)
+                case control.LedgerWanted(peer=peer, from_height=height):
+                    entries = tuple(self._journal.entries(height, limits.MAX_LEDGER_ENTRIES_PER_REPLY))
+                    self._net.send(control.SendLedger(peer, height, entries))
+                case control.Warned(message=text, remedy=remedy):
+                    self._on_notice(f"{text}. {remedy}".strip())
+                case _:
+                    pass
+        if arrived:
+            now = self._clock.now()
+            with self._journal.transaction():
+                for stored in arrived:
+                    self._journal.store(stored, now)
+            digests = tuple(stored.digest for stored in arrived)
+            for start in range(0, len(digests), limits.MAX_DIGESTS_PER_MESSAGE):
+                self._say(StorageReceipt(digests[start : start + limits.MAX_DIGESTS_PER_MESSAGE]))
+
+    def _on_envelope(self, raw: bytes, arrived: list[StoredGroup]) -> None:
+        opened = open_envelope(raw, now=None)
+        if opened.kind is Kind.ROLLOUT_GROUP:
+            group = body_of(opened, RolloutGroup)
+            arrived.append(StoredGroup(opened.digest, opened.author, group.version, group.slot, raw, b"", b""))
+        elif opened.kind is Kind.VERDICT:
+            with self._journal.transaction():
+                self._journal.append_verdict(opened.digest, raw)
+
+    def _journal_has_work(self) -> bool:
+        wanted = self._config.ready_updates * self._config.groups_per_update
+        return len(self._buffer) < wanted and bool(self._journal.in_state("stored", 1))
+
+    def _verify(self) -> None:
+        """Check stored groups while fewer than wanted are ready."""
+        wanted = int(self._config.ready_updates * self._config.groups_per_update)
+        room = min(_PENDING_PER_ROUND, wanted - len(self._buffer))
+        if room > 0 and (pending := self._journal.in_state("stored", room)):
+            self._verify_groups(pending)
+
+    def _settle_the_rest(self) -> None:
+        """The run is over: every group that was taken in still gets its receipt."""
+        while pending := self._journal.in_state("stored", _PENDING_PER_ROUND):
+            self._verify_groups(pending)
+
+    def _verify_groups(self, pending: Sequence[StoredGroup]) -> None:
+        """Check groups, sign what became of them, tell everyone."""
+        outcomes = self._verification.check(pending, self.step)
+        receipts = Receipts(self.step, tuple(outcome.receipt for outcome in outcomes))
+        envelope = seal(self._identity, receipts, run=self._run, now=self._clock.now())
+        with self._journal.transaction():
+            for outcome in outcomes:
+                self._settle(outcome)
+            self._journal.append(envelope)
+        for outcome in outcomes:
+            if outcome.state is State.VERIFIED and outcome.policy is not None and outcome.inspection is not None:
+                reward = float(np.mean(outcome.inspection.rewards))
+                ready = ReadyGroup(outcome.stored.digest, outcome.stored.peer, outcome.policy.manifest.step, reward)
+                self._buffer.add(ready)
+        self._net.send(control.Publish(envelope))
+        self._net.send(control.LedgerHeight(self._journal.height))
+        self._say_head(finished=False)
+
+    def _settle(self, outcome: Outcome) -> None:
+        digest = outcome.stored.digest
+        if outcome.state is State.VERIFIED and outcome.replay is not None and outcome.inspection is not None:
+            behavior = np.concatenate([np.asarray(row, dtype="<f4") for row in outcome.replay.behavior_logprobs])
+            rewards = np.asarray(outcome.inspection.rewards, dtype="<f4")
+            self._journal.verified(digest, behavior=behavior.tobytes(), rewards=rewards.tobytes())
+        else:
+            state = "expired" if outcome.state is State.EXPIRED else "rejected"
+            self._journal.refused(digest, state=state, reason=outcome.reason)
+
+    # --- updates -----------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        with self._journal.transaction():
+            for stale in self._buffer.drop_stale(self.step):
+                self._journal.unused(stale.digest)
+            if len(self._buffer) < self._config.groups_per_update:
+                return
+            batch = self._buffer.take(self._config.groups_per_update)
+            digests = [group.digest for group in batch]
+            self._journal.begin_step(self.step, digests)
+        self._train(digests)
+        self._epochs.stepped()
+        if self.step % self._config.checkpoint_every == 0:
+            self._checkpoint()
+
+    def _train(self, digests: Sequence[bytes]) -> None:
+        stored = self._journal.groups(digests)
+        metrics: dict[str, Any] = self._trainer.update([self._training_group(group) for group in stored])
+        now = self._clock.now()
+        metrics |= {"seconds": now - self._updated_at, "time": now, "groups": len(stored)}
+        metrics |= {"peers": len({group.peer for group in stored}), "ready_groups": len(self._buffer)}
+        newest = self._shelf.newest
+        metrics["version"] = -1 if newest is None else newest.manifest.version
+        self._updated_at = now
+        if self.step > self._logged_step:
+            with self._paths.metrics.open("a") as file:
+                file.write(json.dumps(metrics, sort_keys=True) + "\n")
+            self._logged_step = self.step
+            self._on_metrics(metrics)
+
+    def _training_group(self, stored: StoredGroup) -> TrainingGroup:
+        group = body_of(open_envelope(stored.raw, now=None), RolloutGroup)
+        policy = self._shelf.get(group.version, group.policy)
+        assert policy is not None, "a batch holds only groups of published policies"
+        completions = tuple(tuple(np.frombuffer(c.tokens, dtype="<u4").tolist()) for c in group.completions)
+        behavior = np.frombuffer(stored.behavior, dtype="<f4")
+        splits = np.split(behavior, np.cumsum([len(ids) for ids in completions])[:-1])
+        return TrainingGroup(
+            prompt_ids=tuple(np.frombuffer(group.prompt, dtype="<u4").tolist()),
+            completions=completions,
+            behavior_logprobs=tuple(tuple(part.tolist()) for part in splits),
+            rewards=tuple(np.frombuffer(stored.rewards, dtype="<f4").tolist()),
+            staleness=self.step - policy.manifest.step,
+        )
+
+    def _checkpoint(self) -> None:
+        target = self._paths.checkpoints / f"step-{self.step:08d}"
+        if target.exists():
+            return
+        self._paths.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._trainer.save(target, self._tokenizer)
+        kept = sorted(self._paths.checkpoints.glob("step-*"))
+        for old in kept[:-_CHECKPOINTS_KEPT]:
+            _remove_tree(old)
+        with self._journal.transaction():
+            self._journal.forget_batches_before(int(kept[-_CHECKPOINTS_KEPT:][0].name.removeprefix("step-")))
+
+    # --- messages out ------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Sign the current weights as the next version, or say again what was signed for this step before a crash."""
+        raw = self._journal.policy_at(self.step)
+        if raw is None:
+            weights = flatten(self._trainer.model, self._layout)
+            ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=self._config.chunk_pieces))
+            self._blobs.add(ref, weights)
+            newest = self._shelf.newest
+            manifest = PolicyManifest(
+                version=0 if newest is None else newest.manifest.version + 1,
+                step=self.step,
+                weights=ref,
+                state=weights_digest(weights),
+                previous=b"" if newest is None else newest.digest,
+                beacon=os.urandom(32),
+                created_ms=int(self._clock.now() * 1000),
+            )
+            raw = seal(self._identity, manifest, run=self._run, now=self._clock.now())
+            with self._journal.transaction():
+                self._journal.add_policy(manifest.version, self.step, raw)
+            self._shelf.add(raw)
+            self._shelf.drop_before_step(self.step - self._manifest.staleness_bound)
+        self._net.send(control.Publish(raw))
+        self._epochs.published()
+
+    def _say_head(self, *, finished: bool) -> None:
+        self._say(LedgerHead(self._journal.height, self._journal.head, self.step, finished))
+
+    def _say_goodbye(self) -> None:
+        """Tell everyone the run is over, and stay long enough for them to hear it."""
+        self._say_head(finished=True)
+        until = time.monotonic() + _FAREWELL_S
+        while time.monotonic() < until:
+            self._listen(0.2)
+
+    def _say(self, body: Any) -> None:
+        self._net.send(control.Publish(seal(self._identity, body, run=self._run, now=self._clock.now())))
+
+    @property
+    def _net(self) -> Network:
+        assert self._network is not None
+        return self._network
+
+    def _last_logged_step(self) -> int:
+        """The last update in the metrics file, after cutting off a line a crash left unfinished."""
+        path = self._paths.metrics
+        if not path.exists():
+            return 0
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            path.write_bytes(whole)
+        lines = whole.splitlines()
+        return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def network_config(
+    paths: LearnerPaths,
+    *,
+    key_file: Path,
+    run: Digest,
+    manifest: RunManifest,
+    manifest_raw: bytes,
+    listen: tuple[str, ...],
+    bootstrap: tuple[str, ...],
+) -> NetworkConfig:
+    """How a learner takes part in the network: it keeps every version of the staleness window."""
+    return NetworkConfig(
+        key_file=key_file,
+        run=run,
+        role=Role.LEARNER,
+        blob_dir=paths.blobs,
+        listen=listen,
+        bootstrap=bootstrap,
+        manifest=manifest_raw,
+        keep_versions=manifest.staleness_bound // manifest.publish_every + 2,
+    )
+
+
+def _remove_tree(directory: Path) -> None:
+    for path in directory.iterdir():
+        path.unlink()
+    directory.rmdir()

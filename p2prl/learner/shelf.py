@@ -1,0 +1,77 @@
+"""Published policies and their weights, kept for the whole staleness window so that any group can be replayed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.errors import MachineError
+from p2prl.net.blobs import DiskBlobs
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.manifests import PolicyManifest
+
+_CACHED_WEIGHTS = 4
+"""Versions whose bytes stay in memory; one learner update reads two or three."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A policy the learner has signed."""
+
+    manifest: PolicyManifest
+    digest: Digest
+    raw: bytes
+
+
+class Shelf:
+    """Policies by version."""
+
+    def __init__(self, blobs: DiskBlobs) -> None:
+        self._blobs = blobs
+        self._by_version: dict[int, Published] = {}
+        self._weights: OrderedDict[int, bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_version)
+
+    @property
+    def newest(self) -> Published | None:
+        """The highest version."""
+        return self._by_version[max(self._by_version)] if self._by_version else None
+
+    def add(self, raw: bytes) -> Published:
+        """Put a signed manifest on the shelf."""
+        opened = open_envelope(raw, now=None)
+        published = Published(body_of(opened, PolicyManifest), opened.digest, raw)
+        self._by_version[published.manifest.version] = published
+        return published
+
+    def get(self, version: int, digest: bytes) -> Published | None:
+        """The policy a group declares, if the learner published exactly that and still keeps it."""
+        published = self._by_version.get(version)
+        return published if published is not None and published.digest == digest else None
+
+    def weights(self, version: int) -> bytes:
+        """The weight bytes of a version on the shelf."""
+        if version not in self._weights:
+            path: Path = self._blobs.path(self._by_version[version].manifest.weights.root)
+            try:
+                self._weights[version] = path.read_bytes()
+            except OSError as error:
+                raise MachineError(
+                    f"weights of version {version} are missing: {error}",
+                    remedy="Do not delete files under the run's blobs directory while the learner runs.",
+                ) from error
+            if len(self._weights) > _CACHED_WEIGHTS:
+                self._weights.popitem(last=False)
+        self._weights.move_to_end(version)
+        return self._weights[version]
+
+    def drop_before_step(self, step: int) -> None:
+        """Forget versions published before `step`: no group of theirs will be taken any more."""
+        for version, published in list(self._by_version.items()):
+            if published.manifest.step < step and published is not self.newest:
+                del self._by_version[version]
+                self._weights.pop(version, None)

@@ -1,0 +1,221 @@
+"""The validator as it runs: samples strangers' groups, replays them at their declared version, signs verdicts.
+
+It trusts neither volunteers nor the learner's receipts: prompts, tokens and rewards are recomputed from the slot, and
+the weights are those of the policy manifest the group names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.clock import Clock
+from p2prl.errors import UnreachableError
+from p2prl.models.engine import Engine
+from p2prl.models.work import GroupWork, replay_groups
+from p2prl.net import control
+from p2prl.net.network import Network, NetworkConfig
+from p2prl.protocol import limits
+from p2prl.protocol.codec import decode
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.protocol.messages import Kind, LedgerHead, RolloutGroup, Verdict
+from p2prl.validator.docket import Docket
+from p2prl.validator.selection import is_selected
+
+_BATCH = 16
+"""Groups replayed at once; messages are answered between batches."""
+
+_PATIENCE_S = 30.0
+"""How long groups wait for the weights of their policy before they are let go."""
+
+_NO_RUN_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidatorConfig:
+    """How much a validator checks."""
+
+    rate: float = 0.25
+    """Share of groups replayed, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What a validator has done so far."""
+
+    seen: int
+    replayed: int
+    passed: int
+    failed: int
+    waiting: int
+    version: int
+
+
+class Validator:
+    """One validator of one run."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        run: Digest,
+        config: ValidatorConfig,
+        clock: Clock,
+        prepare: Callable[[RunManifest, Mapping[str, Path]], tuple[Engine, GroupWork]],
+        on_manifest: Callable[[RunManifest, bytes], None],
+        on_audit: Callable[[Audit], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._identity = identity
+        self._run = run
+        self._config = config
+        self._clock = clock
+        self._prepare = prepare
+        self._on_manifest = on_manifest
+        self._on_audit = on_audit
+        self._on_notice = on_notice
+        self._docket = Docket()
+        self._policies: dict[Digest, tuple[PolicyManifest, Path]] = {}
+        self._asked: dict[Digest, float] = {}
+        self._manifest: RunManifest | None = None
+        self._files: dict[str, Path] = {}
+        self._engine: Engine | None = None
+        self._work: GroupWork | None = None
+        self._loaded: Digest | None = None
+        self._seen = self._replayed = self._passed = 0
+        self._stopping = False
+        self._finished = False
+
+    def stop(self) -> None:
+        """Return from `run` after the batch under way."""
+        self._stopping = True
+
+    def run(self, network: NetworkConfig) -> bool:
+        """Validate until told to stop. Returns True when the learner ended the run and nothing waits."""
+        with_network = Network(network)
+        if network.manifest:
+            self._on_run(network.manifest)
+        started = time.monotonic()
+        try:
+            while not self._stopping and not (self._finished and not len(self._docket)):
+                if self._manifest is None and time.monotonic() - started > _NO_RUN_S:
+                    raise UnreachableError(
+                        "no peer of this run answered within a minute",
+                        remedy="Ask for a fresh join link; the peers in this one may be gone.",
+                    )
+                worked = self._replay(with_network)
+                for message in with_network.poll(0.0 if worked else 0.3):
+                    self._receive(message)
+                newest = max((m.version for m, _ in self._policies.values()), default=-1)
+                failed = self._replayed - self._passed
+                self._on_audit(Audit(self._seen, self._replayed, self._passed, failed, len(self._docket), newest))
+            return self._finished
+        finally:
+            with_network.close()
+
+    def _receive(self, message: control.FromNetwork) -> None:
+        match message:
+            case control.Run(manifest=raw):
+                self._on_run(raw)
+            case control.File(name=name, path=path):
+                self._files[name] = Path(path)
+                self._prepare_when_complete()
+            case control.Policy(digest=digest, manifest=raw, path=path):
+                manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+                self._policies[Digest(digest)] = (manifest, Path(path))
+            case control.Arrived(envelope=raw):
+                self._on_envelope(open_envelope(raw, now=None))
+            case control.Warned(message=text, remedy=remedy):
+                self._on_notice(f"{text}. {remedy}".strip())
+            case _:
+                pass
+
+    def _on_run(self, raw: bytes) -> None:
+        if self._manifest is None:
+            self._manifest = body_of(open_envelope(raw, now=None), RunManifest)
+            self._on_manifest(self._manifest, raw)
+            self._prepare_when_complete()
+
+    def _prepare_when_complete(self) -> None:
+        manifest = self._manifest
+        if self._engine is None and manifest is not None and {f.name for f in manifest.files} <= set(self._files):
+            self._engine, self._work = self._prepare(manifest, self._files)
+
+    def _on_envelope(self, opened: Opened) -> None:
+        if opened.kind is Kind.ROLLOUT_GROUP:
+            self._seen += 1
+            if is_selected(opened.digest, self._identity.secret_seed, self._config.rate):
+                self._docket.add(opened, Digest(body_of(opened, RolloutGroup).policy))
+        elif opened.kind is Kind.LEDGER_HEAD and body_of(opened, LedgerHead).finished:
+            self._finished = True
+
+    def _replay(self, network: Network) -> bool:
+        """Replay one batch of one policy that is here; ask for the policies that are not. Whether it did anything."""
+        if self._engine is None or self._work is None:
+            return False
+        now = time.monotonic()
+        for policy in self._docket.policies():
+            if policy in self._policies and self._load(policy):
+                groups = self._docket.take(policy, _BATCH)
+                for opened, verdict in zip(groups, self._judge(policy, groups), strict=True):
+                    self._replayed += 1
+                    self._passed += verdict.passed
+                    if not verdict.passed:
+                        self._on_notice(f"group {opened.digest.hex()[:8]} failed its replay: {verdict.reason}")
+                    raw = seal(self._identity, verdict, run=self._run, now=self._clock.now())
+                    network.send(control.Publish(raw))
+                return True
+            if policy not in self._asked:
+                self._asked[policy] = now
+                network.send(control.FetchPolicy(policy))
+            elif now - self._asked[policy] > _PATIENCE_S or self._finished:
+                self._docket.drop(policy)
+                del self._asked[policy]
+        return False
+
+    def _load(self, policy: Digest) -> bool:
+        assert self._engine is not None
+        if self._loaded != policy:
+            try:
+                self._engine.load_weights(self._policies[policy][1].read_bytes())
+            except FileNotFoundError:
+                del self._policies[policy]
+                return False
+            self._loaded = policy
+        return True
+
+    def _judge(self, policy: Digest, groups: list[Opened]) -> list[Verdict]:
+        assert self._engine is not None
+        assert self._work is not None
+        beacon = self._policies[policy][0].beacon
+        bodies = [body_of(opened, RolloutGroup) for opened in groups]
+        inspections = [
+            self._work.inspect(body, peer=opened.author, beacon=beacon)
+            for opened, body in zip(groups, bodies, strict=True)
+        ]
+        sound = [i for i, inspection in enumerate(inspections) if not inspection.reason]
+        replays = dict(
+            zip(sound, replay_groups(self._engine, [(bodies[i], inspections[i]) for i in sound]), strict=True)
+        )
+        verdicts = []
+        for i, (opened, body) in enumerate(zip(groups, bodies, strict=True)):
+            replay = replays.get(i)
+            reason = inspections[i].reason or (replay.reason if replay else "")
+            verdicts.append(
+                Verdict(
+                    group=opened.digest,
+                    peer=opened.author,
+                    version=body.version,
+                    passed=not reason,
+                    reason=str(reason),
+                    tokens=replay.tokens if replay else 0,
+                    mismatched=replay.mismatched if replay else 0,
+                    worst_margin=replay.worst_margin if replay else 0.0,
+                )
+            )
+        return verdicts
