@@ -1,0 +1,49 @@
+"""Text to token ids and back, the same on every peer of a run.
+
+A thin face of a tokenizer: no chat templates, no truncation, no clean-up of spaces, nothing a stranger's file could
+make depend on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Codec:
+    """Encodes prompts and decodes completions for one model."""
+
+    def __init__(self, tokenizer: Any, model: Any) -> None:
+        """`tokenizer` is a transformers fast tokenizer, `model` the causal LM it belongs to."""
+        self._tokenizer = tokenizer
+        self._vocabulary: int = model.config.get_text_config().vocab_size
+        ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+        stops = {ends} if isinstance(ends, int) else set(ends or ())
+        if tokenizer.eos_token_id is not None:
+            stops.add(tokenizer.eos_token_id)
+        self._stop_ids = frozenset(stops)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids the model's output covers; may exceed the tokenizer's own."""
+        return self._vocabulary
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a completion: the model's and the tokenizer's end tokens."""
+        return self._stop_ids
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Prompt text to token ids, with the special tokens the tokenizer adds to a text."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=True))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Completion token ids (without the stop token) to text.
+
+        Special tokens in the midst of a completion stay visible: left out, they would let a completion read as
+        something it does not say.
+        """
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text

@@ -1,0 +1,107 @@
+"""The engine port: what samples completions from a policy and replays them.
+
+One engine holds one policy at a time. Its draws are a function of the weights, the prompt and the seed alone
+(`p2prl/models/noise.py`), whatever shares the batch: that is what lets a validator ask of every single token whether
+it is the one the slot's seed gives. An adapter wraps one inference library, and nothing else knows that library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2prl.errors import ConfigError, P2PRLError
+from p2prl.protocol.messages import EngineClass
+
+Weights = bytes | bytearray | memoryview
+"""A weight byte string in the order of the run's layout."""
+
+
+class GenerationStopped(P2PRLError):  # noqa: N818 - an answer to the caller's own wish, not a fault
+    """`should_stop` said so between two tokens. Nothing of the call is kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """One completion to sample."""
+
+    prompt_ids: tuple[int, ...]
+    """Prompt token ids, special tokens included; at least one."""
+
+    seed: int
+    """63-bit seed that fixes every draw."""
+
+    max_new_tokens: int
+    """Most tokens to sample, the stop token included; at least 1."""
+
+    temperature: float
+    """Divisor of the logits, above 0. No top-p or top-k: hard masks flip between decoding and replay."""
+
+    stop_ids: frozenset[int]
+    """Tokens that end the completion."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or self.max_new_tokens < 1 or not 0 <= self.seed < 1 << 63:
+            raise ConfigError("a request needs a prompt, room for one token and a 63-bit seed")
+        if not 0.0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature is {self.temperature}", remedy="sample at a temperature above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sampled completion."""
+
+    token_ids: tuple[int, ...]
+    """The completion, its stop token included."""
+
+    logprobs: tuple[float, ...]
+    """Log-prob of each token under the policy at the sampling temperature, without the noise."""
+
+    finished: bool
+    """Whether a stop token ended it, rather than the length limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What the engine's policy says about a completion that someone claims to have sampled from it."""
+
+    logprobs: tuple[float, ...]
+    """Log-prob of each token at the sampling temperature."""
+
+    margins: tuple[float, ...]
+    """How far each token's noisy logit lies below the best one: 0 where the token is the seeded draw, else above."""
+
+
+class Engine(Protocol):
+    """Samples and replays under one policy at a time."""
+
+    @property
+    def engine_class(self) -> EngineClass:
+        """What computes the tokens; numerical tolerance is calibrated per class."""
+        ...
+
+    def load_weights(self, weights: Weights) -> None:
+        """Take up a policy. `IntegrityError`, and the policy before stays, when the bytes do not fit the layout."""
+        ...
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        should_stop: Callable[[], bool] | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> list[Generation]:
+        """Sample every request, in the order given.
+
+        Between tokens, `should_stop` may call it off (`GenerationStopped`) and `on_step` learns how many tokens were
+        sampled since it was last called.
+        """
+        ...
+
+    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
+        """Score the completions `token_ids` of `requests` with one batched prefill.
+
+        `IntegrityError` when a token id is outside the model's vocabulary or a completion is empty.
+        """
+        ...

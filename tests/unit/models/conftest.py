@@ -1,0 +1,7 @@
+"""One thread for every test of this room: more threads only fight over the cores."""
+
+from __future__ import annotations
+
+import torch
+
+torch.set_num_threads(1)

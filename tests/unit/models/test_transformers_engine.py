@@ -1,0 +1,214 @@
+"""Seeded sampling and replay of real transformers models, against a loop that samples one token at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+
+from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
+from p2prl.models import transformers_engine
+from p2prl.models.engine import Engine, Generation, GenerationRequest, GenerationStopped
+from p2prl.models.layout import flatten, layout_of
+from p2prl.models.noise import gumbel
+from p2prl.models.tiny import tiny_model
+from p2prl.models.transformers_engine import TransformersEngine
+
+VOCABULARY, STOP = 18, 16
+
+
+def _sharpened(model: Any) -> Any:
+    """Random weights grown until the model has opinions: with tiny logits every model samples alike."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8.0)
+    return model.eval()
+
+
+def _model(kind: str) -> Any:
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 15, "eos_token_id": STOP, "pad_token_id": 17}
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(3)
+        if kind == "gpt2":  # learned positions: wrong position ids under padding would show
+            return _sharpened(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=48, **sizes)))
+        if kind == "qwen2":  # grouped keys, biases, untied head
+            grown = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+            config = Qwen2Config(num_key_value_heads=2, max_position_embeddings=48, **grown, **sizes)
+            return _sharpened(Qwen2ForCausalLM(config))
+    return _sharpened(tiny_model(seed=3).model)
+
+
+def _engine(model: Any, **options: int) -> TransformersEngine:
+    return TransformersEngine(model, layout_of(model, "float32"), **options)
+
+
+def _requests(count: int = 24) -> list[GenerationRequest]:
+    """Ragged prompts, some shared, with different limits and temperatures."""
+    return [
+        GenerationRequest(
+            prompt_ids=tuple((7 * i // 3 + j) % 15 for j in range(2 + i // 3 % 5)),
+            seed=(i + 1) * 0x1234_5678_9ABC_DEF % 2**63,
+            max_new_tokens=5 + i % 7,
+            temperature=0.7 + 0.1 * (i % 4),
+            stop_ids=frozenset({STOP, 9}),
+        )
+        for i in range(count)
+    ]
+
+
+@torch.no_grad()
+def _sample_alone(model: Any, request: GenerationRequest) -> Generation:
+    """One request, no cache, no padding, no batch: the definition of a draw, written out."""
+    ids, logprobs = list(request.prompt_ids), []
+    for step in range(request.max_new_tokens):
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].double() / request.temperature
+        noise = gumbel(torch.tensor([request.seed]), torch.tensor([[step]]), VOCABULARY)[0, 0].double()
+        token = int((logits + noise).argmax())
+        ids.append(token)
+        logprobs.append(float(torch.log_softmax(logits, 0)[token]))
+        if token in request.stop_ids:
+            break
+    made = tuple(ids[len(request.prompt_ids) :])
+    return Generation(made, tuple(logprobs), made[-1] in request.stop_ids)
+
+
+def _same(made: Generation, expected: Generation) -> bool:
+    return (
+        made.token_ids == expected.token_ids
+        and made.finished == expected.finished
+        and made.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
+def test_ragged_batches_sample_what_each_request_samples_alone(kind: str) -> None:
+    model, requests = _model(kind), _requests()
+    made = _engine(model).generate(requests)
+    assert all(_same(a, _sample_alone(model, request)) for a, request in zip(made, requests, strict=True))
+    assert {a.finished for a in made} == {True, False}
+    assert len({len(a.token_ids) for a in made}) > 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.99])
+@pytest.mark.parametrize("tokens", [1, 40, 10_000])
+def test_neither_batch_size_nor_compaction_changes_a_token(
+    share: float, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, requests = _model("llama"), _requests()
+    expected = _engine(model).generate(requests)
+    monkeypatch.setattr(transformers_engine, "_COMPACT_SHARE", share)
+    made = _engine(model, max_batch_tokens=tokens).generate(requests[::-1])[::-1]
+    assert all(_same(a, b) for a, b in zip(made, expected, strict=True))
+
+
+@pytest.mark.parametrize("elements", [1, 500, 1 << 24])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
+def test_an_honest_replay_has_margin_zero(kind: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, requests = _model(kind), _requests()
+    engine: Engine = _engine(model)
+    made = engine.generate(requests)
+    monkeypatch.setattr(transformers_engine, "MAX_NOISE_ELEMENTS", elements)  # small: cut into spans over a cache
+    scored = engine.replay(requests, [a.token_ids for a in made])
+    for a, b in zip(made, scored, strict=True):
+        assert b.logprobs == pytest.approx(a.logprobs, abs=1e-4)
+        assert len(b.margins) == len(a.token_ids)
+        assert max(b.margins) <= 1e-4
+        assert min(b.margins) >= 0.0
+
+
+def _worst_margins(model: Any, requests: list[GenerationRequest], token_ids: list[tuple[int, ...]]) -> list[float]:
+    return [max(scored.margins) for scored in _engine(model).replay(requests, token_ids)]
+
+
+def test_replay_catches_another_seed_and_another_temperature() -> None:
+    model, requests = _model("llama"), _requests(32)
+    for change in ({"seed": 5}, {"temperature": 2.5}, {"temperature": 0.1}):
+        cheats = [dataclasses.replace(r, max_new_tokens=12, **change) for r in requests]
+        honest = [dataclasses.replace(r, max_new_tokens=12) for r in requests]
+        made = [a.token_ids for a in _engine(model).generate(cheats)]
+        assert sum(margin > 0.01 for margin in _worst_margins(model, honest, made)) > 20
+
+
+def test_replay_catches_every_single_edited_token() -> None:
+    model, requests = _model("llama"), _requests(8)
+    made = [a.token_ids for a in _engine(model).generate(requests)]
+    for i, ids in enumerate(made):
+        for place, other in itertools.product(range(len(ids)), (0, 7, 14)):
+            if ids[place] != other:
+                edited = (*ids[:place], other, *ids[place + 1 :])
+                scored = _engine(model).replay([requests[i]], [edited])[0]
+                assert scored.margins[place] > 0.0
+                assert max(scored.margins[:place], default=0.0) <= 1e-4
+
+
+def test_replay_catches_other_weights_and_loading_the_right_ones_clears_it() -> None:
+    honest, other = _model("llama"), _sharpened(tiny_model(seed=4).model)
+    requests = _requests(32)
+    made = [a.token_ids for a in _engine(honest).generate(requests)]
+    assert sum(margin > 0.01 for margin in _worst_margins(other, requests, made)) > 25
+    engine = _engine(other)
+    engine.load_weights(memoryview(flatten(honest, layout_of(honest, "float32"))))
+    assert max(max(scored.margins) for scored in engine.replay(requests, made)) <= 1e-4
+
+
+def test_weights_that_do_not_fit_are_refused_and_the_policy_stays() -> None:
+    model, requests = _model("llama"), _requests(4)
+    engine = _engine(model)
+    before = engine.generate(requests)
+    with pytest.raises(IntegrityError, match="bytes"):
+        engine.load_weights(b"short")
+    assert engine.generate(requests) == before
+
+
+def test_generation_counts_its_tokens_and_stops_when_told() -> None:
+    engine, requests = _engine(_model("llama")), _requests()
+    steps: list[int] = []
+    made = engine.generate(requests, on_step=steps.append)
+    assert sum(steps) == sum(len(a.token_ids) for a in made)
+    asked: list[None] = []
+
+    def stop_at_third() -> bool:
+        asked.append(None)
+        return len(asked) == 3
+
+    with pytest.raises(GenerationStopped):
+        engine.generate(requests, should_stop=stop_at_third)
+    assert len(asked) == 3
+    assert engine.generate(requests) == made
+
+
+def test_a_policy_whose_logits_are_no_numbers_is_not_sampled() -> None:
+    model = _model("llama")
+    with torch.no_grad():
+        model.model.norm.weight.fill_(3e38)
+        model.model.embed_tokens.weight.mul_(1e3)
+    with pytest.raises(IntegrityError, match="not numbers"):
+        _engine(model).generate(_requests(2))
+
+
+def test_requests_out_of_bounds_are_refused() -> None:
+    engine, request = _engine(_model("llama")), _requests(1)[0]
+    for change in ({"prompt_ids": ()}, {"seed": 2**63}, {"max_new_tokens": 0}, {"temperature": 0.0}):
+        with pytest.raises(ConfigError):
+            dataclasses.replace(request, **change)
+    with pytest.raises(ConfigError, match="vocabulary"):
+        engine.generate([dataclasses.replace(request, prompt_ids=(VOCABULARY,))])
+    with pytest.raises(ConfigError, match="context"):
+        engine.generate([dataclasses.replace(request, max_new_tokens=40)])
+    for ids in ((), (VOCABULARY,), (-1,), (1,) * (request.max_new_tokens + 1)):
+        with pytest.raises(IntegrityError):
+            engine.replay([request], [ids])
+    with pytest.raises(LocalProtocolError):
+        engine.replay([request], [])
+    assert engine.generate([]) == []
+    assert engine.replay([], []) == []
+
+
+def test_the_engine_says_what_computes_its_tokens() -> None:
+    described = _engine(_model("llama")).engine_class
+    assert (described.engine, described.dtype, described.device) == ("transformers", "float32", "cpu")
