@@ -19,7 +19,7 @@ from p2prl.errors import IdentityError
 from p2prl.protocol import limits
 from p2prl.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, public_key_of, verify_raw
 
-MAX_RECORD_BYTES = 8 * 1024
+MAX_RECORD_BYTES = 4 * 1024
 """One record's value, signature included: eight addresses and a signed hello fit; a directory is no file store."""
 
 MAX_RECORD_TTL_S = 600.0
@@ -64,9 +64,9 @@ class OwnerSignedRecords:
         if not (0 <= expires_at <= latest and math.isfinite(expires_at)):
             return False
         owner = owner_of(record.subkey)
-        if owner is None:
-            return False
         value, signature = record.value[:-SIGNATURE_BYTES], record.value[-SIGNATURE_BYTES:]
+        if owner is None or not _is_packed_bytes(value):
+            return False
         return verify_raw(public_key_of(owner), _signed_bytes(record, value), signature)
 
     def strip_value(self, record: Record) -> bytes:
@@ -83,9 +83,17 @@ def owner_of(subkey: bytes) -> PeerId | None:
     try:
         text = msgspec.msgpack.decode(subkey, type=str)
         public_key_of(PeerId(text))
-    except (msgspec.DecodeError, IdentityError, TypeError):
+    except (msgspec.DecodeError, ValueError, IdentityError):  # not UTF-8 is a plain ValueError
         return None
     return PeerId(text) if msgspec.msgpack.encode(text) == subkey else None
+
+
+def _is_packed_bytes(value: bytes) -> bool:
+    """Whether this is msgpack of some bytes: hivemind's search hangs on values that it cannot unpack."""
+    try:
+        return msgspec.msgpack.encode(msgspec.msgpack.decode(value, type=bytes)) == value
+    except (msgspec.DecodeError, ValueError):
+        return False
 
 
 def _signed_bytes(record: Record, value: bytes) -> bytes:
