@@ -71,8 +71,9 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
             async with asyncio.timeout(10):
                 await scenario()
         finally:
-            while _ends:
-                _ends.pop().transport.abort()
+            for end in _ends:
+                end.transport.abort()
+            _ends.clear()
 
     asyncio.run(bounded())
 
