@@ -1,0 +1,218 @@
+"""The shapes of everything the API says, version 1.
+
+Rules: ids are strings; times are RFC 3339 in UTC; units stand in names; fields are only ever added within v1. There is
+no field for an address, a host or a place anywhere, and a test keeps it so. The join link is the one text that holds
+an address: the one the run's operator publishes to be found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """Sums over the whole ledger."""
+
+    contributors: int
+    active_contributors: int
+    """Contributors with a receipt in the last 20 learner steps that have one."""
+    validators: int
+    verified_groups: int
+    sampled_groups: int
+    """Groups credited by sampling, without a replay of their own."""
+    rejected_groups: int
+    expired_groups: int
+    completions: int
+    verified_tokens: int
+    """Completion tokens of verified and sampled groups."""
+    verified_tokens_per_s: float | None
+    """Over the last 20 learner steps, by the learner's clock; null until there are two."""
+    credit: float
+    """verified_tokens × 2 × parameters / 10^15."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionUse:
+    """Credited groups of one policy version in the last 20 learner steps."""
+
+    version: int
+    groups: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerHeadDocument:
+    """Where the ledger stands, for comparing two boards."""
+
+    run_id: str
+    height: int
+    """Entries."""
+    head: str
+    """Digest of the newest entry, hex: equal heads mean equal boards."""
+    signed_height: int | None
+    """Highest height this board holds the learner's signature for; null when it has seen none."""
+    ignored_lines: dict[str, int]
+    """Lines of the ledger that count for nothing, by rule."""
+    waiting_verdicts: int
+    """Verdicts on groups that have no receipt yet."""
+    incident: str | None
+    """What is wrong with the ledger, in one sentence; null when nothing is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskDocument:
+    """A task of the run's mix."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunDocument:
+    """The run at a glance. Texts come from the run's signed manifest."""
+
+    run_id: str
+    """Digest of the run manifest's envelope, hex."""
+    name: str
+    goal: str
+    base_model: str
+    parameters: int
+    licence: str
+    content_policy: str
+    reward: str
+    tasks: list[TaskDocument]
+    started_at: str | None
+    updated_at: str | None
+    """When the learner signed its newest receipts."""
+    learner_step: int | None
+    """Newest learner step in the ledger; null before the first receipt."""
+    total_steps: int | None
+    """Steps the run is planned for; null when this board was not told."""
+    policy_version: int | None
+    """Newest policy version known here."""
+    finished: bool
+    neighbours: dict[str, int] | None
+    """Peers this board is connected to, by role; null when it reads a run's folder instead."""
+    join_link: str
+    """Empty when the operator published none."""
+    credit_definition: str
+    totals: Totals
+    versions: list[VersionUse]
+    ledger: LedgerHeadDocument
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassRate:
+    """Share of checked groups that were credited, with its 95 % interval."""
+
+    passed: int
+    checked: int
+    rate: float | None
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContributorDocument:
+    """One public key's work."""
+
+    rank: int
+    id: str
+    """The peer id of its public key."""
+    handle: str
+    """Drawn from the public key; never something a person typed."""
+    credit: float
+    verified_groups: int
+    sampled_groups: int
+    verified_tokens: int
+    completions: int
+    mean_reward: float | None
+    """Weighted by completions; null when nothing was credited. Earns nothing."""
+    pass_rate: PassRate
+    rejected_groups: int
+    rejected_by_reason: dict[str, int]
+    expired_groups: int
+    expired_by_reason: dict[str, int]
+    first_step: int
+    last_step: int
+    last_receipt_at: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidatorDocument:
+    """One validator's counted verdicts."""
+
+    rank: int
+    id: str
+    handle: str
+    credit: float
+    passed_groups: int
+    failed_groups: int
+    disputed_groups: int
+    """Groups it failed although the learner credited them."""
+    rechecked_tokens: int
+    last_verdict_at: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaderboardDocument:
+    """One page of the leaderboard; exactly one of the two lists is used."""
+
+    by: str
+    total: int
+    people: list[ContributorDocument]
+    validators: list[ValidatorDocument]
+    next_cursor: str | None
+    """Give it back as `cursor` for the page after; null on the last one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsDocument:
+    """The reward curve, by column; entry i of every column belongs together. Oldest first."""
+
+    steps_per_point: int
+    """How many learner steps one point merges."""
+    step: list[int]
+    """First learner step of the point."""
+    reward_mean: list[float | None]
+    """Mean recomputed reward, weighted by completions."""
+    reward_low: list[float | None]
+    """Lower end of the mean's 95 % interval, from the spread between groups."""
+    reward_high: list[float | None]
+    groups: list[int]
+    rejected_groups: list[int]
+    expired_groups: list[int]
+    completions: list[int]
+    verified_tokens: list[int]
+    oldest_version: list[int | None]
+    """Oldest policy version whose groups were credited."""
+    newest_version: list[int | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntriesDocument:
+    """Consecutive ledger entries as they were signed."""
+
+    from_height: int
+    entries_base64: list[str]
+    height: int
+    """Entries in the whole ledger."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthDocument:
+    """Whether this board can be believed to be up to date."""
+
+    status: str
+    """`ok`, `starting` (no entry yet) or `failing`."""
+    height: int
+    incident: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorDocument:
+    """Why a request was refused."""
+
+    error: str
+    remedy: str

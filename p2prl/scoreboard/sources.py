@@ -1,0 +1,85 @@
+"""Where a board gets its ledger: one small port, so that the API never knows a journal from a swarm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2prl.errors import P2PRLError, RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.manifests import RunManifest
+from p2prl.scoreboard.fold import Board, BoardState
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRun:
+    """A run manifest that was opened and checked."""
+
+    manifest: RunManifest
+    run: Digest
+    """Digest of the manifest's envelope: the run's identity."""
+    raw: bytes
+
+    def empty_board(self) -> Board:
+        """The fold before the first entry."""
+        return Board(run=self.run, learner=self.manifest.learner, parameters=self.manifest.parameters)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """Everything a page shows, at one moment."""
+
+    run: KnownRun | None
+    """None while a board has not yet heard the run's manifest."""
+    board: BoardState | None
+    """None exactly when `run` is."""
+    policy_version: int | None
+    neighbours: dict[str, int] | None
+    signed_height: int | None
+    finished: bool
+    incident: str | None
+    join_link: str
+    total_steps: int | None
+
+
+class Source(Protocol):
+    """A ledger that grows. Both methods may be called from several threads."""
+
+    def snapshot(self) -> Snapshot:
+        """The newest state."""
+        ...
+
+    def entries(self, from_height: int, limit: int) -> list[bytes]:
+        """Consecutive entries from a height on, as bytes."""
+        ...
+
+    def failure(self) -> P2PRLError | None:
+        """What ended this source for good, if anything did."""
+        ...
+
+
+def open_run(raw: bytes) -> KnownRun:
+    """Open and check a run manifest's envelope. Raises `RemoteProtocolError` for anything else.
+
+    The signer must be the learner it names: a manifest is what every other signature of the run hangs on.
+    """
+    opened = open_envelope(raw, now=None)
+    manifest = body_of(opened, RunManifest)
+    if opened.author != manifest.learner:
+        raise RemoteProtocolError("run manifest: signed by somebody who is not its learner")
+    manifest.check()
+    return KnownRun(manifest, opened.digest, raw)
+
+
+def page_of(entries: list[bytes], *, limit_bytes: int = limits.MAX_CONTROL_FRAME_BYTES // 2) -> tuple[bytes, ...]:
+    """The longest prefix that fits one reply: at least one entry, at most the protocol's count, about `limit_bytes`."""
+    page: list[bytes] = []
+    size = 0
+    for entry in entries[: limits.MAX_LEDGER_ENTRIES_PER_REPLY]:
+        size += len(entry)
+        if page and size > limit_bytes:
+            break
+        page.append(entry)
+    return tuple(page)

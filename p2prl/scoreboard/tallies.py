@@ -1,0 +1,151 @@
+"""What the fold adds up, as values: one tally per person, per validator and per learner step.
+
+Sums are integers (rewards in millionths), so the order of addition never shows in a total, and a tally is replaced,
+never changed, so a reader in another thread holds a consistent board without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+MICRO = 1_000_000
+"""Rewards are kept in millionths."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Person:
+    """What the learner's receipts say about one public key."""
+
+    first_step: int
+    """Learner step of the first receipt."""
+    last_step: int
+    """Learner step of the newest receipt."""
+    last_ms: int
+    """When the learner signed the newest receipt, milliseconds since the epoch."""
+    verified_groups: int = 0
+    """Groups the learner checked and found right."""
+    sampled_groups: int = 0
+    """Groups credited because enough of their neighbours were checked."""
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    """Groups refused, by reason code."""
+    expired: Mapping[str, int] = field(default_factory=dict)
+    """Groups that came too late, by reason code; nobody's fault."""
+    completions: int = 0
+    """Completions in credited groups."""
+    tokens: int = 0
+    """Completion tokens in credited groups; credit is linear in it."""
+    reward_micros: int = 0
+    """Sum over credited completions of their group's mean reward, millionths."""
+
+    @property
+    def credited_groups(self) -> int:
+        """Groups that earned credit: verified, or credited by sampling."""
+        return self.verified_groups + self.sampled_groups
+
+    @property
+    def rejected_groups(self) -> int:
+        return sum(self.rejected.values())
+
+    @property
+    def expired_groups(self) -> int:
+        return sum(self.expired.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validator:
+    """What one key found when it replayed other peers' groups."""
+
+    last_ms: int
+    """When it signed its newest counted verdict, milliseconds since the epoch, by its own clock."""
+    passed_groups: int = 0
+    failed_groups: int = 0
+    disputed_groups: int = 0
+    """Groups it failed although the learner credited them."""
+    tokens: int = 0
+    """Tokens re-checked: per group the lesser of its claim and the learner's receipt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What was credited and refused at one learner step."""
+
+    last_ms: int
+    groups: int = 0
+    """Credited groups."""
+    completions: int = 0
+    tokens: int = 0
+    rejected_groups: int = 0
+    expired_groups: int = 0
+    reward_micros: int = 0
+    """Sum over credited completions of their group's mean reward, millionths."""
+    reward_squares: int = 0
+    """Sum over credited groups of the squared mean reward, millionths squared; gives the interval of the mean."""
+    group_reward_micros: int = 0
+    """Sum over credited groups of the mean reward, millionths."""
+    versions: Mapping[int, int] = field(default_factory=dict)
+    """Credited groups by the policy version that sampled them."""
+
+    def merged(self, other: Step) -> Step:
+        """Both steps as one; the merge of tallies of different steps is what a coarse curve shows."""
+        return Step(
+            last_ms=max(self.last_ms, other.last_ms),
+            groups=self.groups + other.groups,
+            completions=self.completions + other.completions,
+            tokens=self.tokens + other.tokens,
+            rejected_groups=self.rejected_groups + other.rejected_groups,
+            expired_groups=self.expired_groups + other.expired_groups,
+            reward_micros=self.reward_micros + other.reward_micros,
+            reward_squares=self.reward_squares + other.reward_squares,
+            group_reward_micros=self.group_reward_micros + other.group_reward_micros,
+            versions=summed(self.versions, other.versions),
+        )
+
+    def mean_reward(self) -> float | None:
+        """Mean recomputed reward, weighted by completions; None when nothing was credited."""
+        return self.reward_micros / self.completions / MICRO if self.completions else None
+
+    def reward_interval(self) -> tuple[float, float] | None:
+        """95 % interval of the mean, from the spread between groups; None with fewer than two groups."""
+        mean = self.mean_reward()
+        if mean is None or self.groups < 2:
+            return None
+        centre = self.group_reward_micros / self.groups
+        variance = max(0.0, (self.reward_squares / self.groups - centre**2)) * self.groups / (self.groups - 1)
+        half = 1.96 * math.sqrt(variance / self.groups) / MICRO
+        return mean - half, mean + half
+
+
+def summed(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
+    """Two counts as one, keys in increasing order."""
+    return {key: first.get(key, 0) + second.get(key, 0) for key in sorted({*first, *second})}
+
+
+def counted(counts: Mapping[str, int], reason: str) -> dict[str, int]:
+    """`counts` with one more `reason`; keys in alphabetical order."""
+    return dict(sorted({**counts, reason: counts.get(reason, 0) + 1}.items()))
+
+
+def wilson_interval(passed: int, of: int) -> tuple[float, float]:
+    """95 % interval of a pass rate (Wilson 1927, score interval), so that 3 out of 3 does not read as certain.
+
+    Returns (0, 1) when nothing was tried.
+    """
+    if of == 0:
+        return 0.0, 1.0
+    z = 1.959963984540054
+    rate, spread = passed / of, z * z / of
+    centre = (rate + spread / 2) / (1 + spread)
+    half = z * math.sqrt(rate * (1 - rate) / of + spread / (4 * of)) / (1 + spread)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def with_receipt_time(person: Person, *, step: int, sent_ms: int) -> Person:
+    """`person` after one more receipt of `step`."""
+    return replace(
+        person,
+        first_step=min(person.first_step, step),
+        last_step=max(person.last_step, step),
+        last_ms=max(person.last_ms, sent_ms),
+    )
