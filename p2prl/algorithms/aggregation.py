@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.checks import require_between, require_choice, require_positive
-from p2prl.algorithms.ratios import on_mask
+from p2prl.algorithms.ratios import on_mask, widest
 from p2prl.errors import ConfigError
 
 AggregationKind = Literal["seq_mean", "token_mean", "fixed_length", "delta_l"]
@@ -54,9 +54,9 @@ def aggregate(
 def aggregation_coefficients(
     mask_BGT: Tensor, cfg: AggregationConfig, *, update_lengths_N: Tensor | None = None
 ) -> Tensor:
-    """c_i of each completion as (B, G), float64: 1e9 tokens of an update are beyond float32's exact integers."""
-    lengths_BG = mask_BGT.bool().sum(dim=-1).double()
-    lengths_N = lengths_BG.flatten() if update_lengths_N is None else update_lengths_N.double()
+    """c_i of each completion as (B, G), in the widest float of the device."""
+    lengths_BG = widest(mask_BGT.bool().sum(dim=-1))
+    lengths_N = lengths_BG.flatten() if update_lengths_N is None else widest(update_lengths_N)
     count = lengths_N.numel()
     if cfg.kind == "seq_mean":
         return 1 / (count * lengths_BG)

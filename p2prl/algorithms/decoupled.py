@@ -46,9 +46,10 @@ def decoupled_ppo(
 ) -> LossOutput:
     """Decoupled PPO: −sg(π_prox/π_behavior) · min(r A, clip(r, 1−ε_low, 1+ε_high) A) with r = π/π_prox.
 
-    Hilton et al. (arXiv 2110.00641 §3); AReaL (2505.24298 §5.2). Tokens with π_prox/π_behavior above the cap are dropped, as in AReaL's code. Without proximal log-probs in the
-    batch, π_prox is the policy itself: with one step per batch that is exact, r = 1 and this is masked token-level
-    importance sampling. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    Hilton et al. (arXiv 2110.00641 §3); AReaL (2505.24298 §5.2). Tokens with π_prox/π_behavior above the cap are
+    dropped, as in AReaL's code. Without proximal log-probs in the batch, π_prox is the policy itself: with one step
+    per batch that is exact, r = 1 and this is masked token-level importance sampling. Shapes (B, G, T). Raises
+    LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     proximal_BGT = terms.policy_BGT.detach()
@@ -63,8 +64,8 @@ def a3po(
     """A-3PO (arXiv 2512.06547): decoupled PPO with log π_prox = log π_behavior + α ℓ, no gradient through it.
 
     α = (v_prox − v_behavior)/(v − v_behavior) with v_prox = v − 1, so α = (s−1)/s at staleness s ≥ 1;
-    s = 0 takes α = 1. Saves decoupled PPO's extra forward pass. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`), also where
-    the batch has no staleness.
+    s = 0 takes α = 1. Saves decoupled PPO's extra forward pass. Shapes (B, G, T). Raises LocalProtocolError (see
+    `terms_of`), also where the batch has no staleness.
     """
     if batch.staleness_BG is None:
         raise LocalProtocolError("a3po needs staleness_BG")

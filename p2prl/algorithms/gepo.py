@@ -125,8 +125,9 @@ def eqp(policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: EqpConfig, aggreg
     """EqP (released code of GEPO): −w A with w = P / Σ_j q̂_j P_j, q̂ = Q/ΣQ; the gradient flows through the denominator.
 
     In the log domain log w = LP − [logsumexp(LQ + LP) − logsumexp(LQ)]. `weights_BGT` holds w alone; the coupling of
-    the group through the denominator is in the gradient only. Differs from the authors' code as `gepo` does. Shapes
-    (B, G, T). Raises LocalProtocolError (see `terms_of`), also where a batch splits groups.
+    the group through the denominator is in the gradient only, and a guarded completion keeps its share in it. Differs
+    from the authors' code as `gepo` does. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`), also where a
+    batch splits groups.
     """
     require_whole_groups(batch, "eqp")
     terms = terms_of(policy_logprobs_BGT, batch)

@@ -56,10 +56,10 @@ def gepo_t(
 def gex(policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: GexConfig, aggregation: AggregationConfig) -> LossOutput:
     """gex: GEPO-T's form with log w = λ Σℓ + (1−λ)(LP − log Ê), λ = (ESS − 1)/(G − 1) of the group's e^{Σℓ}.
 
-    This project's own loss: on policy λ = 1 and w = 1, which is unbiased REINFORCE; far off
-    policy λ → 0, which is GEPO-T. G = 1 takes λ = 0 (then Ê = Q and w is GSPO's). Metrics: mixing (mean λ),
-    tapered_fraction. Shapes (B, G, T); nats. Raises LocalProtocolError (see `terms_of`), also where a batch splits
-    groups, because λ needs all of one.
+    This project's own loss: on policy λ = 1 and w = 1, which is unbiased REINFORCE; far off policy λ → 0, which is
+    GEPO-T. G = 1 takes λ = 0 (then Ê = Q and w is GSPO's). At hundreds of tokens Σℓ is so large that λ Σℓ can silence
+    positives even at small λ: prefer GEPO-T there. Metrics: mixing (mean λ), tapered_fraction. Shapes (B, G, T); nats.
+    Raises LocalProtocolError (see `terms_of`), also where a batch splits groups, because λ needs all of one.
     """
     require_whole_groups(batch, "gex")
     terms = terms_of(policy_logprobs_BGT, batch)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.checks import require_between, require_positive
-from p2prl.algorithms.ratios import computing, effective_sample_size, masked_mean
+from p2prl.algorithms.ratios import computing, effective_sample_size, masked_mean, widest
 from p2prl.errors import LocalProtocolError
 
 
@@ -26,7 +26,8 @@ def kl_brake(kl_per_token: Tensor, *, target_kl: float = 0.05) -> Tensor:
     require_positive("target_kl", target_kl)
     if bool(torch.isnan(kl_per_token).any()):
         raise LocalProtocolError("kl_per_token is NaN")
-    return (target_kl / computing(kl_per_token.detach()).clamp(min=target_kl)).sqrt()
+    kl = computing(kl_per_token.detach())
+    return torch.where(kl > target_kl, (target_kl / kl.clamp(min=target_kl)).sqrt(), torch.ones_like(kl))
 
 
 def vcpo_factor(sequence_log_ratios: Tensor) -> Tensor:
@@ -49,8 +50,8 @@ def second_moment_keep(log_ratio_BGT: Tensor, mask_BGT: Tensor, *, budget: float
     """
     require_positive("budget", budget)
     mask_BGT = mask_BGT.bool()
-    squares_BGT = computing(log_ratio_BGT.detach()).square()
-    ordered_N = squares_BGT[mask_BGT].sort().values.double()
+    squares_BGT = widest(log_ratio_BGT.detach()).square()
+    ordered_N = squares_BGT[mask_BGT].sort().values
     if ordered_N.numel() == 0:
         raise LocalProtocolError("mask_BGT is empty")
     running_mean_N = ordered_N.cumsum(0) / torch.arange(1, ordered_N.numel() + 1, device=ordered_N.device)
@@ -58,7 +59,7 @@ def second_moment_keep(log_ratio_BGT: Tensor, mask_BGT: Tensor, *, budget: float
     if not bool(over_N.any()):
         return mask_BGT
     first_dropped = ordered_N[over_N.int().argmax()]
-    return mask_BGT & (squares_BGT.double() < first_dropped)
+    return mask_BGT & (squares_BGT < first_dropped)
 
 
 def negative_tail_keep(geometric_BG: Tensor, advantages_BG: Tensor, *, bound_nats: float = 0.5) -> Tensor:

@@ -79,6 +79,11 @@ def computing(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
+def widest(values: Tensor) -> Tensor:
+    """float64 where the device has it (Apple's does not), for sums over all tokens of an update."""
+    return values.float() if values.device.type == "mps" else values.double()
+
+
 def on_mask(values_BGT: Tensor, mask_BGT: Tensor) -> Tensor:
     """`values_BGT` with zeros off the mask. Selects, not multiplies: padding may hold NaN, and NaN · 0 is NaN."""
     return torch.where(mask_BGT, values_BGT, torch.zeros((), dtype=values_BGT.dtype, device=values_BGT.device))

@@ -1,0 +1,113 @@
+"""Advantages against loops over the formulas, and their refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from p2prl.algorithms.advantages import AdvantageConfig, AdvantageKind, beta_density, compute_advantages, whiten
+from p2prl.errors import ConfigError, LocalProtocolError
+
+REWARDS = [[1.0, 0.0, 0.0, 1.0], [0.0, 0.25, 0.0, 0.0], [0.5, 0.5, 1.0, 0.75]]
+LENGTHS = [[3, 5, 1, 2], [7, 1, 1, 4], [2, 2, 9, 9]]
+
+
+def advantages(kind: AdvantageKind, rewards: list[list[float]] = REWARDS) -> list[list[float]]:
+    lengths = torch.tensor(LENGTHS) if kind == "opo" else None
+    result = compute_advantages(
+        torch.tensor(rewards, dtype=torch.float64), AdvantageConfig(kind=kind), lengths_BG=lengths
+    )
+    return [[float(value) for value in row] for row in result.advantages_BG]
+
+
+def test_mean_and_std_and_leave_one_out() -> None:
+    for row, mean, std, rloo in zip(
+        REWARDS, advantages("mean"), advantages("mean_std"), advantages("rloo"), strict=True
+    ):
+        centre = sum(row) / 4
+        deviation = math.sqrt(sum((r - centre) ** 2 for r in row) / 3)
+        assert mean == pytest.approx([r - centre for r in row])
+        assert std == pytest.approx([(r - centre) / (deviation + 1e-4) for r in row])
+        assert rloo == pytest.approx([r - (sum(row) - r) / 3 for r in row])
+    assert advantages("none") == REWARDS
+
+
+def test_opo_takes_the_length_weighted_mean() -> None:
+    for row, lengths, got in zip(REWARDS, LENGTHS, advantages("opo"), strict=True):
+        base = sum(n * r for n, r in zip(lengths, row, strict=True)) / sum(lengths)
+        assert got == pytest.approx([r - base for r in row])
+
+
+def test_beta_divides_by_the_density_of_the_moment_fit() -> None:
+    means = [sum(row) / 4 for row in REWARDS]
+    centre = sum(means) / 3
+    variance = sum((m - centre) ** 2 for m in means) / 3
+    total = centre * (1 - centre) / variance - 1
+    alpha, beta = 1 + centre * total / 3, 1 + (1 - centre) * total / 3
+    for row, mean, got in zip(REWARDS, means, advantages("beta"), strict=True):
+        norm = math.gamma(alpha) * math.gamma(beta) / math.gamma(alpha + beta)
+        density = mean ** (alpha - 1) * (1 - mean) ** (beta - 1) / norm
+        assert got == pytest.approx([(r - mean) / density for r in row])
+
+
+def test_beta_is_the_plain_mean_where_no_moments_fit() -> None:
+    assert advantages("beta", REWARDS[:1]) == advantages("mean", REWARDS[:1])
+    assert advantages("beta", [REWARDS[0], REWARDS[0]]) == advantages("mean", [REWARDS[0], REWARDS[0]])
+    assert beta_density(torch.tensor([0.0, 1.0])).tolist() == [1.0, 1.0]
+
+
+def test_beta_density_near_the_edge_is_floored() -> None:
+    rewards = torch.full((8, 64), 0.0, dtype=torch.float64)
+    rewards[:7, :32] = 1.0
+    rewards[7, 0] = 1.0
+    got = compute_advantages(rewards, AdvantageConfig(kind="beta"))
+    assert got.advantages_BG.abs().max() <= 1 / 1e-2
+    assert torch.isfinite(got.advantages_BG).all()
+
+
+@pytest.mark.parametrize("kind", ["mean", "mean_std", "opo", "rloo", "beta"])
+def test_zero_variance_groups_get_exactly_zero_and_are_reported(kind: AdvantageKind) -> None:
+    rewards = torch.tensor([[0.1, 0.1, 0.1], [1.0, 0.0, 1.0]])
+    got = compute_advantages(rewards, AdvantageConfig(kind=kind), lengths_BG=torch.tensor([[1, 2, 7], [3, 3, 3]]))
+    assert got.zero_variance_B.tolist() == [True, False]
+    assert got.advantages_BG[0].tolist() == [0.0, 0.0, 0.0]
+    assert (got.advantages_BG[1] != 0).all()
+
+
+@pytest.mark.parametrize("kind", ["mean", "mean_std", "beta"])
+def test_groups_of_one_teach_nothing(kind: AdvantageKind) -> None:
+    got = compute_advantages(torch.tensor([[1.0], [0.5]]), AdvantageConfig(kind=kind))
+    assert got.advantages_BG.count_nonzero() == 0
+    assert got.zero_variance_B.all()
+
+
+def test_half_precision_rewards_are_computed_in_float32() -> None:
+    got = compute_advantages(torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float16), AdvantageConfig())
+    assert got.advantages_BG.dtype == torch.float32
+    assert got.advantages_BG[0].tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+
+
+def test_what_a_kind_cannot_serve_is_refused() -> None:
+    two = torch.tensor([[1.0, 0.0]])
+    with pytest.raises(ConfigError, match="rloo"):
+        compute_advantages(torch.tensor([[1.0]]), AdvantageConfig(kind="rloo"))
+    with pytest.raises(ConfigError, match="opo"):
+        compute_advantages(two, AdvantageConfig(kind="opo"))
+    with pytest.raises(ConfigError, match="beta"):
+        compute_advantages(two * -1, AdvantageConfig(kind="beta"))
+    with pytest.raises(ConfigError, match=r"advantage\.kind"):
+        AdvantageConfig(kind="median")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="std_epsilon"):
+        AdvantageConfig(std_epsilon=0.0)
+    for bad in (torch.tensor([[float("nan"), 1.0]]), torch.tensor([1.0, 0.0]), torch.empty(0, 3)):
+        with pytest.raises(LocalProtocolError, match="rewards_BG"):
+            compute_advantages(bad, AdvantageConfig())
+
+
+def test_whitening_gives_mean_zero_and_deviation_one() -> None:
+    got = whiten(torch.tensor(REWARDS, dtype=torch.float64))
+    assert float(got.mean()) == pytest.approx(0, abs=1e-12)
+    assert float(got.std(unbiased=False)) == pytest.approx(1, abs=1e-6)
+    assert whiten(torch.ones(2, 2)).count_nonzero() == 0

@@ -1,0 +1,134 @@
+"""Names, options and combinations: what is accepted, and what each refusal tells the reader to do."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from p2prl.algorithms.advantages import AdvantageConfig
+from p2prl.algorithms.aggregation import AggregationConfig
+from p2prl.algorithms.registry import LOSSES, build_loss, loss_by_name
+from p2prl.errors import ConfigError
+
+OFFERED = (
+    *("grpo", "dr_grpo", "dapo", "bnpo", "gspo", "gepo", "gepo_paper", "gepo_plus", "eqp", "gepo_t", "gex", "cispo"),
+    *("tis", "seq_mis", "topr", "m2po", "decoupled_ppo", "a3po", "opsm", "two_sided", "dppo", "asympo", "asymre"),
+    *("reinforce", "ppo", "dpo"),
+)
+
+
+def test_every_promised_loss_is_offered() -> None:
+    assert sorted(LOSSES) == sorted(OFFERED)
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_every_loss_builds_from_its_name_and_every_field_is_documented(name: str) -> None:
+    objective = build_loss(name, max_completion_tokens=64)
+    assert objective.spec.name == name
+    assert isinstance(objective.config, objective.spec.config_type)
+    assert objective.spec.function.__name__ == name
+    assert "LocalProtocolError" in (objective.spec.function.__doc__ or "")
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("gepo-t", "gepo_t"), ("gropo", "grpo"), ("seqmis", "seq_mis")])
+def test_an_unknown_loss_suggests_the_nearest(wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loss_by_name(wrong)
+    assert f"'{right}'" in caught.value.remedy
+
+
+def test_a_hopeless_name_lists_all() -> None:
+    with pytest.raises(ConfigError) as caught:
+        loss_by_name("zzzzzz")
+    assert all(name in caught.value.remedy for name in OFFERED)
+
+
+def test_an_unknown_option_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="clip_lo") as caught:
+        build_loss("grpo", options={"clip_lo": 0.1})
+    assert "clip_low" in caught.value.remedy
+    with pytest.raises(ConfigError) as caught:
+        build_loss("reinforce", options={"cap": 1.0})
+    assert "no options" in caught.value.remedy
+
+
+def test_options_reach_the_config() -> None:
+    assert build_loss("gex", options={"cap": 3.0, "taper": "token"}).config.cap == 3.0
+    assert build_loss("dapo").config.clip_high == 0.28
+
+
+OUT_OF_RANGE = [
+    ("grpo", "clip_low", -0.1),
+    ("grpo", "clip_high", 0.0),
+    ("two_sided", "delta", 1.1),
+    ("gspo", "clip_low", 2.0),
+    ("gepo", "clip", 0.0),
+    ("gepo", "log_weight_bound", 0.0),
+    ("gepo_paper", "kl_beta", -1.0),
+    ("gepo_paper", "log_ratio_bound", 100.0),
+    ("gepo_plus", "kl_switch", float("nan")),
+    ("gepo_t", "cap", 0.0),
+    ("gex", "cap", float("inf")),
+    ("tis", "cap", -2.0),
+    ("cispo", "cap", 0.0),
+    ("topr", "negative_low", 1.5),
+    ("topr", "negative_high", -0.5),
+    ("seq_mis", "low", 0.0),
+    ("seq_mis", "high", 0.5),
+    ("m2po", "budget", 0.0),
+    ("decoupled_ppo", "behavior_cap", 0.0),
+    ("a3po", "clip_low", 3.0),
+    ("opsm", "bound_nats", -1.0),
+    ("dppo", "mask_high", 0.0),
+    ("dppo", "kl_tau", -1.0),
+    ("asympo", "nll_floor", 0.0),
+    ("asymre", "delta_v", 0.1),
+    ("ppo", "clip_high", 0.0),
+    ("dpo", "beta", 0.0),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), OUT_OF_RANGE)
+def test_a_value_out_of_range_names_the_field_and_the_range(name: str, option: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=option) as caught:
+        build_loss(name, options={option: value})
+    assert option in caught.value.remedy
+
+
+def test_a_value_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="wrong type"):
+        build_loss("grpo", options={"clip_low": "wide"})
+
+
+def test_an_unknown_taper_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="taper") as caught:
+        build_loss("gepo_t", options={"taper": "sequnce"})
+    assert "sequence" in caught.value.remedy
+
+
+def test_combinations_without_meaning_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"aggregation\.kind"):
+        build_loss("dpo", aggregation=AggregationConfig(kind="token_mean"))
+    with pytest.raises(ConfigError, match=r"advantage\.kind"):
+        build_loss("asymre", advantage=AdvantageConfig(kind="mean_std"))
+    with pytest.raises(ConfigError, match="max_completion_tokens"):
+        build_loss("dr_grpo")
+
+
+def test_the_papers_knobs_are_the_defaults() -> None:
+    knobs = {name: (spec.advantage, spec.aggregation) for name, spec in LOSSES.items()}
+    assert knobs["grpo"] == ("mean_std", "seq_mean")
+    assert knobs["dr_grpo"] == ("mean", "fixed_length")
+    assert knobs["dapo"] == ("mean_std", "token_mean")
+    assert knobs["bnpo"] == ("beta", "token_mean")
+    assert {knobs[name] for name in ("gepo", "gepo_paper", "gepo_t", "gex")} == {("mean", "seq_mean")}
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_configs_are_frozen_with_a_default_for_every_field(name: str) -> None:
+    config_type = LOSSES[name].config_type
+    config = config_type()
+    for field in fields(config_type):
+        with pytest.raises(AttributeError):
+            setattr(config, field.name, 1.0)
