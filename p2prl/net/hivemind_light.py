@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.errors import MachineError
+from p2prl.net import library_logs
 
 VERSION = "1.1.12"
 """The release whose inner names this file and its callers rely on."""
@@ -60,20 +61,6 @@ class Hivemind:
     P2PHandlerError: Any
 
 
-class _Forward(logging.Handler):
-    """Hands hivemind's log records to our own logger. Its warnings are weather, traceback and all: debug to us."""
-
-    def __init__(self, target: logging.Logger) -> None:
-        super().__init__()
-        self._target = target
-
-    def emit(self, record: logging.LogRecord) -> None:
-        level = record.levelno if record.levelno >= logging.ERROR else logging.DEBUG
-        if self._target.isEnabledFor(level):
-            exc_info = record.exc_info if self._target.isEnabledFor(logging.DEBUG) else None
-            self._target.log(level, "%s", record.getMessage(), exc_info=exc_info)
-
-
 @cache
 def load() -> Hivemind:
     """The library's parts, imported once. Raises `MachineError` when the library is absent or another release."""
@@ -91,7 +78,9 @@ def load() -> Hivemind:
         parts = _import_parts(root)
     except (ImportError, AttributeError) as error:
         raise MachineError(f"this hivemind is not release {VERSION}: {error}", remedy=_REMEDY) from error
-    _route_logging()
+    # hivemind writes coloured lines to stderr and renames a level of the whole process. Undo both.
+    logging.addLevelName(logging.WARNING, "WARNING")
+    library_logs.route("hivemind")
     return parts
 
 
@@ -125,15 +114,3 @@ def _import_parts(root: Path) -> Hivemind:
         P2PDaemonError=p2p.P2PDaemonError,
         P2PHandlerError=p2p.P2PHandlerError,
     )
-
-
-def _route_logging() -> None:
-    """hivemind writes coloured lines to stderr and renames a level of the whole process. Undo both."""
-    logging.addLevelName(logging.WARNING, "WARNING")
-    theirs = logging.getLogger("hivemind")
-    for handler in list(theirs.handlers):
-        theirs.removeHandler(handler)
-    ours = logging.getLogger("p2prl.net.hivemind")
-    theirs.addHandler(_Forward(ours))
-    theirs.propagate = False
-    theirs.setLevel(logging.DEBUG if ours.isEnabledFor(logging.DEBUG) else logging.ERROR)
