@@ -44,6 +44,15 @@ def join(packed: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(batch)
 
 
+def split(frame: bytes) -> Iterator[tuple[int, bytes]]:
+    """(kind number, packed message) of each message of a well-formed frame of our own, without decoding it."""
+    offset = 0
+    while offset < len(frame):
+        number, size = _HEADER.unpack_from(frame, offset)
+        yield number, frame[offset : offset + _HEADER.size + size]
+        offset += _HEADER.size + size
+
+
 def unpack(frame: bytes) -> Iterator[Wire]:
     """The messages of a frame, in order. Raises `RemoteProtocolError` at the first one that is malformed."""
     if len(frame) > limits.MAX_FRAME_BYTES:

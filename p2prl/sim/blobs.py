@@ -1,0 +1,59 @@
+"""Chunks in memory: the simulator's `BlobStore`. It outlives a simulated crash, as a disk would."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.manifests import BlobRef
+
+
+class MemoryBlobs:
+    """A `BlobStore` in one dictionary. Chunks are kept by blob and index, as they lie in a file."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[Digest, dict[int, bytes]] = {}
+        self._finished: dict[Digest, None] = {}
+
+    def add(self, ref: BlobRef, data: bytes | memoryview) -> None:
+        """Keep a blob made here, whole."""
+        view = memoryview(data)
+        spans = [ref.span(index) for index in range(len(ref.chunks))]
+        self._chunks[ref.root] = {i: bytes(view[start : start + size]) for i, (start, size) in enumerate(spans)}
+        self._finished[ref.root] = None
+
+    def whole(self, ref: BlobRef) -> bytes:
+        """The bytes of a finished blob. Raises `KeyError` while a chunk is missing."""
+        chunks = self._chunks[ref.root]
+        return b"".join(chunks[index] for index in range(len(ref.chunks)))
+
+    def holds(self, root: Digest) -> bool:
+        """Whether a blob is here and whole."""
+        return root in self._finished
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all chunks kept."""
+        return sum(len(data) for chunks in self._chunks.values() for data in chunks.values())
+
+    def begin(self, ref: BlobRef) -> AbstractSet[int]:
+        """See `BlobStore.begin`."""
+        present = self._chunks.setdefault(ref.root, {})
+        return {index for index, data in present.items() if chunk_digest(data) == ref.chunks[index]}
+
+    def write(self, ref: BlobRef, index: int, data: bytes) -> None:
+        """See `BlobStore.write`."""
+        self._chunks[ref.root][index] = data
+
+    def read(self, ref: BlobRef, index: int) -> bytes:
+        """See `BlobStore.read`."""
+        return self._chunks[ref.root][index]
+
+    def finish(self, ref: BlobRef) -> None:
+        """See `BlobStore.finish`."""
+        self._finished[ref.root] = None
+
+    def drop(self, root: Digest) -> None:
+        """See `BlobStore.drop`."""
+        self._chunks.pop(root, None)
+        self._finished.pop(root, None)

@@ -1,0 +1,38 @@
+"""Virtual time: a heap of actions, run in the order of their time and, at one time, of their making."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+START = 1_800_000_000.0
+"""Where virtual time begins, seconds since the Unix epoch: a real date, so that envelopes and records are timely."""
+
+Action = Callable[[], None]
+
+
+class VirtualLoop:
+    """Runs actions at their times. It is a `Clock`'s source, and never sleeps."""
+
+    def __init__(self) -> None:
+        self.now = START
+        self._queue: list[tuple[float, int, Action]] = []
+        self._sequence = itertools.count()
+        self.steps = 0
+        """Actions run so far."""
+
+    def at(self, when: float, action: Action) -> None:
+        """Run `action` at virtual time `when`; at once, in turn, when that is past."""
+        heapq.heappush(self._queue, (max(when, self.now), next(self._sequence), action))
+
+    def run_until(self, when: float, *, after_each: Action | None = None) -> None:
+        """Run everything due up to and including `when`, then stand at `when`."""
+        queue = self._queue
+        while queue and queue[0][0] <= when:
+            self.now, _, action = heapq.heappop(queue)
+            self.steps += 1
+            action()
+            if after_each is not None:
+                after_each()
+        self.now = max(self.now, when)
