@@ -1,7 +1,7 @@
 """Weight blobs on disk: one file per blob, named by its root, chunk by chunk.
 
 A blob that is still arriving ends in `.part`; the rename to its final name happens when its last chunk is verified
-and on disk. After a restart nothing is believed: every chunk is hashed again (`weights.md` §4).
+and on disk. After a restart nothing is believed: every chunk is hashed again.
 """
 
 from __future__ import annotations

@@ -51,12 +51,6 @@ class NodeDriver:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         transport.set_receiver(self._on_frame)
 
-    def start(self, peers: list[PeerId]) -> None:
-        """Begin with these peers already connected (the bootstrap peers that answered)."""
-        for peer in peers:
-            self._node.connected(peer, self._clock.now())
-        self.wake()
-
     async def wait(self) -> None:
         """Return only by raising: the error that ended the node."""
         await self._failure

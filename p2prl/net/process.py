@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from p2prl.clock import SystemClock
-from p2prl.errors import P2PRLError
+from p2prl.errors import P2PRLError, TransportError, UnreachableError
 from p2prl.net import control
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.driver import NodeDriver
@@ -26,13 +26,16 @@ from p2prl.net.hivemind import HivemindTransport
 from p2prl.net.keyfile import load_identity
 from p2prl.protocol.codec import encode
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.identity import PeerId
+from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.messages import Role
 from p2prl.swarm import events
 from p2prl.swarm.node import Node, NodeConfig
 from p2prl.swarm.relay import RelayConfig
 
 _STATUS_S = 2.0
+
+_REDIAL_S = 5.0
+"""How often a node without neighbours tries its bootstrap peers."""
 
 
 class NetworkProcess:
@@ -74,13 +77,14 @@ class NetworkProcess:
         )
         if start.manifest:
             self._node.begin(start.manifest)
-        transport = await HivemindTransport.start(identity, listen=start.listen, bootstrap=start.bootstrap)
+        transport = await self._transport(identity, start)
         try:
             self._node.announce(transport.addresses)
             self._driver = NodeDriver(self._node, transport, self._clock, start.run, self._on_event)
             self._tell(control.Up(transport.addresses))
-            self._driver.start([PeerId(address.rsplit("/p2p/", 1)[1]) for address in start.bootstrap])
-            tasks = [asyncio.ensure_future(t) for t in (self._driver.wait(), self._obey(), self._report())]
+            self._driver.wake()
+            work = (self._driver.wait(), self._obey(), self._report(), self._stay_linked(transport, start.bootstrap))
+            tasks = [asyncio.ensure_future(part) for part in (*work, transport.wait_stopped())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -93,6 +97,26 @@ class NetworkProcess:
         finally:
             await transport.close()
             self._blobs.close()
+
+    async def _transport(self, identity: Identity, start: control.Start) -> HivemindTransport:
+        """Join the directory; a run that is known already is worked on alone until its peers are back."""
+        try:
+            return await HivemindTransport.start(identity, listen=start.listen, bootstrap=start.bootstrap)
+        except UnreachableError as error:
+            if not start.manifest:
+                raise
+            self._tell(control.Warned(f"{error}; going on alone and trying again", ""))
+            return await HivemindTransport.start(identity, listen=start.listen)
+
+    async def _stay_linked(self, transport: HivemindTransport, bootstrap: tuple[str, ...]) -> None:
+        """Dial the bootstrap peers at the start, and again whenever no neighbour is left."""
+        while True:
+            if not self._node.roles():
+                for address in bootstrap:
+                    with contextlib.suppress(TransportError):
+                        self._node.connected(await transport.connect(address), self._clock.now())
+                        self._driver.wake()
+            await asyncio.sleep(_REDIAL_S)
 
     async def _obey(self) -> None:
         """Carry out the role's messages until it hangs up."""

@@ -23,6 +23,9 @@ from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.messages import BlobQuery, Chunk, ChunkRefused, ChunkRequest, Have
 from p2prl.swarm.ports import BlobStore, Randomness
 
+_REMEMBERED_QUERIES = 256
+"""Unknown blobs that neighbours asked about: a few versions ahead at most, unless somebody makes them up."""
+
 _REMEMBERED_REQUESTS = 16_384
 """Requests remembered per neighbour (512 KiB): far more than can be late at once."""
 
@@ -45,6 +48,8 @@ class RelayConfig:
     """Seconds without a new chunk after which the learner may be asked for what volunteers hold too."""
     reveal_window: int = 2
     """Chunks the learner shows a neighbour beyond those it fetched, until each chunk was sent once."""
+    reveal_all_after_s: float = 1.0
+    """Once each chunk was sent once, the learner shows the rest after this: volunteers' own news should come first."""
     reveal_timeout_s: float = 4.0
     """A revealed chunk not fetched within this time is shown to somebody else."""
 
@@ -64,6 +69,9 @@ class Transfer:
     revealed: dict[int, tuple[PeerId, float]] = field(default_factory=dict)
     """Origin only: chunk → (neighbour it was shown to, when) until it was sent once."""
     sent_once: set[int] = field(default_factory=set)
+    reveal_all_at: float = math.inf
+    open: bool = False
+    """Origin only: when everything is shown to everybody, and whether that time has come."""
     stale: set[PeerId] = field(default_factory=set)
     """Watchers that have not yet been told of the latest chunks."""
 
@@ -108,6 +116,8 @@ class Relay:
         self._places: dict[Digest, dict[tuple[Digest, int], None]] = {}
         """Chunk → every (blob, index) it fills. Equal chunks, of one blob or of two versions, travel once."""
         self._in_flight: dict[Digest, PeerId] = {}
+        self._early: dict[Digest, set[PeerId]] = {}
+        """Neighbours that asked about blobs not known here yet."""
         self.stats = RelayStats()
         self.outbox: list[tuple[PeerId, Wire]] = []
         self.completed: list[Digest] = []
@@ -201,7 +211,7 @@ class Relay:
             case Have(root=root, bitmap=bitmap):
                 self._on_have(neighbour, Digest(root), bitmap, now)
             case ChunkRequest(chunk=chunk):
-                self._on_request(source, neighbour, Digest(chunk))
+                self._on_request(source, neighbour, Digest(chunk), now)
             case Chunk(data=data):
                 self._on_chunk(source, neighbour, data, now)
             case ChunkRefused(chunk=chunk, retry_ms=retry_ms):
@@ -218,7 +228,12 @@ class Relay:
                 neighbour.strikes = 0
                 neighbour.snubbed_until = now + self._config.snub_s
         for transfer in self._transfers.values():
-            if transfer.origin and len(transfer.sent_once) < len(transfer.ref.chunks):
+            if not transfer.origin:
+                continue
+            if transfer.reveal_all_at <= now and not transfer.open:
+                transfer.open = True
+                transfer.stale |= transfer.watchers
+            elif not transfer.open:
                 expired = [i for i, (_, at) in transfer.revealed.items() if now - at >= self._config.reveal_timeout_s]
                 for index in expired:
                     del transfer.revealed[index]
@@ -234,6 +249,8 @@ class Relay:
                 times.append(transfer.progressed_at + self._config.source_patience_s)
             if transfer.origin:
                 times.extend(at + self._config.reveal_timeout_s for _, at in transfer.revealed.values())
+                if not transfer.open:
+                    times.append(transfer.reveal_all_at)
         return min(times, default=None)
 
     def flush(self, now: float) -> None:
@@ -249,12 +266,15 @@ class Relay:
     def _on_query(self, source: PeerId, root: Digest) -> None:
         transfer = self._transfers.get(root)
         if transfer is None:
-            self.outbox.append((source, Have(root, b"")))
+            # Its manifest reached them first. They will want to hear of our chunks once it has reached us.
+            self._early.setdefault(root, set()).add(source)
+            if len(self._early) > _REMEMBERED_QUERIES:
+                del self._early[next(iter(self._early))]
             return
         transfer.watchers.add(source)
         transfer.stale.add(source)
 
-    def _on_request(self, source: PeerId, neighbour: _Neighbour, chunk: Digest) -> None:
+    def _on_request(self, source: PeerId, neighbour: _Neighbour, chunk: Digest, now: float) -> None:
         held = self._held(chunk)
         if held is None:
             self.outbox.append((source, ChunkRefused(chunk, 0)))
@@ -270,14 +290,15 @@ class Relay:
         if transfer.origin and index not in transfer.sent_once:
             transfer.sent_once.add(index)
             transfer.revealed.pop(index, None)
-            finished = len(transfer.sent_once) == len(transfer.ref.chunks)
-            transfer.stale |= transfer.watchers if finished else {source}
+            transfer.stale.add(source)
+            if len(transfer.sent_once) == len(transfer.ref.chunks):
+                transfer.reveal_all_at = now + self._config.reveal_all_after_s
 
     def _shown_to(self, peer: PeerId, transfer: Transfer, now: float) -> set[int]:
-        """Origin's view for one watcher: everything once all was sent once, else a small window of its own."""
-        total = len(transfer.ref.chunks)
-        if len(transfer.sent_once) == total:
+        """Origin's view for one watcher: a small window of its own, until everything is open to everybody."""
+        if transfer.open:
             return transfer.have
+        total = len(transfer.ref.chunks)
         mine = {i for i, (p, _) in transfer.revealed.items() if p == peer}
         fresh = [i for i in range(total) if i not in transfer.sent_once and i not in transfer.revealed]
         while fresh and len(mine) < self._config.reveal_window:
@@ -401,6 +422,8 @@ class Relay:
         if transfer is None:
             transfer = Transfer(ref, set(self._store.begin(ref)), origin, wanted, now)
             self._transfers[root] = transfer
+            transfer.watchers = {peer for peer in self._early.pop(root, ()) if peer in self._neighbours}
+            transfer.stale |= transfer.watchers
             for index, chunk in enumerate(ref.chunks):
                 self._places.setdefault(Digest(chunk), {})[root, index] = None
             self._adopt(transfer, now)

@@ -1,0 +1,126 @@
+"""`p2prl init` and `p2prl learn`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from p2prl.cli.console import Interrupts, View, emit, progress, say
+from p2prl.cli.tracking import tracker
+from p2prl.config.home import write_status
+from p2prl.config.presets import preset_by_name
+from p2prl.config.roles import build_learner, learner_network
+from p2prl.config.runs import RunFolder, RunPlan, describe, init_run, open_run
+from p2prl.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def init_command(
+    name: str,
+    *,
+    preset: str,
+    model: str | None,
+    task: str | None,
+    goal: str | None,
+    staleness: int | None,
+    publish_every: int | None,
+    group_size: int,
+    temperature: float,
+    max_new_tokens: int | None,
+    dtype: str,
+    root: Path,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Make a run folder."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot name a run", remedy="Use letters, digits, dots, dashes; 64 at most.")
+    chosen = preset_by_name(preset)
+    plan = RunPlan(
+        name=name,
+        goal=goal or chosen.goal,
+        task=task or chosen.task,
+        model=model,
+        group_size=group_size,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens or chosen.max_new_tokens,
+        staleness_bound=chosen.staleness_bound if staleness is None else staleness,
+        publish_every=publish_every or chosen.publish_every,
+        dtype=dtype,
+        seed=seed,
+        settings=chosen.settings,
+    )
+    with progress("making the run", quiet=as_json) as tell:
+        folder = init_run(root / name, plan, on_progress=tell)
+    say(f"Made {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
+    if as_json:
+        emit({"run": str(folder.directory), "digest": folder.run.hex(), **describe(folder.manifest)})
+
+
+def learn_command(directory: Path, *, listen: list[str] | None, updates: int | None, track: str, as_json: bool) -> None:
+    """Train a run until its updates are done or it is interrupted."""
+    folder = open_run(directory)
+    if updates is not None:
+        settings = replace(folder.settings, learner=replace(folder.settings.learner, updates=updates))
+        folder = replace(folder, settings=settings)
+    lock = folder.lock()
+    view = View(quiet=as_json)
+    newest: dict[str, Any] = {}
+    with tracker(track, folder) as track_metrics, lock:
+
+        def on_metrics(metrics: dict[str, Any]) -> None:
+            newest.update(metrics)
+            track_metrics(metrics)
+            write_status(directory / "status.json", {"role": "learner", "run": folder.manifest.name, **metrics})
+            view.update(lambda: _line(folder, metrics), lambda: _line(folder, metrics))
+
+        with progress(f"learner of {folder.manifest.name}", quiet=as_json) as tell:
+            tell("loading the model and the journal", 0.0)
+            learner = build_learner(folder, on_metrics=on_metrics, on_notice=say)
+        interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
+        with view.shown(), interrupts.handled():
+            learner.run(
+                learner_network(folder, tuple(listen) if listen else kept_listen(folder)),
+                on_up=lambda addresses: _announce(folder, addresses),
+            )
+        document = {"run": str(directory), "step": learner.step, **newest}
+        write_status(directory / "status.json", {"role": "learner", "state": "stopped", **document})
+    if as_json:
+        emit(document)
+    if interrupts.count:
+        say(f"Stopped at step {learner.step}. Go on with:  p2prl learn {directory}")
+        sys.exit(130)
+    say(f"Done: {learner.step} updates. Measure it:  p2prl eval {directory}")
+
+
+def kept_listen(folder: RunFolder) -> tuple[str, ...]:
+    """The addresses of `run.toml`, with the port the learner had before: volunteers' links stay good."""
+    port_file = folder.directory / "port"
+    port = port_file.read_text().strip() if port_file.exists() else ""
+    wanted = folder.settings.network.listen
+    return tuple(address.replace("/tcp/0", f"/tcp/{port}") for address in wanted) if port.isdigit() else wanted
+
+
+def _announce(folder: RunFolder, addresses: tuple[str, ...]) -> None:
+    ports = [parts[4] for address in addresses if (parts := address.split("/"))[3:4] == ["tcp"]]
+    if ports:
+        (folder.directory / "port").write_text(ports[0] + "\n")
+    link = folder.link(addresses)
+    new = folder.link_file.with_suffix(".new")
+    new.write_text(f"{link}\n")
+    new.rename(folder.link_file)
+    say(f"join link  {link}")
+    say(f"board      p2prl board {folder.directory}")
+
+
+def _line(folder: RunFolder, metrics: dict[str, Any]) -> str:
+    return (
+        f"{folder.manifest.name}  step {metrics['step']:.0f}  reward {metrics['reward']:.3f}"
+        f"  loss {metrics['loss']:+.4f}"
+        f"  stale p50/max {metrics['staleness_p50']:.0f}/{metrics['staleness_max']:.0f}"
+        f"  peers {metrics['peers']}  {metrics['seconds']:.2f} s/update"
+    )

@@ -1,0 +1,45 @@
+"""Experiment trackers a learner may feed, each behind an import of its own: tensorboard and trackio (extra `track`)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from p2prl.config.runs import RunFolder
+from p2prl.errors import ConfigError
+
+
+@contextmanager
+def tracker(name: str, folder: RunFolder) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that takes each update's metrics, for `none`, `tensorboard` or `trackio`."""
+    if name == "none":
+        yield lambda _: None
+    elif name == "tensorboard":
+        writer = _import("torch.utils.tensorboard", name).SummaryWriter(str(folder.directory / "tensorboard"))
+        try:
+            yield lambda metrics: _add_scalars(writer, metrics)
+        finally:
+            writer.close()
+    elif name == "trackio":
+        trackio = _import("trackio", name)
+        trackio.init(project="p2prl", name=folder.manifest.name)
+        try:
+            yield lambda metrics: trackio.log(metrics)
+        finally:
+            trackio.finish()
+    else:
+        raise ConfigError(f"no tracker is called {name!r}", remedy="Trackers: none, tensorboard, trackio.")
+
+
+def _add_scalars(writer: Any, metrics: dict[str, Any]) -> None:
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, int(metrics["step"]))
+
+
+def _import(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{name} is not installed", remedy="pip install 'p2prl[track]'") from error

@@ -1,0 +1,228 @@
+"""`p2prl join` and `p2prl validate`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from p2prl.cli.console import Interrupts, View, emit, say
+from p2prl.client.agent import AgentConfig
+from p2prl.client.service import Progress, VolunteerConfig
+from p2prl.config.home import Seat, default_home, take_seat, write_status
+from p2prl.config.roles import build_validator, build_volunteer, peer_network
+from p2prl.models.loading import choose_device, use_threads
+from p2prl.protocol.link import JoinLink, parse_link
+from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.messages import Role
+from p2prl.sim.adversaries import disguise
+from p2prl.validator.service import Audit, ValidatorConfig
+
+_DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
+_STATUS_PERIOD_S = 1.0
+_FINISHED = 9
+
+
+def join_run(
+    link_text: str,
+    *,
+    home: Path | None,
+    device: str,
+    threads: int,
+    listen: list[str] | None,
+    slots: int,
+    as_json: bool,
+    adversary: str,
+) -> None:
+    """Volunteer until interrupted or until the run ends."""
+    link = parse_link(link_text)
+    device = choose_device(device)
+    use_threads(threads)
+    seat = take_seat(home or default_home())
+    view = View(quiet=as_json)
+    report = _Report(seat, link, "volunteer")
+
+    def on_progress(progress: Progress) -> None:
+        report.write(_progress_document(progress))
+        view.update(lambda: _progress_panel(link, seat, progress), lambda: _progress_line(progress))
+
+    agent = AgentConfig(slots_per_batch=slots or 4)
+    volunteer = build_volunteer(
+        link,
+        seat,
+        VolunteerConfig(agent=agent),
+        device=device,
+        on_manifest=lambda manifest: _introduce(manifest, seat, device),
+        on_progress=on_progress,
+        on_notice=say,
+    )
+    if adversary:
+        disguise(volunteer, adversary)
+    interrupts = Interrupts(
+        volunteer.finish, volunteer.park, finishing="Finishing the slots under way; Ctrl-C again stops now (kept)."
+    )
+    with view.shown(), interrupts.handled():
+        finished = volunteer.run(peer_network(link, seat, Role.VOLUNTEER, tuple(listen or _DEFAULT_LISTEN)))
+    report.end("finished" if finished else "stopped")
+    if as_json:
+        emit(report.document)
+    if finished:
+        say("The learner has ended the run. Thank you.")
+        sys.exit(_FINISHED)
+    if interrupts.count:
+        say("Stopped. Undelivered groups stay in the spool and go out at the next join.")
+        sys.exit(130)
+
+
+def validate_run(
+    link_text: str,
+    *,
+    home: Path | None,
+    device: str,
+    threads: int,
+    listen: list[str] | None,
+    rate: float,
+    as_json: bool,
+) -> None:
+    """Validate until interrupted or until the run ends."""
+    link = parse_link(link_text)
+    device = choose_device(device)
+    use_threads(threads)
+    seat = take_seat(home or default_home(), kind="validator")
+    view = View(quiet=as_json)
+    report = _Report(seat, link, "validator")
+
+    def on_audit(audit: Audit) -> None:
+        report.write(_audit_document(audit))
+        view.update(lambda: _audit_line(audit), lambda: _audit_line(audit))
+
+    validator = build_validator(
+        link,
+        seat,
+        ValidatorConfig(rate=rate),
+        device=device,
+        on_manifest=lambda manifest: _introduce(manifest, seat, device),
+        on_audit=on_audit,
+        on_notice=say,
+    )
+    interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
+    with view.shown(), interrupts.handled():
+        finished = validator.run(peer_network(link, seat, Role.VALIDATOR, tuple(listen or _DEFAULT_LISTEN)))
+    report.end("finished" if finished else "stopped")
+    if as_json:
+        emit(report.document)
+    if finished:
+        say("The learner has ended the run. Thank you.")
+        sys.exit(_FINISHED)
+    if interrupts.count:
+        sys.exit(130)
+
+
+class _Report:
+    """The status file of a worker, rewritten now and then."""
+
+    def __init__(self, seat: Seat, link: JoinLink, role: str) -> None:
+        self._path = seat.run_directory(link.run) / "status.json"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._common = {"role": role, "run": link.name, "peer": seat.identity.peer_id}
+        self._next_at = 0.0
+        self.document: dict[str, Any] = dict(self._common)
+
+    def write(self, document: dict[str, Any]) -> None:
+        self.document = {**self._common, **document}
+        now = time.monotonic()
+        if now >= self._next_at:
+            self._next_at = now + _STATUS_PERIOD_S
+            write_status(self._path, {**self.document, "time": time.time()})
+
+    def end(self, state: str) -> None:
+        self.document = {**self.document, "state": state}
+        write_status(self._path, {**self.document, "time": time.time()})
+
+
+def _introduce(manifest: RunManifest, seat: Seat, device: str) -> None:
+    tasks = ", ".join(share.task for share in manifest.tasks)
+    say(f"run {manifest.name} (manifest verified)")
+    say(f"  Goal      {manifest.goal}")
+    say(f"  Model     {manifest.base_model}, {manifest.parameters:,} parameters; task {tasks}; {manifest.licence}")
+    say(f"  You do    sample answers on {device}. Nobody sends code to your machine.")
+    say("  Leaves    generated tokens, their log-probs and timing, signed by the key below. No host name, no files.")
+    say(f"  You are   {seat.identity.peer_id}   (write its words down: p2prl key backup)")
+
+
+def _progress_document(progress: Progress) -> dict[str, Any]:
+    received = progress.weight_bytes_from_learner + progress.weight_bytes_from_peers
+    return {
+        "state": progress.state,
+        "version": progress.version,
+        "announced_version": progress.announced_version,
+        "peers": dict(progress.peers),
+        "groups": dict(progress.groups),
+        "reasons": dict(progress.reasons),
+        "verified_tokens": progress.verified_tokens,
+        "tokens_per_s": round(progress.tokens_per_s, 1),
+        "reward_recent": round(progress.last_reward, 4),
+        "weight_bytes_received": received,
+        "weight_bytes_from_learner": progress.weight_bytes_from_learner,
+        "weight_bytes_from_peers": progress.weight_bytes_from_peers,
+        "weight_bytes_sent": progress.weight_bytes_sent,
+        "network_resident_bytes": progress.network_resident_bytes,
+        "network_daemon_bytes": progress.network_daemon_bytes,
+    }
+
+
+def _progress_line(progress: Progress) -> str:
+    groups = progress.groups
+    waiting = groups.get("generated", 0) + groups.get("delivered", 0)
+    version = "no weights yet" if progress.version < 0 else f"v{progress.version}"
+    if progress.announced_version > progress.version >= 0:
+        _, held, total = progress.fetching
+        version += f" (v{progress.announced_version} {held}/{total} chunks)" if total else ""
+    return (
+        f"{version}  {progress.state}  verified {groups.get('verified', 0)}  waiting {waiting}"
+        f"  rejected {groups.get('rejected', 0)}  reward {progress.last_reward:.2f}"
+        f"  {progress.tokens_per_s:,.0f} tok/s  peers {sum(progress.peers.values())}"
+    )
+
+
+def _progress_panel(link: JoinLink, seat: Seat, progress: Progress) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_row(link.name, f"{seat.identity.peer_id[-8:]}   {progress.state}")
+    peers = ", ".join(f"{count} {role}" for role, count in progress.peers.items()) or "none yet"
+    groups = progress.groups
+    received = progress.weight_bytes_from_learner + progress.weight_bytes_from_peers
+    share = progress.weight_bytes_from_peers / received if received else 0.0
+    table.add_row(
+        "policy", f"v{progress.version} of v{progress.announced_version}   {progress.tokens_per_s:,.0f} tok/s"
+    )
+    table.add_row("peers", peers)
+    waiting = groups.get("generated", 0) + groups.get("delivered", 0)
+    table.add_row(
+        "groups", f"{groups.get('verified', 0)} verified   {waiting} waiting   {groups.get('rejected', 0)} rejected"
+    )
+    table.add_row("reward", f"{progress.last_reward:.2f} (recent groups of yours)")
+    table.add_row("weights", f"{received / 1e6:.1f} MB received, {share:.0%} from volunteers")
+    return table
+
+
+def _audit_document(audit: Audit) -> dict[str, Any]:
+    return {
+        "state": "validating",
+        "version": audit.version,
+        "groups_seen": audit.seen,
+        "groups_replayed": audit.replayed,
+        "verdicts_passed": audit.passed,
+        "verdicts_failed": audit.failed,
+        "groups_waiting": audit.waiting,
+    }
+
+
+def _audit_line(audit: Audit) -> str:
+    return (
+        f"v{audit.version}  seen {audit.seen}  replayed {audit.replayed}  passed {audit.passed}"
+        f"  failed {audit.failed}  waiting {audit.waiting}"
+    )

@@ -1,0 +1,61 @@
+"""Presets: a few words that set every dial of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2prl.errors import ConfigError
+
+_CHAIN4_SETTINGS = """\
+# Settings of this run that may change between starts. What volunteers rely on (model, task, sampling, staleness
+# bound) stands in the signed run.manifest and cannot.
+
+device = "cpu"            # a model this small is faster on a CPU than across a bus
+threads = 1
+
+[learner]
+groups_per_update = 16    # prompts per update, with 8 completions each
+updates = 200             # 0 goes on until stopped
+checkpoint_every = 10     # updates; a crash replays what came after from the journal
+
+[learner.optimiser]
+learning_rate = 5e-4
+warmup_updates = 10
+
+[loss]
+name = "gepo_t"           # group expectation weights, tapered negatives: stable at any staleness
+
+[network]
+listen = ["/ip4/0.0.0.0/tcp/0"]
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """What a preset fills in."""
+
+    goal: str
+    task: str
+    max_new_tokens: int
+    staleness_bound: int
+    publish_every: int
+    settings: str
+
+
+PRESETS = {
+    "chain4": Preset(
+        goal="teach a 56,000-parameter model to do four-step arithmetic in its head's margin notes, not by guessing",
+        task="chain4",
+        max_new_tokens=8,
+        staleness_bound=128,
+        publish_every=2,
+        settings=_CHAIN4_SETTINGS,
+    )
+}
+
+
+def preset_by_name(name: str) -> Preset:
+    """A preset. Raises `ConfigError` with those there are."""
+    if name not in PRESETS:
+        raise ConfigError(f"no preset is called {name!r}", remedy=f"Presets: {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,169 @@
+"""The roles, put together from a run folder or a join link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from p2prl.client.service import Prepared, Progress, Volunteer, VolunteerConfig
+from p2prl.clock import SystemClock
+from p2prl.config.home import Seat
+from p2prl.config.runs import RunFolder, run_file_blobs
+from p2prl.learner.service import Learner, network_config
+from p2prl.models.codec import Codec
+from p2prl.models.layout import layout_of
+from p2prl.models.loading import LoadedModel, choose_device, load_pretrained, load_run
+from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.work import GroupWork
+from p2prl.net.blobs import DiskBlobs
+from p2prl.net.network import NetworkConfig
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.link import JoinLink
+from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.messages import Role
+from p2prl.validator.service import Audit, Validator, ValidatorConfig
+
+
+def prepare_engine(
+    manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: str
+) -> tuple[TransformersEngine, GroupWork]:
+    """An engine without weights, and the meaning of the run's slots, from the files a run ships."""
+    loaded = load_run(files, layout=Digest(manifest.layout), dtype=manifest.dtype, device=device)
+    engine = TransformersEngine(loaded.model, layout_of(loaded.model, manifest.dtype))
+    return engine, GroupWork(manifest, run, Codec(loaded.tokenizer, loaded.model))
+
+
+def build_learner(
+    folder: RunFolder, *, on_metrics: Callable[[dict[str, Any]], None], on_notice: Callable[[str], None]
+) -> Learner:
+    """The learner of a run folder, resumed to the exact step it had reached."""
+    device = choose_device(folder.settings.device)
+    if folder.settings.threads:
+        torch.set_num_threads(folder.settings.threads)
+    training = _load(folder.newest_weights(), device)
+    replaying = _load(folder.directory / "model", device)
+    layout = layout_of(training.model, folder.manifest.dtype)
+    work = GroupWork(folder.manifest, folder.run, Codec(replaying.tokenizer, replaying.model))
+    blobs = DiskBlobs(folder.paths.blobs)
+    for file, data in run_file_blobs(folder):
+        blobs.add(file.blob, data)
+    return Learner(
+        paths=folder.paths,
+        identity=folder.identity,
+        manifest=folder.manifest,
+        manifest_raw=folder.manifest_raw,
+        run=folder.run,
+        model=training.model,
+        tokenizer=training.tokenizer,
+        layout=layout,
+        engine=TransformersEngine(replaying.model, layout),
+        work=work,
+        objective=folder.settings.loss.build(),
+        config=folder.settings.learner,
+        clock=SystemClock(),
+        on_metrics=on_metrics,
+        on_notice=on_notice,
+    )
+
+
+def learner_network(folder: RunFolder, listen: tuple[str, ...]) -> NetworkConfig:
+    """How the run's learner takes part in the network."""
+    return network_config(
+        folder.paths,
+        key_file=folder.key_file,
+        run=folder.run,
+        manifest=folder.manifest,
+        manifest_raw=folder.manifest_raw,
+        listen=listen,
+        bootstrap=folder.settings.network.bootstrap,
+    )
+
+
+def build_volunteer(
+    link: JoinLink,
+    seat: Seat,
+    config: VolunteerConfig,
+    *,
+    device: str,
+    on_manifest: Callable[[RunManifest], None],
+    on_progress: Callable[[Progress], None],
+    on_notice: Callable[[str], None],
+) -> Volunteer:
+    """A volunteer for the run behind a link, working from a seat."""
+    directory = seat.run_directory(link.run)
+
+    def keep(manifest: RunManifest, raw: bytes) -> None:
+        remember_run(directory, raw)
+        on_manifest(manifest)
+
+    return Volunteer(
+        identity=seat.identity,
+        run=link.run,
+        spool_path=directory / "spool.db",
+        config=config,
+        clock=SystemClock(),
+        prepare=lambda manifest, files: Prepared(*prepare_engine(manifest, link.run, files, device)),
+        on_manifest=keep,
+        on_progress=on_progress,
+        on_notice=on_notice,
+    )
+
+
+def build_validator(
+    link: JoinLink,
+    seat: Seat,
+    config: ValidatorConfig,
+    *,
+    device: str,
+    on_manifest: Callable[[RunManifest], None],
+    on_audit: Callable[[Audit], None],
+    on_notice: Callable[[str], None],
+) -> Validator:
+    """A validator for the run behind a link, working from a seat."""
+    directory = seat.run_directory(link.run)
+
+    def keep(manifest: RunManifest, raw: bytes) -> None:
+        remember_run(directory, raw)
+        on_manifest(manifest)
+
+    return Validator(
+        identity=seat.identity,
+        run=link.run,
+        config=config,
+        clock=SystemClock(),
+        prepare=lambda manifest, files: prepare_engine(manifest, link.run, files, device),
+        on_manifest=keep,
+        on_audit=on_audit,
+        on_notice=on_notice,
+    )
+
+
+def peer_network(link: JoinLink, seat: Seat, role: Role, listen: tuple[str, ...]) -> NetworkConfig:
+    """How a worker takes part in the network; it starts from the run it knows already, when it knows it."""
+    directory = seat.run_directory(link.run)
+    known = directory / "run.manifest"
+    return NetworkConfig(
+        key_file=seat.key_file,
+        run=link.run,
+        role=role,
+        blob_dir=directory / "blobs",
+        listen=listen,
+        bootstrap=link.bootstrap,
+        manifest=known.read_bytes() if known.exists() else b"",
+        keep_versions=64 if role is Role.VALIDATOR else 4,
+    )
+
+
+def remember_run(directory: Path, raw: bytes) -> None:
+    """Keep the run manifest, so that the next start needs no peer to begin."""
+    directory.mkdir(parents=True, exist_ok=True)
+    new = directory / "run.manifest.new"
+    new.write_bytes(raw)
+    new.rename(directory / "run.manifest")
+
+
+def _load(directory: Path, device: str) -> LoadedModel:
+    return load_pretrained(str(directory), device=device)

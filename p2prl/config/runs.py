@@ -1,0 +1,264 @@
+"""A run's folder: what `p2prl init` makes and the learner, the board and `p2prl eval` read.
+
+RUN/run.toml        settings a person may change between starts
+RUN/run.manifest    the signed manifest: what can never change without being another run
+RUN/key.json        the learner's key
+RUN/model/          the first weights, a Hugging Face directory
+RUN/checkpoints/    the newest weights, Hugging Face directories
+RUN/journal.db      groups, batches, published policies and the ledger
+RUN/metrics.jsonl   one line per update
+RUN/link            the join link, once the learner has been up
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from p2prl.algorithms.registry import Objective, build_loss
+from p2prl.config.home import try_lock
+from p2prl.config.settings import parse, read_toml
+from p2prl.errors import ConfigError, MachineError
+from p2prl.learner.service import LearnerConfig, LearnerPaths, newest_checkpoint
+from p2prl.models.layout import layout_of
+from p2prl.models.loading import LoadedModel, load_pretrained
+from p2prl.models.tiny import tiny_model
+from p2prl.models.warmstart import warm_start
+from p2prl.net.keyfile import create_identity, load_identity
+from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
+from p2prl.protocol.identity import ENTROPY_BYTES, Identity
+from p2prl.protocol.link import JoinLink
+from p2prl.protocol.manifests import (
+    RUN_FILE_NAMES,
+    RunFile,
+    RunManifest,
+    Sampling,
+    TaskShare,
+    blob_of,
+    chunk_bytes_for,
+)
+from p2prl.tasks.registry import task_by_name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossConfig:
+    """Which loss trains the policy."""
+
+    name: str = "gepo_t"
+    """A name of `p2prl.algorithms.registry`."""
+    options: dict[str, object] = field(default_factory=dict)
+    """Fields of that loss's own configuration."""
+
+    def build(self) -> Objective:
+        """The loss with its options checked."""
+        return build_loss(self.name, options=self.options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListenConfig:
+    """How the learner can be reached."""
+
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Multiaddrs to listen on; port 0 is replaced by a free one at the first start and kept."""
+    bootstrap: tuple[str, ...] = ()
+    """Other peers of the directory to join through; usually none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """What `run.toml` may say."""
+
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    network: ListenConfig = field(default_factory=ListenConfig)
+    device: str = "auto"
+    """`auto` takes CUDA, then MPS, then the CPU; or name one."""
+    threads: int = 0
+    """CPU threads of the learner; 0 leaves the choice to torch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """What `p2prl init` is asked to make."""
+
+    name: str
+    goal: str
+    task: str
+    model: str | None
+    """A Hugging Face directory or hub id; None makes the preset's own small model."""
+    group_size: int = 8
+    temperature: float = 1.0
+    max_new_tokens: int = 8
+    staleness_bound: int = 64
+    """S: how old a rollout may be, in learner updates."""
+    publish_every: int = 1
+    """κ: updates between published versions."""
+    dtype: str = "float32"
+    seed: int = 0
+    settings: str = ""
+    """Text of `run.toml`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """An existing run folder."""
+
+    directory: Path
+    settings: RunSettings
+    identity: Identity
+    manifest: RunManifest
+    manifest_raw: bytes
+
+    @property
+    def run(self) -> Digest:
+        """The run's name everywhere: its manifest envelope's digest."""
+        return envelope_digest(self.manifest_raw)
+
+    @property
+    def paths(self) -> LearnerPaths:
+        """Where the learner keeps things."""
+        return LearnerPaths(self.directory)
+
+    @property
+    def key_file(self) -> Path:
+        """The learner's key."""
+        return self.directory / "key.json"
+
+    @property
+    def link_file(self) -> Path:
+        """The join link, once the learner has been up."""
+        return self.directory / "link"
+
+    def link(self, addresses: tuple[str, ...]) -> JoinLink:
+        """The join link for a learner that listens at `addresses`."""
+        return JoinLink(self.manifest.name, self.run, addresses[: limits.MAX_ADDRESSES])
+
+    def lock(self) -> IO[str]:
+        """Hold the run for this process. `MachineError` when another learner has it."""
+        lock = try_lock(self.directory)
+        if lock is None:
+            raise MachineError(
+                f"another learner is running on {self.directory}", remedy="Stop it first, or use another run folder."
+            )
+        return lock
+
+    def newest_weights(self) -> Path:
+        """The newest checkpoint, or the first weights when there is none yet."""
+        return newest_checkpoint(self.paths.checkpoints) or self.directory / "model"
+
+
+def open_run(directory: Path) -> RunFolder:
+    """Read a run folder. Raises `ConfigError` when it is not one."""
+    manifest_path = directory / "run.manifest"
+    if not manifest_path.is_file():
+        raise ConfigError(f"{directory} is not a run folder", remedy="Make one first: p2prl init NAME --preset chain4")
+    raw = manifest_path.read_bytes()
+    manifest = body_of(open_envelope(raw, now=None), RunManifest)
+    manifest.check()
+    toml = directory / "run.toml"
+    settings = parse(RunSettings, read_toml(toml) if toml.exists() else {}, where=str(toml))
+    identity = load_identity(directory / "key.json")
+    if identity.public_key != manifest.learner:
+        raise ConfigError(
+            f"{directory / 'key.json'} is not the key this run was made with", remedy="Restore the run's own key."
+        )
+    return RunFolder(directory, settings, identity, manifest, raw)
+
+
+def init_run(directory: Path, plan: RunPlan, *, on_progress: Callable[[str, float], None]) -> RunFolder:
+    """Make a run folder, complete or not at all. `on_progress` gets a stage and a share done, 0..1."""
+    task_by_name(plan.task)
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} exists and is not empty", remedy="Choose another name; nothing was touched.")
+    new = directory.with_name(f".{directory.name}.new-{os.getpid()}")
+    try:
+        new.mkdir(parents=True)
+        identity = Identity.generate(os.urandom(ENTROPY_BYTES))
+        create_identity(new / "key.json", identity)
+        loaded = _first_weights(plan, on_progress)
+        loaded.model.save_pretrained(new / "model", safe_serialization=True)
+        loaded.tokenizer.save_pretrained(new / "model")
+        manifest = _manifest(plan, loaded, identity, new / "model")
+        manifest.check()
+        (new / "run.manifest").write_bytes(seal(identity, manifest, run=bytes(32), now=time.time()))
+        (new / "run.toml").write_text(plan.settings)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        if directory.exists():
+            directory.rmdir()
+        new.rename(directory)
+    except OSError as error:
+        raise MachineError(
+            f"cannot make {directory}: {error.strerror}", remedy="Check space and permissions."
+        ) from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return open_run(directory)
+
+
+def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> LoadedModel:
+    if plan.model is not None:
+        on_progress("loading the model", 0.0)
+        return load_pretrained(plan.model)
+    loaded = tiny_model(plan.task, seed=plan.seed)
+    warm_start(loaded, seed=plan.seed, on_progress=lambda share: on_progress("warm start", share))
+    return loaded
+
+
+def _manifest(plan: RunPlan, loaded: LoadedModel, identity: Identity, model_directory: Path) -> RunManifest:
+    layout = layout_of(loaded.model, plan.dtype)
+    files = []
+    for path in sorted(model_directory.iterdir()):
+        if path.name in RUN_FILE_NAMES:
+            data = path.read_bytes()
+            files.append(RunFile(path.name, blob_of(data, chunk_bytes_for(len(data), pieces=8))))
+    tokenizer = next((file.blob.root for file in files if file.name == "tokenizer.json"), None)
+    if tokenizer is None:
+        raise ConfigError("this model has no fast tokenizer (tokenizer.json)", remedy="Use a model that ships one.")
+    return RunManifest(
+        name=plan.name,
+        goal=plan.goal,
+        learner=identity.public_key,
+        created_ms=int(time.time() * 1000),
+        base_model=plan.model or f"made here: {plan.task}, seed {plan.seed}",
+        parameters=layout.parameters,
+        layout=layout.digest,
+        dtype=plan.dtype,
+        files=tuple(files),
+        tokenizer=tokenizer,
+        tasks=(TaskShare(plan.task, 1.0),),
+        sampling=Sampling(plan.temperature, plan.max_new_tokens, plan.group_size),
+        staleness_bound=plan.staleness_bound,
+        publish_every=plan.publish_every,
+        reward="success",
+        licence="Apache-2.0",
+        content_policy="Prompts are made by a public program from public seeds; completions are answers to them.",
+    )
+
+
+def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:
+    """The run's files with their bytes, for the learner to serve."""
+    return [(file, (folder.directory / "model" / file.name).read_bytes()) for file in folder.manifest.files]
+
+
+def describe(manifest: RunManifest) -> dict[str, Any]:
+    """What a person should see before joining a run."""
+    return {
+        "name": manifest.name,
+        "goal": manifest.goal,
+        "base_model": manifest.base_model,
+        "parameters": manifest.parameters,
+        "tasks": {share.task: share.weight for share in manifest.tasks},
+        "group_size": manifest.sampling.group_size,
+        "max_new_tokens": manifest.sampling.max_new_tokens,
+        "staleness_bound": manifest.staleness_bound,
+        "publish_every": manifest.publish_every,
+        "licence": manifest.licence,
+        "content_policy": manifest.content_policy,
+    }

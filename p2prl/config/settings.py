@@ -1,0 +1,77 @@
+"""TOML tables into frozen dataclasses: unknown keys are errors with a suggestion, wrong types name the key."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from p2prl.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises `ConfigError` naming the file and the line."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", remedy="Check the path and its permissions."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}", remedy="Fix that line; strings need quotes.") from error
+
+
+def parse(kind: type[T], table: Mapping[str, Any], *, where: str) -> T:
+    """`table` as a `kind`. `where` is shown in errors, as in `run.toml [learner]`."""
+    assert is_dataclass(kind)
+    hints = typing.get_type_hints(kind)
+    known = {field.name: field for field in fields(kind)}
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(known)}."
+            raise ConfigError(f"{where}: unknown key {key!r}", remedy=hint)
+    values = {key: _value(hints[key], value, where=f"{where}.{key}") for key, value in table.items()}
+    for name, field in known.items():
+        if name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(f"{where}: {name!r} is missing", remedy=f"Add a line: {name} = …")
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, *, where: str) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type):
+        if not isinstance(value, Mapping):
+            raise _wrong(where, "a table", value)
+        return parse(hint, value, where=where)
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _value(next(arm for arm in typing.get_args(hint) if arm is not type(None)), value, where=where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _wrong(where, "a list", value)
+        inner = typing.get_args(hint)[0]
+        return tuple(_value(inner, item, where=where) for item in value)
+    if origin is typing.Literal:
+        if value not in typing.get_args(hint):
+            raise _wrong(where, " or ".join(map(repr, typing.get_args(hint))), value)
+        return value
+    if origin is not None:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise _wrong(where, f"a {hint.__name__}", value)
+    return value
+
+
+def _wrong(where: str, expected: str, value: object) -> ConfigError:
+    return ConfigError(f"{where} must be {expected}, not {value!r}", remedy="Fix that line of the file.")

@@ -1,0 +1,74 @@
+"""How good a policy is: mean recomputed reward on fresh prompts, sampled as volunteers sample, or greedily."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from p2prl.errors import ConfigError
+from p2prl.models.engine import Engine, GenerationRequest
+from p2prl.models.work import GroupWork, SlotAssignment
+from p2prl.protocol.digests import digest
+
+_BATCH = 256
+_GREEDY_TEMPERATURE = 1e-4
+"""Divides logits until the noise cannot change the best one; the seeded draw stays the only sampler there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Result of one evaluation."""
+
+    reward: float
+    """Mean reward, one completion per prompt."""
+    standard_error: float
+    prompts: int
+    tokens_mean: float
+    """Mean completion length, tokens."""
+
+
+def evaluate(
+    engine: Engine,
+    work: GroupWork,
+    *,
+    prompts: int,
+    seed: int,
+    greedy: bool = False,
+    on_progress: Callable[[float], None] | None = None,
+) -> Evaluation:
+    """Sample one completion for each of `prompts` fresh prompts under the engine's weights and score them.
+
+    Prompts come from slots of a key that no peer can have, so they are never those of training. The same `seed` gives
+    the same prompts and draws.
+    """
+    if prompts < 1:
+        raise ConfigError(f"prompts must be at least 1, not {prompts}", remedy="Evaluate on a thousand or more.")
+    nobody = digest("p2prl/evaluation-prompts/v1", seed.to_bytes(8, "little", signed=True))
+    rewards: list[float] = []
+    tokens = 0
+    for start in range(0, prompts, _BATCH):
+        assignments = [
+            work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot)
+            for slot in range(start, min(start + _BATCH, prompts))
+        ]
+        generations = engine.generate([_request(assignment, greedy) for assignment in assignments])
+        for assignment, generation in zip(assignments, generations, strict=True):
+            rewards.append(work.score(assignment, generation.token_ids).reward)
+            tokens += len(generation.token_ids)
+        if on_progress is not None:
+            on_progress(len(rewards) / prompts)
+    mean = sum(rewards) / prompts
+    variance = sum((reward - mean) ** 2 for reward in rewards) / max(1, prompts - 1)
+    return Evaluation(mean, math.sqrt(variance / prompts), prompts, tokens / prompts)
+
+
+def _request(assignment: SlotAssignment, greedy: bool) -> GenerationRequest:
+    request = assignment.requests[0]
+    return GenerationRequest(
+        prompt_ids=request.prompt_ids,
+        seed=request.seed,
+        max_new_tokens=request.max_new_tokens,
+        temperature=_GREEDY_TEMPERATURE if greedy else request.temperature,
+        stop_ids=request.stop_ids,
+    )
