@@ -279,3 +279,53 @@ def test_token_advantages_drive_ppo() -> None:
         gradient("ppo", policy, dataclasses.replace(batch, token_advantages_BGT=spread_out)),
         gradient("ppo", policy, batch),
     )
+
+
+def test_a_cap_and_a_guard_multiply() -> None:
+    policy, batch = random_batch(21)
+    capped = dataclasses.replace(batch, weight_cap_BG=torch.full((3, 4), 0.25))
+    both = dataclasses.replace(capped, guard_BGT=torch.full(batch.mask_BGT.shape, 0.5))
+    same(gradient("reinforce", policy, capped), 0.25 * gradient("reinforce", policy, batch))
+    same(gradient("reinforce", policy, both), 0.125 * gradient("reinforce", policy, batch))
+
+
+@pytest.mark.parametrize("name", ["grpo", "gepo_t", "dpo"])
+def test_kl_k1_is_the_mean_of_sampler_minus_policy(name: str) -> None:
+    policy, batch = random_batch(22)
+    expected = (batch.behavior_logprobs_BGT - policy.detach())[batch.mask_BGT].mean()
+    same(build_loss(name).loss(policy, batch).metrics["kl_k1"], expected)
+
+
+def test_only_negatives_are_tapered() -> None:
+    policy, batch = random_batch(23)
+    abandoned = dataclasses.replace(batch, behavior_logprobs_BGT=torch.full_like(policy, -0.01).detach())
+    for advantage, tapered in ((-1.0, 1), (0.0, 0), (1.0, 0)):
+        output = build_loss("gepo_t").loss(
+            policy, dataclasses.replace(abandoned, advantages_BG=torch.full((3, 4), advantage))
+        )
+        assert output.metrics["tapered_fraction"] == tapered
+
+
+@pytest.mark.parametrize(("policy_nats", "behavior_nats", "weight"), [(-40.0, -1.0, -3.0), (-1.0, -40.0, 3.0)])
+def test_gepo_weights_beyond_the_bound_are_clamped_and_have_no_gradient(
+    policy_nats: float, behavior_nats: float, weight: float
+) -> None:
+    _, batch = random_batch(24)
+    policy = torch.full(batch.mask_BGT.shape, policy_nats, dtype=torch.float64, requires_grad=True)
+    far = dataclasses.replace(
+        batch,
+        behavior_logprobs_BGT=torch.full_like(policy, behavior_nats).detach(),
+        advantages_BG=torch.ones(3, 4, dtype=torch.float64),
+    )
+    output = build_loss("gepo", options={"log_weight_bound": 3.0}).loss(policy, far)
+    same(output.loss.detach(), -torch.tensor(weight, dtype=torch.float64).exp())
+    assert torch.autograd.grad(output.loss, policy)[0].count_nonzero() == 0
+    assert output.metrics["bounded_fraction"] == 1
+
+
+def test_asympo_divides_by_no_less_than_its_floor() -> None:
+    _, batch = random_batch(25)
+    certain = torch.full(batch.mask_BGT.shape, -1e-9, dtype=torch.float64)
+    output = build_loss("asympo", options={"nll_floor": 0.02}).loss(certain, batch)
+    assert output.metrics["weight_max"].item() == pytest.approx(50)
+    assert output.metrics["bounded_fraction"] == 1
