@@ -1,7 +1,8 @@
 """Real language models small enough for two cores: a transformers architecture and a fast tokenizer, both saveable.
 
-`chain4` is the model of the staleness benchmark: width 48, two layers, two heads, about 56,000 parameters. Nothing
-about it is special-cased anywhere: it is saved, loaded, sampled and trained as any other causal LM.
+`chain4` is the model of the staleness benchmark: width 48, two layers, two heads, 59,040 parameters. GPT-2's
+architecture, because at this size it learns the task in half the updates of Llama's and runs faster. Nothing about it
+is special-cased anywhere: it is saved, loaded, sampled and trained as any other causal LM.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError
-from p2prl.models.loading import LoadedModel
+from p2prl.models.loading import LoadedModel, quiet_transformers
 from p2prl.tasks.chain4 import SYMBOLS
 
 BOS, EOS, PAD = "<b>", "<e>", "<p>"
@@ -38,7 +39,7 @@ class TinyPreset:
 
 
 PRESETS = {
-    "chain4": TinyPreset(symbols=SYMBOLS, width=48, feedforward=128, layers=2, heads=2, context=32),
+    "chain4": TinyPreset(symbols=SYMBOLS, width=48, feedforward=192, layers=2, heads=2, context=32),
 }
 
 
@@ -50,23 +51,27 @@ def tiny_model(preset: str = "chain4", *, seed: int = 0) -> LoadedModel:
     shape = PRESETS.get(preset)
     if shape is None:
         raise ConfigError(f"no tiny model is called {preset!r}", remedy=f"choose one of {', '.join(PRESETS)}")
+    quiet_transformers()
     tokenizer = character_tokenizer(shape.symbols)
-    config = LlamaConfig(
+    config = GPT2Config(
         vocab_size=len(tokenizer),
-        hidden_size=shape.width,
-        intermediate_size=shape.feedforward,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        max_position_embeddings=shape.context,
-        initializer_range=0.02,
-        tie_word_embeddings=True,
+        n_positions=shape.context,
+        n_embd=shape.width,
+        n_inner=shape.feedforward,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        activation_function="relu",
+        resid_pdrop=0.0,  # dropout would make the training log-probs differ from the sampler's
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        initializer_range=0.1,  # at the customary .02 a width this small learns nothing for hundreds of updates
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = GPT2LMHeadModel(config)
     return LoadedModel(model=model.eval(), tokenizer=tokenizer)
 
 

@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicCache
 from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
 from p2prl.models.engine import Generation, GenerationRequest, GenerationStopped, Scored, Weights
 from p2prl.models.layout import Layout, load_in_place
+from p2prl.models.loading import quiet_transformers
 from p2prl.models.noise import MAX_NOISE_ELEMENTS, check_noise, gumbel
 from p2prl.models.policy import pad_right
 from p2prl.protocol.limits import MAX_NAME_CHARS
@@ -51,6 +52,7 @@ class TransformersEngine:
 
     def __init__(self, model: Any, layout: Layout, *, max_batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
         """`MachineError` when the model's device cannot make the sampling noise."""
+        quiet_transformers()
         self._model = model.eval()
         self._layout = layout
         self._max_batch_tokens = max_batch_tokens

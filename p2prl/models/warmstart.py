@@ -33,7 +33,7 @@ _EVALUATION_SEEDS = 1 << 62
 class WarmstartConfig:
     """How the demonstrations are learned."""
 
-    steps: int = 800
+    steps: int = 600
     """Optimiser updates; at least 1."""
     batch: int = 128
     """Demonstrations in an update, each used once; at least 1."""

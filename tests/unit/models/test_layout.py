@@ -57,7 +57,7 @@ def test_loading_writes_into_the_models_own_memory(dtype: str, monkeypatch: pyte
     addresses = [p.data_ptr() for p in target.parameters()]
     load_in_place(target, layout, bytes(data))
     assert [p.data_ptr() for p in target.parameters()] == addresses
-    assert target.lm_head.weight is target.model.embed_tokens.weight
+    assert target.lm_head.weight is target.transformer.wte.weight
     for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
         rounded = theirs.detach().to(layout_module.TORCH_DTYPES[dtype]).float()
         assert torch.equal(ours.detach(), rounded)

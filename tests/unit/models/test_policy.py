@@ -20,7 +20,7 @@ PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10), (1, 2, 3)]
 def test_logprobs_are_the_engines(prompts: list[tuple[int, ...]], temperature: float) -> None:
     model = tiny_model(seed=5).model
     with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(20.0)
+        model.transformer.wte.weight.mul_(3.0)
     requests = [
         GenerationRequest(
             prompt_ids=prompt, seed=i, max_new_tokens=4 + i, temperature=temperature, stop_ids=frozenset({16})

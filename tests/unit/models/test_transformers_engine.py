@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
 from p2prl.models import transformers_engine
 from p2prl.models.engine import Engine, Generation, GenerationRequest, GenerationStopped
 from p2prl.models.layout import flatten, layout_of
 from p2prl.models.noise import gumbel
-from p2prl.models.tiny import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
 
 VOCABULARY, STOP = 18, 16
@@ -30,17 +29,20 @@ def _sharpened(model: Any) -> Any:
     return model.eval()
 
 
-def _model(kind: str) -> Any:
+def _model(kind: str, seed: int = 3) -> Any:
     sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 15, "eos_token_id": STOP, "pad_token_id": 17}
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         if kind == "gpt2":  # learned positions: wrong position ids under padding would show
             return _sharpened(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=48, **sizes)))
         if kind == "qwen2":  # grouped keys, biases, untied head
             grown = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
             config = Qwen2Config(num_key_value_heads=2, max_position_embeddings=48, **grown, **sizes)
             return _sharpened(Qwen2ForCausalLM(config))
-    return _sharpened(tiny_model(seed=3).model)
+        wide = {"hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+        return _sharpened(
+            LlamaForCausalLM(LlamaConfig(max_position_embeddings=48, tie_word_embeddings=True, **wide, **sizes))
+        )
 
 
 def _engine(model: Any, **options: int) -> TransformersEngine:
@@ -147,7 +149,7 @@ def test_replay_catches_every_single_edited_token() -> None:
 
 
 def test_replay_catches_other_weights_and_loading_the_right_ones_clears_it() -> None:
-    honest, other = _model("llama"), _sharpened(tiny_model(seed=4).model)
+    honest, other = _model("llama"), _model("llama", seed=4)
     requests = _requests(32)
     made = [a.token_ids for a in _engine(honest).generate(requests)]
     assert sum(margin > 0.01 for margin in _worst_margins(other, requests, made)) > 25
@@ -199,7 +201,7 @@ def test_requests_out_of_bounds_are_refused() -> None:
     with pytest.raises(ConfigError, match="vocabulary"):
         engine.generate([dataclasses.replace(request, prompt_ids=(VOCABULARY,))])
     with pytest.raises(ConfigError, match="context"):
-        engine.generate([dataclasses.replace(request, max_new_tokens=40)])
+        engine.generate([dataclasses.replace(request, max_new_tokens=47)])
     for ids in ((), (VOCABULARY,), (-1,), (1,) * (request.max_new_tokens + 1)):
         with pytest.raises(IntegrityError):
             engine.replay([request], [ids])

@@ -1,0 +1,165 @@
+"""A run's files: what an honest learner ships rebuilds its model; what a hostile one ships is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
+from p2prl.models.codec import Codec
+from p2prl.models.layout import flatten, layout_of, load_in_place
+from p2prl.models.loading import LoadedModel
+from p2prl.models.run_files import build_from_run, export_run_files
+from p2prl.models.tiny import tiny_model
+from p2prl.protocol.manifests import RUN_FILE_NAMES
+
+CPU = torch.device("cpu")
+MODEL = tiny_model(seed=21)
+FILES = export_run_files(MODEL)
+DIGEST = layout_of(MODEL.model, "bfloat16").digest
+ROOM = 1 << 20
+
+
+def _build(files: dict[str, bytes], digest: bytes = DIGEST, room: int = ROOM) -> LoadedModel:
+    loaded, layout = build_from_run(files, layout_digest=digest, max_weight_bytes=room, device=CPU, dtype="float32")
+    assert layout.digest == digest
+    return loaded
+
+
+def _edited(name: str, **changes: Any) -> dict[str, bytes]:
+    return FILES | {name: json.dumps(json.loads(FILES[name]) | changes).encode()}
+
+
+def _other_models() -> list[LoadedModel]:
+    sizes: dict[str, Any] = {"vocab_size": 18, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32, "eos_token_id": 16}
+    sizes |= {"bos_token_id": 15, "pad_token_id": 17}
+    llama = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, **sizes))
+    qwen3 = Qwen3ForCausalLM(Qwen3Config(tie_word_embeddings=False, head_dim=16, **sizes))
+    return [LoadedModel(model=model.eval(), tokenizer=MODEL.tokenizer) for model in (llama, qwen3)]
+
+
+@pytest.mark.parametrize("source", [MODEL, *_other_models()], ids=["gpt2", "llama", "qwen3"])
+def test_an_exported_model_is_rebuilt_and_computes_the_same(source: LoadedModel) -> None:
+    files = export_run_files(source)
+    assert RUN_FILE_NAMES.issuperset(files)
+    layout = layout_of(source.model, "float32")
+    loaded, found = build_from_run(
+        files, layout_digest=layout.digest, max_weight_bytes=ROOM, device=CPU, dtype="float32"
+    )
+    assert found == layout
+    assert all(not tensor.any() for tensor in loaded.model.state_dict().values())
+    load_in_place(loaded.model, layout, flatten(source.model, layout))
+    ids = torch.tensor([[15, 3, 10, 4, 12, 2, 11, 7, 13]])
+    with torch.no_grad():
+        assert torch.equal(loaded.model(input_ids=ids).logits, source.model(input_ids=ids).logits)
+    ours, theirs = Codec(loaded.tokenizer, loaded.model), Codec(source.tokenizer, source.model)
+    assert ours.encode("3+4*2-7=") == theirs.encode("3+4*2-7=")
+    assert ours.stop_ids == theirs.stop_ids
+    assert ours.decode((1, 17, 14)) == theirs.decode((1, 17, 14))
+    assert export_run_files(loaded) == files
+
+
+def test_exported_files_hold_no_template_and_no_path() -> None:
+    loaded = tiny_model(seed=21)
+    loaded.tokenizer.chat_template = "{{ evil }}"
+    loaded.model.config._name_or_path = "/home/somebody/model"
+    files = export_run_files(loaded)
+    assert files == FILES
+    assert not any(b"evil" in data or b"somebody" in data for data in files.values())
+
+
+def test_a_template_in_a_runs_files_is_dropped() -> None:
+    assert _build(_edited("tokenizer_config.json", chat_template="{{ evil }}")).tokenizer.chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"auto_map": {"AutoConfig": "evil.Config"}}, "asks for code"),
+        ({"_attn_implementation": "somebody/kernel"}, "asks for code"),
+        ({"attn_implementation": "somebody/kernel"}, "asks for code"),
+        ({"quantization_config": {"quant_method": "awq"}}, "asks for code"),
+        ({"model_type": "bert"}, "not known"),
+        ({"model_type": ["gpt2"]}, "not known"),
+        ({"model_type": None}, "not known"),
+        ({"n_layer": 10**9}, "layers"),
+        ({"num_hidden_layers": 10**9}, "layers"),
+        ({"n_layer": "2"}, "layers"),
+        ({"n_embd": 1 << 40}, "absurd"),
+        ({"vocab_size": 1 << 30}, "vocabulary"),
+        ({"vocab_size": -1}, "vocabulary"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "batch"),
+        ({"rope_scaling": {"full_attention": {"type": "longrope"}}}, "batch"),
+        ({"is_causal": False}, "is_causal"),
+        ({"return_dict": False}, "return_dict"),
+        ({"activation_function": "no-such-function"}, "no model"),
+        ({"n_head": 7}, "no model"),
+        ({"n_embd": "wide"}, "no model"),
+    ],
+)
+def test_hostile_configurations_are_the_learners_fault(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=message):
+        _build(_edited("config.json", **changes))
+
+
+@pytest.mark.parametrize("changes", [{"n_embd": 64}, {"n_layer": 3}, {"n_positions": 1 << 20}, {"n_inner": 100}])
+def test_a_model_of_another_size_is_not_the_promised_layout(changes: dict[str, Any]) -> None:
+    with pytest.raises(IntegrityError, match="layout"):
+        _build(_edited("config.json", **changes))
+
+
+def test_a_terabyte_is_refused_before_it_is_allocated() -> None:
+    files = _edited("config.json", n_embd=1 << 17, n_inner=1 << 17, n_head=2)
+    with torch.device("meta"):
+        config = type(MODEL.model.config)(**json.loads(files["config.json"]))
+        digest = layout_of(type(MODEL.model)(config), "float32").digest
+    with pytest.raises(RemoteProtocolError, match=r"needs \d{12,} bytes"):
+        _build(files, digest, room=1 << 36)
+
+
+def test_the_users_bound_counts_wire_and_memory() -> None:
+    size = 59_040 * 4  # bf16 on the wire, float32 in memory
+    _build(FILES, room=size)
+    with pytest.raises(RemoteProtocolError, match=str(size)):
+        _build(FILES, room=size - 1)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_files_that_are_missing_or_garbled_are_the_learners_fault(name: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        _build({key: data for key, data in FILES.items() if key != name})
+    for data in (b"", b"[]", b"\xff\xfe", b"[" * 100_000, FILES[name][:-2]):
+        with pytest.raises(RemoteProtocolError):
+            _build(FILES | {name: data})
+
+
+def test_tokenizers_that_do_not_fit_the_model_are_refused() -> None:
+    wide = json.loads(FILES["tokenizer.json"])
+    wide["model"]["vocab"]["x"] = 18
+    with pytest.raises(RemoteProtocolError, match="tokens the model does not"):
+        _build(FILES | {"tokenizer.json": json.dumps(wide).encode()})
+    for token in ("<unheard>", 5, {"content": "<unheard>"}, {"content": None}):
+        with pytest.raises(RemoteProtocolError, match="special token"):
+            _build(_edited("tokenizer_config.json", eos_token=token))
+    for end in (18, -1, "16", [3, 99], True, 1.0):
+        with pytest.raises(RemoteProtocolError, match="end token"):
+            _build(_edited("generation_config.json", eos_token_id=end))
+
+
+def test_truncation_in_a_runs_tokenizer_is_undone() -> None:
+    cut = json.loads(FILES["tokenizer.json"])
+    cut["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    loaded = _build(FILES | {"tokenizer.json": json.dumps(cut).encode()})
+    assert len(Codec(loaded.tokenizer, loaded.model).encode("3+4*2-7=")) == 9
+
+
+def test_a_model_no_run_could_use_is_not_exported() -> None:
+    loaded = tiny_model()
+    loaded.model.config.rope_scaling = {"rope_type": "dynamic"}
+    with pytest.raises(ConfigError, match="cannot use"):
+        export_run_files(loaded)
