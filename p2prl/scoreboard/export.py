@@ -1,7 +1,8 @@
 """A ledger in one file, and the recount anyone can make of it.
 
-The file is a msgpack stream of byte strings: first a header (the msgpack array of format, run manifest envelope and the
-learner's signed ledger head or nothing), then one per ledger entry. It holds nothing but signed bytes, so nobody has to trust who exported it.
+The file is a msgpack stream of byte strings: first a header (the msgpack array of format, run manifest envelope and
+the learner's signed ledger head or nothing), then one per ledger entry. It holds nothing but signed bytes, so nobody
+has to trust who exported it.
 """
 
 from __future__ import annotations
@@ -59,17 +60,18 @@ class Recount:
     validators: list[ValidatorDocument]
 
 
-def export(source: Source, path: Path, *, head: bytes = b"") -> int:
-    """Write a source's ledger to `path`, whole or not at all; returns the entries written.
+def export(source: Source, path: Path) -> int:
+    """Write a source's ledger and newest signed head to `path`, whole or not at all; returns the entries written.
 
-    `head` is a signed ledger head's envelope to go with it. Raises `MachineError` when the file cannot be written and
+    Raises `MachineError` when the file cannot be written and
     `NotReadyError` when the run is not known yet.
     """
-    run, board = known(source.snapshot())
+    snapshot = source.snapshot()
+    run, board = known(snapshot)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            file.write(_pack(encode(_Header(FORMAT, run.raw, head))))
+            file.write(_pack(encode(_Header(FORMAT, run.raw, snapshot.signed_head))))
             height = 0
             while height < board.height:
                 entries = source.entries(height, min(_READ_AT_ONCE, board.height - height))
@@ -128,6 +130,7 @@ def recount(run: KnownRun, entries: Iterator[bytes], *, head: bytes = b"") -> Re
         policy_version=None,
         neighbours=None,
         signed_height=heights.height,
+        signed_head=head,
         finished=False,
         incident=None,
         join_link="",

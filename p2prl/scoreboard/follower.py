@@ -49,7 +49,7 @@ class Follower:
         self._run: KnownRun | None = None
         self._board: Board | None = None
         self._heads: dict[int, _SignedHead] = {}
-        self._signed_height: int | None = None
+        self._signed: _SignedHead | None = None
         self._finished = False
         self._incident = store.incident
         self._policy_version: int | None = None
@@ -99,7 +99,8 @@ class Follower:
             board=None if self._board is None else self._board.state(),
             policy_version=self._policy_version,
             neighbours=dict(sorted(self._neighbours.items())),
-            signed_height=self._signed_height,
+            signed_height=None if self._signed is None else self._signed.height,
+            signed_head=b"" if self._signed is None else self._signed.raw,
             finished=self._finished,
             incident=self._incident,
             join_link=self._join_link,
@@ -176,7 +177,7 @@ class Follower:
     def _cut_back(self) -> None:
         """Entries past the last confirmed height are not the learner's: forget them."""
         assert self._run is not None
-        height = self._signed_height or 0
+        height = 0 if self._signed is None else self._signed.height
         self._store.truncate(height)
         self._board = self._run.empty_board()
         self._replay()
@@ -211,14 +212,14 @@ class Follower:
         held = self._store.entries(head.height - 1, 1)
         if held and entry_digest(held[0]) == head.head:
             self._confirm(head)
-        elif self._signed_height is not None and head.height <= self._signed_height:
+        elif self._signed is not None and head.height <= self._signed.height:
             self._report(f"the learner signed a history of {head.height} ledger entries that contradicts a later one")
         else:
             self._cut_back()
 
     def _confirm(self, head: _SignedHead) -> None:
-        if self._signed_height is None or head.height > self._signed_height:
-            self._signed_height = head.height
+        if self._signed is None or head.height > self._signed.height:
+            self._signed = head
             self._store.keep_head(head.height, head.raw)
 
     def _report(self, message: str) -> None:

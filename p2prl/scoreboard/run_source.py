@@ -46,6 +46,7 @@ class RunSource:
                 policy_version=self._reader.policy_version(),
                 neighbours=None,
                 signed_height=None,
+                signed_head=b"",
                 finished=self._total_steps is not None and self._newest_step() >= self._total_steps,
                 incident=self._incident,
                 join_link=self._join_link,

@@ -38,6 +38,9 @@ class Snapshot:
     policy_version: int | None
     neighbours: dict[str, int] | None
     signed_height: int | None
+    """Highest height a signed head was compared with; None when there was none."""
+    signed_head: bytes
+    """That head's envelope, or nothing."""
     finished: bool
     incident: str | None
     join_link: str

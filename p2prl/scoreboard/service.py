@@ -1,0 +1,98 @@
+"""Serving a board: uvicorn in this process, quiet, with a port that is ours before anything else starts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from p2prl.errors import MachineError
+from p2prl.scoreboard.api import create_app
+from p2prl.scoreboard.sources import Source
+
+
+def serve(source: Source, *, host: str, port: int, on_ready: Callable[[str], None]) -> None:
+    """Serve `source` until Ctrl-C (or SIGTERM), then return.
+
+    `on_ready` gets the board's address once it answers; port 0 takes a free one. Raises `MachineError` when the port
+    is taken or may not be used, and the source's own error when the source ends for good.
+    """
+    board = BoardServer(source, host=host, port=port)
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
+        board.run(on_ready)
+
+
+class BoardServer:
+    """A board bound to its port; `run` serves it and `stop` ends that from another thread."""
+
+    def __init__(self, source: Source, *, host: str, port: int) -> None:
+        self._source = source
+        self._socket = _bind(host, port)
+        bound = self._socket.getsockname()
+        shown = host if host not in ("0.0.0.0", "::", "") else "localhost"  # noqa: S104 - compared, not bound
+        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}"
+        self._server: _Server | None = None
+        self._stopped = False
+
+    def run(self, on_ready: Callable[[str], None]) -> None:
+        """Serve until stopped; see `serve`."""
+        config = uvicorn.Config(
+            create_app(self._source),
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+        )
+        self._server = _Server(config, self._source, lambda: on_ready(self.url))
+        self._server.should_exit = self._stopped
+        try:
+            asyncio.run(self._server.serve(sockets=[self._socket]))
+        finally:
+            self._socket.close()
+        failure = self._source.failure()
+        if failure is not None:
+            raise failure
+
+    def stop(self) -> None:
+        """Make `run` return soon. May be called from any thread, before `run` too."""
+        self._stopped = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers, and ends when its source has."""
+
+    def __init__(self, config: uvicorn.Config, source: Source, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._source = source
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._source.failure() is not None
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A listening socket on host and port, TCP over IPv4 or IPv6."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise MachineError(
+            f"the board cannot use port {port} on {host}: {error}",
+            remedy="Choose another one with --port, or end the program that holds it.",
+        ) from error
+    return listener

@@ -1,0 +1,35 @@
+"""The board as one JSON-able value, for a script or a terminal (`p2prl board --json`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from p2prl.scoreboard import views
+from p2prl.scoreboard.sources import Source
+
+FORMAT = "p2prl/board/v1"
+"""First key of the summary; its number changes when a key's meaning does."""
+
+_ROWS = 20
+_POINTS = 100
+
+
+def summary(source: Source) -> dict[str, Any]:
+    """The board now: `format`, `run`, `people`, `validators`, `metrics` (keys in docs/leaderboard.md).
+
+    The 20 first rows of each table and at most 100 points of the curve. Raises `NotReadyError` while the run's
+    manifest is not known.
+    """
+    snapshot = source.snapshot()
+    people = views.leaderboard_document(snapshot, by="people", limit=_ROWS, cursor=None)
+    validators = views.leaderboard_document(snapshot, by="validators", limit=_ROWS, cursor=None)
+    metrics = views.metrics_document(snapshot, from_step=0, to_step=(1 << 48) - 1, points=_POINTS)
+    return {
+        "format": FORMAT,
+        "run": msgspec.to_builtins(views.run_document(snapshot)),
+        "people": msgspec.to_builtins(people.people),
+        "validators": msgspec.to_builtins(validators.validators),
+        "metrics": msgspec.to_builtins(metrics),
+    }
