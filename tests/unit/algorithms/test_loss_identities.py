@@ -222,6 +222,28 @@ def test_losses_that_couple_a_group_refuse_a_part_of_one(name: str) -> None:
         build_loss(name).loss(policy[:, :2], part)
 
 
+def test_a_part_of_a_part_still_knows_the_whole() -> None:
+    policy, batch = random_batch(15)
+    split = select_part(batch, completions=slice(0, 2))
+    again = select_part(split, groups=slice(0, 1))
+    assert not again.whole_groups
+    assert again.update_lengths_N is not None
+    assert again.update_lengths_N.tolist() == batch.mask_BGT.sum(-1).flatten().tolist()
+    whole = build_loss("gepo").loss(policy, batch).weights_BGT
+    same(build_loss("gepo").loss(policy[:1, :2], again).weights_BGT, whole[:1, :2])
+
+
+def test_two_sided_reports_what_delta_bounds() -> None:
+    _, batch = random_batch(26)
+    policy = torch.full(batch.mask_BGT.shape, -0.1, dtype=torch.float64)
+    far = dataclasses.replace(
+        batch, behavior_logprobs_BGT=policy - 3, advantages_BG=torch.full((3, 4), -1.0, dtype=torch.float64)
+    )
+    output = build_loss("two_sided").loss(policy, far)
+    assert output.metrics["bounded_fraction"] == 1
+    assert output.loss.item() == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"dpo", "eqp"}))
 def test_a_guard_of_zero_removes_a_completion_and_moves_no_other(name: str) -> None:
     policy, batch = random_batch(16)
