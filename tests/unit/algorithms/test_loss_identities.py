@@ -351,3 +351,10 @@ def test_asympo_divides_by_no_less_than_its_floor() -> None:
     output = build_loss("asympo", options={"nll_floor": 0.02}).loss(certain, batch)
     assert output.metrics["weight_max"].item() == pytest.approx(50)
     assert output.metrics["bounded_fraction"] == 1
+
+
+def test_only_groups_without_any_advantage_count_as_teaching_nothing() -> None:
+    policy, batch = random_batch(27)
+    mixed = torch.tensor([[0.0, 0, 0, 0], [1.0, -1, 0, 0], [0.5, 0.5, -1, 0]])
+    output = build_loss("grpo").loss(policy, dataclasses.replace(batch, advantages_BG=mixed))
+    assert output.metrics["zero_advantage_groups"] == 1
