@@ -54,8 +54,9 @@ class DaemonConfig:
     reachability: Literal["auto", "public", "private"] = "auto"
     """Skip finding out whether this peer can be dialled."""
     use_relays: bool = True
-    """When unreachable, reserve a slot at relays and be dialled through them. Needs about four relay candidates. The bundled
-    daemon's relays often end a circuit after 128 KiB, whatever their data limit: enough for gossip, not for weights."""
+    """When unreachable, reserve a slot at relays and be dialled through them. Needs about four relay candidates. The
+    bundled daemon's relays often end a circuit after 128 KiB, whatever their data limit: enough for gossip, not for
+    weights."""
     relays: tuple[str, ...] = ()
     """Relay candidates, multiaddrs ending in /p2p/<id>; the bootstrap peers when empty."""
     be_relay: bool = True
