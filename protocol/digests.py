@@ -10,6 +10,8 @@ from typing import NewType
 
 from blake3 import blake3
 
+from p2prl.errors import RemoteProtocolError
+
 Digest = NewType("Digest", bytes)
 """32 bytes."""
 
@@ -23,6 +25,13 @@ def digest(domain: str, *parts: bytes) -> Digest:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return Digest(hasher.digest())
+
+
+def received_digest(raw: bytes) -> Digest:
+    """A digest out of a peer's message. Raises `RemoteProtocolError` unless it has 32 bytes."""
+    if len(raw) != DIGEST_BYTES:
+        raise RemoteProtocolError(f"a digest has {DIGEST_BYTES} bytes, not {len(raw)}")
+    return Digest(raw)
 
 
 def chunk_digest(data: bytes | memoryview) -> Digest:

@@ -104,6 +104,11 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     `StaleWorkError` for an untimely one, which is nobody's fault: an honest relay may hold it a second too long.
     """
     envelope = decode(raw, Envelope, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+    # msgpack can write one value in several ways, and the signature does not cover the envelope's own framing. Without
+    # this, anybody could give a signed message a second name: dodge deduplication, or make one policy manifest look
+    # like two and so frame the learner for equivocation.
+    if encode(envelope) != raw:
+        raise RemoteProtocolError("envelope: not in the one encoding that its digest names")
     if len(envelope.author) != PUBLIC_KEY_BYTES or len(envelope.run) != DIGEST_BYTES:
         raise RemoteProtocolError("envelope: author and run must have 32 bytes")
     if envelope.kind not in _NUMBERS:

@@ -31,6 +31,7 @@ _SEED_DOMAIN = b"p2prl/identity/v1"
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # Identity multihash (0x00, 36 bytes) of protobuf PublicKey{type=Ed25519 (08 01), data=32 bytes (12 20 …)}.
 _PEER_ID_PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
+_PEER_ID_CHARS = 52
 _BASE58_INDEX = {character: value for value, character in enumerate(_ALPHABET)}
 
 
@@ -121,7 +122,7 @@ def public_key_of(peer_id: PeerId) -> bytes:
     """The raw public key inside an Ed25519 peer id. Raises `IdentityError` for any other text."""
     number = 0
     try:
-        for character in peer_id:
+        for character in peer_id if len(peer_id) == _PEER_ID_CHARS else "":  # no arithmetic on a stranger's long text
             number = number * 58 + _BASE58_INDEX[character]
         raw = number.to_bytes(len(_PEER_ID_PREFIX) + PUBLIC_KEY_BYTES, "big")
     except (KeyError, OverflowError):

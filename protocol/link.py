@@ -13,16 +13,15 @@ import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote
 
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, IdentityError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest
+from p2prl.protocol.identity import PeerId, public_key_of
 
 SCHEME = "p2prl://"
 _DIGEST_CHARS = 52
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MULTIADDR = re.compile(
-    r"(/[a-z0-9-]+/[^/\s]+)+/p2p/[1-9A-HJ-NP-Za-km-z]{46,64}(/p2p-circuit(/p2p/[1-9A-HJ-NP-Za-km-z]{46,64})?)?"
-)
+_MULTIADDR = re.compile(r"(/[a-z0-9-]+/[^/\s]+)+/p2p/(\w+)(/p2p-circuit/p2p/(\w+))?", re.ASCII)
 _REMEDY = "Copy the whole link again; it looks like p2prl://NAME@52-CHARACTERS?b=/ip4/…/tcp/…/p2p/…"
 
 
@@ -61,9 +60,23 @@ def parse_link(text: str) -> JoinLink:
     assert len(run) == DIGEST_BYTES
     addresses = []
     for key, value in parse_qsl(query, keep_blank_values=True):
-        if key != "b" or len(value) > limits.MAX_ADDRESS_CHARS or not _MULTIADDR.fullmatch(value):
+        if key != "b" or len(value) > limits.MAX_ADDRESS_CHARS or not _is_whole(value):
             raise ConfigError(f"the link's peer address {value[:80]!r} is not a whole multiaddr", remedy=_REMEDY)
         addresses.append(value)
     if not addresses:
         raise ConfigError("the link names no peer to start from: its end was cut off", remedy=_REMEDY)
     return JoinLink(name, Digest(run), tuple(addresses[: limits.MAX_ADDRESSES]))
+
+
+def _is_whole(address: str) -> bool:
+    """Whether a multiaddr ends in a peer id that nothing was cut from (a shorter id is none)."""
+    match = _MULTIADDR.fullmatch(address)
+    if match is None:
+        return False
+    try:
+        for peer in match.group(2, 4):
+            if peer is not None:
+                public_key_of(PeerId(peer))
+    except IdentityError:
+        return False
+    return True

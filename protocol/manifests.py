@@ -30,6 +30,10 @@ RUN_FILE_NAMES = frozenset(
 """Files a run may ship. All are data; none may carry code or templates that a volunteer would execute."""
 
 
+MIN_TASK_WEIGHT, MAX_TASK_WEIGHT = 1e-6, 1e6
+"""A weight in the mix. Bounds keep sums exact enough that every machine draws the same task."""
+
+
 class TensorSpec(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One tensor of a layout, in the place where its words stand in the weight bytes."""
 
@@ -169,7 +173,9 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
         _require(0 < len(self.tasks) <= limits.MAX_TASKS, "tasks must name at least one task")
         for share in self.tasks:
             _require(0 < len(share.task) <= limits.MAX_NAME_CHARS, "a task has no usable name")
-            _require(math.isfinite(share.weight) and share.weight > 0, "task weights must be positive")
+            _require(share.task.isprintable(), "a task's name must be printable")
+            _require(MIN_TASK_WEIGHT <= share.weight <= MAX_TASK_WEIGHT, "task weights must be within 1e-6..1e6")
+        _require(len({share.task for share in self.tasks}) == len(self.tasks), "a task stands in the mix twice")
         _require(1 <= self.sampling.group_size <= limits.MAX_GROUP_SIZE, "group_size is out of range")
         _require(
             1 <= self.sampling.max_new_tokens <= limits.MAX_COMPLETION_TOKENS,

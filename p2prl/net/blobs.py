@@ -54,6 +54,9 @@ class DiskBlobs:
             os.truncate(file, ref.size_bytes)
         except OSError as error:
             raise _disk_error(error, self._directory) from error
+        before = self._files.get(ref.root)
+        if before is not None:
+            os.close(before)
         self._files[ref.root] = file
         present = set()
         for index, chunk in enumerate(ref.chunks):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -43,9 +44,10 @@ class NodeDriver:
         self._clock = clock
         self._on_event = on_event
         self._directory_key = digest("p2prl/directory/v1", run)
-        self._control: dict[PeerId, asyncio.Queue[bytes]] = {}
-        self._bulk: dict[PeerId, asyncio.Queue[bytes]] = {}
+        self._control: dict[PeerId, deque[bytes]] = {}
+        self._bulk: dict[PeerId, deque[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._looking_up = False
         self._pump_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,6 +83,7 @@ class NodeDriver:
 
     def _pump_node(self) -> None:
         now = self._clock.now()
+        self._node.announce(self._transport.addresses, now)  # they change as relays and routers come
         if self._node.next_deadline() <= now:
             self._node.handle_timer(now)
         for command in self._node.commands(now):
@@ -91,8 +94,11 @@ class NodeDriver:
                     self._spawn(self._dial(peer, addresses))
                 case Register(record=record, expires_at=expires_at):
                     self._spawn(self._register(record, expires_at))
-                case LookUp():
+                case LookUp() if not self._looking_up:
+                    self._looking_up = True
                     self._spawn(self._look_up())
+                case LookUp():
+                    pass  # the last one is still on its way
         while (event := self._node.next_event()) is not None:
             self._on_event(event)
         if self._timer is not None:
@@ -112,33 +118,38 @@ class NodeDriver:
         queues = self._bulk if bulk else self._control
         queue = queues.get(peer)
         if queue is None:
-            queue = queues[peer] = asyncio.Queue()
+            queue = queues[peer] = deque()
             self._spawn(self._send_bulk(peer, queue) if bulk else self._send_control(peer, queue))
-        if queue.qsize() >= _QUEUED_FRAMES:
+        if len(queue) >= _QUEUED_FRAMES:
             self._lost(peer)
             return
-        queue.put_nowait(frame)
+        queue.append(frame)
 
-    async def _send_control(self, peer: PeerId, queue: asyncio.Queue[bytes]) -> None:
-        while True:
-            frame = await queue.get()
+    async def _send_control(self, peer: PeerId, queue: deque[bytes]) -> None:
+        """Send until the queue is empty, then end: a peer that went away leaves nothing behind."""
+        while queue:
             try:
-                await self._transport.send(peer, frame, timeout_s=_SEND_TIMEOUT_S)
+                await self._transport.send(peer, queue.popleft(), timeout_s=_SEND_TIMEOUT_S)
             except TransportError as error:
                 log.debug("send to %s failed: %s", peer, error)
-                while not queue.empty():
-                    queue.get_nowait()
+                queue.clear()
                 self._lost(peer)
+        del self._control[peer]
 
-    async def _send_bulk(self, peer: PeerId, queue: asyncio.Queue[bytes]) -> None:
-        while True:
-            frame = await queue.get()
+    async def _send_bulk(self, peer: PeerId, queue: deque[bytes]) -> None:
+        while queue:
+            done = 1
             try:
-                await self._transport.send(peer, frame, timeout_s=_BULK_TIMEOUT_S)
+                await self._transport.send(peer, queue.popleft(), timeout_s=_BULK_TIMEOUT_S)
             except TransportError as error:
                 log.debug("chunk to %s failed: %s", peer, error)
-            self._node.upload_done(peer)
+                # Chunks nobody waits for any more: a peer that came back never asked for them and would blame us.
+                done += len(queue)
+                queue.clear()
+            for _ in range(done):
+                self._node.upload_done(peer)
             self.wake()
+        del self._bulk[peer]
 
     async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         for address in addresses:
@@ -151,7 +162,8 @@ class NodeDriver:
                 self._node.connected(peer, self._clock.now())
                 self.wake()
                 return
-        self._lost(peer)
+        self._node.dial_failed(peer, self._clock.now())
+        self.wake()
 
     async def _register(self, record: bytes, expires_at: float) -> None:
         try:
@@ -165,6 +177,8 @@ class NodeDriver:
         except TransportError as error:
             log.debug("directory lookup failed: %s", error)
             return
+        finally:
+            self._looking_up = False
         self._node.looked_up(list(records.values()), self._clock.now())
         self.wake()
 

@@ -186,9 +186,12 @@ class Network:
         raise kind(failed.message, remedy=failed.remedy)
 
     def _read(self, source: socket.socket) -> None:
-        for body in _bodies(source):
-            self._events.put(control.parse_from_network(body))
-        self._events.put(None)
+        try:
+            for body in _bodies(source):
+                self._events.put(control.parse_from_network(body))
+        except OSError as error:
+            log.debug("reading from the network process failed: %s", error)
+        self._events.put(None)  # whatever ended it, `poll` must learn that nothing more will come
 
 
 def _bodies(source: socket.socket) -> Iterable[bytes]:
@@ -197,7 +200,10 @@ def _bodies(source: socket.socket) -> Iterable[bytes]:
             header = stream.read(control.LENGTH.size)
             if len(header) < control.LENGTH.size:
                 return
-            body = stream.read(control.LENGTH.unpack(header)[0])
+            size = control.LENGTH.unpack(header)[0]
+            body = stream.read(size)
+            if len(body) < size:
+                return  # the process died in the middle of a message
             yield body
 
 

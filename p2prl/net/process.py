@@ -79,7 +79,6 @@ class NetworkProcess:
             self._node.begin(start.manifest)
         transport = await self._transport(identity, start)
         try:
-            self._node.announce(transport.addresses)
             self._driver = NodeDriver(self._node, transport, self._clock, start.run, self._on_event)
             self._tell(control.Up(transport.addresses))
             self._driver.wake()

@@ -251,7 +251,7 @@ class VirtualNetwork:
         # Its dice are its own, so that one machine more or less does not change the others' draws.
         rng = random.Random(f"node/{self.seed}/{host.peer}/{host.incarnation}")  # noqa: S311
         host.node = host.make(self.now + host.clock_offset_s, rng)
-        host.node.announce((self.address(host.peer),))
+        host.node.announce((self.address(host.peer),), self.now + host.clock_offset_s)
         host.armed = float("inf")
         host.pump_due = False
         self._wake(host)
@@ -408,7 +408,7 @@ class VirtualNetwork:
             if up and self.is_up(peer) and not self._separated(dialer.peer, peer):
                 dialer.node.connected(peer, now)
             else:
-                dialer.node.lost(peer, now)
+                dialer.node.dial_failed(peer, now)
             self._wake(dialer)
 
         self.after(wait, settle)

@@ -13,9 +13,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.codec import Wire
-from p2prl.protocol.digests import Digest
+from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import Kind, Offer, Push, Role, Want
@@ -63,7 +64,7 @@ class Gossip:
         self._config = config
         self._roles: dict[PeerId, Role] = {}
         self._seen: OrderedDict[Digest, None] = OrderedDict()
-        self._store: OrderedDict[Digest, bytes] = OrderedDict()
+        self._store: OrderedDict[Digest, tuple[Kind, bytes]] = OrderedDict()
         self._stored_bytes = 0
         self._pinned: dict[Digest, bytes] = {}
         self._wanted: dict[Digest, set[PeerId]] = {}
@@ -107,7 +108,7 @@ class Gossip:
         Calling it again for an own envelope tells everybody again: the spool does so until a storage receipt comes.
         """
         self._remember(opened.digest)
-        self._keep(opened.digest, opened.raw)
+        self._keep(opened)
         audience = AUDIENCE[opened.kind]
         told = {source, *self._wanted.pop(opened.digest, ())} - {None}
         eager = PUSHED[opened.kind] if source is None or opened.kind is Kind.POLICY_MANIFEST else frozenset()
@@ -118,20 +119,36 @@ class Gossip:
             self.outbox.append((peer, message))
         if opened.kind in CARRIED and Role.LEARNER not in self._roles.values():
             others = [p for p, role in self._roles.items() if p not in told and role not in audience]
-            for _ in range(min(self._config.carriers, len(others))):
-                peer = others.pop(int(self._rng.random() * len(others)))
+            for peer in self._some(others):
                 self.outbox.append((peer, Push(opened.raw) if source is None else Offer((opened.digest,))))
+
+    def spread_again(self, name: Digest, *, source: PeerId) -> None:
+        """Offer on an envelope that was pushed here a second time: its author has heard of no learner that has it.
+
+        Whoever carried it before may have had no learner in reach; the way may be open now. Costs offers only, and
+        only for kinds that must reach a learner.
+        """
+        kind, _ = self._store.get(name, (None, b""))
+        if kind not in CARRIED:
+            return
+        others = [p for p, role in self._roles.items() if p != source]
+        learners = [p for p in others if self._roles[p] is Role.LEARNER]
+        self.outbox.extend((peer, Offer((name,))) for peer in learners or self._some(others))
+
+    def _some(self, peers: list[PeerId]) -> list[PeerId]:
+        """A few of `peers`, at random."""
+        rest = list(peers)
+        return [rest.pop(int(self._rng.random() * len(rest))) for _ in range(min(self._config.carriers, len(rest)))]
 
     def on_offer(self, message: Offer, source: PeerId) -> None:
         """Ask for what is new, unless somebody was asked already."""
         fresh = []
-        for raw_name in message.digests[: limits.MAX_DIGESTS_PER_MESSAGE]:
-            name = Digest(raw_name)
+        for name in _names(message.digests):
             if name in self._seen:
                 continue
             askers = self._wanted.setdefault(name, set())
             if not askers:
-                fresh.append(raw_name)
+                fresh.append(name)
             askers.add(source)
         if fresh:
             self.outbox.append((source, Want(tuple(fresh))))
@@ -140,21 +157,24 @@ class Gossip:
 
     def on_want(self, message: Want, source: PeerId) -> None:
         """Push what is still here; say nothing about the rest."""
-        for raw_name in message.digests[: limits.MAX_DIGESTS_PER_MESSAGE]:
-            name = Digest(raw_name)
-            raw = self._pinned.get(name) or self._store.get(name)
-            if raw is not None:
+        for name in _names(message.digests):
+            raw = self._pinned.get(name) or self._store.get(name, (None, b""))[1]
+            if raw:
                 self.outbox.append((source, Push(raw)))
 
     def retry_wants(self) -> None:
         """Ask the next neighbour that offered an envelope the last one never pushed."""
+        again: dict[PeerId, list[Digest]] = {}
         for name, askers in list(self._wanted.items()):
             if not askers:
                 del self._wanted[name]
                 continue
             peer = sorted(askers)[int(self._rng.random() * len(askers))]
             askers.discard(peer)
-            self.outbox.append((peer, Want((name,))))
+            again.setdefault(peer, []).append(name)
+        step = limits.MAX_DIGESTS_PER_MESSAGE
+        for peer, names in again.items():
+            self.outbox.extend((peer, Want(tuple(names[i : i + step]))) for i in range(0, len(names), step))
 
     def _remember(self, name: Digest) -> None:
         self._seen[name] = None
@@ -162,11 +182,17 @@ class Gossip:
         if len(self._seen) > self._config.seen:
             self._seen.popitem(last=False)
 
-    def _keep(self, name: Digest, raw: bytes) -> None:
-        if name in self._store or name in self._pinned:
+    def _keep(self, opened: Opened) -> None:
+        if opened.digest in self._store or opened.digest in self._pinned:
             return
-        self._store[name] = raw
-        self._stored_bytes += len(raw)
+        self._store[opened.digest] = opened.kind, opened.raw
+        self._stored_bytes += len(opened.raw)
         while self._stored_bytes > self._config.store_bytes:
-            _, oldest = self._store.popitem(last=False)
+            _, (_, oldest) = self._store.popitem(last=False)
             self._stored_bytes -= len(oldest)
+
+
+def _names(digests: tuple[bytes, ...]) -> list[Digest]:
+    if len(digests) > limits.MAX_DIGESTS_PER_MESSAGE:
+        raise RemoteProtocolError(f"{len(digests)} digests in one message")
+    return [received_digest(raw) for raw in digests]

@@ -27,7 +27,13 @@ class NeighbourhoodConfig:
     """Dials of the neighbourhood."""
 
     max_neighbours: int = 24
-    """Links kept. 24 random neighbours keep a swarm of thousands connected when a third of it dies."""
+    """Links a node dials up to. 24 random neighbours keep a swarm of thousands connected when a third of it dies."""
+    max_links: int = 1_024
+    """Links in all, with those that others opened: what one learner can greet, and a flood of keys cannot exceed."""
+    max_known: int = 4_096
+    """Peers in the address book. The directory is anybody's to write to."""
+    forget_s: float = 900.0
+    """A peer whose directory record is older than this is forgotten and no longer dialled."""
     refresh_s: float = 30.0
     """Own directory record and lookup period once the node has neighbours."""
     eager_refresh_s: float = 3.0
@@ -55,6 +61,8 @@ class Neighbour:
 class _Known:
     addresses: tuple[str, ...]
     role: Role
+    dated_ms: int
+    """When the peer signed the record this came from: an older record must not replace a newer."""
     attempts: int = 0
     dial_after: float = 0.0
 
@@ -92,6 +100,8 @@ class Neighbourhood:
         """A link is up, by whichever side's doing. Returns whether it is new; a hello goes out when it is."""
         if peer in self.links or self.is_banned(peer, now) or peer == self.me.identity.peer_id:
             return False
+        if len(self.links) >= self._config.max_links:
+            return False
         self.links[peer] = Neighbour(heard_at=now)
         if peer in self._known:
             self._known[peer].attempts = 0
@@ -99,15 +109,28 @@ class Neighbourhood:
         return True
 
     def lost(self, peer: PeerId, now: float) -> bool:
-        """The link is gone; the peer may be dialled again after a backoff."""
+        """The link is gone; the peer may be dialled again after a backoff. Returns whether there was a link."""
         known = self._known.get(peer)
         if known is not None:
             known.attempts += 1
-            known.dial_after = now + backoff_s(known.attempts, base_s=1.0, cap_s=60.0, rng=self._rng)
+            known.dial_after = max(
+                known.dial_after, now + backoff_s(known.attempts, base_s=1.0, cap_s=60.0, rng=self._rng)
+            )
         gone = self.links.pop(peer, None) is not None
         if gone and not any(n.role is Role.LEARNER for n in self.links.values()):
             self._next_refresh = min(self._next_refresh, now + self._config.eager_refresh_s)
         return gone
+
+    def dial_failed(self, peer: PeerId, now: float) -> None:
+        """A dial came to nothing. A link that the peer opened meanwhile stands."""
+        if peer not in self.links:
+            self.lost(peer, now)
+
+    def readdress(self, addresses: tuple[str, ...], now: float) -> None:
+        """Our addresses changed: tell the directory soon."""
+        if addresses != self.me.addresses:
+            self.me.addresses = addresses
+            self._next_refresh = now
 
     def ban(self, peer: PeerId, now: float) -> None:
         """Hear nothing more from a peer for a while."""
@@ -157,9 +180,10 @@ class Neighbourhood:
                 continue
             known = self._known.get(peer)
             if known is None:
-                self._known[peer] = _Known(record.addresses, role)
-            else:
-                known.addresses, known.role = record.addresses, role
+                self._known[peer] = _Known(record.addresses, role, opened.sent_ms)
+            elif opened.sent_ms > known.dated_ms:
+                known.addresses, known.role, known.dated_ms = record.addresses, role, opened.sent_ms
+        self._forget_old(now)
         self._dial(now)
 
     def handle_timer(self, now: float) -> list[PeerId]:
@@ -179,12 +203,13 @@ class Neighbourhood:
 
     def refresh(self, now: float) -> None:
         """Publish our record and look the others up, now."""
-        content = self.me.run and any(n.role is Role.LEARNER for n in self.links.values())
+        content = any(n.role is Role.LEARNER for n in self.links.values()) or self.me.role is Role.LEARNER
         self._next_refresh = now + (self._config.refresh_s if content else self._config.eager_refresh_s)
         record = PeerRecord(int(self.me.role), self.me.addresses, self.me.newest_version)
         raw = seal(self.me.identity, record, run=self.me.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
-        self.commands.append(LookUp())
+        if not content or len(self.links) < self._config.max_neighbours:
+            self.commands.append(LookUp())
 
     def next_deadline(self) -> float:
         """When `handle_timer` wants to run."""
@@ -203,6 +228,15 @@ class Neighbourhood:
             known.attempts += 1
             known.dial_after = now + 1.0 + backoff_s(known.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)
             self.commands.append(Dial(peer, known.addresses))
+
+    def _forget_old(self, now: float) -> None:
+        """Drop addresses nobody vouches for any more, and the oldest ones past the limit."""
+        oldest_ms = (now - self._config.forget_s) * 1000
+        fresh = {peer: known for peer, known in self._known.items() if known.dated_ms > oldest_ms}
+        if len(fresh) > self._config.max_known:
+            newest = sorted(fresh, key=lambda peer: -fresh[peer].dated_ms)[: self._config.max_known]
+            fresh = {peer: fresh[peer] for peer in newest}
+        self._known = fresh
 
     def _hello(self, now: float) -> Hello:
         return Hello(

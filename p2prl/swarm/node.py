@@ -16,7 +16,7 @@ from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.manifests import BlobRef, RunManifest
+from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.messages import (
     BlobQuery,
     Chunk,
@@ -54,7 +54,7 @@ from p2prl.swarm.gossip import AUDIENCE, Gossip, GossipConfig
 from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
 from p2prl.swarm.policies import EquivocationError, KnownPolicy, PolicyBook
 from p2prl.swarm.ports import BlobStore, Randomness
-from p2prl.swarm.relay import Relay, RelayConfig, RelayStats
+from p2prl.swarm.relay import ForeignChunkError, Relay, RelayConfig, RelayStats
 
 _FORGIVEN_FAULTS = 3
 """Malformed messages a neighbour may send before it is banned: one may be an old build's, three are not."""
@@ -64,6 +64,14 @@ _RETRY_WANTS_S = 2.0
 
 _STALLED_TRANSFER_S = 20.0
 """A transfer without a chunk for this long gives way to a newer version: its holders have moved on."""
+
+
+_REMEMBERED_REQUESTS = 1_024
+"""Policies asked for by name; older requests are forgotten."""
+
+_PAGE_OVERHEAD_BYTES = 64
+_ENTRY_OVERHEAD_BYTES = 5
+"""msgpack's headers of a ledger page and of each entry in it, at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,9 +106,13 @@ class Node:
         self._fetching: KnownPolicy | None = None
         self._fetching_since = now
         self._also_wanted: dict[Digest, KnownPolicy] = {}
+        self._requested: dict[Digest, None] = {}
+        self._overdue: list[KnownPolicy] = []
         self._ready: set[Digest] = set()
         self._faults: Counter[PeerId] = Counter()
         self._next_retry = now + _RETRY_WANTS_S
+        self._rng = rng
+        self._reported_roles: tuple[tuple[str, int], ...] = ()
         self._clock_reported = False
         self._events: deque[Event] = deque()
         self._commands: list[Command] = []
@@ -109,11 +121,11 @@ class Node:
 
     def begin(self, manifest: bytes) -> None:
         """Start with a run manifest already on disk. Raises when it is not the run of the join link."""
-        self._learn_run(open_envelope(manifest, now=None))
+        self._learn_run(open_envelope(manifest, now=None), now=self._fetching_since)
 
-    def announce(self, addresses: tuple[str, ...]) -> None:
-        """Tell the directory where this node can be dialled."""
-        self._me.addresses = addresses[: limits.MAX_ADDRESSES]
+    def announce(self, addresses: tuple[str, ...], now: float) -> None:
+        """Tell the directory where this node can be dialled; cheap to repeat."""
+        self._links.readdress(addresses[: limits.MAX_ADDRESSES], now)
 
     def set_ledger_height(self, height: int) -> None:
         """Tell neighbours how many ledger entries this node can serve."""
@@ -132,20 +144,35 @@ class Node:
     def fetch_policy(self, name: Digest, now: float) -> None:
         """Fetch a particular policy by its manifest envelope's digest, besides the newest."""
         known = self._policies.named(name) if self._policies else None
+        self._requested[name] = None
+        if len(self._requested) > _REMEMBERED_REQUESTS:
+            del self._requested[next(iter(self._requested))]
         if known is None:
             self._gossip.ask_all(name)
+        elif name in self._ready:
+            self._events.append(PolicyReady(known.manifest, name))
         else:
             self._fetch_also(known, now)
 
     def send_ledger(self, peer: PeerId, from_height: int, entries: tuple[bytes, ...]) -> None:
-        """Answer a `LedgerWanted` event."""
-        self._send(peer, LedgerPage(from_height, entries))
+        """Answer a `LedgerWanted` event with as many of these entries as one message may hold."""
+        room = limits.MAX_CONTROL_FRAME_BYTES - _PAGE_OVERHEAD_BYTES
+        page: list[bytes] = []
+        for entry in entries[: limits.MAX_LEDGER_ENTRIES_PER_REPLY]:
+            room -= len(entry) + _ENTRY_OVERHEAD_BYTES
+            if room < 0:
+                break
+            page.append(entry)
+        self._send(peer, LedgerPage(from_height, tuple(page)))
 
     def ask_ledger(self, from_height: int) -> None:
-        """Ask the neighbour that holds most of the ledger for what follows `from_height`."""
-        ahead = [(n.ledger_height, peer) for peer, n in self._links.links.items() if n.ledger_height > from_height]
+        """Ask a neighbour that says it holds more of the ledger for what follows `from_height`.
+
+        Any of them, at random: the one that claims most may be lying, and would then be asked for ever.
+        """
+        ahead = [peer for peer, n in self._links.links.items() if n.ledger_height > from_height]
         if ahead:
-            self._send(max(ahead)[1], LedgerQuery(from_height))
+            self._send(ahead[int(self._rng.random() * len(ahead))], LedgerQuery(from_height))
 
     @property
     def relay_stats(self) -> RelayStats:
@@ -172,9 +199,13 @@ class Node:
             self._gossip.ask(self._me.run, [peer])
 
     def lost(self, peer: PeerId, now: float) -> None:
-        """A link or a dial failed."""
+        """The link to `peer` failed."""
         if self._links.lost(peer, now):
-            self._forget(peer, now)
+            self._forget(peer)
+
+    def dial_failed(self, peer: PeerId, now: float) -> None:
+        """A `Dial` came to nothing."""
+        self._links.dial_failed(peer, now)
 
     def looked_up(self, records: list[bytes], now: float) -> None:
         """The directory answered a `LookUp`."""
@@ -195,18 +226,19 @@ class Node:
                 if link is None:
                     return
                 link.heard_at = now
-                self._receive_message(message, source, now)
-        except StaleWorkError:
-            return
+                try:
+                    self._receive_message(message, source, now)
+                except StaleWorkError:
+                    continue  # nobody's fault, and no reason to lose what shares its frame
+                except RemoteProtocolError as error:
+                    self._fault(source, error, now)
         except RemoteProtocolError as error:
-            self._faults[source] += 1
-            if self._faults[source] >= _FORGIVEN_FAULTS or str(error).startswith("chunk:"):
-                self._ban(source, str(error), now)
+            self._fault(source, error, now)
 
     def handle_timer(self, now: float) -> None:
         """Do what time demands."""
         for peer in self._links.handle_timer(now):
-            self._forget(peer, now)
+            self._forget(peer)
         self._relay.handle_timer(now)
         if now >= self._next_retry:
             self._next_retry = now + _RETRY_WANTS_S
@@ -280,23 +312,25 @@ class Node:
             return
         link = self._links.on_hello(message, source, now)
         if link is None or link.role is None:
-            self._forget(source, now)
+            self._forget(source)
             return
         self._gossip.set_role(source, link.role)
         self._relay.add_neighbour(source, is_source=link.role is Role.LEARNER)
         newest = self._policies.newest if self._policies else None
         if newest is not None and newest.manifest.version > message.newest_version:
             self._send(source, Push(newest.raw))
-        self._events.append(PeersChanged(self.roles()))
+        self._report_roles()
 
     def _on_push(self, raw: bytes, source: PeerId, now: float) -> None:
         name = envelope_digest(raw)
         if name == self._me.run and self._policies is None:
-            self._learn_run(open_envelope(raw, now=now))
+            self._learn_run(open_envelope(raw, now=now), now)
             return
         if not self._gossip.is_new(name):
             # A volunteer repeats a group until the learner's storage receipt reaches it: let the owner answer again.
-            if self._config.role is Role.LEARNER and (opened := open_envelope(raw, now=now)).kind is Kind.ROLLOUT_GROUP:
+            if self._config.role is not Role.LEARNER:
+                self._gossip.spread_again(name, source=source)
+            elif (opened := open_envelope(raw, now=now)).kind is Kind.ROLLOUT_GROUP:
                 self._events.append(EnvelopeArrived(opened, source))
             return
         if self._policies is None:
@@ -323,7 +357,7 @@ class Node:
 
     # --- run and policies --------------------------------------------------------------------------------------
 
-    def _learn_run(self, opened: Opened) -> None:
+    def _learn_run(self, opened: Opened, now: float) -> None:
         manifest = body_of(opened, RunManifest)
         if opened.digest != self._me.run or opened.author != manifest.learner:
             raise RemoteProtocolError("run manifest does not match the join link")
@@ -335,15 +369,16 @@ class Node:
         if self._config.fetch_policies:
             for file in manifest.files:
                 self._files.setdefault(file.blob.root, []).append(file.name)
-                self._want_blob(file.blob)
+                self._relay.fetch(file.blob, now)
         self._me.changed = True
-
-    def _want_blob(self, ref: BlobRef) -> None:
-        self._relay.fetch(ref, self._fetching_since)
 
     def _admit_policy(self, opened: Opened, now: float, *, own: bool) -> None:
         assert self._policies is not None
         before = self._policies.newest
+        version = body_of(opened, PolicyManifest).version
+        requested = opened.digest in self._requested
+        if before is not None and version <= before.manifest.version - self._config.keep_versions and not requested:
+            raise StaleWorkError("policy manifest of a version nobody fetches any more")
         try:
             known = self._policies.admit(opened)
         except EquivocationError as error:
@@ -357,16 +392,28 @@ class Node:
             self._me.newest_version = known.manifest.version
             self._events.append(PolicyAnnounced(known.manifest, known.digest))
             self._retire(known.manifest.version)
-        elif self._config.fetch_policies:
+        elif requested:
             self._fetch_also(known, now)
 
     def _retire(self, newest: int) -> None:
         """Let go of versions nobody should still be waiting for."""
         assert self._policies is not None
-        for old in self._policies.forget_before(newest - self._config.keep_versions + 1):
+        late, self._overdue = self._overdue, []
+        for old in (*late, *self._policies.forget_before(newest - self._config.keep_versions + 1)):
             self._gossip.unpin(old.digest)
-            if old is not self._fetching:
-                self._relay.drop(old.manifest.weights.root)
+            if old is self._fetching or (old.digest in self._also_wanted and old not in late):
+                self._overdue.append(old)  # somebody waits for it: it goes one version later
+            else:
+                self._release_weights(old)
+
+    def _release_weights(self, old: KnownPolicy) -> None:
+        """Free a version's weights, unless another version consists of the same bytes."""
+        assert self._policies is not None
+        root = old.manifest.weights.root
+        self._ready.discard(old.digest)
+        self._also_wanted.pop(old.digest, None)
+        if not self._policies.uses(root) and all(late.manifest.weights.root != root for late in self._overdue):
+            self._relay.drop(root)
 
     def _fetch_also(self, known: KnownPolicy, now: float) -> None:
         if known.digest not in self._ready:
@@ -389,21 +436,18 @@ class Node:
             now - max(self._fetching_since, self._relay.progressed_at(fetching.manifest.weights.root))
             > _STALLED_TRANSFER_S
         ):
-            self._relay.drop(fetching.manifest.weights.root)
             self._fetching = None
+            if newest.manifest.weights.root != fetching.manifest.weights.root:
+                self._relay.drop(fetching.manifest.weights.root)
 
     def _after(self, now: float) -> None:
         """Turn finished blobs into events and go on to the newest version."""
-        while self._relay.completed or self._may_fetch():
-            for root in self._relay.completed:
+        self._fetch_newest(now)
+        while self._relay.completed:
+            finished, self._relay.completed = self._relay.completed, []
+            for root in finished:
                 self._completed(root)
-            self._relay.completed.clear()
             self._fetch_newest(now)
-            if not self._relay.completed:
-                break
-
-    def _may_fetch(self) -> bool:
-        return self._fetching is None
 
     def _completed(self, root: Digest) -> None:
         for name in self._files.get(root, ()):
@@ -421,12 +465,21 @@ class Node:
     def _send(self, peer: PeerId, message: Wire) -> None:
         self._gossip.outbox.append((peer, message))
 
-    def _forget(self, peer: PeerId, now: float) -> None:
+    def _forget(self, peer: PeerId) -> None:
         self._gossip.remove_neighbour(peer)
-        self._relay.remove_neighbour(peer, now)
-        self._events.append(PeersChanged(self.roles()))
+        self._relay.remove_neighbour(peer)
+        self._report_roles()
 
-    def _ban(self, peer: PeerId, reason: str, now: float) -> None:
-        self._links.ban(peer, now)
-        self._forget(peer, now)
-        self._events.append(PeerBanned(peer, reason))
+    def _report_roles(self) -> None:
+        roles = self.roles()
+        if roles != self._reported_roles:
+            self._reported_roles = roles
+            self._events.append(PeersChanged(roles))
+
+    def _fault(self, peer: PeerId, error: RemoteProtocolError, now: float) -> None:
+        self._faults[peer] += 1
+        if self._faults[peer] >= _FORGIVEN_FAULTS or isinstance(error, ForeignChunkError):
+            del self._faults[peer]
+            self._links.ban(peer, now)
+            self._forget(peer)
+            self._events.append(PeerBanned(peer, str(error)))

@@ -55,6 +55,10 @@ class PolicyBook:
         """The manifest whose envelope has this digest, if known."""
         return next((known for known in self._by_version.values() if known.digest == name), None)
 
+    def uses(self, root: Digest) -> bool:
+        """Whether a known version's weights are the blob of this root."""
+        return any(known.manifest.weights.root == root for known in self._by_version.values())
+
     def admit(self, opened: Opened) -> KnownPolicy:
         """Take a manifest in. Raises `RemoteProtocolError` when it is not the learner's or breaks the chain of
         versions, `EquivocationError` when it contradicts one already here."""
