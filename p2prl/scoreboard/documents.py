@@ -86,7 +86,7 @@ class RunDocument:
     updated_at: str | None
     """When the learner signed its newest receipts."""
     learner_step: int | None
-    """Newest learner step in the ledger; null before the first receipt."""
+    """Updates the learner has made, as far as this board has heard; null before the first receipt."""
     total_steps: int | None
     """Steps the run is planned for; null when this board was not told."""
     policy_version: int | None

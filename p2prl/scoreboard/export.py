@@ -73,13 +73,9 @@ def export(source: Source, path: Path) -> int:
         with temporary.open("wb") as file:
             file.write(_pack(encode(_Header(FORMAT, run.raw, snapshot.signed_head))))
             height = 0
-            while height < board.height:
-                entries = source.entries(height, min(_READ_AT_ONCE, board.height - height))
-                if not entries:
-                    break
-                for raw in entries:
-                    file.write(_pack(raw))
-                height += len(entries)
+            for raw in _all_entries(source, board.height):
+                file.write(_pack(raw))
+                height += 1
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -113,6 +109,18 @@ def verify_export(path: Path, *, run: bytes | None = None) -> Recount:
         ) from error
 
 
+def verify_source(source: Source) -> Recount:
+    """Count a source's ledger again from its first entry.
+
+    Raises `IntegrityError` when the source found its ledger broken: a sound beginning is not a sound ledger.
+    """
+    snapshot = source.snapshot()
+    run, board = known(snapshot)
+    if snapshot.incident is not None:
+        raise IntegrityError(snapshot.incident, remedy="Compare it with another board's export of the same run.")
+    return recount(run, _all_entries(source, board.height), head=snapshot.signed_head)
+
+
 def recount(run: KnownRun, entries: Iterator[bytes], *, head: bytes = b"") -> Recount:
     """Follow a chain from its first entry and add everything up; `head` is a signed head's envelope to hold it to."""
     board = run.empty_board()
@@ -128,6 +136,7 @@ def recount(run: KnownRun, entries: Iterator[bytes], *, head: bytes = b"") -> Re
         run=run,
         board=board.state(),
         policy_version=None,
+        learner_step=None,
         neighbours=None,
         signed_height=heights.height,
         signed_head=head,
@@ -147,6 +156,13 @@ def recount(run: KnownRun, entries: Iterator[bytes], *, head: bytes = b"") -> Re
         people=leaderboard_document(snapshot, by="people", limit=everyone, cursor=None).people,
         validators=leaderboard_document(snapshot, by="validators", limit=everyone, cursor=None).validators,
     )
+
+
+def _all_entries(source: Source, height: int) -> Iterator[bytes]:
+    done = 0
+    while done < height and (page := source.entries(done, min(_READ_AT_ONCE, height - done))):
+        yield from page
+        done += len(page)
 
 
 class _SignedHeight:

@@ -53,6 +53,7 @@ class Follower:
         self._finished = False
         self._incident = store.incident
         self._policy_version: int | None = None
+        self._learner_step: int | None = None
         self._neighbours: dict[str, int] = {}
         self._ask_at = 0.0
         self._asked_at = -_HASTE_S
@@ -66,8 +67,9 @@ class Follower:
         match message:
             case control.Run(manifest=raw):
                 return self._on_manifest(raw)
-            case control.Announced(version=version):
-                self._policy_version = max(version, -1 if self._policy_version is None else self._policy_version)
+            case control.Announced(version=version, step=step):
+                self._policy_version = max(version, self._policy_version or 0)
+                self._learner_step = max(step, self._learner_step or 0)
             case control.Status(peers=peers):
                 self._neighbours = dict(peers)
             case control.Arrived(envelope=raw):
@@ -98,6 +100,7 @@ class Follower:
             run=self._run,
             board=None if self._board is None else self._board.state(),
             policy_version=self._policy_version,
+            learner_step=self._learner_step,
             neighbours=dict(sorted(self._neighbours.items())),
             signed_height=None if self._signed is None else self._signed.height,
             signed_head=b"" if self._signed is None else self._signed.raw,
@@ -196,6 +199,7 @@ class Follower:
         if opened.author != self._run.manifest.learner or opened.run != self._run.run or body.height < 1:
             raise RemoteProtocolError("ledger head: not this run's learner's")
         self._finished = self._finished or body.finished
+        self._learner_step = max(body.step, self._learner_step or 0)
         head = _SignedHead(body.height, body.head, opened.raw, body.finished)
         known = self._heads.setdefault(body.height, head)
         if known.head != head.head:

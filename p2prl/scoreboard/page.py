@@ -6,6 +6,7 @@ template escapes everything, the policy below lets no inline script or style run
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -52,16 +53,20 @@ def render_page(snapshot: Snapshot, *, show: int) -> str:
 
 
 def quantity(value: float) -> str:
-    """A number for people: three significant digits, with k, M, G and T from ten thousand on."""
+    """A number for people: three significant digits, with k, M, G and T from ten thousand on, never an exponent."""
+    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit and abs(value) >= 9_999.5:
+            return f"{_significant(value / unit)} {name}"
+    return _significant(value) if value != int(value) else f"{value:,.0f}"
+
+
+def _significant(value: float) -> str:
+    """Three significant digits in plain decimals; whole numbers keep all of theirs."""
     if value == 0:
         return "0"
-    if abs(value) < 10_000:
-        text = f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.3g}"
-        return text if "e" not in text else f"{value:.2e}".replace("e-0", "e-")
-    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= unit:
-            return f"{value / unit:.3g} {name}" if abs(value) / unit < 999.5 else f"{value / unit:,.0f} {name}"
-    return f"{value:.3g}"
+    digits = max(0, min(12, 2 - math.floor(math.log10(abs(value)))))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def percent(value: float) -> str:

@@ -40,14 +40,16 @@ class RunSource:
         """The journal as it is now. Raises `MachineError` when it can no longer be read."""
         with self._lock:
             self._catch_up()
+            step = self._reader.step()
             return Snapshot(
                 run=self._run,
                 board=self._board.state(),
                 policy_version=self._reader.policy_version(),
+                learner_step=step,
                 neighbours=None,
                 signed_height=None,
                 signed_head=b"",
-                finished=self._total_steps is not None and self._newest_step() >= self._total_steps,
+                finished=self._total_steps is not None and step is not None and step >= self._total_steps,
                 incident=self._incident,
                 join_link=self._join_link,
                 total_steps=self._total_steps,
@@ -70,6 +72,3 @@ class RunSource:
                 except (IntegrityError, RemoteProtocolError) as error:
                     self._incident = f"entry {self._board.height} of the ledger is broken: {error}"
                     return
-
-    def _newest_step(self) -> int:
-        return max(self._board.state().steps, default=-1)

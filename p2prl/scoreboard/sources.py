@@ -36,6 +36,9 @@ class Snapshot:
     board: BoardState | None
     """None exactly when `run` is."""
     policy_version: int | None
+    """Newest version the source knows of."""
+    learner_step: int | None
+    """Updates the source knows of; the ledger itself may lag behind."""
     neighbours: dict[str, int] | None
     signed_height: int | None
     """Highest height a signed head was compared with; None when there was none."""

@@ -144,6 +144,11 @@ class JournalReader:
         row = self._read(lambda: self._db.execute("SELECT MAX(version) FROM policies").fetchall())[0]
         return None if row[0] is None else int(row[0])
 
+    def step(self) -> int | None:
+        """Updates the learner has begun, the one under way included; None before the first."""
+        row = self._read(lambda: self._db.execute("SELECT MAX(step) + 1 FROM batches").fetchall())[0]
+        return None if row[0] is None else int(row[0])
+
     def _read(self, query: Callable[[], list[T]]) -> list[T]:
         try:
             return query()

@@ -30,7 +30,7 @@ ACTIVE_STEPS = 20
 """Learner steps that count as now: enough to smooth over one slow volunteer, few enough to notice one leave."""
 
 CREDIT_DEFINITION = (
-    "Credit = verified tokens × 2 × model parameters / 10^15: petaFLOP of checked forward work. "
+    "Credit = verified tokens × 2 × model parameters / 10¹⁵: petaFLOP of checked forward work. "
     "Validators earn the same for tokens they re-check. "
     "Nothing is earned for being online or for reward obtained. It is not money."
 )
@@ -64,6 +64,7 @@ def run_document(snapshot: Snapshot) -> RunDocument:
     manifest = run.manifest
     weight = sum(task.weight for task in manifest.tasks)
     newest_ms = max((step.last_ms for step in board.steps.values()), default=None)
+    steps = list(board.steps) if snapshot.learner_step is None else [*board.steps, snapshot.learner_step]
     versions = [version for step in board.steps.values() for version in step.versions]
     if snapshot.policy_version is not None:
         versions.append(snapshot.policy_version)
@@ -79,7 +80,7 @@ def run_document(snapshot: Snapshot) -> RunDocument:
         tasks=[TaskDocument(name=task.task, share=round(task.weight / weight, 6)) for task in manifest.tasks],
         started_at=time_text(manifest.created_ms),
         updated_at=None if newest_ms is None else time_text(newest_ms),
-        learner_step=max(board.steps, default=None),
+        learner_step=max(steps, default=None),
         total_steps=snapshot.total_steps,
         policy_version=max(versions, default=None),
         finished=snapshot.finished,

@@ -102,6 +102,7 @@ async function point(chart, plot, event) {
 function showPoint(plot, columns, i, x) {
   const cursor = document.getElementById("chart-cursor");
   const tip = document.getElementById("chart-tip");
+  cursor.setAttribute("visibility", "visible");
   cursor.setAttribute("x1", x);
   cursor.setAttribute("x2", x);
   const low = columns.reward_low[i];
@@ -122,7 +123,7 @@ function hidePoint() {
   const tip = document.getElementById("chart-tip");
   const cursor = document.getElementById("chart-cursor");
   if (tip) tip.hidden = true;
-  if (cursor) for (const end of ["x1", "x2"]) cursor.setAttribute(end, "-9");
+  if (cursor) cursor.setAttribute("visibility", "hidden");
 }
 
 enhance();

@@ -129,6 +129,8 @@ class LedgerWriter:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("CREATE TABLE policies (version INTEGER PRIMARY KEY, step INTEGER NOT NULL, raw BLOB NOT NULL)")
         db.execute("CREATE TABLE ledger (height INTEGER PRIMARY KEY, raw BLOB NOT NULL)")
+        db.execute("CREATE TABLE batches (step INTEGER PRIMARY KEY, digests BLOB NOT NULL)")
+        db.executemany("INSERT INTO batches VALUES (?, x'00')", [(v,) for v in range(versions)])
         db.executemany("INSERT INTO ledger VALUES (?, ?)", enumerate(self.entries))
         db.executemany("INSERT INTO policies VALUES (?, ?, x'00')", [(v, v) for v in range(versions)])
         return db
