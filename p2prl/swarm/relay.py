@@ -46,7 +46,9 @@ class Relay:
         self._former: OrderedDict[PeerId, dict[Digest, None]] = OrderedDict()
         self._places: dict[Digest, dict[tuple[Digest, int], None]] = {}
         """Chunk → every (blob, index) it fills. Equal chunks, of one blob or of two versions, travel once."""
-        self._in_flight: dict[Digest, PeerId] = {}
+        self._in_flight: dict[Digest, tuple[PeerId, float]] = {}
+        """Chunk → (who was asked, deadline); the oldest request stands first."""
+        self._snubs_end: list[float] = []
         self._schedule_due = False
         self._timer_ran_at = -math.inf
         self.stats = RelayStats()
@@ -115,7 +117,7 @@ class Relay:
         self._former[peer] = neighbour.ever_asked
         if len(self._former) > _REMEMBERED_PEERS:
             self._former.popitem(last=False)
-        self._in_flight = {chunk: p for chunk, p in self._in_flight.items() if p != peer}
+        self._in_flight = {chunk: asked for chunk, asked in self._in_flight.items() if asked[0] != peer}
         for transfer in self._transfers.values():
             transfer.watchers.discard(peer)
             transfer.stale.discard(peer)
@@ -150,6 +152,7 @@ class Relay:
     def handle_timer(self, now: float) -> None:
         """Take back requests past their deadline, hidden chunks nobody fetched, and ask again what was lost."""
         self._timer_ran_at = now
+        self._snubs_end = [at for at in self._snubs_end if at > now]
         for peer, neighbour in self._neighbours.items():
             late = [chunk for chunk, deadline in neighbour.asked.items() if deadline <= now]
             for chunk in late:
@@ -157,7 +160,7 @@ class Relay:
                 neighbour.strikes += 1
             if neighbour.strikes >= self._config.strikes:
                 neighbour.strikes = 0
-                neighbour.snubbed_until = now + self._config.snub_s
+                self._snub(neighbour, now + self._config.snub_s)
         for transfer in self._transfers.values():
             expired = [i for i, (_, at) in transfer.revealed.items() if now - at >= self._config.reveal_timeout_s]
             for index in expired:
@@ -180,26 +183,25 @@ class Relay:
                 if transfer.arriving:
                     self._schedule(root, transfer, now)
         for root, transfer in self._transfers.items():
-            if transfer.stale:
+            if transfer.stale and (transfer.origin or now >= transfer.announced_at + self._config.announce_s):
+                transfer.announced_at = now
                 for peer in sorted(transfer.stale):
                     shown = self._shown_to(peer, transfer, now) if transfer.origin else transfer.have
                     self.outbox.append((peer, Have(root, bitmap_of(shown, transfer.total))))
                 transfer.stale.clear()
 
     def _deadlines(self) -> Iterator[float]:
-        arriving = False
         for transfer in self._transfers.values():
+            if transfer.stale:
+                yield transfer.announced_at + self._config.announce_s
             if transfer.arriving:
-                arriving = True
                 yield transfer.volunteered_at + self._config.source_patience_s
                 yield self._query_again_at(transfer)
             for _, at in transfer.revealed.values():
                 yield at + self._config.reveal_timeout_s
-        for neighbour in self._neighbours.values():
-            if neighbour.asked:
-                yield next(iter(neighbour.asked.values()))
-            if arriving:
-                yield neighbour.snubbed_until
+        if self._in_flight:
+            yield next(iter(self._in_flight.values()))[1]
+        yield from self._snubs_end
 
     # --- serving -----------------------------------------------------------------------------------------------
 
@@ -213,6 +215,7 @@ class Relay:
             del held[root]  # whoever asks does not have it all: it lost its disk
         transfer.watchers.add(source)
         transfer.stale.add(source)
+        transfer.announced_at = -math.inf  # a question is answered at once
 
     def _on_request(self, source: PeerId, neighbour: Holder, chunk: Digest) -> None:
         held = self._held(chunk)
@@ -318,7 +321,7 @@ class Relay:
             for root, index in self._places.get(chunk, ()):
                 neighbour.holds.get(root, set()).discard(index)
         else:
-            neighbour.snubbed_until = now + min(retry_ms / 1000, self._config.snub_s)
+            self._snub(neighbour, now + min(retry_ms / 1000, self._config.snub_s))
         self._schedule_due = True
 
     def _schedule(self, root: Digest, transfer: Transfer, now: float) -> None:
@@ -353,14 +356,19 @@ class Relay:
                 choice = [i for i in choice if copies[i] == rarest]
                 name = Digest(chunks[choice[int(self._rng.random() * len(choice))]])
                 missing = {i for i in missing if chunks[i] != name}
-                self._in_flight[name] = peer
-                neighbour.note_request(name, now + self._config.request_timeout_s)
+                deadline = now + self._config.request_timeout_s
+                self._in_flight[name] = peer, deadline
+                neighbour.note_request(name, deadline)
                 self.outbox.append((peer, ChunkRequest(name)))
 
     def _release(self, peer: PeerId, neighbour: Holder, chunk: Digest) -> None:
         neighbour.asked.pop(chunk, None)
-        if self._in_flight.get(chunk) == peer:
+        if chunk in self._in_flight and self._in_flight[chunk][0] == peer:
             del self._in_flight[chunk]
+
+    def _snub(self, neighbour: Holder, until: float) -> None:
+        neighbour.snubbed_until = until
+        self._snubs_end.append(until)
 
     def _open(self, ref: BlobRef, now: float, *, origin: bool, wanted: bool) -> Transfer:
         root = ref.root

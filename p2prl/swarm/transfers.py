@@ -36,6 +36,8 @@ class RelayConfig:
     """Chunks the learner shows a neighbour beyond those it fetched, until each chunk was sent once."""
     reveal_timeout_s: float = 4.0
     """A revealed chunk not fetched within this time is shown to somebody else."""
+    announce_s: float = 0.1
+    """A volunteer tells its neighbours of new chunks at most this often: a frame costs far more than the bit in it."""
     requery_s: float = 5.0
     """Neighbours are asked again what they hold after this long without progress: an announcement was lost."""
 
@@ -55,6 +57,8 @@ class Transfer:
     """When the last chunk from a volunteer arrived, or the transfer began."""
     queried_at: float
     """When neighbours were last asked what they hold."""
+    announced_at: float = -math.inf
+    """When watchers were last told of chunks."""
     watchers: set[PeerId] = field(default_factory=set)
     """Neighbours that asked about it, and hear of every new chunk they lack."""
     revealed: dict[int, tuple[PeerId, float]] = field(default_factory=dict)
