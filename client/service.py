@@ -36,6 +36,9 @@ _REDELIVERED = 64
 _CATCH_UP_S = 10.0
 """How often the ledger is asked for receipts that gossip did not bring."""
 
+_LAST_RECEIPTS_S = 5.0
+"""How long a volunteer stays for receipts after the learner has ended the run."""
+
 _NO_RUN_S = 60.0
 """A join that has not even found the run's manifest after this long gives up: the link is dead."""
 
@@ -97,7 +100,7 @@ class Volunteer:
         self._identity = identity
         self._run = run
         self._clock = clock
-        self._prepare = prepare
+        self.prepare = prepare
         self._on_manifest = on_manifest
         self._on_progress = on_progress
         self._on_notice = on_notice
@@ -109,6 +112,7 @@ class Volunteer:
         self._network: Network | None = None
         self._stopping = False
         self._parking = False
+        self._finished_at: float | None = None
         self._roles: dict[str, int] = {}
         self._announced = -1
         self._last_reward = 0.0
@@ -133,7 +137,7 @@ class Volunteer:
             self._on_run(network.manifest)
         started = time.monotonic()
         try:
-            while not self._stopping and not self._agent.finished:
+            while not self._stopping and not self._is_over():
                 if self._manifest is None and time.monotonic() - started > _NO_RUN_S:
                     raise UnreachableError(
                         "no peer of this run answered within a minute",
@@ -154,6 +158,15 @@ class Volunteer:
         finally:
             self._network.close()
             self._spool.close()
+
+    def _is_over(self) -> bool:
+        """The run has ended, and the last groups have their receipts or have waited long enough for them."""
+        if not self._agent.finished:
+            return False
+        if self._finished_at is None:
+            self._finished_at = time.monotonic()
+        waited_s = time.monotonic() - self._finished_at
+        return waited_s > _LAST_RECEIPTS_S or not self._spool.outstanding()
 
     def _next_action(self) -> Load | Sample | Wait:
         if self._prepared is None:
@@ -201,7 +214,7 @@ class Volunteer:
     def _prepare_when_complete(self) -> None:
         manifest = self._manifest
         if self._prepared is None and manifest is not None and {f.name for f in manifest.files} <= set(self._files):
-            self._prepared = self._prepare(manifest, self._files)
+            self._prepared = self.prepare(manifest, self._files)
 
     def _on_envelope(self, opened: Opened) -> None:
         if opened.kind is Kind.STORAGE_RECEIPT:

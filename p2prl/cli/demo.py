@@ -28,7 +28,9 @@ from p2prl.cli.reading import read_lines, read_status
 from p2prl.config.presets import preset_by_name
 from p2prl.config.runs import RunFolder, RunPlan, init_run, open_run
 from p2prl.errors import MachineError
+from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.run_source import RunSource
+from p2prl.scoreboard.tallies import Person
 
 _PROMPTS = 4096
 """Fresh prompts per measurement: a standard error of .007 at a reward of .8."""
@@ -36,7 +38,8 @@ _PROMPTS = 4096
 _SETTLE_S = 20.0
 """How long workers get to hear the end of the run and leave by themselves."""
 
-_PUBLISH_EVERY = 1
+_PUBLISH_EVERY = 5
+"""Updates between versions: an update takes a tenth of a second here, and a version should reach everybody."""
 _LISTEN = "/ip4/127.0.0.1/tcp/0"
 
 
@@ -249,11 +252,8 @@ def _summary(swarm: Swarm, folder: RunFolder, before: float, after: float, *, wa
     statuses = [worker.status() for worker in swarm.workers if worker.name.startswith("volunteer")]
     from_learner = sum(status.get("weight_bytes_from_learner", 0) for status in statuses)
     from_peers = sum(status.get("weight_bytes_from_peers", 0) for status in statuses)
-    names = {w.status().get("peer", ""): w.name for w in swarm.workers if w.home is not None}
-    source = RunSource(folder.directory)
-    board = source.snapshot().board
-    assert board is not None
-    contributors = board.people
+    names = {status["peer"]: w.name for w in swarm.workers if "peer" in (status := w.status())}
+    people = _contributors(folder)
     p50 = sorted(m["staleness_p50"] for m in metrics)
     return {
         "reward_before": before,
@@ -264,16 +264,24 @@ def _summary(swarm: Swarm, folder: RunFolder, before: float, after: float, *, wa
         "staleness_p95": sorted(m["staleness_p95"] for m in metrics)[min(len(metrics) - 1, int(0.95 * len(metrics)))],
         "staleness_max": max(m["staleness_max"] for m in metrics),
         "weight_bytes_from_volunteers_share": from_peers / max(1, from_peers + from_learner),
-        "groups_verified": sum(person.verified for person in contributors),
-        "groups_rejected": sum(person.rejected for person in contributors),
-        "groups_by_contributor": {
-            names.get(person.peer_id, person.peer_id): person.verified for person in contributors
-        },
+        "groups_verified": sum(person.verified_groups for person in people.values()),
+        "groups_rejected": sum(person.rejected_groups for person in people.values()),
+        "groups_by_contributor": {names.get(peer, peer): person.verified_groups for peer, person in people.items()},
         "network_resident_bytes_max": max((s.get("network_resident_bytes", 0) for s in statuses), default=0),
         "network_daemon_bytes_max": max((s.get("network_daemon_bytes", 0) for s in statuses), default=0),
         "run": str(folder.directory),
         "wall_s": wall_s,
     }
+
+
+def _contributors(folder: RunFolder) -> dict[str, Person]:
+    """The ledger, recounted: contributors by peer id."""
+    source = RunSource(folder.paths.journal, folder.manifest_raw)
+    try:
+        board = source.snapshot().board
+        return {peer_id_of(key): person for key, person in board.people.items()} if board is not None else {}
+    finally:
+        source.close()
 
 
 def _print_summary(document: dict[str, Any], directory: Path) -> None:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from p2prl.cli.console import emit, progress, say
 from p2prl.cli.reading import read_lines, read_status
-from p2prl.config.home import default_home
+from p2prl.clock import SystemClock
+from p2prl.config.home import default_home, take_seat
 from p2prl.config.runs import RunFolder, open_run
+from p2prl.errors import UnreachableError
 from p2prl.models.codec import Codec
+from p2prl.models.devices import choose_device, use_threads
 from p2prl.models.evaluation import Evaluation, evaluate
 from p2prl.models.layout import layout_of
-from p2prl.models.loading import choose_device, load_pretrained, use_threads
+from p2prl.models.loading import load_pretrained
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.work import GroupWork
+from p2prl.protocol.link import SCHEME, parse_link
+from p2prl.scoreboard.export import Recount, export, recount, verify_export
+from p2prl.scoreboard.link_source import LinkConfig, LinkSource
+from p2prl.scoreboard.run_source import RunSource
+from p2prl.scoreboard.service import serve
+from p2prl.scoreboard.sources import open_run as open_manifest
+from p2prl.scoreboard.summary import summary
+
+_FIRST_LEDGER_S = 30.0
+"""How long `board LINK --json` waits for the swarm before it gives up."""
 
 
 def evaluate_checkpoint(
@@ -31,7 +47,7 @@ def evaluate_checkpoint(
     on_progress: Callable[[str, float], None],
 ) -> Evaluation:
     """The reward of a model directory on fresh prompts of a run's task."""
-    loaded = load_pretrained(str(checkpoint), device=device)
+    loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype=folder.manifest.dtype)
     engine = TransformersEngine(loaded.model, layout_of(loaded.model, folder.manifest.dtype))
     work = GroupWork(folder.manifest, folder.run, Codec(loaded.tokenizer, loaded.model))
     return evaluate(
@@ -66,7 +82,7 @@ def eval_command(
             prompts=prompts,
             seed=seed,
             greedy=greedy,
-            device=choose_device(device),
+            device=device,
             on_progress=tell,
         )
     document = {
@@ -108,3 +124,116 @@ def status_command(run: Path | None, *, home: Path | None, as_json: bool) -> Non
         for key in ("version", "step", "reward", "groups", "groups_replayed", "peers", "weight_bytes_received"):
             if key in worker:
                 say(f"    {key:<22} {worker[key]}")
+
+
+def board_command(
+    source: str, *, host: str, port: int, home: Path | None, listen: list[str] | None, as_json: bool
+) -> None:
+    """Serve the leaderboard of a run folder or of a swarm, or print it once."""
+    with _board_source(source, home, listen) as ledger:
+        if as_json:
+            _await_run(ledger)
+            emit(summary(ledger))
+        else:
+            serve(ledger, host=host, port=port, on_ready=lambda url: say(f"board      {url}"))
+
+
+def ledger_verify_command(source: Path, *, as_json: bool) -> None:
+    """Recount a ledger from its first entry."""
+    if source.is_dir():
+        with _run_source(source) as ledger:
+            height = ledger.snapshot().board
+            count = 0 if height is None else height.height
+            result = recount(open_manifest(open_run(source).manifest_raw), iter(_all_entries(ledger, count)))
+    else:
+        result = verify_export(source)
+    if as_json:
+        emit(_recount_document(result))
+        return
+    say(f"{result.height} entries follow the chain, every signature holds. root {result.root}")
+    for person in result.people:
+        sys.stdout.write(f"{person.handle:<24} {person.verified_groups:>6} groups {person.verified_tokens:>9} tokens\n")
+
+
+def ledger_dump_command(run: Path, out: Path, *, as_json: bool) -> None:
+    """Write a run's ledger to one file."""
+    with _run_source(run) as ledger:
+        height = export(ledger, out)
+    if as_json:
+        emit({"entries": height, "file": str(out)})
+    else:
+        say(f"{height} entries in {out}. Anyone can check it:  p2prl ledger verify {out}")
+
+
+@contextmanager
+def _board_source(source: str, home: Path | None, listen: list[str] | None) -> Iterator[RunSource | LinkSource]:
+    if not source.startswith(SCHEME):
+        with _run_source(Path(source)) as run_source:
+            yield run_source
+        return
+    link = parse_link(source)
+    seat = take_seat(home or default_home(), kind="board")
+    config = LinkConfig(
+        link=link,
+        key_file=seat.key_file,
+        folder=seat.run_directory(link.run),
+        listen=tuple(listen or LinkConfig.__dataclass_fields__["listen"].default),
+    )
+    link_source = LinkSource(config, clock=SystemClock())
+    try:
+        yield link_source
+    finally:
+        link_source.close()
+        seat.release()
+
+
+@contextmanager
+def _run_source(directory: Path) -> Iterator[RunSource]:
+    folder = open_run(directory)
+    link = folder.link_file.read_text().strip() if folder.link_file.exists() else ""
+    source = RunSource(
+        folder.paths.journal, folder.manifest_raw, join_link=link, total_steps=folder.settings.learner.updates or None
+    )
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def _await_run(source: RunSource | LinkSource) -> None:
+    deadline = time.monotonic() + _FIRST_LEDGER_S
+    while True:
+        snapshot = source.snapshot()
+        signed = snapshot.signed_height
+        heard = isinstance(source, RunSource) or signed is not None
+        if heard and snapshot.board is not None and snapshot.board.height >= (signed or 0):
+            return
+        failure = source.failure()
+        if failure is not None:
+            raise failure
+        if time.monotonic() > deadline:
+            raise UnreachableError(
+                f"no ledger arrived within {_FIRST_LEDGER_S:.0f} s", remedy="Check that the run's learner is up."
+            )
+        time.sleep(0.2)
+
+
+def _all_entries(source: RunSource, height: int) -> Iterator[bytes]:
+    done = 0
+    while done < height:
+        page = source.entries(done, 256)
+        yield from page
+        done += len(page)
+
+
+def _recount_document(result: Recount) -> dict[str, object]:
+    return {
+        "run": result.run_id,
+        "name": result.name,
+        "height": result.height,
+        "root": result.root,
+        "signed_height": result.signed_height,
+        "totals": msgspec.to_builtins(result.totals),
+        "people": msgspec.to_builtins(result.people),
+        "validators": msgspec.to_builtins(result.validators),
+    }

@@ -15,7 +15,7 @@ from p2prl.client.agent import AgentConfig
 from p2prl.client.service import Progress, VolunteerConfig
 from p2prl.config.home import Seat, default_home, take_seat, write_status
 from p2prl.config.roles import build_validator, build_volunteer, peer_network
-from p2prl.models.loading import choose_device, use_threads
+from p2prl.models.devices import choose_device, use_threads
 from p2prl.protocol.link import JoinLink, parse_link
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
@@ -40,7 +40,7 @@ def join_run(
 ) -> None:
     """Volunteer until interrupted or until the run ends."""
     link = parse_link(link_text)
-    device = choose_device(device)
+    chosen = choose_device(device)
     use_threads(threads)
     seat = take_seat(home or default_home())
     view = View(quiet=as_json)
@@ -55,8 +55,8 @@ def join_run(
         link,
         seat,
         VolunteerConfig(agent=agent),
-        device=device,
-        on_manifest=lambda manifest: _introduce(manifest, seat, device),
+        device=chosen,
+        on_manifest=lambda manifest: _introduce(manifest, seat, str(chosen)),
         on_progress=on_progress,
         on_notice=say,
     )
@@ -90,7 +90,7 @@ def validate_run(
 ) -> None:
     """Validate until interrupted or until the run ends."""
     link = parse_link(link_text)
-    device = choose_device(device)
+    chosen = choose_device(device)
     use_threads(threads)
     seat = take_seat(home or default_home(), kind="validator")
     view = View(quiet=as_json)
@@ -104,8 +104,8 @@ def validate_run(
         link,
         seat,
         ValidatorConfig(rate=rate),
-        device=device,
-        on_manifest=lambda manifest: _introduce(manifest, seat, device),
+        device=chosen,
+        on_manifest=lambda manifest: _introduce(manifest, seat, str(chosen)),
         on_audit=on_audit,
         on_notice=say,
     )

@@ -44,7 +44,7 @@ class Preset:
 
 PRESETS = {
     "chain4": Preset(
-        goal="teach a 56,000-parameter model to do four-step arithmetic in its head's margin notes, not by guessing",
+        goal="teach a 59,000-parameter model to do four-step arithmetic in its head's margin notes, not by guessing",
         task="chain4",
         max_new_tokens=8,
         staleness_bound=128,

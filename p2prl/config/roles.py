@@ -14,8 +14,10 @@ from p2prl.config.home import Seat
 from p2prl.config.runs import RunFolder, run_file_blobs
 from p2prl.learner.service import Learner, network_config
 from p2prl.models.codec import Codec
+from p2prl.models.devices import choose_device, use_threads
 from p2prl.models.layout import layout_of
-from p2prl.models.loading import LoadedModel, choose_device, load_pretrained, load_run
+from p2prl.models.loading import load_pretrained
+from p2prl.models.run_files import build_from_run
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.work import GroupWork
 from p2prl.net.blobs import DiskBlobs
@@ -24,15 +26,25 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.link import JoinLink
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
+from p2prl.swarm.policies import MAX_WEIGHT_BYTES
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 
 def prepare_engine(
-    manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: str
+    manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: torch.device
 ) -> tuple[TransformersEngine, GroupWork]:
-    """An engine without weights, and the meaning of the run's slots, from the files a run ships."""
-    loaded = load_run(files, layout=Digest(manifest.layout), dtype=manifest.dtype, device=device)
-    engine = TransformersEngine(loaded.model, layout_of(loaded.model, manifest.dtype))
+    """An engine without weights, and the meaning of the run's slots, from the files a run ships.
+
+    It computes in the word type the weights travel in: in any other, an honest peer's tokens would not replay.
+    """
+    loaded, layout = build_from_run(
+        {name: path.read_bytes() for name, path in files.items()},
+        layout_digest=manifest.layout,
+        max_weight_bytes=MAX_WEIGHT_BYTES,
+        device=device,
+        dtype=manifest.dtype,
+    )
+    engine = TransformersEngine(loaded.model, layout)
     return engine, GroupWork(manifest, run, Codec(loaded.tokenizer, loaded.model))
 
 
@@ -41,10 +53,10 @@ def build_learner(
 ) -> Learner:
     """The learner of a run folder, resumed to the exact step it had reached."""
     device = choose_device(folder.settings.device)
-    if folder.settings.threads:
-        torch.set_num_threads(folder.settings.threads)
-    training = _load(folder.newest_weights(), device)
-    replaying = _load(folder.directory / "model", device)
+    use_threads(folder.settings.threads)
+    # Master weights in fp32, whatever they travel in: AdamW's small steps would be lost in shorter words.
+    training = load_pretrained(str(folder.newest_weights()), device=device, dtype="float32")
+    replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     work = GroupWork(folder.manifest, folder.run, Codec(replaying.tokenizer, replaying.model))
     blobs = DiskBlobs(folder.paths.blobs)
@@ -87,7 +99,7 @@ def build_volunteer(
     seat: Seat,
     config: VolunteerConfig,
     *,
-    device: str,
+    device: torch.device,
     on_manifest: Callable[[RunManifest], None],
     on_progress: Callable[[Progress], None],
     on_notice: Callable[[str], None],
@@ -117,7 +129,7 @@ def build_validator(
     seat: Seat,
     config: ValidatorConfig,
     *,
-    device: str,
+    device: torch.device,
     on_manifest: Callable[[RunManifest], None],
     on_audit: Callable[[Audit], None],
     on_notice: Callable[[str], None],
@@ -163,7 +175,3 @@ def remember_run(directory: Path, raw: bytes) -> None:
     new = directory / "run.manifest.new"
     new.write_bytes(raw)
     new.rename(directory / "run.manifest")
-
-
-def _load(directory: Path, device: str) -> LoadedModel:
-    return load_pretrained(str(directory), device=device)

@@ -4,6 +4,7 @@ RUN/run.toml        settings a person may change between starts
 RUN/run.manifest    the signed manifest: what can never change without being another run
 RUN/key.json        the learner's key
 RUN/model/          the first weights, a Hugging Face directory
+RUN/files/          configuration and tokenizer, as volunteers get them
 RUN/checkpoints/    the newest weights, Hugging Face directories
 RUN/journal.db      groups, batches, published policies and the ledger
 RUN/metrics.jsonl   one line per update
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
 from p2prl.algorithms.registry import Objective, build_loss
 from p2prl.config.home import try_lock
 from p2prl.config.settings import parse, read_toml
@@ -27,23 +30,16 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.service import LearnerConfig, LearnerPaths, newest_checkpoint
 from p2prl.models.layout import layout_of
 from p2prl.models.loading import LoadedModel, load_pretrained
+from p2prl.models.run_files import export_run_files
 from p2prl.models.tiny import tiny_model
-from p2prl.models.warmstart import warm_start
+from p2prl.models.warmstart import WarmstartConfig, warm_start
 from p2prl.net.keyfile import create_identity, load_identity
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.link import JoinLink
-from p2prl.protocol.manifests import (
-    RUN_FILE_NAMES,
-    RunFile,
-    RunManifest,
-    Sampling,
-    TaskShare,
-    blob_of,
-    chunk_bytes_for,
-)
+from p2prl.protocol.manifests import RunFile, RunManifest, Sampling, TaskShare, blob_of, chunk_bytes_for
 from p2prl.tasks.registry import task_by_name
 
 
@@ -185,7 +181,11 @@ def init_run(directory: Path, plan: RunPlan, *, on_progress: Callable[[str, floa
         loaded = _first_weights(plan, on_progress)
         loaded.model.save_pretrained(new / "model", safe_serialization=True)
         loaded.tokenizer.save_pretrained(new / "model")
-        manifest = _manifest(plan, loaded, identity, new / "model")
+        files = export_run_files(loaded)
+        (new / "files").mkdir()
+        for name, data in files.items():
+            (new / "files" / name).write_bytes(data)
+        manifest = _manifest(plan, loaded, identity, files)
         manifest.check()
         (new / "run.manifest").write_bytes(seal(identity, manifest, run=bytes(32), now=time.time()))
         (new / "run.toml").write_text(plan.settings)
@@ -205,22 +205,21 @@ def init_run(directory: Path, plan: RunPlan, *, on_progress: Callable[[str, floa
 def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> LoadedModel:
     if plan.model is not None:
         on_progress("loading the model", 0.0)
-        return load_pretrained(plan.model)
+        return load_pretrained(plan.model, device=torch.device("cpu"), dtype="float32")
     loaded = tiny_model(plan.task, seed=plan.seed)
-    warm_start(loaded, seed=plan.seed, on_progress=lambda share: on_progress("warm start", share))
+    recipe = WarmstartConfig()
+    warm_start(
+        loaded,
+        seed=plan.seed,
+        config=recipe,
+        on_step=lambda step, _: on_progress("warm start on flawed demonstrations", step / recipe.steps),
+    )
     return loaded
 
 
-def _manifest(plan: RunPlan, loaded: LoadedModel, identity: Identity, model_directory: Path) -> RunManifest:
+def _manifest(plan: RunPlan, loaded: LoadedModel, identity: Identity, files: dict[str, bytes]) -> RunManifest:
     layout = layout_of(loaded.model, plan.dtype)
-    files = []
-    for path in sorted(model_directory.iterdir()):
-        if path.name in RUN_FILE_NAMES:
-            data = path.read_bytes()
-            files.append(RunFile(path.name, blob_of(data, chunk_bytes_for(len(data), pieces=8))))
-    tokenizer = next((file.blob.root for file in files if file.name == "tokenizer.json"), None)
-    if tokenizer is None:
-        raise ConfigError("this model has no fast tokenizer (tokenizer.json)", remedy="Use a model that ships one.")
+    blobs = {name: blob_of(data, chunk_bytes_for(len(data), pieces=8)) for name, data in sorted(files.items())}
     return RunManifest(
         name=plan.name,
         goal=plan.goal,
@@ -230,8 +229,8 @@ def _manifest(plan: RunPlan, loaded: LoadedModel, identity: Identity, model_dire
         parameters=layout.parameters,
         layout=layout.digest,
         dtype=plan.dtype,
-        files=tuple(files),
-        tokenizer=tokenizer,
+        files=tuple(RunFile(name, blob) for name, blob in blobs.items()),
+        tokenizer=blobs["tokenizer.json"].root,
         tasks=(TaskShare(plan.task, 1.0),),
         sampling=Sampling(plan.temperature, plan.max_new_tokens, plan.group_size),
         staleness_bound=plan.staleness_bound,
@@ -244,7 +243,7 @@ def _manifest(plan: RunPlan, loaded: LoadedModel, identity: Identity, model_dire
 
 def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:
     """The run's files with their bytes, for the learner to serve."""
-    return [(file, (folder.directory / "model" / file.name).read_bytes()) for file in folder.manifest.files]
+    return [(file, (folder.directory / "files" / file.name).read_bytes()) for file in folder.manifest.files]
 
 
 def describe(manifest: RunManifest) -> dict[str, Any]:

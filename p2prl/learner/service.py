@@ -44,7 +44,10 @@ _PENDING_PER_ROUND = 64
 """Groups verified in one round, so that messages are answered between rounds."""
 
 _FAREWELL_S = 3.0
-"""How long the learner stays after its last message, so that neighbours hear the end of the run."""
+"""How long the learner stays after the last group arrived, so that neighbours hear the end of the run."""
+
+_LONGEST_FAREWELL_S = 15.0
+"""A swarm that never falls quiet does not keep the learner longer than this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +176,6 @@ class Learner:
                     break
             self._checkpoint()
             if not self._stopping:
-                self._settle_the_rest()
                 self._say_goodbye()
         finally:
             self._network.close()
@@ -368,7 +370,7 @@ class Learner:
         """Sign the current weights as the next version, or say again what was signed for this step before a crash."""
         raw = self._journal.policy_at(self.step)
         if raw is None:
-            weights = flatten(self._trainer.model, self._layout)
+            weights = memoryview(flatten(self._trainer.model, self._layout))
             ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=self._config.chunk_pieces))
             self._blobs.add(ref, weights)
             newest = self._shelf.newest
@@ -393,11 +395,15 @@ class Learner:
         self._say(LedgerHead(self._journal.height, self._journal.head, self.step, finished))
 
     def _say_goodbye(self) -> None:
-        """Tell everyone the run is over, and stay long enough for them to hear it."""
+        """Tell everyone the run is over; stay until what was still on its way has its receipt."""
         self._say_head(finished=True)
-        until = time.monotonic() + _FAREWELL_S
-        while time.monotonic() < until:
+        began = quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < _FAREWELL_S and time.monotonic() - began < _LONGEST_FAREWELL_S:
             self._listen(0.2)
+            if self._journal.in_state("stored", 1):
+                self._settle_the_rest()
+                self._say_head(finished=True)
+                quiet_since = time.monotonic()
 
     def _say(self, body: Any) -> None:
         self._net.send(control.Publish(seal(self._identity, body, run=self._run, now=self._clock.now())))

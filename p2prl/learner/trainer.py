@@ -58,7 +58,8 @@ class Trainer:
     """A model under training."""
 
     def __init__(self, model: Any, objective: Objective, config: OptimiserConfig, *, temperature: float) -> None:
-        self._model = model
+        # Never in training mode: dropout would draw random numbers that a replay after a crash could not repeat.
+        self._model = model.eval()
         self._objective = objective
         self._config = config
         self._temperature = temperature
@@ -83,12 +84,11 @@ class Trainer:
         learning_rate = self._config.learning_rate * min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
         for group in self._optimiser.param_groups:
             group["lr"] = learning_rate
-        self._model.train()
         self._optimiser.zero_grad(set_to_none=True)
         flat_logprobs, _ = completion_logprobs(self._model, prompts, completions, self._temperature)
         policy_logprobs_BGT = flat_logprobs.reshape(batch.mask_BGT.shape)
         output = self._objective.loss(policy_logprobs_BGT, batch)
-        output.loss.backward()
+        output.loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)
         if not math.isfinite(float(norm)):
             raise MachineError(

@@ -40,7 +40,7 @@ class TokenCodec(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Completion token ids to text, special tokens left out."""
+        """Completion token ids, without the stop token, to text. Special tokens inside stay visible."""
         ...
 
 
