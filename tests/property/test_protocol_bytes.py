@@ -1,0 +1,178 @@
+"""Any bytes give messages or `RemoteProtocolError`, and nothing else; what was packed comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
+from p2prl.protocol import frames, limits
+from p2prl.protocol.codec import Wire, decode, encode
+from p2prl.protocol.envelope import SIGNED_MESSAGES, Envelope, open_envelope, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.ledger import GENESIS, LedgerEntry, append, follow
+from p2prl.protocol.messages import (
+    LINK_MESSAGES,
+    BlobQuery,
+    Chunk,
+    ChunkRefused,
+    ChunkRequest,
+    Have,
+    Hello,
+    Kind,
+    LedgerPage,
+    LedgerQuery,
+    Offer,
+    PeerRecord,
+    Push,
+    StorageReceipt,
+    Want,
+)
+from p2prl.sim.broadcast import group_of, run_manifest_of
+
+KEY = Identity(b"k" * 16)
+NOW = 1_800_000_000.0
+
+names = st.binary(min_size=32, max_size=32)
+number = st.integers(min_value=0, max_value=(1 << 63) - 1)
+link_messages: st.SearchStrategy[Wire] = st.one_of(
+    st.builds(
+        Hello,
+        wire_version=number,
+        run=names,
+        role=st.integers(1, 5),
+        now_ms=number,
+        newest_version=st.integers(-1, 1 << 48),
+        ledger_height=number,
+    ),
+    st.builds(Offer, st.lists(names, max_size=5).map(tuple)),
+    st.builds(Want, st.lists(names, max_size=5).map(tuple)),
+    st.builds(Push, st.binary(max_size=300)),
+    st.builds(Have, names, st.binary(max_size=40)),
+    st.builds(ChunkRequest, names),
+    st.builds(Chunk, st.binary(max_size=3000)),
+    st.builds(ChunkRefused, names, number),
+    st.builds(BlobQuery, names),
+    st.builds(LedgerQuery, number),
+    st.builds(LedgerPage, number, st.lists(st.binary(max_size=50), max_size=4).map(tuple)),
+)
+
+
+@given(st.lists(link_messages, max_size=20))
+def test_frames_round_trip_in_order(messages: list[Wire]) -> None:
+    packed = [frames.pack(message) for message in messages]
+    sent = list(frames.join(packed))
+    assert [m for frame in sent for m in frames.unpack(frame)] == messages
+    assert b"".join(sent) == b"".join(packed)
+    assert [p for frame in sent for _, p in frames.split(frame)] == packed
+
+
+@given(st.lists(st.integers(0, limits.MAX_CONTROL_FRAME_BYTES), max_size=12))
+def test_join_keeps_frames_within_both_limits(sizes: list[int]) -> None:
+    sent = list(frames.join([bytes(size) for size in sizes if size]))
+    assert all(len(frame) <= limits.MAX_CONTROL_FRAME_BYTES for frame in sent)
+    assert sum(map(len, sent)) == sum(sizes)
+
+
+def test_join_counts_messages() -> None:
+    many = [frames.pack(LedgerQuery(0))] * (2 * limits.MAX_MESSAGES_PER_FRAME + 1)
+    counts = [len(list(frames.unpack(frame))) for frame in frames.join(many)]
+    assert counts == [limits.MAX_MESSAGES_PER_FRAME, limits.MAX_MESSAGES_PER_FRAME, 1]
+
+
+@given(st.binary(max_size=400))
+@example(b"")
+@example(b"\x07\x00\x00\x00\x00")
+@settings(max_examples=400)
+def test_any_bytes_are_messages_or_a_remote_error(data: bytes) -> None:
+    try:
+        for message in frames.unpack(data):
+            assert type(message) in LINK_MESSAGES.values()
+    except RemoteProtocolError:
+        pass
+
+
+@given(st.sampled_from(sorted(LINK_MESSAGES)), st.binary(max_size=200))
+@settings(max_examples=400)
+def test_any_body_behind_a_valid_header_is_a_message_or_a_remote_error(kind: Kind, body: bytes) -> None:
+    frame = struct.pack("<BI", kind, len(body)) + body
+    try:
+        (message,) = frames.unpack(frame)
+    except RemoteProtocolError:
+        return
+    assert type(message) is LINK_MESSAGES[kind]
+
+
+@given(link_messages, st.integers(0, 10_000), st.integers(0, 7))
+@settings(max_examples=300)
+def test_a_damaged_frame_is_messages_or_a_remote_error(message: Wire, place: int, bit: int) -> None:
+    frame = bytearray(frames.pack(message) * 2)
+    frame[place % len(frame)] ^= 1 << bit
+    for data in (bytes(frame), bytes(frame[: place % len(frame)])):
+        with contextlib.suppress(RemoteProtocolError):
+            list(frames.unpack(data))
+
+
+@given(st.sampled_from([*LINK_MESSAGES.values(), *SIGNED_MESSAGES.values(), Envelope, LedgerEntry]), st.binary())
+@settings(max_examples=600)
+def test_decode_gives_the_struct_or_a_remote_error(kind: type[Wire], data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        assert type(decode(data, kind, limit_bytes=1 << 20)) is kind
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=300)
+def test_any_bytes_are_no_envelope(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        open_envelope(data, now=NOW)
+    with pytest.raises(RemoteProtocolError):
+        follow(append(0, GENESIS, data)[0], height=0, head=GENESIS, run=bytes(32), learner=KEY.public_key)
+
+
+@given(st.integers(0, 1 << 30), st.integers(0, 7))
+@settings(max_examples=150)
+def test_one_flipped_bit_of_any_signed_kind_is_refused(place: int, bit: int) -> None:
+    bodies = (group_of(3), run_manifest_of(KEY), StorageReceipt((bytes(32),)), PeerRecord(1, ("/ip4/1.2.3.4",), 0))
+    raw = bytearray(seal(KEY, bodies[place % len(bodies)], run=bytes(32), now=NOW))
+    raw[place % len(raw)] ^= 1 << bit
+    with pytest.raises((RemoteProtocolError, StaleWorkError)):
+        open_envelope(bytes(raw), now=NOW)
+
+
+def test_depth_cannot_exhaust_the_stack() -> None:
+    for bomb in (b"\x91" * 200_000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81" * 200_000):
+        frame = struct.pack("<BI", Kind.OFFER, len(bomb)) + bomb
+        with pytest.raises(RemoteProtocolError):
+            list(frames.unpack(frame))
+
+
+def test_frame_limits_at_their_edges() -> None:
+    chunk = Chunk(bytes(limits.MAX_CHUNK_BYTES))
+    assert list(frames.unpack(frames.pack(chunk))) == [chunk]
+    with pytest.raises(RemoteProtocolError, match="chunk"):
+        list(frames.unpack(frames.pack(Chunk(bytes(limits.MAX_CHUNK_BYTES + 1)))))
+    with pytest.raises(RemoteProtocolError, match="frame of"):
+        list(frames.unpack(bytes(limits.MAX_FRAME_BYTES + 1)))
+    query = frames.pack(LedgerQuery(0))
+    assert len(list(frames.unpack(query * limits.MAX_MESSAGES_PER_FRAME))) == limits.MAX_MESSAGES_PER_FRAME
+    with pytest.raises(RemoteProtocolError, match="more than"):
+        list(frames.unpack(query * (limits.MAX_MESSAGES_PER_FRAME + 1)))
+    room = limits.MAX_CONTROL_FRAME_BYTES - len(encode(Push(b""))) - 3
+    assert len(list(frames.unpack(frames.pack(Push(bytes(room)))))) == 1
+    with pytest.raises(RemoteProtocolError, match="limit"):
+        list(frames.unpack(frames.pack(Push(bytes(room + 1)))))
+
+
+def test_an_envelope_of_the_largest_size_fits_a_control_frame() -> None:
+    pushed = frames.pack(Push(bytes(limits.MAX_ENVELOPE_BYTES)))
+    assert len(pushed) <= limits.MAX_CONTROL_FRAME_BYTES
+    assert len(list(frames.unpack(pushed))) == 1
+
+
+def test_a_signed_message_is_no_link_message() -> None:
+    with pytest.raises(LocalProtocolError):
+        frames.pack(StorageReceipt(()))

@@ -1,0 +1,133 @@
+"""Signed envelopes: one encoding, one author, one run, one time."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from p2prl.errors import RemoteProtocolError, StaleWorkError
+from p2prl.protocol import limits
+from p2prl.protocol.codec import decode, encode
+from p2prl.protocol.envelope import (
+    DOMAINS,
+    SIGNED_MESSAGES,
+    Envelope,
+    body_of,
+    envelope_digest,
+    open_envelope,
+    seal,
+)
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.messages import Kind, LedgerHead, StorageReceipt, Verdict
+
+ALICE, BOB = Identity(b"a" * 16), Identity(b"b" * 16)
+RUN = bytes(range(32))
+NOW = 1_800_000_000.0
+BODY = StorageReceipt((bytes(32), b"\x01" * 32))
+
+
+def reseal(raw: bytes, **changes: object) -> bytes:
+    """The envelope with fields replaced and the old signature."""
+    return encode(msgspec.structs.replace(decode(raw, Envelope, limit_bytes=1 << 20), **changes))
+
+
+def test_what_was_sealed_opens() -> None:
+    raw = seal(ALICE, BODY, run=RUN, now=NOW)
+    opened = open_envelope(raw, now=NOW)
+    assert (opened.body, opened.kind, opened.author, opened.run) == (BODY, Kind.STORAGE_RECEIPT, ALICE.public_key, RUN)
+    assert opened.sent_ms == int(NOW * 1000)
+    assert opened.digest == envelope_digest(raw)
+    assert opened.raw == raw
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    raw = seal(ALICE, StorageReceipt((bytes(32),)), run=RUN, now=NOW)
+    for bit in range(8 * len(raw)):
+        flipped = bytearray(raw)
+        flipped[bit >> 3] ^= 1 << (bit & 7)
+        with pytest.raises((RemoteProtocolError, StaleWorkError)):
+            open_envelope(bytes(flipped), now=NOW)
+        with pytest.raises(RemoteProtocolError):
+            open_envelope(bytes(flipped), now=None)
+
+
+def test_every_truncation_and_extension_is_refused() -> None:
+    raw = seal(ALICE, BODY, run=RUN, now=NOW)
+    for size in range(len(raw)):
+        with pytest.raises(RemoteProtocolError):
+            open_envelope(raw[:size], now=NOW)
+    with pytest.raises(RemoteProtocolError):
+        open_envelope(raw + b"\x00", now=NOW)
+
+
+def test_no_field_can_be_exchanged_under_an_old_signature() -> None:
+    raw = seal(ALICE, BODY, run=RUN, now=NOW)
+    head = encode(LedgerHead(1, bytes(32), 1, False))
+    for changes in (
+        {"author": BOB.public_key},
+        {"run": bytes(32)},
+        {"sent_ms": int(NOW * 1000) + 1},
+        {"kind": int(Kind.VERDICT)},
+        {"kind": int(Kind.LEDGER_HEAD), "body": head},
+        {"body": encode(StorageReceipt((bytes(32),)))},
+        {"kind": int(Kind.HELLO)},
+        {"kind": 200},
+        {"sent_ms": -1},
+        {"sent_ms": 1 << 53},
+        {"author": ALICE.public_key[:-1]},
+        {"run": b""},
+    ):
+        with pytest.raises(RemoteProtocolError):
+            open_envelope(reseal(raw, **changes), now=None)
+
+
+def test_a_second_encoding_of_the_same_signed_message_is_refused() -> None:
+    # The framing of the envelope is not signed. Write its body as bin32 instead of bin8: same value, same signature.
+    raw = seal(ALICE, BODY, run=RUN, now=NOW)
+    body = decode(raw, Envelope, limit_bytes=1 << 20).body
+    short = b"\xc4" + bytes((len(body),)) + body
+    assert raw.count(short) == 1
+    other = raw.replace(short, b"\xc6" + len(body).to_bytes(4, "big") + body)
+    assert decode(other, Envelope, limit_bytes=1 << 20) == decode(raw, Envelope, limit_bytes=1 << 20)
+    assert envelope_digest(other) != envelope_digest(raw)
+    with pytest.raises(RemoteProtocolError, match="encoding"):
+        open_envelope(other, now=None)
+
+
+def test_replay_window_and_clock_skew_at_their_edges() -> None:
+    raw = seal(ALICE, BODY, run=RUN, now=NOW)
+    open_envelope(raw, now=NOW + limits.MAX_ENVELOPE_AGE_S)
+    open_envelope(raw, now=NOW - limits.MAX_CLOCK_SKEW_S)
+    open_envelope(raw, now=None)
+    for now in (NOW + limits.MAX_ENVELOPE_AGE_S + 0.01, NOW - limits.MAX_CLOCK_SKEW_S - 0.01):
+        with pytest.raises(StaleWorkError):
+            open_envelope(raw, now=now)
+
+
+def test_size_is_checked_before_anything_else() -> None:
+    with pytest.raises(RemoteProtocolError, match="limit"):
+        open_envelope(bytes(limits.MAX_ENVELOPE_BYTES + 1), now=None)
+
+
+def test_body_of_refuses_another_kind() -> None:
+    opened = open_envelope(seal(ALICE, BODY, run=RUN, now=NOW), now=None)
+    assert body_of(opened, StorageReceipt) is opened.body
+    with pytest.raises(RemoteProtocolError):
+        body_of(opened, Verdict)
+
+
+def test_a_signed_body_that_is_not_its_kind_is_refused() -> None:
+    from p2prl.protocol.digests import digest
+
+    payload = encode(LedgerHead(1, bytes(32), 1, False))
+    sent_ms = int(NOW * 1000)
+    signed = digest(DOMAINS[Kind.ROLLOUT_GROUP], RUN, ALICE.public_key, sent_ms.to_bytes(8, "little"), payload)
+    envelope = Envelope(int(Kind.ROLLOUT_GROUP), RUN, ALICE.public_key, sent_ms, payload, ALICE.sign_raw(signed))
+    with pytest.raises(RemoteProtocolError, match="RolloutGroup"):
+        open_envelope(encode(envelope), now=NOW)
+
+
+def test_every_kind_has_its_own_domain() -> None:
+    assert set(DOMAINS) == set(SIGNED_MESSAGES)
+    assert len(set(DOMAINS.values())) == len(DOMAINS)
+    assert all(domain.startswith("p2prl/") and domain.endswith("/v1") for domain in DOMAINS.values())

@@ -1,0 +1,159 @@
+"""Blobs and the two documents a learner signs."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import (
+    BlobRef,
+    PolicyManifest,
+    RunFile,
+    Sampling,
+    TaskShare,
+    TensorSpec,
+    blob_of,
+    chunk_bytes_for,
+    layout_digest,
+)
+from p2prl.sim.broadcast import run_manifest_of
+
+RUN = run_manifest_of(Identity(bytes(16)))
+REF = blob_of(bytes(10_000), 4096)
+POLICY = PolicyManifest(3, 5, REF, bytes(32), bytes(32), bytes(32), 0)
+
+
+@given(st.binary(min_size=1, max_size=40_000), st.sampled_from([4096, 8192, 16384]))
+def test_chunks_cover_the_blob_and_hash_to_their_names(data: bytes, chunk_bytes: int) -> None:
+    ref = blob_of(data, chunk_bytes)
+    ref.check(max_bytes=len(data))
+    pieces = [data[start : start + size] for start, size in map(ref.span, range(len(ref.chunks)))]
+    assert b"".join(pieces) == data
+    assert [blake3(piece).digest() for piece in pieces] == list(ref.chunks)
+
+
+def test_the_root_names_size_chunking_and_content() -> None:
+    roots = {blob_of(data, size).root for data in (bytes(9000), bytes(9001), b"\1" * 9000) for size in (4096, 8192)}
+    assert len(roots) == 6
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        BlobRef(0, 4096, ()),
+        BlobRef(-1, 4096, ()),
+        BlobRef(10_001, 4096, REF.chunks),
+        BlobRef(10_000, 4095, REF.chunks),
+        BlobRef(10_000, limits.MAX_CHUNK_BYTES + 1, REF.chunks[:1]),
+        BlobRef(10_000, 0, REF.chunks),
+        BlobRef(10_000, 4096, REF.chunks[:2]),
+        BlobRef(10_000, 4096, (*REF.chunks, bytes(32))),
+        BlobRef(10_000, 4096, (*REF.chunks[:2], bytes(31))),
+        BlobRef(4096 * (limits.MAX_CHUNKS + 1), 4096, (bytes(32),) * (limits.MAX_CHUNKS + 1)),
+    ],
+)
+def test_impossible_blobs_are_refused(ref: BlobRef) -> None:
+    with pytest.raises(RemoteProtocolError):
+        ref.check(max_bytes=10_000 if ref.size_bytes <= 10_001 else 1 << 40)
+
+
+def test_blob_limits_at_their_edges() -> None:
+    BlobRef(4096 * limits.MAX_CHUNKS, 4096, (bytes(32),) * limits.MAX_CHUNKS).check(max_bytes=1 << 40)
+    REF.check(max_bytes=10_000)
+    with pytest.raises(RemoteProtocolError):
+        REF.check(max_bytes=9_999)
+
+
+@pytest.mark.parametrize("size", [1, 4096, 100_000, 1 << 20, 240 * 1024, 1 << 30, 23 << 30])
+def test_chunk_size_is_the_nearest_power_of_two_within_limits(size: int) -> None:
+    chosen = chunk_bytes_for(size)
+    assert chosen & (chosen - 1) == 0
+    assert limits.MIN_CHUNK_BYTES <= chosen <= limits.MAX_CHUNK_BYTES
+    inside = [p for p in (1 << n for n in range(12, 23)) if limits.MIN_CHUNK_BYTES <= p <= limits.MAX_CHUNK_BYTES]
+    assert chosen == min(inside, key=lambda power: abs(math.log2(power) - math.log2(size / 256)))
+
+
+def replaced(**changes: object) -> dict[str, object]:
+    return changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        replaced(name=""),
+        replaced(name="n" * (limits.MAX_NAME_CHARS + 1)),
+        replaced(goal="\x1b[31m"),
+        replaced(licence="l" * (limits.MAX_TEXT_CHARS + 1)),
+        replaced(learner=bytes(31)),
+        replaced(parameters=0),
+        replaced(layout=b""),
+        replaced(tokenizer=bytes(33)),
+        replaced(dtype="int4"),
+        replaced(files=(RunFile("model.py", REF),)),
+        replaced(files=(RunFile("../config.json", REF),)),
+        replaced(files=(RunFile("config.json", REF),) * 2),
+        replaced(files=(RunFile("config.json", BlobRef(limits.MAX_RUN_FILE_BYTES + 1, 4096, REF.chunks)),)),
+        replaced(tasks=()),
+        replaced(tasks=(TaskShare("a", 1.0), TaskShare("a", 1.0))),
+        replaced(tasks=(TaskShare("a\n", 1.0),)),
+        replaced(tasks=(TaskShare("a", math.nan),)),
+        replaced(tasks=(TaskShare("a", math.inf),)),
+        replaced(tasks=(TaskShare("a", 0.0),)),
+        replaced(tasks=(TaskShare("a", 1e300),)),
+        replaced(tasks=tuple(TaskShare(str(i), 1.0) for i in range(limits.MAX_TASKS + 1))),
+        replaced(sampling=Sampling(1.0, 8, 0)),
+        replaced(sampling=Sampling(1.0, 8, limits.MAX_GROUP_SIZE + 1)),
+        replaced(sampling=Sampling(1.0, 0, 4)),
+        replaced(sampling=Sampling(1.0, limits.MAX_COMPLETION_TOKENS + 1, 4)),
+        replaced(sampling=Sampling(0.0, 8, 4)),
+        replaced(sampling=Sampling(math.nan, 8, 4)),
+        replaced(staleness_bound=-1),
+        replaced(staleness_bound=limits.MAX_STALENESS + 1),
+        replaced(publish_every=0),
+    ],
+)
+def test_impossible_run_manifests_are_refused(changes: dict[str, object]) -> None:
+    RUN.check()
+    with pytest.raises(RemoteProtocolError):
+        msgspec.structs.replace(RUN, **changes).check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        replaced(version=-1),
+        replaced(version=1 << 48, step=1 << 48),
+        replaced(step=2),
+        replaced(state=b""),
+        replaced(beacon=bytes(31)),
+        replaced(previous=b""),
+        replaced(version=0),
+        replaced(weights=BlobRef(10_000, 4096, ())),
+    ],
+)
+def test_impossible_policy_manifests_are_refused(changes: dict[str, object]) -> None:
+    POLICY.check(max_weight_bytes=10_000)
+    with pytest.raises(RemoteProtocolError):
+        msgspec.structs.replace(POLICY, **changes).check(max_weight_bytes=10_000)
+
+
+def test_layouts_differ_by_order_name_shape_and_dtype() -> None:
+    one, two = TensorSpec("a", "float32", (2, 3)), TensorSpec("b", "bfloat16", (4,))
+    variants = [
+        [one, two],
+        [two, one],
+        [one],
+        [one, TensorSpec("b", "float16", (4,))],
+        [one, TensorSpec("b", "bfloat16", (2, 2))],
+        [one, TensorSpec("c", "bfloat16", (4,))],
+    ]
+    assert len({layout_digest(layout) for layout in variants}) == len(variants)
+    assert (one.size_bytes, two.size_bytes, TensorSpec("s", "float16", ()).size_bytes) == (24, 8, 2)

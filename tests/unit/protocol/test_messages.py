@@ -1,0 +1,101 @@
+"""The kind table, and what a group may not contain."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.envelope import SIGNED_MESSAGES
+from p2prl.protocol.messages import LINK_MESSAGES, TOMBSTONES, Completion, Kind, PeerRecord, RolloutGroup
+from p2prl.sim.broadcast import group_of
+
+SPOKEN = {
+    "HELLO": 1, "OFFER": 2, "WANT": 3, "PUSH": 4, "HAVE": 5, "CHUNK_REQUEST": 6, "CHUNK": 7, "CHUNK_REFUSED": 8,
+    "BLOB_QUERY": 9, "LEDGER_QUERY": 10, "LEDGER_PAGE": 11, "RUN_MANIFEST": 32, "POLICY_MANIFEST": 33,
+    "PEER_RECORD": 34, "ROLLOUT_GROUP": 35, "STORAGE_RECEIPT": 36, "RECEIPTS": 37, "VERDICT": 38, "LEDGER_HEAD": 39,
+}  # fmt: skip
+"""Every number ever spoken. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
+
+
+def test_no_number_was_ever_given_to_another_message() -> None:
+    living = {kind.name: int(kind) for kind in Kind}
+    for name, number in SPOKEN.items():
+        assert living.get(name) == number or number in TOMBSTONES, name
+    assert TOMBSTONES.isdisjoint(living.values())
+    assert living.keys() - SPOKEN.keys() == set(), "a new kind: add its line here"
+    assert len(set(SPOKEN.values())) == len(SPOKEN)
+
+
+def test_the_two_families_share_the_kinds_and_keep_their_ranges() -> None:
+    assert set(LINK_MESSAGES) | set(SIGNED_MESSAGES) == set(Kind)
+    assert all(1 <= kind <= 31 for kind in LINK_MESSAGES)
+    assert all(32 <= kind <= 127 for kind in SIGNED_MESSAGES)
+
+
+GOOD = group_of(3)
+
+
+def completion(**changes: object) -> tuple[Completion, ...]:
+    return (msgspec.structs.replace(GOOD.completions[0], **changes),)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": -1},
+        {"version": 1 << 48},
+        {"slot": -1},
+        {"slot": 1 << 32},
+        {"policy": bytes(31)},
+        {"task": ""},
+        {"task": "t" * (limits.MAX_NAME_CHARS + 1)},
+        {"prompt": b""},
+        {"prompt": bytes(5)},
+        {"prompt": bytes(4 * limits.MAX_PROMPT_TOKENS + 4)},
+        {"completions": ()},
+        {"completions": GOOD.completions[:1] * (limits.MAX_GROUP_SIZE + 1)},
+        {"completions": completion(tokens=b"")},
+        {"completions": completion(tokens=bytes(6))},
+        {"completions": completion(tokens=bytes(8))},
+        {"completions": completion(logprobs=b"")},
+        {"completions": completion(reward=math.nan)},
+        {"completions": completion(reward=math.inf)},
+        {
+            "completions": completion(
+                tokens=bytes(4 * limits.MAX_COMPLETION_TOKENS + 4), logprobs=bytes(2 * limits.MAX_COMPLETION_TOKENS + 2)
+            )
+        },
+        {"engine": msgspec.structs.replace(GOOD.engine, engine="\x1b[2J")},
+        {"engine": msgspec.structs.replace(GOOD.engine, device="d" * (limits.MAX_NAME_CHARS + 1))},
+        {"seconds": math.inf},
+    ],
+)
+def test_an_impossible_group_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        msgspec.structs.replace(GOOD, **changes).check()
+
+
+def test_groups_at_the_limits_pass() -> None:
+    size = limits.MAX_COMPLETION_TOKENS
+    largest: RolloutGroup = msgspec.structs.replace(
+        GOOD,
+        version=(1 << 48) - 1,
+        slot=(1 << 32) - 1,
+        task="t" * limits.MAX_NAME_CHARS,
+        prompt=bytes(4 * limits.MAX_PROMPT_TOKENS),
+        completions=completion(tokens=bytes(4 * size), logprobs=bytes(2 * size)) * limits.MAX_GROUP_SIZE,
+    )
+    largest.check()
+    GOOD.check()
+
+
+def test_peer_records_hold_a_few_printable_addresses() -> None:
+    good = "/ip4/1.2.3.4/tcp/1"
+    PeerRecord(1, (good,) * limits.MAX_ADDRESSES, 0).check()
+    for addresses in ((good,) * (limits.MAX_ADDRESSES + 1), ("a" * (limits.MAX_ADDRESS_CHARS + 1),), ("/ip4/\n",)):
+        with pytest.raises(RemoteProtocolError):
+            PeerRecord(1, addresses, 0).check()

@@ -1,0 +1,182 @@
+"""Gossip: whom an envelope is pushed to, offered to, and kept from."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.codec import Wire
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened, open_envelope, seal
+from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.messages import LedgerHead, Offer, Push, Role, StorageReceipt, Want
+from p2prl.sim.broadcast import group_of
+from p2prl.swarm.gossip import Gossip, GossipConfig
+
+KEY = Identity(b"k" * 16)
+A, B, C, D, E = (PeerId(name) for name in "ABCDE")
+
+
+def group(slot: int = 0) -> Opened:
+    return open_envelope(seal(KEY, group_of(slot), run=bytes(32), now=1e9), now=None)
+
+
+def gossip(roles: dict[PeerId, Role], **config: int) -> Gossip:
+    made = Gossip(random.Random(1), GossipConfig(**config))
+    for peer, role in roles.items():
+        made.set_role(peer, role)
+    return made
+
+
+def drained(made: Gossip) -> list[tuple[PeerId, Wire]]:
+    out = list(made.outbox)
+    made.outbox.clear()
+    return out
+
+
+def test_an_author_pushes_to_learners_and_offers_to_validators() -> None:
+    made = gossip({A: Role.LEARNER, B: Role.VALIDATOR, C: Role.VOLUNTEER, D: Role.BOARD})
+    opened = group()
+    made.spread(opened, source=None)
+    assert drained(made) == [(A, Push(opened.raw)), (B, Offer((opened.digest,)))]
+
+
+def test_a_forwarder_only_offers_and_never_back() -> None:
+    made = gossip({A: Role.LEARNER, B: Role.LEARNER, C: Role.VALIDATOR})
+    opened = group()
+    made.spread(opened, source=A)
+    assert drained(made) == [(B, Offer((opened.digest,))), (C, Offer((opened.digest,)))]
+
+
+def test_without_a_learner_a_few_carriers_are_handed_it() -> None:
+    volunteers = {PeerId(f"V{i}"): Role.VOLUNTEER for i in range(10)}
+    made = gossip(volunteers, carriers=3)
+    opened = group()
+    made.spread(opened, source=None)
+    sent = drained(made)
+    assert len({peer for peer, _ in sent}) == 3
+    assert all(message == Push(opened.raw) for _, message in sent)
+    made.spread(group(1), source=A)
+    assert [type(message) for _, message in drained(made)] == [Offer] * 3
+
+
+def test_other_kinds_are_not_carried() -> None:
+    made = gossip({A: Role.VOLUNTEER, B: Role.BOARD})
+    head = open_envelope(seal(KEY, LedgerHead(0, bytes(32), 0, False), run=bytes(32), now=1e9), now=None)
+    receipt = open_envelope(seal(KEY, StorageReceipt((bytes(32),)), run=bytes(32), now=1e9), now=None)
+    made.spread(head, source=None)
+    made.spread(receipt, source=None)
+    assert drained(made) == [(A, Push(head.raw)), (B, Push(head.raw)), (A, Push(receipt.raw))]
+
+
+def test_spreading_again_tells_everybody_again() -> None:
+    made = gossip({A: Role.LEARNER})
+    opened = group()
+    for _ in range(2):
+        made.spread(opened, source=None)
+        assert drained(made) == [(A, Push(opened.raw))]
+
+
+def test_one_want_for_many_offers_and_the_next_offerer_on_silence() -> None:
+    made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER})
+    name = group().digest
+    made.on_offer(Offer((name,)), A)
+    made.on_offer(Offer((name,)), B)
+    assert drained(made) == [(A, Want((name,)))]
+    asked = []
+    for _ in range(2):
+        made.retry_wants()
+        asked += [peer for peer, _ in drained(made)]
+    assert sorted(asked) == [A, B]
+    made.retry_wants()
+    assert drained(made) == [], "nobody is asked for ever"
+
+
+def test_what_was_accepted_is_not_asked_for() -> None:
+    made = gossip({A: Role.VOLUNTEER})
+    opened = group()
+    made.spread(opened, source=A)
+    drained(made)
+    made.on_offer(Offer((opened.digest,)), A)
+    assert drained(made) == []
+    assert not made.is_new(opened.digest)
+
+
+def test_retried_wants_to_one_peer_share_a_message() -> None:
+    made = gossip({A: Role.VOLUNTEER})
+    made.on_offer(Offer(tuple(group(slot).digest for slot in range(5))), A)
+    drained(made)
+    made.retry_wants()
+    ((peer, message),) = drained(made)
+    assert peer == A
+    assert isinstance(message, Want)
+    assert len(message.digests) == 5
+
+
+def test_wants_are_answered_from_the_store_and_from_pins() -> None:
+    made = gossip({A: Role.VOLUNTEER}, store_bytes=3000)
+    kept = [group(slot) for slot in range(20)]
+    made.pin(kept[0].raw, kept[0].digest)
+    for opened in kept:
+        made.spread(opened, source=B)
+    drained(made)
+    made.on_want(Want((kept[0].digest, kept[1].digest, kept[-1].digest, Digest(bytes(32)))), A)
+    assert drained(made) == [(A, Push(kept[0].raw)), (A, Push(kept[-1].raw))], "the oldest gave way, the pin did not"
+    made.unpin(kept[0].digest)
+    made.on_want(Want((kept[0].digest,)), A)
+    assert drained(made) == []
+
+
+def test_an_offerer_that_left_is_not_asked() -> None:
+    made = gossip({A: Role.VOLUNTEER})
+    made.on_offer(Offer((group().digest,)), A)
+    drained(made)
+    made.remove_neighbour(A)
+    made.retry_wants()
+    assert drained(made) == []
+
+
+def test_a_repeated_group_is_offered_on_once_a_learner_is_there() -> None:
+    made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER})
+    opened = group()
+    made.spread(opened, source=A)
+    drained(made)
+    made.spread_again(opened.digest, source=A)
+    assert drained(made) == [(B, Offer((opened.digest,)))]
+    made.set_role(C, Role.LEARNER)
+    made.spread_again(opened.digest, source=A)
+    assert drained(made) == [(C, Offer((opened.digest,)))]
+
+
+def test_only_what_learners_need_is_repeated() -> None:
+    made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER})
+    receipt = open_envelope(seal(KEY, StorageReceipt((bytes(32),)), run=bytes(32), now=1e9), now=None)
+    made.spread(receipt, source=A)
+    drained(made)
+    made.spread_again(receipt.digest, source=A)
+    made.spread_again(Digest(bytes(32)), source=A)
+    assert drained(made) == []
+
+
+@pytest.mark.parametrize("names", [(b"short",), (bytes(33),), (bytes(32),) * (limits.MAX_DIGESTS_PER_MESSAGE + 1)])
+def test_unusable_digests_are_the_senders_fault(names: tuple[bytes, ...]) -> None:
+    made = gossip({A: Role.VOLUNTEER})
+    with pytest.raises(RemoteProtocolError):
+        made.on_offer(Offer(names), A)
+    with pytest.raises(RemoteProtocolError):
+        made.on_want(Want(names), A)
+    assert drained(made) == []
+
+
+def test_memory_of_names_is_bounded() -> None:
+    made = gossip({A: Role.VOLUNTEER}, seen=50)
+    for start in range(0, 200, 10):
+        made.on_offer(Offer(tuple(Digest(i.to_bytes(32, "big")) for i in range(start, start + 10))), A)
+    drained(made)
+    made.retry_wants()
+    ((_, message),) = drained(made)
+    assert isinstance(message, Want)
+    assert len(message.digests) == 50

@@ -1,0 +1,95 @@
+"""Policy manifests in order, and proof when two contradict."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened, envelope_digest, open_envelope, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import PolicyManifest, blob_of
+from p2prl.swarm.policies import EquivocationError, PolicyBook
+
+LEARNER, OTHER = Identity(b"l" * 16), Identity(b"o" * 16)
+RUN = bytes(range(32))
+
+
+def manifest(version: int, previous: bytes, *, identity: Identity = LEARNER, beacon: int = 0) -> Opened:
+    ref = blob_of(bytes((version % 256,)) * 5000, 4096)
+    body = PolicyManifest(version, version, ref, bytes(32), previous, bytes((beacon,)) * 32, 0)
+    return open_envelope(seal(identity, body, run=RUN, now=1e9 + version), now=None)
+
+
+def versions(count: int) -> list[Opened]:
+    chain: list[Opened] = []
+    for version in range(count):
+        chain.append(manifest(version, chain[-1].digest if chain else b""))
+    return chain
+
+
+@pytest.fixture
+def book() -> PolicyBook:
+    return PolicyBook(LEARNER.public_key)
+
+
+def test_versions_only_grow_whatever_the_order_of_arrival(book: PolicyBook) -> None:
+    chain = versions(4)
+    newest = []
+    for index in (1, 3, 0, 2):
+        book.admit(chain[index])
+        assert book.newest is not None
+        newest.append(book.newest.manifest.version)
+    assert newest == [1, 3, 3, 3]
+    known = book.named(chain[2].digest)
+    assert known is not None
+    assert known.raw == chain[2].raw
+    assert book.get(9) is None
+    assert book.named(Digest(bytes(32))) is None
+
+
+def test_admitting_twice_changes_nothing(book: PolicyBook) -> None:
+    (first,) = versions(1)
+    assert book.admit(first) == book.admit(first)
+
+
+def test_two_manifests_of_one_version_are_proof(book: PolicyBook) -> None:
+    first, twin = manifest(0, b""), manifest(0, b"", beacon=1)
+    book.admit(first)
+    with pytest.raises(EquivocationError) as caught:
+        book.admit(twin)
+    assert {caught.value.first, caught.value.second} == {first.raw, twin.raw}
+    assert book.newest is not None
+    assert book.newest.digest == first.digest
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_version_that_names_another_past_is_proof_in_either_order(book: PolicyBook, order: tuple[int, int]) -> None:
+    pair = (manifest(0, b""), manifest(1, bytes(32)))
+    book.admit(pair[order[0]])
+    with pytest.raises(EquivocationError):
+        book.admit(pair[order[1]])
+
+
+def test_only_the_learner_signs_policies(book: PolicyBook) -> None:
+    with pytest.raises(RemoteProtocolError):
+        book.admit(manifest(0, b"", identity=OTHER))
+    assert book.newest is None
+
+
+def test_impossible_manifests_are_refused(book: PolicyBook) -> None:
+    with pytest.raises(RemoteProtocolError):
+        book.admit(manifest(1, b""))
+    with pytest.raises(RemoteProtocolError):
+        book.admit(manifest(0, envelope_digest(b"")))
+
+
+def test_old_versions_are_given_back_and_forgotten(book: PolicyBook) -> None:
+    chain = versions(5)
+    for opened in chain:
+        book.admit(opened)
+    old = book.forget_before(3)
+    assert [known.manifest.version for known in old] == [0, 1, 2]
+    assert book.get(2) is None
+    assert book.uses(book.admit(chain[4]).manifest.weights.root)
+    assert not book.uses(old[0].manifest.weights.root)
