@@ -6,19 +6,18 @@ network process (which receives new weights and serves them onward while this pr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2prl.client.agent import Agent, AgentConfig, HeldPolicy, Load, Sample, Wait
+from p2prl.client.agent import Action, Agent, AgentConfig, HeldPolicy, Load, Sample, Wait
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError, RemoteProtocolError, UnreachableError
 from p2prl.models.engine import Engine, GenerationStopped
 from p2prl.models.work import GroupWork
 from p2prl.net import control
-from p2prl.net.network import Network, NetworkConfig
+from p2prl.net.bridge import NetworkPort
 from p2prl.protocol import ledger, limits
 from p2prl.protocol.codec import decode
 from p2prl.protocol.digests import Digest
@@ -26,9 +25,6 @@ from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envel
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
-
-_REDELIVER_S = 5.0
-"""How often groups without a storage receipt are offered again while a learner is in reach."""
 
 _REDELIVERED = 64
 """Groups offered again at once."""
@@ -47,6 +43,8 @@ _NO_RUN_S = 60.0
 class VolunteerConfig:
     """How a volunteer works."""
 
+    redeliver_s: float = 5.0
+    """How often groups without a storage receipt are offered again while a learner is in reach."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     spool: SpoolConfig = field(default_factory=SpoolConfig)
 
@@ -100,6 +98,7 @@ class Volunteer:
         self._identity = identity
         self._run = run
         self._clock = clock
+        self._config = config
         self.prepare = prepare
         self._on_manifest = on_manifest
         self._on_progress = on_progress
@@ -109,7 +108,7 @@ class Volunteer:
         self._manifest: RunManifest | None = None
         self._files: dict[str, Path] = {}
         self._prepared: Prepared | None = None
-        self._network: Network | None = None
+        self._network: NetworkPort | None = None
         self._stopping = False
         self._parking = False
         self._finished_at: float | None = None
@@ -130,45 +129,56 @@ class Volunteer:
         """Stop decoding now; finished groups stay in the spool."""
         self._stopping = self._parking = True
 
-    def run(self, network: NetworkConfig) -> bool:
+    def run(self, network: NetworkPort) -> bool:
         """Volunteer until told to stop. Returns True when the learner ended the run."""
-        self._network = Network(network)
-        if network.manifest:
-            self._on_run(network.manifest)
-        started = time.monotonic()
+        self.attach(network)
+        started = self._clock.now()
         try:
             while not self._stopping and not self._is_over():
-                if self._manifest is None and time.monotonic() - started > _NO_RUN_S:
+                if self._manifest is None and self._clock.now() - started > _NO_RUN_S:
                     raise UnreachableError(
                         "no peer of this run answered within a minute",
                         remedy="Ask for a fresh join link; the peers in this one may be gone.",
                     )
-                action = self._next_action()
-                self._listen(0.5 if isinstance(action, Wait) else 0.0)
-                match action:
-                    case Load(policy=policy):
-                        self._load(policy)
-                    case Sample(policy=policy, first=first, count=count):
-                        self._sample(policy, first, count)
-                    case Wait():
-                        pass
-                self._deliver()
-                self._report(action)
+                self.turn(wait_s=0.5)
             return self._agent.finished
         finally:
-            self._network.close()
-            self._spool.close()
+            network.close()
+            self.close()
+
+    def attach(self, network: NetworkPort) -> None:
+        """Speak through this network from now on."""
+        self._network = network
+
+    def turn(self, *, wait_s: float) -> Action:
+        """Take messages, do the one thing that is due, deliver. Waits only when nothing is."""
+        action = self._next_action()
+        self._listen(wait_s if isinstance(action, Wait) else 0.0)
+        match action:
+            case Load(policy=policy):
+                self._load(policy)
+            case Sample(policy=policy, first=first, count=count):
+                self._sample(policy, first, count)
+            case Wait():
+                pass
+        self._deliver()
+        self._report(action)
+        return action
+
+    def close(self) -> None:
+        """Close the spool; everything is already on disk."""
+        self._spool.close()
 
     def _is_over(self) -> bool:
         """The run has ended, and the last groups have their receipts or have waited long enough for them."""
         if not self._agent.finished:
             return False
         if self._finished_at is None:
-            self._finished_at = time.monotonic()
-        waited_s = time.monotonic() - self._finished_at
+            self._finished_at = self._clock.now()
+        waited_s = self._clock.now() - self._finished_at
         return waited_s > _LAST_RECEIPTS_S or not self._spool.outstanding()
 
-    def _next_action(self) -> Load | Sample | Wait:
+    def _next_action(self) -> Action:
         if self._prepared is None:
             return Wait("fetching the run's files" if self._manifest else "looking for the run")
         return self._agent.next_action(
@@ -271,12 +281,12 @@ class Volunteer:
             for i in range(count)
         ]
         requests = [request for assignment in assignments for request in assignment.requests]
-        began = time.monotonic()
+        began = self._clock.now()
         try:
             generations = iter(engine.generate(requests, should_stop=lambda: self._parking))
         except GenerationStopped:
             return
-        seconds = time.monotonic() - began
+        seconds = self._clock.now() - began
         tokens_in_all = 0
         for assignment in assignments:
             group = work.pack(
@@ -307,10 +317,12 @@ class Volunteer:
 
     def _deliver(self) -> None:
         """Offer again what no learner has confirmed, give up what none will take, and fetch missed receipts."""
-        now = time.monotonic()
+        now = self._clock.now()
         if now >= self._redeliver_at and self._roles.get("learner"):
-            self._redeliver_at = now + _REDELIVER_S
-            for raw in self._spool.undelivered(_REDELIVERED, created_before=self._clock.now() - _REDELIVER_S):
+            self._redeliver_at = now + self._config.redeliver_s
+            for raw in self._spool.undelivered(
+                _REDELIVERED, created_before=self._clock.now() - self._config.redeliver_s
+            ):
                 self._net.send(control.Publish(raw))
         if now >= self._catch_up_at and self._roles.get("learner") and self._manifest is not None:
             self._catch_up_at = now + _CATCH_UP_S
@@ -318,7 +330,7 @@ class Volunteer:
             if self._spool.has_delivered(created_before=self._clock.now() - _CATCH_UP_S):
                 self._net.send(control.AskLedger(self._spool.ledger_height))
 
-    def _report(self, action: Load | Sample | Wait) -> None:
+    def _report(self, action: Action) -> None:
         loaded = self._agent.loaded
         status = self._net.status
         self._on_progress(
@@ -342,6 +354,6 @@ class Volunteer:
         )
 
     @property
-    def _net(self) -> Network:
+    def _net(self) -> NetworkPort:
         assert self._network is not None
         return self._network

@@ -6,7 +6,6 @@ the weights are those of the policy manifest the group names.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from p2prl.errors import UnreachableError
 from p2prl.models.engine import Engine
 from p2prl.models.work import GroupWork, replay_groups
 from p2prl.net import control
-from p2prl.net.network import Network, NetworkConfig
+from p2prl.net.bridge import NetworkPort
 from p2prl.protocol import limits
 from p2prl.protocol.codec import decode
 from p2prl.protocol.digests import Digest
@@ -95,28 +94,25 @@ class Validator:
         """Return from `run` after the batch under way."""
         self._stopping = True
 
-    def run(self, network: NetworkConfig) -> bool:
+    def run(self, network: NetworkPort) -> bool:
         """Validate until told to stop. Returns True when the learner ended the run and nothing waits."""
-        with_network = Network(network)
-        if network.manifest:
-            self._on_run(network.manifest)
-        started = time.monotonic()
+        started = self._clock.now()
         try:
             while not self._stopping and not (self._finished and not len(self._docket)):
-                if self._manifest is None and time.monotonic() - started > _NO_RUN_S:
+                if self._manifest is None and self._clock.now() - started > _NO_RUN_S:
                     raise UnreachableError(
                         "no peer of this run answered within a minute",
                         remedy="Ask for a fresh join link; the peers in this one may be gone.",
                     )
-                worked = self._replay(with_network)
-                for message in with_network.poll(0.0 if worked else 0.3):
+                worked = self._replay(network)
+                for message in network.poll(0.0 if worked else 0.3):
                     self._receive(message)
                 newest = max((m.version for m, _ in self._policies.values()), default=-1)
                 failed = self._replayed - self._passed
                 self._on_audit(Audit(self._seen, self._replayed, self._passed, failed, len(self._docket), newest))
             return self._finished
         finally:
-            with_network.close()
+            network.close()
 
     def _receive(self, message: control.FromNetwork) -> None:
         match message:
@@ -154,11 +150,11 @@ class Validator:
         elif opened.kind is Kind.LEDGER_HEAD and body_of(opened, LedgerHead).finished:
             self._finished = True
 
-    def _replay(self, network: Network) -> bool:
+    def _replay(self, network: NetworkPort) -> bool:
         """Replay one batch of one policy that is here; ask for the policies that are not. Whether it did anything."""
         if self._engine is None or self._work is None:
             return False
-        now = time.monotonic()
+        now = self._clock.now()
         for policy in self._docket.policies():
             if policy in self._policies and self._load(policy):
                 groups = self._docket.take(policy, _BATCH)

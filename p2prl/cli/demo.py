@@ -228,10 +228,9 @@ def _panel(swarm: Swarm, metrics: list[dict[str, Any]], updates: int) -> Rendera
         if groups is not None:
             received = status["weight_bytes_received"]
             share = status["weight_bytes_from_peers"] / received if received else 0.0
-            text = (
-                f"v{status['version']:<4} {groups.get('verified', 0):>4} verified"
-                f" {groups.get('rejected', 0):>3} rejected   weights {received / 1e6:5.1f} MB, {share:.0%} from volunteers   {status['state']}"
-            )
+            verified, rejected = groups.get("verified", 0), groups.get("rejected", 0)
+            text = f"v{status['version']:<4} {verified:>4} verified {rejected:>3} rejected"
+            text += f"   weights {received / 1e6:5.1f} MB, {share:.0%} from volunteers   {status['state']}"
         else:
             text = (
                 f"v{status['version']:<4} {status['groups_replayed']:>4} replayed  {status['verdicts_failed']} failed"

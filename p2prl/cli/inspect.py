@@ -24,6 +24,7 @@ from p2prl.models.layout import layout_of
 from p2prl.models.loading import load_pretrained
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.work import GroupWork
+from p2prl.net.network import DEFAULT_LISTEN
 from p2prl.protocol.link import SCHEME, parse_link
 from p2prl.scoreboard.export import Recount, export, recount, verify_export
 from p2prl.scoreboard.link_source import LinkConfig, LinkSource
@@ -177,7 +178,7 @@ def _board_source(source: str, home: Path | None, listen: list[str] | None) -> I
         link=link,
         key_file=seat.key_file,
         folder=seat.run_directory(link.run),
-        listen=tuple(listen or LinkConfig.__dataclass_fields__["listen"].default),
+        listen=tuple(listen or DEFAULT_LISTEN),
     )
     link_source = LinkSource(config, clock=SystemClock())
     try:

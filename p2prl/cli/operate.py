@@ -15,6 +15,7 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import build_learner, learner_network
 from p2prl.config.runs import RunFolder, RunPlan, describe, init_run, open_run
 from p2prl.errors import ConfigError
+from p2prl.net.network import Network
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -83,10 +84,9 @@ def learn_command(directory: Path, *, listen: list[str] | None, updates: int | N
             learner = build_learner(folder, on_metrics=on_metrics, on_notice=say)
         interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
         with view.shown(), interrupts.handled():
-            learner.run(
-                learner_network(folder, tuple(listen) if listen else kept_listen(folder)),
-                on_up=lambda addresses: _announce(folder, addresses),
-            )
+            config = learner_network(folder, tuple(listen) if listen else kept_listen(folder))
+            network = Network(config, on_start=learner.introduce)
+            learner.run(network, on_up=lambda addresses: _announce(folder, addresses))
         document = {"run": str(directory), "step": learner.step, **newest}
         write_status(directory / "status.json", {"role": "learner", "state": "stopped", **document})
     if as_json:

@@ -16,13 +16,13 @@ from p2prl.client.service import Progress, VolunteerConfig
 from p2prl.config.home import Seat, default_home, take_seat, write_status
 from p2prl.config.roles import build_validator, build_volunteer, peer_network
 from p2prl.models.devices import choose_device, use_threads
+from p2prl.net.network import DEFAULT_LISTEN, Network
 from p2prl.protocol.link import JoinLink, parse_link
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
 from p2prl.sim.adversaries import disguise
 from p2prl.validator.service import Audit, ValidatorConfig
 
-_DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 _STATUS_PERIOD_S = 1.0
 _FINISHED = 9
 
@@ -66,7 +66,7 @@ def join_run(
         volunteer.finish, volunteer.park, finishing="Finishing the slots under way; Ctrl-C again stops now (kept)."
     )
     with view.shown(), interrupts.handled():
-        finished = volunteer.run(peer_network(link, seat, Role.VOLUNTEER, tuple(listen or _DEFAULT_LISTEN)))
+        finished = volunteer.run(Network(peer_network(link, seat, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN))))
     report.end("finished" if finished else "stopped")
     if as_json:
         emit(report.document)
@@ -111,7 +111,7 @@ def validate_run(
     )
     interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
     with view.shown(), interrupts.handled():
-        finished = validator.run(peer_network(link, seat, Role.VALIDATOR, tuple(listen or _DEFAULT_LISTEN)))
+        finished = validator.run(Network(peer_network(link, seat, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN))))
     report.end("finished" if finished else "stopped")
     if as_json:
         emit(report.document)

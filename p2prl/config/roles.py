@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def build_learner(
         objective=folder.settings.loss.build(),
         config=folder.settings.learner,
         clock=SystemClock(),
+        random_bytes=os.urandom,
         on_metrics=on_metrics,
         on_notice=on_notice,
     )

@@ -7,8 +7,6 @@ the trainer (what is computed). Everything is written to the journal before it i
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +27,8 @@ from p2prl.models.layout import Layout, flatten, weights_digest
 from p2prl.models.work import GroupWork
 from p2prl.net import control
 from p2prl.net.blobs import DiskBlobs
-from p2prl.net.network import Network, NetworkConfig
+from p2prl.net.bridge import NetworkPort
+from p2prl.net.network import NetworkConfig
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
@@ -119,6 +118,7 @@ class Learner:
         objective: Objective,
         config: LearnerConfig,
         clock: Clock,
+        random_bytes: Callable[[int], bytes],
         on_metrics: Callable[[dict[str, Any]], None],
         on_notice: Callable[[str], None],
     ) -> None:
@@ -131,6 +131,7 @@ class Learner:
         self._layout = layout
         self._config = config
         self._clock = clock
+        self._random_bytes = random_bytes
         self._on_metrics = on_metrics
         self._on_notice = on_notice
         self._journal = Journal(paths.journal)
@@ -141,7 +142,7 @@ class Learner:
         )
         self._buffer = Buffer(staleness_bound=manifest.staleness_bound)
         self._trainer = Trainer(model, objective, config.optimiser, temperature=manifest.sampling.temperature)
-        self._network: Network | None = None
+        self._network: NetworkPort | None = None
         self._stopping = False
         self._logged_step = self._last_logged_step()
         self._updated_at = clock.now()
@@ -158,41 +159,48 @@ class Learner:
         """Finish the update under way, keep everything, and return from `run`."""
         self._stopping = True
 
-    def run(self, network: NetworkConfig, *, on_up: Callable[[tuple[str, ...]], None]) -> None:
+    def introduce(self, network: NetworkPort) -> None:
+        """Tell a fresh node every policy a volunteer may still need. Runs at every (re)start of the network."""
+        for raw in self._journal.policies(from_step=self._trainer.step - self._manifest.staleness_bound):
+            network.send(control.Publish(raw))
+        network.send(control.LedgerHeight(self._journal.height))
+
+    def attach(self, network: NetworkPort) -> None:
+        """Speak through this network from now on."""
+        self._network = network
+
+    def run(self, network: NetworkPort, *, on_up: Callable[[tuple[str, ...]], None]) -> None:
         """Train until the run's updates are done or `stop` is called. `on_up` gets the dialable addresses."""
-        self._network = Network(network, on_start=self._introduce)
+        self.attach(network)
         try:
-            self._wait_until_up(on_up)
-            while not self._stopping:
-                action = self._epochs.next_action(len(self._buffer))
-                busy = action is not Action.COLLECT or self._journal_has_work()
-                self._listen(0.0 if busy else 0.2)
-                self._verify()
-                if action is Action.PUBLISH:
-                    self._publish()
-                elif action is Action.STEP:
-                    self._step()
-                elif action is Action.FINISH:
-                    break
+            while not network.addresses and not self._stopping:
+                self._listen(0.5)
+            on_up(network.addresses)
+            while not self._stopping and self.turn(wait_s=0.2) is not Action.FINISH:
+                pass
             self._checkpoint()
             if not self._stopping:
                 self._say_goodbye()
         finally:
-            self._network.close()
-            self._journal.close()
-            self._blobs.close()
+            network.close()
+            self.close()
 
-    def _wait_until_up(self, on_up: Callable[[tuple[str, ...]], None]) -> None:
-        network = self._net
-        while not network.addresses and not self._stopping:
-            self._listen(0.5)
-        on_up(network.addresses)
+    def turn(self, *, wait_s: float) -> Action:
+        """Answer messages, check groups, and do the one thing that is due. Waits only when nothing is."""
+        action = self._epochs.next_action(len(self._buffer))
+        idle = action is Action.COLLECT and not (self._room() and self._has_unchecked_groups())
+        self._listen(wait_s if idle else 0.0)
+        self._verify()
+        if action is Action.PUBLISH:
+            self._publish()
+        elif action is Action.STEP:
+            self._step()
+        return action
 
-    def _introduce(self, network: Network) -> None:
-        """Tell a fresh network process every policy a volunteer may still need."""
-        for raw in self._journal.policies(from_step=self._trainer.step - self._manifest.staleness_bound):
-            network.send(control.Publish(raw))
-        network.send(control.LedgerHeight(self._journal.height))
+    def close(self) -> None:
+        """Close the files; everything is already on disk."""
+        self._journal.close()
+        self._blobs.close()
 
     def _resume(self) -> Epochs:
         """Restore the checkpoint, replay the batches recorded after it, and put the shelf and the buffer back."""
@@ -262,16 +270,17 @@ class Learner:
             with self._journal.transaction():
                 self._journal.append_verdict(opened.digest, raw)
 
-    def _journal_has_work(self) -> bool:
-        wanted = self._config.ready_updates * self._config.groups_per_update
-        return len(self._buffer) < wanted and bool(self._journal.in_state("stored", 1))
+    def _has_unchecked_groups(self) -> bool:
+        return bool(self._journal.in_state("stored", 1))
 
     def _verify(self) -> None:
         """Check stored groups while fewer than wanted are ready."""
-        wanted = int(self._config.ready_updates * self._config.groups_per_update)
-        room = min(_PENDING_PER_ROUND, wanted - len(self._buffer))
-        if room > 0 and (pending := self._journal.in_state("stored", room)):
+        if pending := self._journal.in_state("stored", min(_PENDING_PER_ROUND, self._room())):
             self._verify_groups(pending)
+
+    def _room(self) -> int:
+        """Verified groups still wanted."""
+        return max(0, int(self._config.ready_updates * self._config.groups_per_update) - len(self._buffer))
 
     def _settle_the_rest(self) -> None:
         """The run is over: every group that was taken in still gets its receipt."""
@@ -380,7 +389,7 @@ class Learner:
                 weights=ref,
                 state=weights_digest(weights),
                 previous=b"" if newest is None else newest.digest,
-                beacon=os.urandom(32),
+                beacon=self._random_bytes(32),
                 created_ms=int(self._clock.now() * 1000),
             )
             raw = seal(self._identity, manifest, run=self._run, now=self._clock.now())
@@ -397,19 +406,19 @@ class Learner:
     def _say_goodbye(self) -> None:
         """Tell everyone the run is over; stay until what was still on its way has its receipt."""
         self._say_head(finished=True)
-        began = quiet_since = time.monotonic()
-        while time.monotonic() - quiet_since < _FAREWELL_S and time.monotonic() - began < _LONGEST_FAREWELL_S:
+        began = quiet_since = self._clock.now()
+        while (now := self._clock.now()) - quiet_since < _FAREWELL_S and now - began < _LONGEST_FAREWELL_S:
             self._listen(0.2)
-            if self._journal.in_state("stored", 1):
+            if self._has_unchecked_groups():
                 self._settle_the_rest()
                 self._say_head(finished=True)
-                quiet_since = time.monotonic()
+                quiet_since = now
 
     def _say(self, body: Any) -> None:
         self._net.send(control.Publish(seal(self._identity, body, run=self._run, now=self._clock.now())))
 
     @property
-    def _net(self) -> Network:
+    def _net(self) -> NetworkPort:
         assert self._network is not None
         return self._network
 

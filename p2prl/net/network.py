@@ -24,6 +24,9 @@ from p2prl.protocol.messages import Role
 
 log = logging.getLogger("p2prl.net")
 
+DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
+"""Any free TCP port on every interface."""
+
 _RESTARTS = 5
 """A network process that dies this often in one role's life will not get better by trying again."""
 
@@ -39,7 +42,7 @@ class NetworkConfig:
     role: Role
     blob_dir: Path
     """Where weight chunks are kept; owned by the network process."""
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    listen: tuple[str, ...] = DEFAULT_LISTEN
     """Multiaddrs to listen on. TCP only by default: the bundled daemon's QUIC has known flaws."""
     bootstrap: tuple[str, ...] = ()
     """Peers to start from; empty only for the first peer of a run."""

@@ -19,14 +19,13 @@ import psutil
 
 from p2prl.clock import SystemClock
 from p2prl.errors import P2PRLError, TransportError, UnreachableError
-from p2prl.net import control
+from p2prl.net import bridge, control
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.driver import NodeDriver
 from p2prl.net.hivemind import HivemindTransport
 from p2prl.net.keyfile import load_identity
-from p2prl.protocol.codec import encode
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.identity import Identity
 from p2prl.protocol.messages import Role
 from p2prl.swarm import events
 from p2prl.swarm.node import Node, NodeConfig
@@ -120,20 +119,7 @@ class NetworkProcess:
     async def _obey(self) -> None:
         """Carry out the role's messages until it hangs up."""
         while (message := await self._next()) is not None:
-            now = self._clock.now()
-            match message:
-                case control.Publish(envelope=raw):
-                    self._node.publish(raw, now)
-                case control.FetchPolicy(policy=name):
-                    self._node.fetch_policy(Digest(name), now)
-                case control.LedgerHeight(height=height):
-                    self._node.set_ledger_height(height)
-                case control.AskLedger(from_height=height):
-                    self._node.ask_ledger(height)
-                case control.SendLedger(peer=peer, from_height=height, entries=entries):
-                    self._node.send_ledger(PeerId(peer), height, entries)
-                case control.Start():
-                    return
+            bridge.obey(self._node, message, self._clock.now())
             self._driver.wake()
 
     async def _report(self) -> None:
@@ -160,36 +146,7 @@ class NetworkProcess:
         )
 
     def _on_event(self, event: events.Event) -> None:
-        match event:
-            case events.RunKnown(raw=raw):
-                self._tell(control.Run(raw))
-            case events.FileReady(name=name, root=root):
-                self._tell(control.File(name, str(self._blobs.path(root))))
-            case events.PolicyAnnounced(manifest=manifest):
-                self._tell(control.Announced(manifest.version, manifest.step))
-            case events.PolicyReady(manifest=manifest, digest=name):
-                path = str(self._blobs.path(manifest.weights.root))
-                self._tell(control.Policy(name, encode(manifest), path))
-            case events.EnvelopeArrived(opened=opened):
-                self._tell(control.Arrived(opened.raw))
-            case events.LedgerWanted(peer=peer, from_height=height):
-                self._tell(control.LedgerWanted(peer, height))
-            case events.LedgerArrived(from_height=height, entries=entries):
-                self._tell(control.LedgerPage(height, entries))
-            case events.PeersChanged():
-                self._tell(self._status())
-            case events.ClockOff(offset_s=offset):
-                way = "behind" if offset > 0 else "ahead"
-                message = f"this machine's clock is {abs(offset):.0f} s {way} its peers'; they refuse what it signs"
-                self._tell(control.Warned(message, "Switch on automatic time (for example: timedatectl set-ntp true)."))
-            case events.WireMismatch(wire_version=version):
-                message = f"a peer of this run speaks wire version {version}"
-                self._tell(control.Warned(message, "If your version is the older one: pip install --upgrade p2prl"))
-            case events.PeerBanned(peer=peer, reason=reason):
-                self._tell(control.Warned(f"ignoring peer {peer[-8:]}: {reason}", ""))
-            case events.Equivocation():
-                message = "the learner signed two different policies for one version: stopping"
-                self._tell(control.Failed("RemoteProtocolError", message, "Ask the run's operator what happened."))
+        self._tell(bridge.tell(event, path_of=self._blobs.path, status=self._status))
 
     def _tell(self, message: control.FromNetwork) -> None:
         if not self._writer.is_closing():

@@ -1,4 +1,4 @@
-"""Volunteers that lie, for the simulator and for tests over sockets. Each is an honest volunteer with one part replaced."""
+"""Volunteers that lie, for the simulator and for tests over sockets: honest volunteers with one part replaced."""
 
 from __future__ import annotations
 

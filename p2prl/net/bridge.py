@@ -1,0 +1,102 @@
+"""Between a node and its role: events become control messages, control messages become calls. No I/O.
+
+The network process does this over a socket, the simulator in one thread; a role cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from p2prl.net import control
+from p2prl.protocol.codec import encode
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import PeerId
+from p2prl.swarm import events
+from p2prl.swarm.node import Node
+
+
+class NetworkPort(Protocol):
+    """A role's side of the network: what `p2prl.net.network.Network` is, and the simulator's stand-in."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where this node can be dialled; empty until it is up."""
+        ...
+
+    @property
+    def status(self) -> control.Status | None:
+        """The last status heard, if any."""
+        ...
+
+    def send(self, message: control.ToNetwork) -> None:
+        """Hand a message to the node."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        """Messages that arrived, waiting up to `timeout_s` for the first."""
+        ...
+
+    def close(self) -> None:
+        """Leave the network."""
+        ...
+
+
+def obey(node: Node, message: control.ToNetwork, now: float) -> None:
+    """Carry out one message of the role's."""
+    match message:
+        case control.Publish(envelope=raw):
+            node.publish(raw, now)
+        case control.FetchPolicy(policy=name):
+            node.fetch_policy(Digest(name), now)
+        case control.LedgerHeight(height=height):
+            node.set_ledger_height(height)
+        case control.AskLedger(from_height=height):
+            node.ask_ledger(height)
+        case control.SendLedger(peer=peer, from_height=height, entries=entries):
+            node.send_ledger(PeerId(peer), height, entries)
+        case control.Start():
+            pass
+
+
+def tell(
+    event: events.Event, *, path_of: Callable[[bytes], Path], status: Callable[[], control.Status]
+) -> control.FromNetwork:
+    """The message an event becomes. `path_of` says where a blob lies, `status` makes a fresh status."""
+    match event:
+        case events.RunKnown(raw=raw):
+            return control.Run(raw)
+        case events.FileReady(name=name, root=root):
+            return control.File(name, str(path_of(root)))
+        case events.PolicyAnnounced(manifest=manifest):
+            return control.Announced(manifest.version, manifest.step)
+        case events.PolicyReady(manifest=manifest, digest=policy):
+            return control.Policy(policy, encode(manifest), str(path_of(manifest.weights.root)))
+        case events.EnvelopeArrived(opened=opened):
+            return control.Arrived(opened.raw)
+        case events.LedgerWanted(peer=peer, from_height=height):
+            return control.LedgerWanted(peer, height)
+        case events.LedgerArrived(from_height=height, entries=entries):
+            return control.LedgerPage(height, entries)
+        case events.PeersChanged():
+            return status()
+        case events.ClockOff(offset_s=offset):
+            way = "behind" if offset > 0 else "ahead of"
+            return control.Warned(
+                f"this machine's clock is {abs(offset):.0f} s {way} its peers'; they refuse what it signs",
+                "Switch on automatic time (for example: timedatectl set-ntp true).",
+            )
+        case events.WireMismatch(wire_version=version):
+            return control.Warned(
+                f"a peer of this run speaks wire version {version}",
+                "If your version is the older one: pip install --upgrade p2prl",
+            )
+        case events.PeerBanned(peer=peer, reason=reason):
+            return control.Warned(f"ignoring peer {peer[-8:]}: {reason}", "")
+        case events.Equivocation():
+            return control.Failed(
+                "RemoteProtocolError",
+                "the learner signed two different policies for one version: stopping",
+                "Ask the run's operator what happened.",
+            )
