@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from p2prl.errors import ConfigError, IdentityError, StaleWorkError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
@@ -34,6 +35,9 @@ CREDIT_DEFINITION = (
     "Validators earn the same for tokens they re-check. "
     "Nothing is earned for being online or for reward obtained. It is not money."
 )
+
+_peer_id = lru_cache(maxsize=100_000)(peer_id_of)
+"""Base 58 is slow in Python, and every request sorts the same keys again."""
 
 _CURSOR = re.compile(r"(\d{1,18})-([1-9A-HJ-NP-Za-km-z]{40,64})")
 _LAST_MS = 253_402_300_799_000
@@ -123,7 +127,7 @@ def leaderboard_document(snapshot: Snapshot, *, by: str, limit: int, cursor: str
     """
     _, board = known(snapshot)
     tallies: Mapping[bytes, Person] | Mapping[bytes, Validator] = board.people if by == "people" else board.validators
-    order = sorted((-tally.tokens, peer_id_of(key), key) for key, tally in tallies.items())
+    order = sorted((-tally.tokens, _peer_id(key), key) for key, tally in tallies.items())
     start = 0
     if cursor is not None:
         match = _CURSOR.fullmatch(cursor)
@@ -150,7 +154,7 @@ def contributor_document(snapshot: Snapshot, contributor_id: str) -> Contributor
     if key not in board.people:
         return None
     place = (-board.people[key].tokens, contributor_id)
-    ahead = sum((-person.tokens, peer_id_of(other)) < place for other, person in board.people.items())
+    ahead = sum((-person.tokens, _peer_id(other)) < place for other, person in board.people.items())
     return _contributor(board, ahead + 1, key)
 
 
@@ -222,7 +226,7 @@ def _contributor(board: BoardState, rank: int, key: bytes) -> ContributorDocumen
     low, high = wilson_interval(person.credited_groups, checked)
     return ContributorDocument(
         rank=rank,
-        id=peer_id_of(key),
+        id=_peer_id(key),
         handle=handle_of(key),
         credit=board.credit(person.tokens),
         verified_groups=person.verified_groups,
@@ -251,7 +255,7 @@ def _validator(board: BoardState, rank: int, key: bytes) -> ValidatorDocument:
     tally = board.validators[key]
     return ValidatorDocument(
         rank=rank,
-        id=peer_id_of(key),
+        id=_peer_id(key),
         handle=handle_of(key),
         credit=board.credit(tally.tokens),
         passed_groups=tally.passed_groups,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from p2prl.errors import P2PRLError
 from p2prl.protocol import ledger
 from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest, digest
@@ -17,6 +18,7 @@ from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
 from p2prl.protocol.messages import LedgerHead, Receipt, Receipts, State, Verdict
+from p2prl.scoreboard.sources import Snapshot, open_run
 
 START_S = 1_790_000_000.0
 """When the runs of these tests begin, seconds since the epoch."""
@@ -172,3 +174,40 @@ def sample_run(seed: int, *, steps: int = 60, peers: int = 12, goal: str | None 
             judged = rng.choice(rows)
             writer.add(validator, verdict_on(judged, passed=judged.state == State.VERIFIED))
     return writer
+
+
+class MemorySource:
+    """A board's source over a writer's entries."""
+
+    def __init__(self, writer: LedgerWriter, *, signed_head: bytes = b"", known: bool = True, **changes: Any) -> None:
+        self.writer = writer
+        self._signed_head = signed_head
+        self._known = known
+        self._changes = changes
+        self._run = open_run(writer.manifest_raw)
+        self._board = self._run.empty_board()
+
+    def snapshot(self) -> Snapshot:
+        run, board = self._run, self._board
+        for raw in self.writer.entries[board.height :]:
+            board.follow(raw)
+        plain = Snapshot(
+            run=run if self._known else None,
+            board=board.state() if self._known else None,
+            policy_version=None,
+            learner_step=None,
+            neighbours={"learner": 1, "volunteer": 3},
+            signed_height=board.height if self._signed_head else None,
+            signed_head=self._signed_head,
+            finished=False,
+            incident=None,
+            join_link="",
+            total_steps=None,
+        )
+        return replace(plain, **self._changes)
+
+    def entries(self, from_height: int, limit: int) -> list[bytes]:
+        return self.writer.entries[from_height : from_height + limit]
+
+    def failure(self) -> P2PRLError | None:
+        return None

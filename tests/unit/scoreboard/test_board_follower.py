@@ -1,0 +1,234 @@
+"""A board in the swarm: liars' pages, forks that a signed head exposes, equivocation, and starting again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.net import control
+from p2prl.protocol import ledger, limits
+from p2prl.scoreboard.follower import ASK_S, Follower
+from p2prl.scoreboard.sources import page_of
+from p2prl.scoreboard.store import LedgerStore
+from tests.unit.scoreboard.ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
+
+WRITER = sample_run(0, steps=10)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LedgerStore]:
+    opened = LedgerStore(tmp_path / "board" / "ledger.db", run=WRITER.run)
+    yield opened
+    opened.close()
+
+
+def started(store: LedgerStore) -> Follower:
+    follower = Follower(store, run=WRITER.run)
+    follower.receive(control.Run(WRITER.manifest_raw), 0.0)
+    return follower
+
+
+def page(entries: list[bytes], start: int, count: int = 64) -> control.LedgerPage:
+    return control.LedgerPage(start, tuple(entries[start : start + count]))
+
+
+def height(follower: Follower) -> int:
+    board = follower.snapshot().board
+    assert board is not None
+    return board.height
+
+
+def fork() -> LedgerWriter:
+    """The learner's first entries as they are, then verdicts of a stranger's own making: a chain that follows."""
+    liar = LedgerWriter()
+    for envelope in WRITER.envelopes[:6]:
+        liar.append(envelope)
+    for number in range(9):
+        liar.add(identity("eve"), verdict_on(receipt(number, identity("volunteer 0"))))
+    return liar
+
+
+def test_it_asks_follows_and_tells(store: LedgerStore) -> None:
+    follower = Follower(store, run=WRITER.run)
+    assert follower.handle_timer(0.0) == []
+    assert follower.snapshot().run is None
+    follower.receive(control.Run(WRITER.manifest_raw), 0.0)
+    assert follower.handle_timer(0.0) == [control.AskLedger(0)]
+    assert follower.handle_timer(1.0) == []
+    told = follower.receive(page(WRITER.entries, 0, 8), 1.0)
+    assert told == [control.LedgerHeight(8)]
+    assert follower.handle_timer(1.0) == [control.AskLedger(8)]
+    follower.receive(page(WRITER.entries, 5), 1.5)  # a page may overlap what is held
+    assert height(follower) == len(WRITER.entries)
+    assert follower.receive(page(WRITER.entries, 5), 1.6) == []
+    assert follower.receive(control.LedgerPage(len(WRITER.entries) + 1, (b"x",)), 1.7) == []
+    assert store.entries(0, 999) == WRITER.entries
+
+
+def test_news_is_asked_after_at_once_and_silence_every_few_seconds(store: LedgerStore) -> None:
+    follower = started(store)
+    assert follower.handle_timer(0.0)
+    assert not follower.handle_timer(ASK_S - 0.1)
+    assert follower.handle_timer(ASK_S)
+    follower.receive(control.Arrived(WRITER.envelopes[0]), ASK_S + 0.1)
+    assert not follower.handle_timer(ASK_S + 0.1)  # a burst asks once
+    assert follower.handle_timer(ASK_S + 0.3)
+
+
+def test_it_serves_what_it_holds(store: LedgerStore) -> None:
+    follower = started(store)
+    follower.receive(page(WRITER.entries, 0), 0.0)
+    assert follower.receive(control.LedgerWanted("peer", 4), 0.0) == [
+        control.SendLedger("peer", 4, tuple(WRITER.entries[4:]))
+    ]
+    assert follower.receive(control.LedgerWanted("peer", 999), 0.0) == [control.SendLedger("peer", 999, ())]
+
+
+def test_a_reply_stays_within_count_and_size() -> None:
+    assert len(page_of([b"x"] * 100)) == limits.MAX_LEDGER_ENTRIES_PER_REPLY
+    big = [bytes(60_000)] * 9
+    assert len(page_of(big)) == limits.MAX_CONTROL_FRAME_BYTES // 2 // 60_000
+    assert len(page_of([bytes(limits.MAX_ENVELOPE_BYTES)] * 2)) == 1
+    assert page_of([]) == ()
+
+
+def test_junk_in_a_page_stops_at_the_junk(store: LedgerStore) -> None:
+    follower = started(store)
+    follower.receive(control.LedgerPage(0, (*WRITER.entries[:3], b"junk", *WRITER.entries[4:9])), 0.0)
+    assert height(follower) == 3
+    follower.receive(page(WRITER.entries, 3), 0.0)
+    assert height(follower) == len(WRITER.entries)
+
+
+def test_a_signed_head_undoes_a_strangers_fork(store: LedgerStore) -> None:
+    follower, liar = started(store), fork()
+    half = LedgerWriter()
+    for envelope in WRITER.envelopes[:5]:
+        half.append(envelope)
+    follower.receive(control.Arrived(half.signed_head()), 0.0)
+    follower.receive(page(liar.entries, 0), 0.0)
+    assert (height(follower), follower.snapshot().signed_height) == (15, 5)
+    follower.receive(control.Arrived(WRITER.signed_head(height=9, head=_head_at(9))), 1.0)
+    assert height(follower) == 5  # back to what the learner signed
+    follower.receive(page(WRITER.entries, 5), 2.0)
+    assert (height(follower), follower.snapshot().signed_height) == (len(WRITER.entries), 9)
+    assert follower.snapshot().incident is None
+    assert store.entries(0, 999) == WRITER.entries
+
+
+def test_a_fork_is_not_followed_past_a_head_that_was_heard_before(store: LedgerStore) -> None:
+    follower, liar = started(store), fork()
+    follower.receive(control.Arrived(WRITER.signed_head(height=9, head=_head_at(9))), 0.0)
+    follower.receive(page(liar.entries, 0), 0.0)
+    assert height(follower) == 0
+    assert store.height == 0
+    follower.receive(page(WRITER.entries, 0), 0.0)
+    assert follower.snapshot().signed_height == 9
+
+
+def test_two_heads_of_one_height_are_an_incident_that_is_not_forgotten(store: LedgerStore) -> None:
+    follower = started(store)
+    follower.receive(page(WRITER.entries, 0), 0.0)
+    follower.receive(control.Arrived(WRITER.signed_head()), 0.0)
+    assert follower.snapshot().incident is None
+    follower.receive(control.Arrived(WRITER.signed_head(head=bytes(32))), 0.0)
+    incident = follower.snapshot().incident
+    assert incident is not None
+    assert "two different histories" in incident
+    assert Follower(store, run=WRITER.run).snapshot().incident == incident
+
+
+def test_a_lower_head_against_a_confirmed_chain_is_an_incident(store: LedgerStore) -> None:
+    follower = started(store)
+    follower.receive(page(WRITER.entries, 0), 0.0)
+    follower.receive(control.Arrived(WRITER.signed_head()), 0.0)
+    follower.receive(control.Arrived(WRITER.signed_head(height=4, head=bytes(32))), 0.0)
+    assert "contradicts" in (follower.snapshot().incident or "")
+    assert height(follower) == len(WRITER.entries)
+
+
+def test_a_head_by_somebody_else_is_refused(store: LedgerStore) -> None:
+    follower = started(store)
+    follower.receive(page(WRITER.entries, 0), 0.0)
+    other = LedgerWriter()
+    other.learner = identity("eve")
+    with pytest.raises(RemoteProtocolError, match="head"):
+        follower.receive(control.Arrived(other.signed_head(height=4)), 0.0)
+    assert height(follower) == len(WRITER.entries)
+
+
+def test_the_end_of_the_run_is_heard(store: LedgerStore) -> None:
+    follower = started(store)
+    follower.receive(control.Arrived(WRITER.signed_head(finished=True)), 0.0)
+    assert follower.snapshot().finished
+
+
+def test_another_runs_manifest_is_refused(store: LedgerStore) -> None:
+    other = LedgerWriter(now=1.0)
+    with pytest.raises(RemoteProtocolError, match="join link"):
+        Follower(store, run=WRITER.run).receive(control.Run(other.manifest_raw), 0.0)
+    assert store.manifest == b""
+
+
+def test_after_a_crash_it_resumes_where_the_disk_stands(tmp_path: Path, store: LedgerStore) -> None:
+    follower = started(store)
+    follower.receive(page(WRITER.entries, 0, 7), 0.0)
+    follower.receive(control.Arrived(WRITER.signed_head(height=6, head=_head_at(6))), 0.0)
+    again = LedgerStore(tmp_path / "board" / "ledger.db", run=WRITER.run)  # the first one was never closed
+    resumed = Follower(again, run=WRITER.run)
+    assert height(resumed) == 7
+    assert resumed.snapshot().signed_height == 6
+    assert resumed.introduce() == [control.LedgerHeight(7)]
+    assert resumed.handle_timer(9.0) == [control.AskLedger(7)]
+    again.close()
+
+
+def test_a_meddled_file_is_cut_back_to_what_verifies(tmp_path: Path, store: LedgerStore) -> None:
+    started(store).receive(page(WRITER.entries, 0), 0.0)
+    db = sqlite3.connect(tmp_path / "board" / "ledger.db", isolation_level=None)
+    db.execute("UPDATE ledger SET raw = x'00' WHERE height = 4")
+    db.close()
+    resumed = Follower(store, run=WRITER.run)
+    assert height(resumed) == store.height == 4
+    resumed.receive(page(WRITER.entries, 4), 0.0)
+    assert store.entries(0, 999) == WRITER.entries
+
+
+def test_a_fork_on_disk_is_cut_back_by_the_heads_on_disk(store: LedgerStore) -> None:
+    follower = started(store)
+    follower.receive(page(WRITER.entries, 0), 0.0)
+    follower.receive(control.Arrived(WRITER.signed_head(height=4, head=_head_at(4))), 0.0)
+    follower.receive(control.Arrived(WRITER.signed_head(height=9, head=_head_at(9))), 0.0)
+    store.truncate(0)
+    store.append(0, fork().entries)
+    resumed = Follower(store, run=WRITER.run)
+    assert (height(resumed), store.height) == (4, 4)
+
+
+def test_a_folder_serves_one_run(tmp_path: Path, store: LedgerStore) -> None:
+    started(store)
+    with pytest.raises(ConfigError, match="another run"):
+        LedgerStore(tmp_path / "board" / "ledger.db", run=bytes(32))
+
+
+def test_heads_on_disk_stay_few(store: LedgerStore) -> None:
+    for number in range(1, 200):
+        store.keep_head(number, str(number).encode())
+    heads = store.heads()
+    assert len(heads) <= 64
+    assert heads[-1] == b"199"
+
+
+def _head_at(entries: int) -> bytes:
+    return ledger.entry_digest(WRITER.entries[entries - 1])
+
+
+def test_a_head_of_no_entries_is_refused(store: LedgerStore) -> None:
+    follower = started(store)
+    with pytest.raises(RemoteProtocolError):
+        follower.receive(control.Arrived(WRITER.signed_head(height=0)), 0.0)
+    assert follower.snapshot().signed_height is None

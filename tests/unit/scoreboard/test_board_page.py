@@ -1,0 +1,213 @@
+"""The page: a stranger's words stay words, numbers read well, and the chart's paths hold the data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2prl.scoreboard import views
+from p2prl.scoreboard.chart import HEIGHT, WIDTH, reward_chart
+from p2prl.scoreboard.page import STATIC, percent, quantity, render_page
+from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
+
+CORPUS = [
+    "<script>alert(1)</script>",
+    "</title><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    '" autofocus onfocus="alert(1)',
+    "<svg/onload=alert(1)>",
+    "<iframe srcdoc='<script>alert(1)</script>'>",
+    "javascript:alert(1)",
+    "{{ 7*7 }}{% raw %}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "<!--",
+    "]]><x",
+    "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "<a href=//evil.example>click</a>",
+    "<base href=//evil.example/>",
+    "<style>*{display:none}</style>",
+    "<form action=//evil.example><input name=q>",
+    "a" * 2000,
+]
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape: list[tuple[str, tuple[str, ...]]] = []
+        self.links: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.shape.append((tag, tuple(sorted(name for name, _ in attrs))))
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def tags(html: str) -> _Tags:
+    parser = _Tags()
+    parser.feed(html)
+    parser.close()
+    return parser
+
+
+def page_with(text: str) -> str:
+    writer = LedgerWriter(
+        manifest(name=text[:64], goal=text, base_model=text, licence=text, content_policy=text, reward=text[:64])
+    )
+    writer.receipts(0, receipt(0, identity("ann")), receipt(1, identity("ann"), state=3, reason=text[:64]))
+    return render_page(MemorySource(writer, incident=text, join_link=text).snapshot(), show=50)
+
+
+@pytest.mark.parametrize("text", CORPUS)
+def test_hostile_text_changes_no_tag_and_makes_no_link(text: str) -> None:
+    plain, hostile = tags(page_with("harmless words")), tags(page_with(text))
+    assert hostile.shape == plain.shape
+    assert hostile.links == plain.links
+    assert text in hostile.text  # shown as it was typed, not dropped
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=40))
+def test_no_printable_text_changes_a_tag(text: str) -> None:
+    assert tags(page_with(text)).shape == tags(page_with("harmless words")).shape
+
+
+def test_the_page_asks_nobody_else_and_runs_nothing_inline() -> None:
+    html = render_page(MemorySource(sample_run(0, steps=5), join_link="p2prl://x@y").snapshot(), show=50)
+    parsed = tags(html)
+    assert parsed.links
+    assert all(link.startswith("/") and not link.startswith("//") for link in parsed.links)
+    assert not [name for _, names in parsed.shape for name in names if name == "style" or name.startswith("on")]
+    scripts = [names for tag, names in parsed.shape if tag == "script"]
+    assert scripts == [("defer", "src")]
+    for file in STATIC.iterdir():
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|innerHTML|eval\(|@import|url\(", file.read_text())
+
+
+def test_every_tag_is_closed() -> None:
+    class Balance(HTMLParser):
+        open: list[str]
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            if tag not in ("meta", "link", "input"):
+                self.open.append(tag)
+
+        def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            pass
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+    for source in (
+        MemorySource(sample_run(0, steps=30), incident="broken", join_link="p2prl://x", total_steps=99),
+        MemorySource(LedgerWriter()),
+        MemorySource(LedgerWriter(), known=False),
+    ):
+        balance = Balance()
+        balance.open = []
+        balance.feed(render_page(source.snapshot(), show=3))
+        assert not balance.open
+
+
+def test_the_page_shows_the_numbers_of_the_api() -> None:
+    snapshot = MemorySource(sample_run(0, steps=30)).snapshot()
+    html = render_page(snapshot, show=50)
+    run = views.run_document(snapshot)
+    assert run.ledger.head in html
+    for row in views.leaderboard_document(snapshot, by="people", limit=50, cursor=None).people:
+        assert row.handle in html
+        assert f'title="{row.id}"' in html
+    assert "p2prl ledger verify" in html
+    assert run.credit_definition in html
+
+
+def test_a_long_table_says_how_much_it_leaves_out() -> None:
+    html = render_page(MemorySource(sample_run(0, steps=10)).snapshot(), show=2)
+    assert "/?show=4" in html
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (9_999, "9,999"),
+        (10_000, "10 k"),
+        (57_249, "57.2 k"),
+        (1_234_567, "1.23 M"),
+        (12e9, "12 G"),
+        (3.5e12, "3.5 T"),
+        (0.5, "0.5"),
+        (0.0000936, "0.0000936"),
+        (119.408, "119"),
+        (12.345, "12.3"),
+        (1e-20, "0"),
+        (99_999_999, "100 M"),
+    ],
+)
+def test_quantities_read_well(value: float, text: str) -> None:
+    assert quantity(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 %"), (1, "100 %"), (0.5, "50 %"), (0.996, "99.6 %"), (0.004, "0.4 %"), (0.9996, "99.96 %")],
+)
+def test_shares_never_round_to_certainty(value: float, text: str) -> None:
+    assert percent(value) == text
+
+
+def test_the_chart_goes_through_its_points() -> None:
+    snapshot = MemorySource(sample_run(0, steps=30)).snapshot()
+    metrics = views.metrics_document(snapshot, from_step=0, to_step=99, points=240)
+    chart = reward_chart(metrics)
+    assert chart is not None
+    points = [tuple(map(float, pair.split())) for pair in re.findall(r"[ML]([^ML]+)", chart.line)]
+    assert len(points) == len(metrics.step)
+    for (x, y), step, mean in zip(points, metrics.step, metrics.reward_mean, strict=True):
+        assert mean is not None
+        assert x == pytest.approx(WIDTH * step / 29, abs=0.01)
+        assert chart.high - y / HEIGHT * (chart.high - chart.low) == pytest.approx(mean, abs=0.01)
+    assert chart.low <= min(m for m in metrics.reward_mean if m is not None)
+    assert len(chart.y_labels) == 5
+    assert float(chart.y_labels[0]) == pytest.approx(chart.high, abs=1e-3)
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30),
+    st.integers(0, 1 << 40),
+)
+def test_the_chart_takes_any_rewards_and_keeps_inside_its_box(rewards: list[float], first: int) -> None:
+    writer = LedgerWriter()
+    writer.receipts(0, receipt(0, identity("ann")))
+    base = views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=9, points=9)
+    count = len(rewards)
+    metrics = replace(
+        base,
+        step=[first + i for i in range(count)],
+        reward_mean=list(rewards),
+        reward_low=[reward - 1 for reward in rewards],
+        reward_high=[None] * count,
+    )
+    chart = reward_chart(metrics)
+    assert chart is not None
+    for pair in re.findall(r"[ML]([^MLZ]+)", chart.line + chart.band):
+        x, y = map(float, pair.split())
+        assert 0 <= x <= WIDTH
+        assert 0 <= y <= HEIGHT
+    assert chart.low < chart.high
+
+
+def test_no_reward_gives_no_chart() -> None:
+    assert (
+        reward_chart(views.metrics_document(MemorySource(LedgerWriter()).snapshot(), from_step=0, to_step=9, points=9))
+        is None
+    )

@@ -1,0 +1,166 @@
+"""Intervals, pages, curves and times, each against another way of getting the same answer."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2prl.errors import ConfigError
+from p2prl.protocol.identity import peer_id_of
+from p2prl.scoreboard import views
+from p2prl.scoreboard.documents import ContributorDocument, ValidatorDocument
+from p2prl.scoreboard.handles import ADJECTIVES, ANIMALS, handle_of
+from p2prl.scoreboard.tallies import wilson_interval
+from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
+
+
+@pytest.mark.parametrize(
+    ("passed", "of", "low", "high"),
+    # The score interval at 95 %, as printed by R's prop.test(x, n, correct = FALSE).
+    [(3, 3, 0.4385, 1.0), (0, 10, 0.0, 0.2775), (8, 10, 0.4902, 0.9433), (50, 100, 0.4038, 0.5962)],
+)
+def test_the_wilson_interval_matches_published_values(passed: int, of: int, low: float, high: float) -> None:
+    assert list(wilson_interval(passed, of)) == pytest.approx([low, high], abs=1e-4)
+
+
+@given(st.integers(0, 500), st.integers(0, 500))
+def test_the_interval_holds_the_rate_and_stays_within_0_and_1(passed: int, failed: int) -> None:
+    low, high = wilson_interval(passed, passed + failed)
+    assert 0 <= low <= high <= 1
+    if passed + failed:
+        assert low - 1e-12 <= passed / (passed + failed) <= high + 1e-12
+
+
+def test_pages_put_together_are_the_whole_table_in_order() -> None:
+    snapshot = MemorySource(sample_run(0, steps=20)).snapshot()
+    for by in ("people", "validators"):
+        whole = views.leaderboard_document(snapshot, by=by, limit=500, cursor=None)
+        rows: list[ContributorDocument | ValidatorDocument] = []
+        cursor = None
+        while True:
+            page = views.leaderboard_document(snapshot, by=by, limit=3, cursor=cursor)
+            rows += [*page.people, *page.validators]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert rows == [*whole.people, *whole.validators]
+        assert [row.rank for row in rows] == list(range(1, whole.total + 1))
+        assert [row.credit for row in rows] == sorted((row.credit for row in rows), reverse=True)
+
+
+def test_a_cursor_keeps_its_place_while_others_overtake() -> None:
+    people = [identity(str(i)) for i in range(6)]
+    writer = LedgerWriter()
+    writer.receipts(0, *(receipt(i, person, tokens=100 * (i + 1)) for i, person in enumerate(people)))
+    first = views.leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3, cursor=None)
+    writer.receipts(1, receipt(99, people[0], tokens=10_000))  # the last one jumps to the top
+    second = views.leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3, cursor=first.next_cursor)
+    assert [row.id for row in second.people] == [people[2].peer_id, people[1].peer_id]
+
+
+@pytest.mark.parametrize("cursor", ["", "7", "-1-abc", "1-" + "0" * 52, "9" * 30 + "-" + "1" * 46, "1-x' OR 1=1"])
+def test_a_made_up_cursor_is_refused(cursor: str) -> None:
+    with pytest.raises(ConfigError, match="cursor"):
+        views.leaderboard_document(MemorySource(LedgerWriter()).snapshot(), by="people", limit=3, cursor=cursor)
+
+
+def test_a_contributor_has_the_rank_of_the_table() -> None:
+    snapshot = MemorySource(sample_run(1, steps=15)).snapshot()
+    for row in views.leaderboard_document(snapshot, by="people", limit=500, cursor=None).people:
+        assert views.contributor_document(snapshot, row.id) == row
+    assert views.contributor_document(snapshot, identity("nobody").peer_id) is None
+    assert views.contributor_document(snapshot, "../../etc/passwd") is None
+
+
+def test_the_curve_is_the_weighted_mean_with_the_interval_of_group_means() -> None:
+    writer = LedgerWriter()
+    rewards, sizes = [0.25, 0.5, 1.0, 0.125], [8, 8, 4, 16]
+    rows = [
+        receipt(i, identity("ann"), reward=r, completions=n, version=i)
+        for i, (r, n) in enumerate(zip(rewards, sizes, strict=True))
+    ]
+    writer.receipts(5, *rows)
+    document = views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=99, points=100)
+    mean = sum(r * n for r, n in zip(rewards, sizes, strict=True)) / sum(sizes)
+    half = 1.96 * statistics.stdev(rewards) / len(rewards) ** 0.5
+    assert document.step == [5]
+    assert document.reward_mean == [pytest.approx(mean, abs=1e-6)]
+    assert document.reward_low == pytest.approx([mean - half], abs=1e-5)
+    assert document.reward_high == pytest.approx([mean + half], abs=1e-5)
+    assert (document.oldest_version, document.newest_version) == ([0], [3])
+
+
+def test_one_group_gives_a_mean_without_an_interval_and_none_gives_neither() -> None:
+    writer = LedgerWriter()
+    writer.receipts(0, receipt(0, identity("ann")))
+    writer.receipts(1, receipt(1, identity("ann"), state=3, reason="seed_mismatch"))
+    document = views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=9, points=10)
+    assert document.reward_mean == [0.5, None]
+    assert document.reward_low == document.reward_high == [None, None]
+    assert document.rejected_groups == [0, 1]
+
+
+@pytest.mark.parametrize("points", [1, 2, 7, 20, 1000])
+def test_a_coarse_curve_merges_neighbours_and_loses_nothing(points: int) -> None:
+    snapshot = MemorySource(sample_run(2, steps=20)).snapshot()
+    fine = views.metrics_document(snapshot, from_step=0, to_step=99, points=1000)
+    coarse = views.metrics_document(snapshot, from_step=0, to_step=99, points=points)
+    assert len(coarse.step) <= points
+    assert sum(coarse.verified_tokens) == sum(fine.verified_tokens)
+    assert sum(coarse.groups) == sum(fine.groups)
+    width = coarse.steps_per_point
+    for first, mean in zip(coarse.step, coarse.reward_mean, strict=True):
+        inside = [i for i, step in enumerate(fine.step) if first <= step < first + width]
+        total = sum((fine.reward_mean[i] or 0) * fine.completions[i] for i in inside)
+        assert mean == pytest.approx(total / sum(fine.completions[i] for i in inside), abs=2e-6)
+
+
+def test_the_run_document_sums_up() -> None:
+    document = views.run_document(MemorySource(sample_run(0)).snapshot())
+    totals = document.totals
+    assert totals.verified_groups + totals.rejected_groups + totals.expired_groups == 600
+    assert document.learner_step == 59
+    assert sum(use.share for use in document.versions) == pytest.approx(1, abs=1e-4)
+    assert [task.share for task in document.tasks] == [0.75, 0.25]
+    assert totals.verified_tokens_per_s is not None
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "1970-01-01T00:00:00Z"),
+        (1_790_000_000_999, "2026-09-21T14:13:20Z"),
+        ((1 << 53) - 1, None),
+        (-1, None),
+    ],
+)
+def test_times_are_rfc_3339_and_no_date_breaks_them(ms: int, text: str | None) -> None:
+    assert views.time_text(ms) == text
+
+
+def test_a_validator_from_the_far_future_does_not_take_the_board_down() -> None:
+    writer = LedgerWriter()
+    writer.receipts(0, receipt(0, identity("ann")))
+    writer.now = ((1 << 53) - 1) / 1000
+    writer.add(identity("bob"), verdict_on(receipt(0, identity("ann"))))
+    snapshot = MemorySource(writer).snapshot()
+    row = views.leaderboard_document(snapshot, by="validators", limit=9, cursor=None).validators[0]
+    assert (row.passed_groups, row.last_verdict_at) == (1, None)
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_a_handle_is_two_words_of_ours_and_a_number(key: bytes) -> None:
+    adjective, animal, number = handle_of(key).split()
+    assert adjective in ADJECTIVES
+    assert animal in ANIMALS
+    assert 10 <= int(number) <= 99
+
+
+def test_handles_never_change_and_seldom_meet() -> None:
+    assert handle_of(bytes(32)) == handle_of(bytes(32))
+    keys = [identity(f"volunteer {i}").public_key for i in range(300)]
+    assert len({handle_of(key) for key in keys}) >= 295
+    assert len({peer_id_of(key) for key in keys}) == 300
