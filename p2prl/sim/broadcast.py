@@ -53,13 +53,15 @@ class Member:
 class BroadcastSwarm:
     """A run with one learner, on a virtual network that the caller may disturb."""
 
-    def __init__(self, network: VirtualNetwork, *, learner: str = "learner") -> None:
+    def __init__(
+        self, network: VirtualNetwork, *, learner: str = "learner", manifest: RunManifest | None = None
+    ) -> None:
         self.network = network
         self.members: dict[str, Member] = {}
         self._learner = learner
         self._key = identity_of(learner)
         self._rng = random.Random(f"weights/{network.seed}")  # noqa: S311 - a simulator's dice
-        self.manifest = seal(self._key, run_manifest_of(self._key), run=bytes(32), now=START)
+        self.manifest = seal(self._key, manifest or run_manifest_of(self._key), run=bytes(32), now=START)
         self.run = envelope_digest(self.manifest)
         self.published: list[tuple[bytes, PolicyManifest, float]] = []
         """(envelope, manifest, when) of every version so far."""
@@ -74,9 +76,10 @@ class BroadcastSwarm:
         upload_bytes_s: float = 2.5e6,
         dialable: bool = True,
         clock_offset_s: float = 0.0,
+        store: MemoryBlobs | None = None,
     ) -> Member:
         """A peer joins now. Only the learner knows the run's manifest; the others have its digest and ask."""
-        member = self.members[name] = Member(name, identity_of(name), role)
+        member = self.members[name] = Member(name, identity_of(name), role, store or MemoryBlobs())
 
         def make(now: float, rng: random.Random) -> Node:
             node = Node(member.identity, self.run, member.store, rng, config(role), now)

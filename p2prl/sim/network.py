@@ -9,105 +9,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import NewType
 
 from blake3 import blake3
 
-from p2prl.protocol import frames
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Kind
-from p2prl.sim.delays import DelayLaw, parse_delay
 from p2prl.sim.loop import START, Action, VirtualLoop
+from p2prl.sim.machines import (
+    Counters,
+    ExtraDelay,
+    Host,
+    HostClock,
+    Incarnation,
+    LinkConfig,
+    MakeNode,
+    Partition,
+    single_messages,
+    slow_envelopes,
+)
 from p2prl.swarm.events import Dial, Event, LookUp, Register, Send
 from p2prl.swarm.node import Node
-from p2prl.swarm.ports import Randomness
 
-ExtraDelay = Callable[[Randomness, PeerId, PeerId, bytes], float]
-"""(randomness, source, destination, frame) → seconds on top of the link's latency."""
-
-MakeNode = Callable[[float, random.Random], Node]
-"""Builds a peer's node at `now`: once when it joins and again after every restart. What must survive lies outside."""
-
-Incarnation = NewType("Incarnation", int)
+__all__ = ["Counters", "ExtraDelay", "Host", "HostClock", "LinkConfig", "MakeNode", "VirtualNetwork", "slow_envelopes"]
 
 _SOONEST_S = 0.01
 """A node's timer runs at most this often, as in `p2prl.net.driver`: a core that asks for the past must not spin."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkConfig:
-    """The weather. One law for all links; `VirtualNetwork.host` sets each peer's own bandwidth."""
-
-    latency: DelayLaw = field(default_factory=lambda: parse_delay("uniform:0.02:0.12"))
-    """One-way latency, seconds, drawn once for each frame."""
-    loss: float = 0.0
-    """Probability that a frame vanishes and nobody is told: harsher than life, where the link would break."""
-    reorder: float = 0.0
-    """Probability that a frame may overtake earlier ones; the others keep the order of their size class."""
-    turn_s: float = 0.002
-    """A node's inputs within this time are answered together, as in one turn of an event loop."""
-    directory_latency: DelayLaw = field(default_factory=lambda: parse_delay("uniform:0.05:0.3"))
-    """Time of one directory put or get, seconds."""
-    refused_s: float = 1.0
-    """How long a dial or a send to a crashed peer takes to fail."""
-    timeout_s: float = 10.0
-    """How long one across a partition takes to fail."""
-
-
-@dataclass(slots=True)
-class Host:
-    """A machine: its node while it is up, and its link."""
-
-    peer: PeerId
-    run: bytes
-    make: MakeNode
-    on_event: Callable[[Event], None]
-    upload_bytes_s: float
-    download_bytes_s: float
-    dialable: bool
-    clock_offset_s: float
-    node: Node | None = None
-    incarnation: Incarnation = Incarnation(0)
-    crashed_at: float = -1.0
-    upload_free: float = 0.0
-    download_free: float = 0.0
-    pump_due: bool = False
-    armed: float = float("inf")
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the network carried."""
-
-    frames: int = 0
-    """Frames delivered."""
-    bytes: int = 0
-    """Bytes of them."""
-    bulk_bytes: int = 0
-    """Bytes of them in weight chunks."""
-    lost: int = 0
-    """Frames that vanished, by chance, partition or crash."""
-    dials: int = 0
-    lookups: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Partition:
-    side: dict[PeerId, int]
-    begins: float
-    ends: float
-
-
-class HostClock:
-    """The clock of one machine: virtual time, and how far it is off."""
-
-    def __init__(self, loop: VirtualLoop, host: Host) -> None:
-        self._loop = loop
-        self._host = host
-
-    def now(self) -> float:
-        return self._loop.now + self._host.clock_offset_s
 
 
 class VirtualNetwork:
@@ -121,7 +46,7 @@ class VirtualNetwork:
         self._delay = delay
         self._rng = random.Random(f"network/{seed}")  # noqa: S311 - a simulator's dice
         self._hosts: dict[PeerId, Host] = {}
-        self._partitions: list[_Partition] = []
+        self._partitions: list[Partition] = []
         self._last_arrival: dict[tuple[PeerId, PeerId, bool], float] = {}
         self._directory: dict[bytes, dict[PeerId, tuple[bytes, float]]] = {}
         self._trace = blake3()
@@ -231,7 +156,7 @@ class VirtualNetwork:
     def partition(self, groups: Iterable[Iterable[PeerId]], begins: float, ends: float) -> None:
         """Between two absolute times nothing passes between the groups; peers in none of them reach everybody."""
         side = {peer: number for number, group in enumerate(groups) for peer in group}
-        self._partitions.append(_Partition(side, begins, ends))
+        self._partitions.append(Partition(side, begins, ends))
 
     def put_record(self, run: bytes, owner: PeerId, record: bytes, expires_at: float) -> None:
         """Write any bytes into the directory, as a stranger may under its own name."""
@@ -318,7 +243,7 @@ class VirtualNetwork:
     def _send(self, source: PeerId, sender: Host | None, command: Send) -> None:
         if self._delay is not None and not command.bulk:
             # One slow message must not hold up what was packed into the same frame for thrift.
-            for frame in _single_messages(command.frame):
+            for frame in single_messages(command.frame):
                 extra = self._delay(self._rng, source, command.peer, frame)
                 self._transmit(source, sender, command.peer, frame, bulk=False, extra_s=extra)
         else:
@@ -434,10 +359,3 @@ class VirtualNetwork:
             self._wake(host)
 
         self._after_directory(answer)
-
-
-def _single_messages(frame: bytes) -> Iterable[bytes]:
-    """The frame's messages, one frame each, when one of them may be an envelope; else the frame as it is."""
-    if not any(kind == Kind.PUSH for kind, _ in frames.split(frame)):
-        return (frame,)
-    return (packed for _, packed in frames.split(frame))
