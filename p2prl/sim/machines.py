@@ -92,6 +92,16 @@ class Partition:
     ends: float
 
 
+class LoopClock:
+    """A clock that is right: virtual time itself."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> float:
+        return self._loop.now
+
+
 class HostClock:
     """The clock of one machine: virtual time, and how far it is off."""
 

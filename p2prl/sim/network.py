@@ -21,6 +21,7 @@ from p2prl.sim.machines import (
     HostClock,
     Incarnation,
     LinkConfig,
+    LoopClock,
     MakeNode,
     Partition,
     single_messages,
@@ -43,6 +44,7 @@ class VirtualNetwork:
         self.links = links or LinkConfig()
         self.counters = Counters()
         self.loop = VirtualLoop()
+        self.loop_clock = LoopClock(self.loop)
         self._delay = delay
         self._rng = random.Random(f"network/{seed}")  # noqa: S311 - a simulator's dice
         self._hosts: dict[PeerId, Host] = {}
