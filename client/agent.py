@@ -74,6 +74,11 @@ class Agent:
         return self._loaded
 
     @property
+    def held_version(self) -> int:
+        """Newest version whose weights are on disk; −1 before the first."""
+        return -1 if self._newest is None else self._newest.manifest.version
+
+    @property
     def finished(self) -> bool:
         """Whether the learner has ended the run."""
         return self._finished

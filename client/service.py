@@ -121,6 +121,11 @@ class Volunteer:
 
     # --- life --------------------------------------------------------------------------------------------------
 
+    @property
+    def held_version(self) -> int:
+        """Newest version whose weights are on this machine; −1 before the first."""
+        return self._agent.held_version
+
     def finish(self) -> None:
         """Complete the slots being decoded, keep them, and return from `run`."""
         self._stopping = True

@@ -7,6 +7,8 @@ are proof of equivocation. The leaderboard is a fold over the entries that anyon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.codec import Wire, decode, encode
@@ -54,3 +56,15 @@ def follow(raw: bytes, *, height: int, head: Digest, run: bytes, learner: bytes)
     if opened.kind is Kind.RECEIPTS and opened.author != learner:
         raise RemoteProtocolError("ledger: receipts signed by somebody who is not the learner")
     return opened, entry_digest(raw)
+
+
+def page_of(entries: Sequence[bytes], *, limit_bytes: int = limits.MAX_CONTROL_FRAME_BYTES // 2) -> tuple[bytes, ...]:
+    """The longest prefix that fits one reply: at least one entry, at most the protocol's count, about `limit_bytes`."""
+    page: list[bytes] = []
+    size = 0
+    for entry in entries[: limits.MAX_LEDGER_ENTRIES_PER_REPLY]:
+        size += len(entry)
+        if page and size > limit_bytes:
+            break
+        page.append(entry)
+    return tuple(page)

@@ -4,7 +4,6 @@ Shape legend: B groups (one prompt each), G completions of a group, T tokens of 
 of the whole update. A name ends in its shape.
 """
 
-# ruff: noqa: N815 (fields carry shape suffixes)
 from __future__ import annotations
 
 from collections.abc import Mapping

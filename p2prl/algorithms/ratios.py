@@ -3,7 +3,6 @@
 Shape legend: B groups, G completions, T tokens.
 """
 
-# ruff: noqa: N815 (fields carry shape suffixes)
 from __future__ import annotations
 
 from dataclasses import dataclass

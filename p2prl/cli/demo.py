@@ -26,8 +26,9 @@ from p2prl.cli.inspect import evaluate_checkpoint
 from p2prl.cli.plots import plot_run
 from p2prl.cli.reading import read_lines, read_status
 from p2prl.config.presets import preset_by_name
-from p2prl.config.runs import RunFolder, RunPlan, init_run, open_run
+from p2prl.config.runs import RunFolder, init_run, open_run
 from p2prl.errors import MachineError
+from p2prl.learner.founding import RunPlan
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.run_source import RunSource
 from p2prl.scoreboard.tallies import Person
@@ -167,10 +168,9 @@ def _make_run(directory: Path, seed: int, *, quiet: bool) -> RunFolder:
         staleness_bound=preset.staleness_bound,
         publish_every=_PUBLISH_EVERY,
         seed=seed,
-        settings=preset.settings,
     )
     with progress("making the model and its flawed warm start", quiet=quiet) as tell:
-        return init_run(directory, plan, on_progress=tell)
+        return init_run(directory, plan, settings=preset.settings, on_progress=tell)
 
 
 def _free_directory(root: Path, name: str) -> Path:

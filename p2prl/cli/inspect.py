@@ -26,11 +26,10 @@ from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.work import GroupWork
 from p2prl.net.network import DEFAULT_LISTEN
 from p2prl.protocol.link import SCHEME, parse_link
-from p2prl.scoreboard.export import Recount, export, recount, verify_export
+from p2prl.scoreboard.export import Recount, export, verify_export, verify_source
 from p2prl.scoreboard.link_source import LinkConfig, LinkSource
 from p2prl.scoreboard.run_source import RunSource
 from p2prl.scoreboard.service import serve
-from p2prl.scoreboard.sources import open_run as open_manifest
 from p2prl.scoreboard.summary import summary
 
 _FIRST_LEDGER_S = 30.0
@@ -143,9 +142,7 @@ def ledger_verify_command(source: Path, *, as_json: bool) -> None:
     """Recount a ledger from its first entry."""
     if source.is_dir():
         with _run_source(source) as ledger:
-            height = ledger.snapshot().board
-            count = 0 if height is None else height.height
-            result = recount(open_manifest(open_run(source).manifest_raw), iter(_all_entries(ledger, count)))
+            result = verify_source(ledger)
     else:
         result = verify_export(source)
     if as_json:
@@ -217,14 +214,6 @@ def _await_run(source: RunSource | LinkSource) -> None:
                 f"no ledger arrived within {_FIRST_LEDGER_S:.0f} s", remedy="Check that the run's learner is up."
             )
         time.sleep(0.2)
-
-
-def _all_entries(source: RunSource, height: int) -> Iterator[bytes]:
-    done = 0
-    while done < height:
-        page = source.entries(done, 256)
-        yield from page
-        done += len(page)
 
 
 def _recount_document(result: Recount) -> dict[str, object]:

@@ -13,8 +13,9 @@ from p2prl.cli.tracking import tracker
 from p2prl.config.home import write_status
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import build_learner, learner_network
-from p2prl.config.runs import RunFolder, RunPlan, describe, init_run, open_run
+from p2prl.config.runs import RunFolder, describe, init_run, open_run
 from p2prl.errors import ConfigError
+from p2prl.learner.founding import RunPlan
 from p2prl.net.network import Network
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -53,10 +54,9 @@ def init_command(
         publish_every=publish_every or chosen.publish_every,
         dtype=dtype,
         seed=seed,
-        settings=chosen.settings,
     )
     with progress("making the run", quiet=as_json) as tell:
-        folder = init_run(root / name, plan, on_progress=tell)
+        folder = init_run(root / name, plan, settings=chosen.settings, on_progress=tell)
     say(f"Made {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
     if as_json:
         emit({"run": str(folder.directory), "digest": folder.run.hex(), **describe(folder.manifest)})

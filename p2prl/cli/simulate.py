@@ -1,1 +1,103 @@
 """`p2prl sim`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from p2prl.cli.console import emit, progress, say
+from p2prl.errors import ConfigError, MachineError
+from p2prl.models.devices import use_threads
+from p2prl.models.tiny import tiny_model
+from p2prl.models.warmstart import WarmstartConfig, warm_start
+from p2prl.sim.delays import parse_delay
+from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
+
+
+def sim_command(
+    *,
+    volunteers: int,
+    updates: int,
+    delay: str,
+    step_seconds: float,
+    partition: str | None,
+    loss_rate: float,
+    crashes: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Simulate a swarm and print what came of it."""
+    began = time.monotonic()
+    parse_delay(delay)
+    config = SwarmConfig(
+        volunteers=volunteers,
+        updates=updates,
+        delay=delay,
+        step_seconds=step_seconds,
+        partition=None if partition is None else _window(partition),
+        loss=loss_rate,
+        crashes=crashes,
+        seed=seed,
+    )
+    use_threads(1)  # one order of summation, one trace
+    loaded = tiny_model("chain4", seed=seed)
+    recipe = WarmstartConfig()
+    with progress("simulation", quiet=as_json) as tell, tempfile.TemporaryDirectory(prefix="p2prl-sim-") as folder:
+        warm_start(
+            loaded,
+            seed=seed,
+            config=recipe,
+            on_step=lambda step, _: tell("warm start on flawed demonstrations", step / recipe.steps),
+        )
+        result = Swarm(config, loaded, Path(folder)).run(on_progress=lambda share: tell("virtual time", share))
+    if result.updates < updates:
+        raise MachineError(
+            f"the swarm made {result.updates} of {updates} updates in {result.virtual_s / 3600:.0f} virtual hours",
+            remedy="Give it more volunteers, a shorter delay or a longer --step-seconds.",
+        )
+    document = _document(config, result, wall_s=time.monotonic() - began)
+    if as_json:
+        emit(document)
+        return
+    p50, p95, largest = result.staleness
+    say(f"reward     {result.reward_before:.3f} -> {result.reward_after:.3f}")
+    say(f"updates    {result.updates} in {result.virtual_s / 60:.0f} virtual minutes")
+    say(f"staleness  p50 {p50:.0f}  p95 {p95:.0f}  max {largest:.0f} updates")
+    say(f"messages   {result.messages}, {result.bytes / 1e6:.0f} MB")
+    say(f"groups     {result.groups_verified} verified, {result.groups_rejected} rejected")
+    say(f"trace      {result.trace_hash}")
+
+
+def _window(text: str) -> tuple[float, float]:
+    begin, _, end = text.partition(":")
+    try:
+        window = float(begin), float(end)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not FROM:TO", remedy="Write seconds, as in --partition 300:900.") from error
+    if not 0 <= window[0] < window[1]:
+        raise ConfigError(f"{text!r} does not begin before it ends", remedy="Write it as --partition 300:900.")
+    return window
+
+
+def _document(config: SwarmConfig, result: SwarmResult, *, wall_s: float) -> dict[str, object]:
+    p50, p95, largest = result.staleness
+    return {
+        "trace_hash": result.trace_hash,
+        "reward_before": result.reward_before,
+        "reward_after": result.reward_after,
+        "updates": result.updates,
+        "virtual_s": result.virtual_s,
+        "messages": result.messages,
+        "bytes": result.bytes,
+        "staleness_p50": p50,
+        "staleness_p95": p95,
+        "staleness_max": largest,
+        "groups_verified": result.groups_verified,
+        "groups_rejected": result.groups_rejected,
+        "caught_up_s": result.caught_up_s,
+        "volunteers": config.volunteers,
+        "delay": config.delay,
+        "seed": config.seed,
+        "wall_s": wall_s,
+    }

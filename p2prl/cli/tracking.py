@@ -35,6 +35,8 @@ def tracker(name: str, folder: RunFolder) -> Iterator[Callable[[dict[str, Any]],
 
 def _add_scalars(writer: Any, metrics: dict[str, Any]) -> None:
     for name, value in metrics.items():
+        if isinstance(value, list):
+            continue
         writer.add_scalar(name, value, int(metrics["step"]))
 
 

@@ -27,8 +27,8 @@ from p2prl.algorithms.registry import Objective, build_loss
 from p2prl.config.home import try_lock
 from p2prl.config.settings import parse, read_toml
 from p2prl.errors import ConfigError, MachineError
+from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.service import LearnerConfig, LearnerPaths, newest_checkpoint
-from p2prl.models.layout import layout_of
 from p2prl.models.loading import LoadedModel, load_pretrained
 from p2prl.models.run_files import export_run_files
 from p2prl.models.tiny import tiny_model
@@ -39,7 +39,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.link import JoinLink
-from p2prl.protocol.manifests import RunFile, RunManifest, Sampling, TaskShare, blob_of, chunk_bytes_for
+from p2prl.protocol.manifests import RunFile, RunManifest
 from p2prl.tasks.registry import task_by_name
 
 
@@ -78,28 +78,6 @@ class RunSettings:
     """`auto` takes CUDA, then MPS, then the CPU; or name one."""
     threads: int = 0
     """CPU threads of the learner; 0 leaves the choice to torch."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunPlan:
-    """What `p2prl init` is asked to make."""
-
-    name: str
-    goal: str
-    task: str
-    model: str | None
-    """A Hugging Face directory or hub id; None makes the preset's own small model."""
-    group_size: int = 8
-    temperature: float = 1.0
-    max_new_tokens: int = 8
-    staleness_bound: int = 64
-    """S: how old a rollout may be, in learner updates."""
-    publish_every: int = 1
-    """κ: updates between published versions."""
-    dtype: str = "float32"
-    seed: int = 0
-    settings: str = ""
-    """Text of `run.toml`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +146,11 @@ def open_run(directory: Path) -> RunFolder:
     return RunFolder(directory, settings, identity, manifest, raw)
 
 
-def init_run(directory: Path, plan: RunPlan, *, on_progress: Callable[[str, float], None]) -> RunFolder:
-    """Make a run folder, complete or not at all. `on_progress` gets a stage and a share done, 0..1."""
+def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Callable[[str, float], None]) -> RunFolder:
+    """Make a run folder, complete or not at all.
+
+    `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1.
+    """
     task_by_name(plan.task)
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} exists and is not empty", remedy="Choose another name; nothing was touched.")
@@ -185,10 +166,10 @@ def init_run(directory: Path, plan: RunPlan, *, on_progress: Callable[[str, floa
         (new / "files").mkdir()
         for name, data in files.items():
             (new / "files" / name).write_bytes(data)
-        manifest = _manifest(plan, loaded, identity, files)
+        manifest = run_manifest(plan, loaded, identity.public_key, files, now=time.time())
         manifest.check()
         (new / "run.manifest").write_bytes(seal(identity, manifest, run=bytes(32), now=time.time()))
-        (new / "run.toml").write_text(plan.settings)
+        (new / "run.toml").write_text(settings)
         directory.parent.mkdir(parents=True, exist_ok=True)
         if directory.exists():
             directory.rmdir()
@@ -215,30 +196,6 @@ def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> 
         on_step=lambda step, _: on_progress("warm start on flawed demonstrations", step / recipe.steps),
     )
     return loaded
-
-
-def _manifest(plan: RunPlan, loaded: LoadedModel, identity: Identity, files: dict[str, bytes]) -> RunManifest:
-    layout = layout_of(loaded.model, plan.dtype)
-    blobs = {name: blob_of(data, chunk_bytes_for(len(data), pieces=8)) for name, data in sorted(files.items())}
-    return RunManifest(
-        name=plan.name,
-        goal=plan.goal,
-        learner=identity.public_key,
-        created_ms=int(time.time() * 1000),
-        base_model=plan.model or f"made here: {plan.task}, seed {plan.seed}",
-        parameters=layout.parameters,
-        layout=layout.digest,
-        dtype=plan.dtype,
-        files=tuple(RunFile(name, blob) for name, blob in blobs.items()),
-        tokenizer=blobs["tokenizer.json"].root,
-        tasks=(TaskShare(plan.task, 1.0),),
-        sampling=Sampling(plan.temperature, plan.max_new_tokens, plan.group_size),
-        staleness_bound=plan.staleness_bound,
-        publish_every=plan.publish_every,
-        reward="success",
-        licence="Apache-2.0",
-        content_policy="Prompts are made by a public program from public seeds; completions are answers to them.",
-    )
 
 
 def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:

@@ -44,9 +44,14 @@ class Epochs:
         """Learner updates done."""
         return self._step
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run's updates are done."""
+        return bool(self._config.updates) and self._step >= self._config.updates
+
     def next_action(self, ready_groups: int) -> Action:
         """What is due, given how many verified groups wait."""
-        done = bool(self._config.updates) and self._step >= self._config.updates
+        done = self.finished
         behind = self._published_step is None or self._step - self._published_step >= self._config.publish_every
         if behind or (done and self._published_step != self._step):
             return Action.PUBLISH

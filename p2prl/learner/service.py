@@ -29,7 +29,7 @@ from p2prl.net import control
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.bridge import NetworkPort
 from p2prl.net.network import NetworkConfig
-from p2prl.protocol import limits
+from p2prl.protocol import ledger, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity
@@ -155,6 +155,16 @@ class Learner:
         """Updates done."""
         return self._trainer.step
 
+    @property
+    def version(self) -> int:
+        """Newest published version; −1 before the first."""
+        newest = self._shelf.newest
+        return -1 if newest is None else newest.manifest.version
+
+    def counts(self) -> dict[str, int]:
+        """Groups by state."""
+        return self._journal.counts()
+
     def stop(self) -> None:
         """Finish the update under way, keep everything, and return from `run`."""
         self._stopping = True
@@ -164,6 +174,7 @@ class Learner:
         for raw in self._journal.policies(from_step=self._trainer.step - self._manifest.staleness_bound):
             network.send(control.Publish(raw))
         network.send(control.LedgerHeight(self._journal.height))
+        network.send(control.Publish(self._head(finished=self._epochs.finished)))
 
     def attach(self, network: NetworkPort) -> None:
         """Speak through this network from now on."""
@@ -241,17 +252,20 @@ class Learner:
     def _listen(self, timeout_s: float) -> None:
         """Take messages; store what arrived in one transaction, then say so."""
         arrived: list[StoredGroup] = []
+        height = self._journal.height
         for message in self._net.poll(timeout_s):
             match message:
                 case control.Arrived(envelope=raw):
                     self._on_envelope(raw, arrived)
-                case control.LedgerWanted(peer=peer, from_height=height):
-                    entries = tuple(self._journal.entries(height, limits.MAX_LEDGER_ENTRIES_PER_REPLY))
-                    self._net.send(control.SendLedger(peer, height, entries))
+                case control.LedgerWanted(peer=peer, from_height=wanted):
+                    entries = self._journal.entries(wanted, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
+                    self._net.send(control.SendLedger(peer, wanted, ledger.page_of(entries)))
                 case control.Warned(message=text, remedy=remedy):
                     self._on_notice(f"{text}. {remedy}".strip())
                 case _:
                     pass
+        if self._journal.height > height:
+            self._say_head(finished=self._epochs.finished)
         if arrived:
             now = self._clock.now()
             with self._journal.transaction():
@@ -302,7 +316,6 @@ class Learner:
                 ready = ReadyGroup(outcome.stored.digest, outcome.stored.peer, outcome.policy.manifest.step, reward)
                 self._buffer.add(ready)
         self._net.send(control.Publish(envelope))
-        self._net.send(control.LedgerHeight(self._journal.height))
         self._say_head(finished=False)
 
     def _settle(self, outcome: Outcome) -> None:
@@ -333,12 +346,12 @@ class Learner:
 
     def _train(self, digests: Sequence[bytes]) -> None:
         stored = self._journal.groups(digests)
-        metrics: dict[str, Any] = self._trainer.update([self._training_group(group) for group in stored])
+        groups = [self._training_group(group) for group in stored]
+        metrics: dict[str, Any] = self._trainer.update(groups)
         now = self._clock.now()
-        metrics |= {"seconds": now - self._updated_at, "time": now, "groups": len(stored)}
+        metrics |= {"seconds": now - self._updated_at, "time": now, "groups": len(stored), "version": self.version}
         metrics |= {"peers": len({group.peer for group in stored}), "ready_groups": len(self._buffer)}
-        newest = self._shelf.newest
-        metrics["version"] = -1 if newest is None else newest.manifest.version
+        metrics["staleness"] = sorted(group.staleness for group in groups)
         self._updated_at = now
         if self.step > self._logged_step:
             with self._paths.metrics.open("a") as file:
@@ -401,7 +414,12 @@ class Learner:
         self._epochs.published()
 
     def _say_head(self, *, finished: bool) -> None:
-        self._say(LedgerHead(self._journal.height, self._journal.head, self.step, finished))
+        self._net.send(control.LedgerHeight(self._journal.height))
+        self._net.send(control.Publish(self._head(finished=finished)))
+
+    def _head(self, *, finished: bool) -> bytes:
+        head = LedgerHead(self._journal.height, self._journal.head, self.step, finished)
+        return seal(self._identity, head, run=self._run, now=self._clock.now())
 
     def _say_goodbye(self) -> None:
         """Tell everyone the run is over; stay until what was still on its way has its receipt."""
@@ -435,6 +453,11 @@ class Learner:
         return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
+def node_keep_versions(manifest: RunManifest) -> int:
+    """Versions a learner keeps and serves: any group of the staleness window must be replayable."""
+    return manifest.staleness_bound // manifest.publish_every + 2
+
+
 def network_config(
     paths: LearnerPaths,
     *,
@@ -454,7 +477,7 @@ def network_config(
         listen=listen,
         bootstrap=bootstrap,
         manifest=manifest_raw,
-        keep_versions=manifest.staleness_bound // manifest.publish_every + 2,
+        keep_versions=node_keep_versions(manifest),
     )
 
 

@@ -13,10 +13,10 @@ from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.net import control
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
-from p2prl.protocol.ledger import entry_digest
+from p2prl.protocol.ledger import entry_digest, page_of
 from p2prl.protocol.messages import LedgerHead
 from p2prl.scoreboard.fold import Board
-from p2prl.scoreboard.sources import KnownRun, Snapshot, open_run, page_of
+from p2prl.scoreboard.sources import KnownRun, Snapshot, open_run
 from p2prl.scoreboard.store import LedgerStore
 
 ASK_S = 5.0

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2prl.errors import P2PRLError, RemoteProtocolError
-from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import RunManifest
@@ -77,15 +76,3 @@ def open_run(raw: bytes) -> KnownRun:
         raise RemoteProtocolError("run manifest: signed by somebody who is not its learner")
     manifest.check()
     return KnownRun(manifest, opened.digest, raw)
-
-
-def page_of(entries: list[bytes], *, limit_bytes: int = limits.MAX_CONTROL_FRAME_BYTES // 2) -> tuple[bytes, ...]:
-    """The longest prefix that fits one reply: at least one entry, at most the protocol's count, about `limit_bytes`."""
-    page: list[bytes] = []
-    size = 0
-    for entry in entries[: limits.MAX_LEDGER_ENTRIES_PER_REPLY]:
-        size += len(entry)
-        if page and size > limit_bytes:
-            break
-        page.append(entry)
-    return tuple(page)

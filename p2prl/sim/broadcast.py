@@ -73,7 +73,9 @@ class BroadcastSwarm:
         *,
         bootstrap: tuple[str, ...] = (),
         config: Callable[[Role], NodeConfig] = lambda role: NodeConfig(role=role),
+        build: type[Node] = Node,
         upload_bytes_s: float = 2.5e6,
+        download_bytes_s: float = 12.5e6,
         dialable: bool = True,
         clock_offset_s: float = 0.0,
         store: MemoryBlobs | None = None,
@@ -82,7 +84,7 @@ class BroadcastSwarm:
         member = self.members[name] = Member(name, identity_of(name), role, store or MemoryBlobs())
 
         def make(now: float, rng: random.Random) -> Node:
-            node = Node(member.identity, self.run, member.store, rng, config(role), now)
+            node = build(member.identity, self.run, member.store, rng, config(role), now)
             if name == self._learner:
                 node.begin(self.manifest)
             return node
@@ -100,6 +102,7 @@ class BroadcastSwarm:
             make,
             on_event,
             upload_bytes_s=upload_bytes_s,
+            download_bytes_s=download_bytes_s,
             dialable=dialable,
             clock_offset_s=clock_offset_s,
         )

@@ -25,11 +25,12 @@ from p2prl.errors import MachineError
 from p2prl.net import control
 from p2prl.net.keyfile import create_identity
 from p2prl.net.network import Network, NetworkConfig
+from p2prl.protocol.ledger import page_of
 from p2prl.protocol.link import JoinLink
 from p2prl.protocol.messages import Role
 from p2prl.scoreboard.link_source import LinkConfig, LinkSource
 from p2prl.scoreboard.service import BoardServer
-from p2prl.scoreboard.sources import Source, page_of
+from p2prl.scoreboard.sources import Source
 from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
 
 pytestmark = pytest.mark.loopback

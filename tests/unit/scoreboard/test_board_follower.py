@@ -11,8 +11,8 @@ import pytest
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.net import control
 from p2prl.protocol import ledger, limits
+from p2prl.protocol.ledger import page_of
 from p2prl.scoreboard.follower import ASK_S, Follower
-from p2prl.scoreboard.sources import page_of
 from p2prl.scoreboard.store import LedgerStore
 from tests.unit.scoreboard.ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
 

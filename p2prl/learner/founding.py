@@ -1,0 +1,57 @@
+"""What a new run promises, before it is signed: the plan a person makes, and the manifest it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from p2prl.models.layout import layout_of
+from p2prl.models.loading import LoadedModel
+from p2prl.protocol.manifests import RunFile, RunManifest, Sampling, TaskShare, blob_of, chunk_bytes_for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """What `p2prl init` is asked to make."""
+
+    name: str
+    goal: str
+    task: str
+    model: str | None
+    """A Hugging Face directory or hub id; None makes the preset's own small model."""
+    group_size: int = 8
+    temperature: float = 1.0
+    max_new_tokens: int = 8
+    staleness_bound: int = 64
+    """S: how old a rollout may be, in learner updates."""
+    publish_every: int = 1
+    """κ: updates between published versions."""
+    dtype: str = "float32"
+    seed: int = 0
+
+
+def run_manifest(
+    plan: RunPlan, loaded: LoadedModel, learner: bytes, files: Mapping[str, bytes], *, now: float
+) -> RunManifest:
+    """The manifest of a planned run: `files` are what volunteers get (`models.run_files`), `learner` its public key."""
+    layout = layout_of(loaded.model, plan.dtype)
+    blobs = {name: blob_of(data, chunk_bytes_for(len(data), pieces=8)) for name, data in sorted(files.items())}
+    return RunManifest(
+        name=plan.name,
+        goal=plan.goal,
+        learner=learner,
+        created_ms=int(now * 1000),
+        base_model=plan.model or f"made here: {plan.task}, seed {plan.seed}",
+        parameters=layout.parameters,
+        layout=layout.digest,
+        dtype=plan.dtype,
+        files=tuple(RunFile(name, blob) for name, blob in blobs.items()),
+        tokenizer=blobs["tokenizer.json"].root,
+        tasks=(TaskShare(plan.task, 1.0),),
+        sampling=Sampling(plan.temperature, plan.max_new_tokens, plan.group_size),
+        staleness_bound=plan.staleness_bound,
+        publish_every=plan.publish_every,
+        reward="success",
+        licence="Apache-2.0",
+        content_policy="Prompts are made by a public program from public seeds; completions are answers to them.",
+    )

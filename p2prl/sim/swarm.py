@@ -1,0 +1,434 @@
+"""A whole swarm with its real roles in one thread: the learner and the volunteers of life, on virtual time.
+
+`Learner`, `Volunteer`, `Node` and everything below them are the classes that run over sockets; only the network, the
+clock and the randomness are replaced. Computation takes no virtual time of its own: an update is given
+`step_seconds`, a batch of slots `sample_seconds`, and the results leave when that time has passed.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from p2prl.algorithms.registry import build_loss
+from p2prl.client.agent import AgentConfig, Sample
+from p2prl.client.service import Prepared, Volunteer, VolunteerConfig
+from p2prl.learner.epochs import Action
+from p2prl.learner.founding import RunPlan, run_manifest
+from p2prl.learner.service import Learner, LearnerConfig, LearnerPaths, node_keep_versions
+from p2prl.models.codec import Codec
+from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, Weights
+from p2prl.models.evaluation import evaluate
+from p2prl.models.layout import layout_of
+from p2prl.models.loading import LoadedModel
+from p2prl.models.run_files import export_run_files
+from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.work import GroupWork
+from p2prl.net import bridge, control
+from p2prl.net.blobs import DiskBlobs
+from p2prl.protocol import frames, limits
+from p2prl.protocol.codec import decode
+from p2prl.protocol.envelope import Envelope, envelope_digest, seal
+from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.messages import Kind, Push, Role
+from p2prl.sim.blobs import MemoryBlobs
+from p2prl.sim.broadcast import identity_of
+from p2prl.sim.delays import parse_delay
+from p2prl.sim.loop import START
+from p2prl.sim.network import LinkConfig, VirtualNetwork
+from p2prl.swarm.events import Event
+from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.ports import BlobStore, Randomness
+
+_IDLE_TURN_S = 5.0
+"""A role with nothing to do looks around this often, as its polling loop does in life."""
+
+_EVALUATION_PROMPTS = 1024
+
+_OUTAGE_S = 60.0
+"""How long a crashed volunteer stays down."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwarmConfig:
+    """A simulated swarm."""
+
+    volunteers: int = 8
+    updates: int = 60
+    delay: str = "const:0"
+    """Law of the extra time a group takes to its receiver, seconds (`p2prl.sim.delays`)."""
+    step_seconds: float = 20.0
+    """Virtual seconds of one update."""
+    sample_seconds: float = 20.0
+    """Virtual seconds of one batch of slots; each volunteer's own speed is within a factor of two of it."""
+    partition: tuple[float, float] | None = None
+    """Virtual seconds, from the start, between which half of the volunteers is cut off from everybody else."""
+    loss: float = 0.0
+    """Share of frames that vanish."""
+    crashes: int = 0
+    """Volunteers that lose power once and come back a minute later."""
+    staleness_bound: int = 128
+    publish_every: int = 2
+    max_virtual_s: float = 24 * 3600.0
+    """The swarm is given up when it has not finished by then."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmResult:
+    """What a simulated run came to."""
+
+    trace_hash: str
+    reward_before: float
+    reward_after: float
+    updates: int
+    virtual_s: float
+    messages: int
+    bytes: int
+    staleness: tuple[float, float, float]
+    """p50, p95 and maximum over all groups trained on, in updates."""
+    groups_verified: int
+    groups_rejected: int
+    caught_up_s: float
+    """Virtual seconds after the run's end until every volunteer held the last version; −1 if ten minutes did not do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _VirtualClock:
+    """The one clock every simulated role reads."""
+
+    network: VirtualNetwork
+
+    def now(self) -> float:
+        return self.network.now
+
+
+class SharedEngine:
+    """One model for all simulated peers: each loads its own weights before it computes, as if it had its own."""
+
+    def __init__(self, engine: Engine, owner: dict[str, object]) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._weights: bytes = b""
+
+    @property
+    def engine_class(self) -> Any:
+        """That of the shared engine."""
+        return self._engine.engine_class
+
+    def load_weights(self, weights: Weights) -> None:
+        """Take up a policy."""
+        self._weights = bytes(weights)
+        self._owner["holder"] = None
+        self._claim()
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        should_stop: Callable[[], bool] | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> list[Generation]:
+        """Sample under this peer's weights."""
+        self._claim()
+        return self._engine.generate(requests, should_stop=should_stop, on_step=on_step)
+
+    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
+        """Replay under this peer's weights."""
+        self._claim()
+        return self._engine.replay(requests, token_ids)
+
+    def _claim(self) -> None:
+        if self._owner.get("holder") is not self:
+            self._engine.load_weights(self._weights)
+            self._owner["holder"] = self
+
+
+@dataclass(slots=True)
+class SimulatedNetwork:
+    """A role's network on virtual time. What a role says during a turn leaves when the turn's work is done."""
+
+    network: VirtualNetwork
+    peer: PeerId
+    addresses: tuple[str, ...]
+    path_of: Callable[[bytes], Path]
+    inbox: deque[control.FromNetwork] = field(default_factory=deque)
+    hold_s: float = 0.0
+    """Virtual seconds before messages sent now leave."""
+    status: control.Status | None = None
+
+    def send(self, message: control.ToNetwork) -> None:
+        """Hand a message to the node, once the work it stands for is done."""
+
+        def act() -> None:
+            if self.network.is_up(self.peer):
+                bridge.obey(self.network.node(self.peer), message, self.network.now)
+                self.network.wake(self.peer)
+
+        if self.hold_s > 0:
+            self.network.after(self.hold_s, act)
+        else:
+            act()
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        """Everything that arrived since the last turn; virtual time does not wait here."""
+        del timeout_s
+        messages = list(self.inbox)
+        self.inbox.clear()
+        return messages
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def on_event(self, event: Event) -> None:
+        """Take the node's event."""
+        self.inbox.append(bridge.tell(event, path_of=self.path_of, status=self.make_status))
+
+    def make_status(self) -> control.Status:
+        """Neighbours now; the simulator keeps no account of memory."""
+        peers = self.network.node(self.peer).roles()
+        self.status = control.Status(peers, 0, 0, 0, 0, (-1, 0, 0), 0, 0)
+        return self.status
+
+
+class Swarm:
+    """A learner and its volunteers."""
+
+    def __init__(self, config: SwarmConfig, loaded: LoadedModel, directory: Path) -> None:
+        """`loaded` is the policy to start from; `directory` takes journals, spools and published weights."""
+        self._config = config
+        self._directory = directory
+        law = parse_delay(config.delay)
+        self.network = VirtualNetwork(config.seed, links=LinkConfig(loss=config.loss), delay=_group_delay(law.draw))
+        self._dice = random.Random(f"swarm/{config.seed}")  # noqa: S311 - a simulator's dice
+        self._key = identity_of(f"learner {config.seed}")
+        plan = RunPlan(
+            name="simulated",
+            goal="see a swarm learn on virtual time",
+            task="chain4",
+            model=None,
+            staleness_bound=config.staleness_bound,
+            publish_every=config.publish_every,
+            seed=config.seed,
+        )
+        files = export_run_files(loaded)
+        self._manifest = run_manifest(plan, loaded, self._key.public_key, files, now=START)
+        self._manifest_raw = seal(self._key, self._manifest, run=bytes(32), now=START)
+        self._run = envelope_digest(self._manifest_raw)
+        self._layout = layout_of(loaded.model, self._manifest.dtype)
+        self._loaded = loaded
+        self._engine = TransformersEngine(_copy(loaded), self._layout)
+        self._owner: dict[str, object] = {}
+        self._work = GroupWork(self._manifest, self._run, Codec(loaded.tokenizer, loaded.model))
+        self._blobs = DiskBlobs(directory / "learner" / "blobs")
+        for file in self._manifest.files:
+            self._blobs.add(file.blob, files[file.name])
+        self._metrics: list[dict[str, Any]] = []
+        self._finished = False
+        self._counts: dict[str, int] = {}
+        self._volunteers: dict[PeerId, Volunteer] = {}
+        self._boots: dict[PeerId, Callable[[], None]] = {}
+        self._learner = self._start_learner()
+        for number in range(config.volunteers):
+            self._start_volunteer(number)
+        self._schedule_faults()
+
+    def run(self, *, on_progress: Callable[[float], None]) -> SwarmResult:
+        """Let virtual time pass until the learner's updates are done."""
+        before = self._evaluate()
+        while not self._finished and self.network.elapsed < self._config.max_virtual_s:
+            self.network.run_for(30.0)
+            on_progress(len(self._metrics) / self._config.updates)
+        caught_up = self._await_everyone()
+        self._learner.close()
+        for volunteer in self._volunteers.values():
+            volunteer.close()
+        staleness = sorted(age for metrics in self._metrics for age in metrics["staleness"])
+        counts = self._counts
+        return SwarmResult(
+            trace_hash=self.network.trace,
+            reward_before=before,
+            reward_after=self._evaluate(),
+            updates=len(self._metrics),
+            virtual_s=self.network.elapsed,
+            messages=self.network.counters.frames,
+            bytes=self.network.counters.bytes,
+            staleness=_percentiles(staleness),
+            groups_verified=sum(counts.get(state, 0) for state in ("verified", "used", "unused")),
+            groups_rejected=counts.get("rejected", 0),
+            caught_up_s=caught_up,
+        )
+
+    # --- roles -------------------------------------------------------------------------------------------------
+
+    def _start_learner(self) -> Learner:
+        config = self._config
+        learner = Learner(
+            paths=LearnerPaths(self._directory / "learner"),
+            identity=self._key,
+            manifest=self._manifest,
+            manifest_raw=self._manifest_raw,
+            run=self._run,
+            model=self._loaded.model,
+            tokenizer=self._loaded.tokenizer,
+            layout=self._layout,
+            engine=SharedEngine(self._engine, self._owner),
+            work=self._work,
+            objective=build_loss("gepo_t"),
+            config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
+            clock=_VirtualClock(self.network),
+            random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated
+            on_metrics=self._metrics.append,
+            on_notice=lambda _: None,
+        )
+        port = self._host(self._key, Role.LEARNER, self._blobs, node_keep_versions(self._manifest))
+        learner.attach(port)
+        self._turns(port, lambda: self._learner_turn(learner))
+        return learner
+
+    def _learner_turn(self, learner: Learner) -> float:
+        if self._finished:
+            return _IDLE_TURN_S
+        action = learner.turn(wait_s=0.0)
+        self._counts = learner.counts()
+        if action is Action.FINISH:
+            self._finished = True
+        if action is Action.STEP:
+            return self._config.step_seconds
+        return 0.0 if action is Action.PUBLISH else _IDLE_TURN_S
+
+    def _start_volunteer(self, number: int) -> None:
+        identity = identity_of(f"volunteer {self._config.seed}/{number}")
+        peer = identity.peer_id
+        pace = self._config.sample_seconds * 2.0 ** (2 * self._dice.random() - 1)
+        port = self._host(identity, Role.VOLUNTEER, MemoryBlobs(), keep_versions=4)
+
+        def boot() -> None:
+            """Power on: everything but the spool and the blobs on disk is new."""
+            if peer in self._volunteers:
+                self._volunteers[peer].close()
+            self._volunteers[peer] = self._make_volunteer(identity, number)
+            self._volunteers[peer].attach(port)
+
+        boot()
+        self._boots[peer] = boot
+        self._turns(port, lambda: self._volunteer_turn(self._volunteers[peer], port, pace))
+
+    def _make_volunteer(self, identity: Identity, number: int) -> Volunteer:
+        return Volunteer(
+            identity=identity,
+            run=self._run,
+            spool_path=self._directory / f"volunteer-{number}" / "spool.db",
+            # Delayed groups have neither been lost nor refused: they are not sent again, and do not hold anyone up.
+            config=VolunteerConfig(redeliver_s=4 * 3600.0, agent=AgentConfig(slots_per_batch=2, backlog=1_000_000)),
+            clock=_VirtualClock(self.network),
+            prepare=self._prepare,
+            on_manifest=lambda *_: None,
+            on_progress=lambda _: None,
+            on_notice=lambda _: None,
+        )
+
+    def _prepare(self, manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
+        del manifest, files
+        return Prepared(SharedEngine(self._engine, self._owner), self._work)
+
+    def _volunteer_turn(self, volunteer: Volunteer, port: SimulatedNetwork, pace: float) -> float:
+        port.hold_s = pace
+        action = volunteer.turn(wait_s=0.0)
+        port.hold_s = 0.0
+        return pace if isinstance(action, Sample) else _IDLE_TURN_S
+
+    # --- the stage ---------------------------------------------------------------------------------------------
+
+    def _host(self, identity: Identity, role: Role, store: BlobStore, keep_versions: int) -> SimulatedNetwork:
+        peer = identity.peer_id
+        port = SimulatedNetwork(self.network, peer, (self.network.address(peer),), self._blobs.path)
+
+        def make(now: float, rng: random.Random) -> Node:
+            node = Node(identity, self._run, store, rng, NodeConfig(role=role, keep_versions=keep_versions), now)
+            if role is Role.LEARNER:
+                node.begin(self._manifest_raw)
+            return node
+
+        self.network.host(peer, self._run, make, port.on_event)
+        if role is not Role.LEARNER:
+            self.network.connect(peer, self._key.peer_id)
+        return port
+
+    def _turns(self, port: SimulatedNetwork, turn: Callable[[], float]) -> None:
+        """Take turns for ever: each says after how many virtual seconds the next one is due."""
+
+        def take() -> None:
+            wait = turn() if self.network.is_up(port.peer) else _IDLE_TURN_S
+            self.network.after(wait, take)
+
+        self.network.after(self._dice.random(), take)
+
+    def _schedule_faults(self) -> None:
+        peers = sorted(self._volunteers)
+        if self._config.partition is not None:
+            begins, ends = (START + moment for moment in self._config.partition)
+            away = peers[: len(peers) // 2]
+            rest = [self._key.peer_id, *peers[len(peers) // 2 :]]
+            self.network.partition((away, rest), begins, ends)
+        span = self._config.updates * self._config.step_seconds
+        for peer in self._dice.sample(peers, min(self._config.crashes, len(peers))):
+            moment = START + span * self._dice.random()
+            self.network.at(moment, partial(self.network.crash, peer))
+            self.network.at(moment + _OUTAGE_S, partial(self._restart, peer))
+
+    def _restart(self, peer: PeerId) -> None:
+        self._boots[peer]()
+        self.network.restart(peer)
+        self.network.connect(peer, self._key.peer_id)
+
+    def _await_everyone(self) -> float:
+        """Virtual seconds after the run's end until every volunteer holds the last version; −1 after ten minutes."""
+        ended = self.network.elapsed
+        newest = self._learner.version
+        for _ in range(60):
+            if all(volunteer.held_version == newest for volunteer in self._volunteers.values()):
+                return self.network.elapsed - ended
+            self.network.run_for(10.0)
+        return -1.0
+
+    def _evaluate(self) -> float:
+        engine = TransformersEngine(_copy(self._loaded), self._layout)
+        return evaluate(engine, self._work, prompts=_EVALUATION_PROMPTS, seed=self._config.seed).reward
+
+
+def _group_delay(draw: Callable[[Randomness], float]) -> Callable[[Randomness, PeerId, PeerId, bytes], float]:
+    """Delay frames that carry a rollout group, and nothing else."""
+
+    def delay(rng: Randomness, source: PeerId, destination: PeerId, frame: bytes) -> float:
+        del source, destination
+        return draw(rng) if _carries_group(frame) else 0.0
+
+    return delay
+
+
+def _carries_group(frame: bytes) -> bool:
+    return any(
+        isinstance(message, Push)
+        and decode(message.envelope, Envelope, limit_bytes=limits.MAX_ENVELOPE_BYTES).kind == Kind.ROLLOUT_GROUP
+        for message in frames.unpack(frame)
+    )
+
+
+def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:
+    if not values:
+        return 0.0, 0.0, 0.0
+    return float(statistics.median(values)), values[min(len(values) - 1, int(0.95 * len(values)))], values[-1]
+
+
+def _copy(loaded: LoadedModel) -> Any:
+    """The same architecture with the same weights, so that one can be trained while the other samples."""
+    return copy.deepcopy(loaded.model).eval()
