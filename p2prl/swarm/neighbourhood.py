@@ -40,6 +40,8 @@ class NeighbourhoodConfig:
     """Lookup period while the node has no neighbour or lacks a learner."""
     hello_s: float = 15.0
     """A hello is repeated this often, as a sign of life and a clock reading."""
+    answer_hello_s: float = 2.0
+    """A hello is answered unless we greeted within this time: the other end may have lost the link and we not."""
     silence_s: float = 50.0
     """A neighbour silent for longer is dropped."""
     ban_s: float = 600.0
@@ -52,6 +54,8 @@ class Neighbour:
 
     role: Role | None = None
     heard_at: float = 0.0
+    greeted_at: float = 0.0
+    """When we last said hello to it."""
     clock_offset_s: float | None = None
     newest_version: int = -1
     ledger_height: int = 0
@@ -93,6 +97,8 @@ class Neighbourhood:
         self._banned: dict[PeerId, float] = {}
         self._next_refresh = now
         self._next_hello = now + config.hello_s
+        self._changed_at = now
+        """When something was last said of ourselves; a change since then is told at once."""
         self.outbox: list[tuple[PeerId, Wire]] = []
         self.commands: list[Command] = []
 
@@ -102,7 +108,7 @@ class Neighbourhood:
             return False
         if len(self.links) >= self._config.max_links:
             return False
-        self.links[peer] = Neighbour(heard_at=now)
+        self.links[peer] = Neighbour(heard_at=now, greeted_at=now)
         if peer in self._known:
             self._known[peer].attempts = 0
         self.outbox.append((peer, self._hello(now)))
@@ -154,6 +160,9 @@ class Neighbourhood:
         link.clock_offset_s = message.now_ms / 1000 - now
         link.newest_version = message.newest_version
         link.ledger_height = message.ledger_height
+        if now - link.greeted_at >= self._config.answer_hello_s:
+            link.greeted_at = now
+            self.outbox.append((source, self._hello(now)))
         return link
 
     def clock_offset_s(self) -> float | None:
@@ -192,9 +201,12 @@ class Neighbourhood:
             self.refresh(now)
         if now >= self._next_hello or self.me.changed:
             self.me.changed = False
+            self._changed_at = now
             self._next_hello = now + self._config.hello_s
             hello = self._hello(now)
             self.outbox.extend((peer, hello) for peer in self.links)
+            for link in self.links.values():
+                link.greeted_at = now
         silent = [p for p, n in self.links.items() if now - n.heard_at > self._config.silence_s]
         for peer in silent:
             self.lost(peer, now)
@@ -213,7 +225,8 @@ class Neighbourhood:
 
     def next_deadline(self) -> float:
         """When `handle_timer` wants to run."""
-        return min(self._next_refresh, self._next_hello)
+        soon = min(self._next_refresh, self._next_hello)
+        return min(soon, self._changed_at) if self.me.changed else soon
 
     def _dial(self, now: float) -> None:
         room = self._config.max_neighbours - len(self.links)

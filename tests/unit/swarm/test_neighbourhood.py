@@ -1,0 +1,229 @@
+"""Links, the address book, liveness, clocks and bans."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import seal
+from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.messages import Hello, LedgerHead, PeerRecord, Role
+from p2prl.sim.broadcast import identity_of
+from p2prl.swarm.events import Dial, LookUp, Register
+from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
+
+RUN = Digest(bytes(range(32)))
+NOW = 1_800_000_000.0
+ME = identity_of("me")
+A, B = identity_of("A"), identity_of("B")
+
+
+def neighbourhood(role: Role = Role.VOLUNTEER, **config: float) -> Neighbourhood:
+    dials = NeighbourhoodConfig(**config)  # type: ignore[arg-type]
+    return Neighbourhood(Self(ME, role, RUN), random.Random(1), dials, NOW)
+
+
+def record(
+    who: Identity, *, role: int = Role.VOLUNTEER, at: float = NOW, run: bytes = RUN, address: str = "/ip4/1.2.3.4"
+) -> bytes:
+    return seal(who, PeerRecord(int(role), (address,), 0), run=run, now=at)
+
+
+def hello(*, role: int = Role.LEARNER, run: bytes = RUN, clock: float = NOW, height: int = 0) -> Hello:
+    return Hello(limits.WIRE_VERSION, run, int(role), int(clock * 1000), -1, height)
+
+
+def dialled(links: Neighbourhood) -> list[PeerId]:
+    peers = [command.peer for command in links.commands if isinstance(command, Dial)]
+    links.commands.clear()
+    return peers
+
+
+def test_learners_are_dialled_first_and_only_while_there_is_room() -> None:
+    links = neighbourhood(max_neighbours=3)
+    strangers = [identity_of(f"v{i}") for i in range(9)]
+    links.on_records([*(record(s) for s in strangers), record(A, role=Role.LEARNER)], NOW)
+    order = dialled(links)
+    assert len(order) == 3
+    assert order[0] == A.peer_id
+    for stranger in strangers[:3]:
+        links.connected(stranger.peer_id, NOW)
+    links.on_records([record(B)], NOW)
+    assert dialled(links) == [], "full"
+
+
+def test_dials_back_off_and_a_failed_dial_leaves_the_others_link_alone() -> None:
+    links = neighbourhood()
+    links.on_records([record(A)], NOW)
+    assert dialled(links) == [A.peer_id]
+    links.dial_failed(A.peer_id, NOW)
+    links.handle_timer(NOW + 0.5)
+    assert dialled(links) == []
+    assert links.connected(A.peer_id, NOW + 1)
+    links.dial_failed(A.peer_id, NOW + 1)
+    assert A.peer_id in links.links
+    assert links.lost(A.peer_id, NOW + 2)
+    assert not links.lost(A.peer_id, NOW + 2)
+
+
+def test_gaps_between_dials_of_a_dead_peer_grow_to_a_minute() -> None:
+    links = neighbourhood()
+    links.on_records([record(A)], NOW)
+    times = []
+    for tenth in range(6000):
+        now = NOW + tenth / 10
+        links.handle_timer(now)
+        if dialled(links):
+            times.append(now)
+            links.dial_failed(A.peer_id, now)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert 8 <= len(times) <= 40
+    assert max(gaps) <= 62.1
+    assert max(gaps) > 20
+
+
+def test_forged_foreign_stale_and_senseless_records_are_skipped() -> None:
+    links = neighbourhood()
+    good = record(A)
+    forged = bytearray(good)
+    forged[-1] ^= 1
+    bad = [
+        bytes(forged),
+        record(A, run=bytes(32)),
+        record(A, at=NOW - limits.PEER_RECORD_TTL_S - 1),
+        record(A, at=NOW + limits.MAX_CLOCK_SKEW_S + 1),
+        record(A, role=77),
+        record(A, address="/ip4/\x00"),
+        record(ME),
+        seal(A, LedgerHead(0, bytes(32), 0, False), run=RUN, now=NOW),
+        b"junk",
+    ]
+    links.on_records(bad, NOW)
+    assert dialled(links) == []
+    links.on_records([*bad, good], NOW)
+    assert dialled(links) == [A.peer_id]
+
+
+def test_an_older_record_does_not_replace_a_newer_one() -> None:
+    links = neighbourhood()
+    links.on_records([record(A, at=NOW, address="/ip4/9.9.9.9")], NOW)
+    links.commands.clear()
+    links.on_records([record(A, at=NOW - 60, address="/ip4/6.6.6.6")], NOW)
+    links.handle_timer(NOW + 20)
+    dials = [c for c in links.commands if isinstance(c, Dial)]
+    assert dials
+    assert all(d.addresses == ("/ip4/9.9.9.9",) for d in dials)
+
+
+def test_the_address_book_forgets_and_is_bounded() -> None:
+    links = neighbourhood(max_known=20, max_neighbours=1000, forget_s=900.0)
+    links.on_records([record(identity_of(f"old{i}"), at=NOW) for i in range(30)], NOW)
+    assert len(dialled(links)) == 20
+    links.on_records([record(A, at=NOW + 1000)], NOW + 1000)
+    assert dialled(links) == [A.peer_id], "the dead are no longer dialled"
+
+
+def test_links_opened_by_others_are_bounded() -> None:
+    links = neighbourhood(max_links=5)
+    took = [links.connected(PeerId(f"p{i}"), NOW) for i in range(9)]
+    assert took == [True] * 5 + [False] * 4
+    assert not links.connected(ME.peer_id, NOW)
+
+
+def test_the_silent_are_dropped() -> None:
+    links = neighbourhood(silence_s=50.0)
+    links.connected(A.peer_id, NOW)
+    links.connected(B.peer_id, NOW)
+    links.links[B.peer_id].heard_at = NOW + 30
+    assert links.handle_timer(NOW + 51) == [A.peer_id]
+    assert list(links.links) == [B.peer_id]
+
+
+def test_the_banned_are_neither_heard_nor_dialled_until_their_time_is_up() -> None:
+    links = neighbourhood(ban_s=600.0)
+    links.on_records([record(A)], NOW)
+    links.commands.clear()
+    links.ban(A.peer_id, NOW)
+    assert links.is_banned(A.peer_id, NOW + 599)
+    assert not links.connected(A.peer_id, NOW + 599)
+    links.on_records([record(A, at=NOW + 500)], NOW + 500)
+    assert dialled(links) == []
+    assert not links.is_banned(A.peer_id, NOW + 601)
+    links.on_records([record(A, at=NOW + 601)], NOW + 601)
+    assert dialled(links) == [A.peer_id]
+
+
+def test_hellos_go_out_on_a_link_on_time_and_on_change() -> None:
+    links = neighbourhood(hello_s=15.0)
+    links.connected(A.peer_id, NOW)
+    (first,) = links.outbox
+    assert first == (A.peer_id, Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(NOW * 1000), -1, 0))
+    links.outbox.clear()
+    links.handle_timer(NOW + 14)
+    assert links.outbox == []
+    links.me.changed = True
+    links.handle_timer(NOW + 14.5)
+    links.handle_timer(NOW + 30)
+    assert len(links.outbox) == 2
+
+
+def test_a_hello_of_another_run_ends_the_link_and_an_unknown_role_is_a_fault() -> None:
+    links = neighbourhood()
+    links.connected(A.peer_id, NOW)
+    assert links.on_hello(hello(run=bytes(32)), A.peer_id, NOW) is None
+    assert A.peer_id not in links.links
+    links.connected(B.peer_id, NOW)
+    with pytest.raises(RemoteProtocolError):
+        links.on_hello(hello(role=99), B.peer_id, NOW)
+
+
+def test_one_wrong_clock_among_many_is_its_own_and_ours_is_noticed() -> None:
+    links = neighbourhood()
+    for index in range(5):
+        peer = PeerId(f"p{index}")
+        links.connected(peer, NOW)
+        links.on_hello(hello(clock=NOW + (86_400 if index == 0 else 0.5)), peer, NOW)
+    assert links.clock_offset_s() is None
+    for index in range(1, 4):
+        links.on_hello(hello(clock=NOW + 120), PeerId(f"p{index}"), NOW)
+    assert links.clock_offset_s() == pytest.approx(120)
+
+
+def test_the_directory_is_asked_while_something_is_missing() -> None:
+    links = neighbourhood(refresh_s=30.0, eager_refresh_s=3.0, max_neighbours=2)
+    assert links.next_deadline() == NOW
+    links.handle_timer(NOW)
+    assert [type(c) for c in links.commands] == [Register, LookUp]
+    assert links.next_deadline() == NOW + 3
+    links.commands.clear()
+    for who, role in ((A, Role.LEARNER), (B, Role.VOLUNTEER)):
+        links.connected(who.peer_id, NOW)
+        links.on_hello(hello(role=role), who.peer_id, NOW)
+    links.refresh(NOW + 3)
+    assert [type(c) for c in links.commands] == [Register], "full and with a learner: nothing to look for"
+    assert links.next_deadline() == NOW + 15
+    links.lost(A.peer_id, NOW + 4)
+    assert links.next_deadline() == NOW + 7
+
+
+def test_new_addresses_are_registered_at_once_and_old_ones_are_no_news() -> None:
+    links = neighbourhood()
+    links.handle_timer(NOW)
+    links.readdress(("/ip4/1.1.1.1",), NOW + 1)
+    assert links.next_deadline() == NOW + 1
+    links.handle_timer(NOW + 1)
+    links.commands.clear()
+    links.readdress(("/ip4/1.1.1.1",), NOW + 2)
+    assert links.next_deadline() > NOW + 2
+
+
+def test_a_record_outlives_two_missed_refreshes() -> None:
+    links = neighbourhood()
+    links.refresh(NOW)
+    (register,) = [c for c in links.commands if isinstance(c, Register)]
+    assert register.expires_at - NOW >= 2 * NeighbourhoodConfig().refresh_s
