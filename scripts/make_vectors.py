@@ -1,0 +1,146 @@
+"""Print the golden vectors of the wire: `python scripts/make_vectors.py > tests/vectors/wire.json`.
+
+A vector that changes is a wire that changed: peers of the old version would no longer understand. Do not write the
+file again without a new wire version, domain string or kind number.
+"""
+
+from __future__ import annotations
+
+import json
+
+from p2prl.protocol import frames, limits, messages
+from p2prl.protocol.codec import Wire
+from p2prl.protocol.digests import chunk_digest, digest
+from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.ledger import GENESIS, append
+from p2prl.protocol.link import JoinLink
+from p2prl.protocol.manifests import (
+    PolicyManifest,
+    RunFile,
+    RunManifest,
+    Sampling,
+    TaskShare,
+    TensorSpec,
+    blob_of,
+    layout_digest,
+)
+from p2prl.protocol.slots import SlotKey, slot_work
+
+LEARNER = Identity(bytes(range(16)))
+VOLUNTEER = Identity(bytes(range(16, 32)))
+NOW = 1_800_000_000.125
+BLOB = blob_of(bytes(range(256)) * 40, 4096)
+LAYOUT = (TensorSpec("embed.weight", "bfloat16", (18, 48)), TensorSpec("norm.weight", "float32", (48,)))
+RUN_MANIFEST = RunManifest(
+    name="vectors",
+    goal="Hold the wire still.",
+    learner=LEARNER.public_key,
+    created_ms=1_800_000_000_000,
+    base_model="none",
+    parameters=59_000,
+    layout=layout_digest(LAYOUT),
+    dtype="bfloat16",
+    files=(RunFile("config.json", BLOB),),
+    tokenizer=bytes(range(32)),
+    tasks=(TaskShare("chain4", 3.0), TaskShare("sort", 1.0)),
+    sampling=Sampling(1.0, 8, 8),
+    staleness_bound=64,
+    publish_every=1,
+    reward="success",
+    licence="Apache-2.0",
+    content_policy="Arithmetic.",
+)
+
+
+def vectors() -> dict[str, object]:
+    """Every vector, as JSON values; bytes are hexadecimal."""
+    run_envelope = seal(LEARNER, RUN_MANIFEST, run=bytes(32), now=NOW)
+    run = envelope_digest(run_envelope)
+    policy = PolicyManifest(0, 0, BLOB, digest("p2prl/vector/v1", b"state"), b"", bytes(range(32)), 1_800_000_000_000)
+    policy_envelope = seal(LEARNER, policy, run=run, now=NOW)
+    group = messages.RolloutGroup(
+        version=0,
+        policy=envelope_digest(policy_envelope),
+        slot=7,
+        task="chain4",
+        prompt=b"".join(token.to_bytes(4, "little") for token in (1, 2, 3)),
+        completions=(messages.Completion(bytes((5, 0, 0, 0, 6, 0, 0, 0)), bytes((0, 188, 0, 192)), True, 1.0),) * 2,
+        engine=messages.EngineClass("transformers", "5.19.0", "float32", "cpu"),
+        seconds=0.5,
+    )
+    group_envelope = seal(VOLUNTEER, group, run=run, now=NOW)
+    name = envelope_digest(group_envelope)
+    receipt = messages.Receipt(
+        name, VOLUNTEER.public_key, 0, 7, int(messages.State.VERIFIED), "", tokens=4, completions=2, reward=1.0
+    )
+    receipts = seal(LEARNER, messages.Receipts(1, (receipt,)), run=run, now=NOW)
+    verdict_body = messages.Verdict(name, VOLUNTEER.public_key, 0, True, "", tokens=4, mismatched=0, worst_margin=0.0)
+    verdict = seal(VOLUNTEER, verdict_body, run=run, now=NOW)
+    first, head = append(0, GENESIS, receipts)
+    second, top = append(1, head, verdict)
+    record = messages.PeerRecord(int(messages.Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0)
+    envelopes: dict[str, bytes] = {
+        "run_manifest": run_envelope,
+        "policy_manifest": policy_envelope,
+        "rollout_group": group_envelope,
+        "receipts": receipts,
+        "verdict": verdict,
+        "storage_receipt": seal(LEARNER, messages.StorageReceipt((name,)), run=run, now=NOW),
+        "ledger_head": seal(LEARNER, messages.LedgerHead(2, top, 1, True), run=run, now=NOW),
+        "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
+    }
+    link_messages: tuple[Wire, ...] = (
+        messages.Hello(limits.WIRE_VERSION, run, int(messages.Role.LEARNER), 1_800_000_000_125, -1, 2),
+        messages.Offer((name, run)),
+        messages.Want((name,)),
+        messages.Push(b"envelope"),
+        messages.Have(BLOB.root, b"\x05"),
+        messages.ChunkRequest(BLOB.chunks[0]),
+        messages.Chunk(b"chunk"),
+        messages.ChunkRefused(BLOB.chunks[0], 500),
+        messages.BlobQuery(BLOB.root),
+        messages.LedgerQuery(2),
+        messages.LedgerPage(0, (b"one", b"two")),
+    )
+    key = SlotKey(run=run, beacon=policy.beacon, policy=name, peer=VOLUNTEER.public_key, slot=7)
+    work = slot_work(key, RUN_MANIFEST.tasks, 3)
+    address = f"/ip4/203.0.113.7/tcp/4001/p2p/{LEARNER.peer_id}"
+    return {
+        "wire_version": limits.WIRE_VERSION,
+        "identity": {
+            "entropy": LEARNER.entropy.hex(),
+            "words": LEARNER.words,
+            "secret_seed": LEARNER.secret_seed.hex(),
+            "public_key": LEARNER.public_key.hex(),
+            "peer_id": LEARNER.peer_id,
+        },
+        "digests": {
+            "empty": digest("p2prl/vector/v1").hex(),
+            "two_parts": digest("p2prl/vector/v1", b"a", b"bc").hex(),
+            "chunk": chunk_digest(b"chunk").hex(),
+            "blob_root": BLOB.root.hex(),
+            "layout": layout_digest(LAYOUT).hex(),
+            "directory_key": digest("p2prl/directory/v1", run).hex(),
+        },
+        "envelopes": {
+            kind: {"bytes": raw.hex(), "digest": envelope_digest(raw).hex()} for kind, raw in envelopes.items()
+        },
+        "frames": {type(message).__name__: frames.pack(message).hex() for message in link_messages},
+        "ledger": {"entries": [first.hex(), second.hex()], "heads": [head.hex(), top.hex()]},
+        "slot": {
+            "policy": name.hex(),
+            "task": work.task,
+            "prompt_seed": work.prompt_seed,
+            "sample_seeds": list(work.sample_seeds),
+            "tasks_of_slots_0_to_15": [
+                slot_work(SlotKey(run, policy.beacon, name, VOLUNTEER.public_key, slot), RUN_MANIFEST.tasks, 1).task
+                for slot in range(16)
+            ],
+        },
+        "link": str(JoinLink("vectors", run, (address,))),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(vectors(), indent=1))

@@ -1,0 +1,56 @@
+"""The wire as it was: committed bytes must still be made, byte for byte, and must still open."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.protocol import frames
+from p2prl.protocol.envelope import SIGNED_MESSAGES, envelope_digest, open_envelope
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.ledger import GENESIS, follow
+from p2prl.protocol.link import parse_link
+from p2prl.protocol.messages import LINK_MESSAGES, Kind
+
+ROOT = Path(__file__).parents[3]
+WIRE: dict[str, Any] = json.loads((ROOT / "tests/vectors/wire.json").read_text())
+
+
+def made() -> dict[str, Any]:
+    spec = importlib.util.spec_from_file_location("make_vectors", ROOT / "scripts/make_vectors.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return json.loads(json.dumps(module.vectors()))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("part", sorted(WIRE))
+def test_the_wire_has_not_moved(part: str) -> None:
+    assert made()[part] == WIRE[part], "a changed vector is a changed protocol: see scripts/make_vectors.py"
+
+
+def test_every_kind_has_a_vector() -> None:
+    assert {Kind[name.upper()] for name in WIRE["envelopes"]} == set(SIGNED_MESSAGES)
+    assert set(WIRE["frames"]) == {struct.__name__ for struct in LINK_MESSAGES.values()}
+
+
+def test_old_bytes_still_open() -> None:
+    run = bytes.fromhex(WIRE["envelopes"]["run_manifest"]["digest"])
+    for name, vector in WIRE["envelopes"].items():
+        opened = open_envelope(bytes.fromhex(vector["bytes"]), now=None)
+        assert opened.kind.name.lower() == name
+        assert opened.digest == envelope_digest(opened.raw) == bytes.fromhex(vector["digest"])
+    for name, frame in WIRE["frames"].items():
+        (message,) = frames.unpack(bytes.fromhex(frame))
+        assert type(message).__name__ == name
+    learner = Identity.from_words(WIRE["identity"]["words"])
+    head = GENESIS
+    for height, raw in enumerate(WIRE["ledger"]["entries"]):
+        _, head = follow(bytes.fromhex(raw), height=height, head=head, run=run, learner=learner.public_key)
+        assert head.hex() == WIRE["ledger"]["heads"][height]
+    assert parse_link(WIRE["link"]).run == run
