@@ -110,7 +110,7 @@ def demo_command(*, volunteers: int, cheats: int, updates: int, out: Path | None
     """Run the demo and print what came of it."""
     began = time.monotonic()
     directory = out or _free_directory(Path("runs"), "demo")
-    folder = _make_run(directory, seed, quiet=as_json)
+    folder = _make_run(directory, seed, updates, quiet=as_json)
     with progress("measuring the starting point", quiet=as_json) as tell:
         before = evaluate_checkpoint(folder, directory / "model", prompts=_PROMPTS, seed=seed + 1, on_progress=tell)
     swarm = Swarm(directory)
@@ -118,7 +118,7 @@ def demo_command(*, volunteers: int, cheats: int, updates: int, out: Path | None
     if not as_json:
         say(f"Run folder {directory}; every process logs to {directory / 'logs'}.")
     with swarm.running(), view.shown():
-        learner = swarm.start("learner", "learn", str(directory), "--updates", str(updates), "--listen", _LISTEN)
+        learner = swarm.start("learner", "learn", str(directory), "--listen", _LISTEN)
         link = _await_link(directory, learner)
         for number in range(1, volunteers + 1):
             swarm.start(
@@ -157,7 +157,7 @@ def demo_command(*, volunteers: int, cheats: int, updates: int, out: Path | None
         emit(document)
 
 
-def _make_run(directory: Path, seed: int, *, quiet: bool) -> RunFolder:
+def _make_run(directory: Path, seed: int, updates: int, *, quiet: bool) -> RunFolder:
     preset = preset_by_name("chain4")
     plan = RunPlan(
         name=directory.name,
@@ -170,7 +170,7 @@ def _make_run(directory: Path, seed: int, *, quiet: bool) -> RunFolder:
         seed=seed,
     )
     with progress("making the model and its flawed warm start", quiet=quiet) as tell:
-        return init_run(directory, plan, settings=preset.settings, on_progress=tell)
+        return init_run(directory, plan, settings=preset.settings_text(updates=updates), on_progress=tell)
 
 
 def _free_directory(root: Path, name: str) -> Path:
@@ -253,15 +253,15 @@ def _summary(swarm: Swarm, folder: RunFolder, before: float, after: float, *, wa
     from_peers = sum(status.get("weight_bytes_from_peers", 0) for status in statuses)
     names = {status["peer"]: w.name for w in swarm.workers if "peer" in (status := w.status())}
     people = _contributors(folder)
-    p50 = sorted(m["staleness_p50"] for m in metrics)
+    staleness = sorted(age for update in metrics for age in update["staleness"])
     return {
         "reward_before": before,
         "reward_after": after,
         "updates": int(metrics[-1]["step"]),
         "versions_published": int(metrics[-1]["version"]) + 1,
-        "staleness_p50": p50[len(p50) // 2],
-        "staleness_p95": sorted(m["staleness_p95"] for m in metrics)[min(len(metrics) - 1, int(0.95 * len(metrics)))],
-        "staleness_max": max(m["staleness_max"] for m in metrics),
+        "staleness_p50": staleness[len(staleness) // 2],
+        "staleness_p95": staleness[int(0.95 * (len(staleness) - 1))],
+        "staleness_max": staleness[-1],
         "weight_bytes_from_volunteers_share": from_peers / max(1, from_peers + from_learner),
         "groups_verified": sum(person.verified_groups for person in people.values()),
         "groups_rejected": sum(person.rejected_groups for person in people.values()),

@@ -56,7 +56,7 @@ def init_command(
         seed=seed,
     )
     with progress("making the run", quiet=as_json) as tell:
-        folder = init_run(root / name, plan, settings=chosen.settings, on_progress=tell)
+        folder = init_run(root / name, plan, settings=chosen.settings_text(), on_progress=tell)
     say(f"Made {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
     if as_json:
         emit({"run": str(folder.directory), "digest": folder.run.hex(), **describe(folder.manifest)})

@@ -15,7 +15,7 @@ threads = 1
 
 [learner]
 groups_per_update = 16    # prompts per update, with 8 completions each
-updates = 200             # 0 goes on until stopped
+updates = {updates:<16}# 0 goes on until stopped
 checkpoint_every = 10     # updates; a crash replays what came after from the journal
 
 [learner.optimiser]
@@ -40,16 +40,23 @@ class Preset:
     staleness_bound: int
     publish_every: int
     settings: str
+    """Template of run.toml."""
+    updates: int
+
+    def settings_text(self, *, updates: int | None = None) -> str:
+        """The text of run.toml, with another number of updates if one is given."""
+        return self.settings.format(updates=self.updates if updates is None else updates)
 
 
 PRESETS = {
     "chain4": Preset(
-        goal="teach a 59,000-parameter model to do four-step arithmetic in its head's margin notes, not by guessing",
+        goal="teach a 59,000-parameter model to work four-step arithmetic out instead of guessing",
         task="chain4",
         max_new_tokens=8,
         staleness_bound=128,
         publish_every=2,
         settings=_CHAIN4_SETTINGS,
+        updates=200,
     )
 }
 

@@ -16,6 +16,9 @@ WIDTH, HEIGHT = 1000.0, 240.0
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 _INTERVALS = 4
 
+_WIDE_SHARE = 0.4
+"""A curve within 0..1 that covers more than this is read best against the whole range of success."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -74,7 +77,9 @@ def reward_chart(metrics: MetricsDocument) -> Chart | None:
 
 
 def _domain(low: float, high: float) -> tuple[float, float]:
-    """A range of whole nice intervals around [low, high], with some air, never empty."""
+    """A range of whole nice intervals around [low, high], with some air, never empty. Shares of success get 0 to 1."""
+    if 0 <= low and high <= 1 and high - low > _WIDE_SHARE:
+        return 0.0, 1.0
     air = max((high - low) * 0.08, abs(high) * 1e-3, 1e-3)
     low, high = (0.0 if 0 <= low < (high - low) else low - air), high + air
     interval = _nice((high - low) / _INTERVALS)

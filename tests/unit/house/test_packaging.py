@@ -1,0 +1,104 @@
+"""The wheel and the sdist hold what the tree holds: root folders are grafted, which is easy to get half right."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+
+
+def packages_in_tree() -> set[str]:
+    """Every folder with an `__init__.py` below the import root, seen through the links."""
+    found = {"p2prl"}
+    for init in (ROOT / "p2prl").glob("*/__init__.py"):
+        found.add(f"p2prl.{init.parent.name}")
+    return found
+
+
+def test_every_package_of_the_tree_is_listed() -> None:
+    assert set(SETUPTOOLS["packages"]) == packages_in_tree()
+
+
+def test_links_and_mapping_name_the_same_folders() -> None:
+    mapped = {name: folder for name, folder in SETUPTOOLS["package-dir"].items() if name != "p2prl"}
+    links = {f"p2prl.{path.name}": path for path in (ROOT / "p2prl").iterdir() if path.is_symlink()}
+    assert set(mapped) == set(links)
+    for name, link in links.items():
+        assert link.readlink() == Path("..") / mapped[name]
+        assert link.resolve() == ROOT / mapped[name]
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel and an sdist, built from a copy so that the tree stays clean."""
+    source = tmp_path_factory.mktemp("source")
+    out = tmp_path_factory.mktemp("dist")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        target = source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            target.symlink_to(path.readlink())
+        elif path.is_file():
+            target.write_bytes(path.read_bytes())
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_wheel_holds_every_module_and_nothing_else_at_top(distributions: Path) -> None:
+    wheel = next(distributions.glob("*.whl"))
+    names = set(zipfile.ZipFile(wheel).namelist())
+    folders = [ROOT / "p2prl", *(path for path in (ROOT / "p2prl").iterdir() if (path / "__init__.py").exists())]
+    expected = {
+        "/".join(("p2prl", *([folder.name] if folder.name != "p2prl" else []), module.name))
+        for folder in folders
+        for module in folder.glob("*.py")
+    }
+    assert expected <= names
+    top = {name.split("/")[0] for name in names}
+    assert top == {"p2prl", next(name for name in top if name.endswith(".dist-info"))}
+    assert "p2prl/py.typed" in names
+    assert any(re.fullmatch(r"p2prl/scoreboard/templates/.+\.html", name) for name in names)
+    checked = subprocess.run(
+        [sys.executable, "-m", "check_wheel_contents", "--config", str(ROOT / "pyproject.toml"), str(wheel)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_sdist_can_make_the_wheel_again(distributions: Path) -> None:
+    sdist = next(distributions.glob("*.tar.gz"))
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {"protocol/messages.py", "client/agent.py", "validator/service.py", "pyproject.toml", "LICENSE"} <= names
+
+
+def test_no_sentence_of_a_dangerous_loader() -> None:
+    """Strangers' bytes never reach a loader that can run them: no module even names one."""
+    forbidden = re.compile(
+        r"\bpickle\b\.|torch\.load\(|yaml\.load\(|(?<![\w.])(eval|exec)\(|trust_remote_code\s*=\s*True"
+    )
+    offenders = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in ("p2prl", "client", "validator", "protocol", "scripts")
+        for path in (ROOT / folder).rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if forbidden.search(line)
+    ]
+    assert offenders == []
