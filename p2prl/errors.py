@@ -23,6 +23,14 @@ class ConfigError(P2PRLError):
     exit_code = 3
 
 
+def require(name: str, value: object, legal: bool, legal_range: str) -> None:
+    """Raise `ConfigError` naming a setting and its legal range unless `legal`."""
+    if not legal:
+        raise ConfigError(
+            f"{name} is {value!r}; it must be {legal_range}", remedy=f"Set {name} to a value {legal_range}."
+        )
+
+
 class MachineError(P2PRLError):
     """This machine cannot do that role: disk full, model missing, port in use, clock off."""
 

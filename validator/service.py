@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.clock import Clock
-from p2prl.errors import UnreachableError
+from p2prl.errors import IntegrityError, UnreachableError
 from p2prl.models.engine import Engine
 from p2prl.models.work import GroupWork, replay_groups
 from p2prl.net import control
@@ -23,6 +23,7 @@ from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.messages import Kind, LedgerHead, RolloutGroup, Verdict
+from p2prl.protocol.reasons import Reason
 from p2prl.validator.docket import Docket
 from p2prl.validator.selection import is_selected
 
@@ -182,26 +183,35 @@ class Validator:
             except FileNotFoundError:
                 del self._policies[policy]
                 return False
+            except IntegrityError as error:
+                self._on_notice(f"version {self._policies[policy][0].version} cannot be used: {error}")
+                self._docket.drop(policy)
+                return False
             self._loaded = policy
         return True
 
     def _judge(self, policy: Digest, groups: list[Opened]) -> list[Verdict]:
         assert self._engine is not None
         assert self._work is not None
-        beacon = self._policies[policy][0].beacon
+        manifest = self._policies[policy][0]
         bodies = [body_of(opened, RolloutGroup) for opened in groups]
         inspections = [
-            self._work.inspect(body, peer=opened.author, beacon=beacon)
+            self._work.inspect(body, peer=opened.author, beacon=manifest.beacon)
             for opened, body in zip(groups, bodies, strict=True)
         ]
-        sound = [i for i, inspection in enumerate(inspections) if not inspection.reason]
+        # A group must name the version its policy has, or it would be credited to another one.
+        faults = [
+            inspection.reason if body.version == manifest.version else Reason.UNKNOWN_POLICY
+            for body, inspection in zip(bodies, inspections, strict=True)
+        ]
+        sound = [i for i, fault in enumerate(faults) if not fault]
         replays = dict(
             zip(sound, replay_groups(self._engine, [(bodies[i], inspections[i]) for i in sound]), strict=True)
         )
         verdicts = []
         for i, (opened, body) in enumerate(zip(groups, bodies, strict=True)):
             replay = replays.get(i)
-            reason = inspections[i].reason or (replay.reason if replay else "")
+            reason = faults[i] or (replay.reason if replay else "")
             verdicts.append(
                 Verdict(
                     group=opened.digest,

@@ -13,6 +13,7 @@ from p2prl.client.service import Prepared, Progress, Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.home import Seat
 from p2prl.config.runs import RunFolder, run_file_blobs
+from p2prl.errors import MachineError
 from p2prl.learner.service import Learner, network_config
 from p2prl.models.codec import Codec
 from p2prl.models.devices import choose_device, use_threads
@@ -24,6 +25,7 @@ from p2prl.models.work import GroupWork
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.network import NetworkConfig
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.link import JoinLink
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
@@ -158,7 +160,6 @@ def build_validator(
 def peer_network(link: JoinLink, seat: Seat, role: Role, listen: tuple[str, ...]) -> NetworkConfig:
     """How a worker takes part in the network; it starts from the run it knows already, when it knows it."""
     directory = seat.run_directory(link.run)
-    known = directory / "run.manifest"
     return NetworkConfig(
         key_file=seat.key_file,
         run=link.run,
@@ -166,14 +167,28 @@ def peer_network(link: JoinLink, seat: Seat, role: Role, listen: tuple[str, ...]
         blob_dir=directory / "blobs",
         listen=listen,
         bootstrap=link.bootstrap,
-        manifest=known.read_bytes() if known.exists() else b"",
+        manifest=known_run(directory, link.run),
         keep_versions=64 if role is Role.VALIDATOR else 4,
     )
 
 
 def remember_run(directory: Path, raw: bytes) -> None:
     """Keep the run manifest, so that the next start needs no peer to begin."""
-    directory.mkdir(parents=True, exist_ok=True)
     new = directory / "run.manifest.new"
-    new.write_bytes(raw)
-    new.rename(directory / "run.manifest")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(raw)
+        new.rename(directory / "run.manifest")
+    except OSError as error:
+        raise MachineError(
+            f"cannot write in {directory}: {error.strerror}", remedy="Free some space and start again; nothing is lost."
+        ) from error
+
+
+def known_run(directory: Path, run: Digest) -> bytes:
+    """The run manifest kept by `remember_run`; nothing when there is none, or when the disk has damaged it."""
+    try:
+        raw = (directory / "run.manifest").read_bytes()
+    except OSError:
+        return b""
+    return raw if envelope_digest(raw) == run else b""

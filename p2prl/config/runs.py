@@ -26,9 +26,10 @@ import torch
 from p2prl.algorithms.registry import Objective, build_loss
 from p2prl.config.home import try_lock
 from p2prl.config.settings import parse, read_toml
-from p2prl.errors import ConfigError, MachineError
+from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
 from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.service import LearnerConfig, LearnerPaths, newest_checkpoint
+from p2prl.models.codec import Codec
 from p2prl.models.loading import LoadedModel, load_pretrained
 from p2prl.models.run_files import export_run_files
 from p2prl.models.tiny import tiny_model
@@ -78,6 +79,9 @@ class RunSettings:
     """`auto` takes CUDA, then MPS, then the CPU; or name one."""
     threads: int = 0
     """CPU threads of the learner; 0 leaves the choice to torch."""
+
+    def __post_init__(self) -> None:
+        require("threads", self.threads, self.threads >= 0, "0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,13 @@ def open_run(directory: Path) -> RunFolder:
     if not manifest_path.is_file():
         raise ConfigError(f"{directory} is not a run folder", remedy="Make one first: p2prl init NAME --preset chain4")
     raw = manifest_path.read_bytes()
-    manifest = body_of(open_envelope(raw, now=None), RunManifest)
-    manifest.check()
+    try:
+        manifest = body_of(open_envelope(raw, now=None), RunManifest)
+        manifest.check()
+    except RemoteProtocolError as error:
+        raise ConfigError(
+            f"{manifest_path} is damaged: {error}", remedy="Restore it from a copy; another would be another run."
+        ) from error
     toml = directory / "run.toml"
     settings = parse(RunSettings, read_toml(toml) if toml.exists() else {}, where=str(toml))
     identity = load_identity(directory / "key.json")
@@ -167,7 +176,7 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
         for name, data in files.items():
             (new / "files" / name).write_bytes(data)
         manifest = run_manifest(plan, loaded, identity.public_key, files, now=time.time())
-        manifest.check()
+        _check_manifest(manifest, plan, loaded)
         (new / "run.manifest").write_bytes(seal(identity, manifest, run=bytes(32), now=time.time()))
         (new / "run.toml").write_text(settings)
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -181,6 +190,23 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return open_run(directory)
+
+
+def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel) -> None:
+    """Refuse a run that no volunteer could take part in, before anybody has joined it."""
+    try:
+        manifest.check()
+    except RemoteProtocolError as error:
+        raise ConfigError(
+            f"this run cannot be made: {error}", remedy="Choose another value; nothing was made."
+        ) from error
+    context = getattr(loaded.model.config, "max_position_embeddings", None)
+    prompt = len(Codec(loaded.tokenizer, loaded.model).encode(task_by_name(plan.task).prompt(0)))
+    if context is not None and prompt + plan.max_new_tokens > context:
+        raise ConfigError(
+            f"a prompt of {prompt} tokens and {plan.max_new_tokens} new ones exceed the model's {context}",
+            remedy=f"Set max_new_tokens to {context - prompt} or less.",
+        )
 
 
 def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> LoadedModel:

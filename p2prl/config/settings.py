@@ -62,8 +62,10 @@ def _value(hint: Any, value: Any, *, where: str) -> Any:
         if value not in typing.get_args(hint):
             raise _wrong(where, " or ".join(map(repr, typing.get_args(hint))), value)
         return value
-    if origin is not None:
-        return value
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong(where, "a table", value)
+        return dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Path and isinstance(value, str):

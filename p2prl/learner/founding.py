@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from p2prl.errors import require
 from p2prl.models.layout import layout_of
 from p2prl.models.loading import LoadedModel
-from p2prl.protocol.manifests import RunFile, RunManifest, Sampling, TaskShare, blob_of, chunk_bytes_for
+from p2prl.protocol import limits
+from p2prl.protocol.manifests import (
+    DTYPE_BYTES,
+    RunFile,
+    RunManifest,
+    Sampling,
+    TaskShare,
+    blob_of,
+    chunk_bytes_for,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +37,30 @@ class RunPlan:
     publish_every: int = 1
     """κ: updates between published versions."""
     dtype: str = "float32"
+    """Word type the weights travel in, and every engine computes in."""
     seed: int = 0
+    """Fixes the first weights of a model made here."""
+
+    def __post_init__(self) -> None:
+        text = 0 < len(self.goal) <= limits.MAX_TEXT_CHARS and self.goal.isprintable()
+        require("goal", self.goal[:40], text, f"one line of 1..{limits.MAX_TEXT_CHARS} characters")
+        for name, most in (
+            ("group_size", limits.MAX_GROUP_SIZE),
+            ("max_new_tokens", limits.MAX_COMPLETION_TOKENS),
+            ("publish_every", limits.MAX_STALENESS),
+        ):
+            require(name, value := getattr(self, name), 1 <= value <= most, f"within 1..{most}")
+        require("temperature", self.temperature, 0.01 <= self.temperature <= 100.0, "within 0.01..100")
+        require("dtype", self.dtype, self.dtype in DTYPE_BYTES, f"one of {', '.join(DTYPE_BYTES)}")
+        # A version is the newest one for κ updates; below κ − 1 all work would be stale before the next came out.
+        least = self.publish_every - 1
+        legal = least <= self.staleness_bound <= limits.MAX_STALENESS
+        require(
+            "staleness_bound",
+            self.staleness_bound,
+            legal,
+            f"within {least} (publish_every − 1)..{limits.MAX_STALENESS}",
+        )
 
 
 def run_manifest(

@@ -17,6 +17,7 @@ from pathlib import Path
 from p2prl.errors import MachineError
 from p2prl.protocol import ledger
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -84,7 +85,9 @@ class Journal:
             try:
                 yield
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
+                    self._db.execute("ROLLBACK")
+                self._height, self._head = self._read_head()
                 raise
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
@@ -193,6 +196,11 @@ class Journal:
         """The manifest envelope published at a step, if any."""
         row = self._db.execute("SELECT raw FROM policies WHERE step = ?", (step,)).fetchone()
         return None if row is None else bytes(row[0])
+
+    def was_published(self, version: int, digest: bytes) -> bool:
+        """Whether this very manifest was ever published under this version, however long ago."""
+        row = self._db.execute("SELECT raw FROM policies WHERE version = ?", (version,)).fetchone()
+        return row is not None and envelope_digest(bytes(row[0])) == digest
 
     def policies(self, *, from_step: int) -> list[bytes]:
         """Manifest envelopes published at or after a step, oldest first."""

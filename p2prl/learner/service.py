@@ -16,6 +16,7 @@ import numpy as np
 
 from p2prl.algorithms.registry import Objective
 from p2prl.clock import Clock
+from p2prl.errors import MachineError, require
 from p2prl.learner.buffer import Buffer, ReadyGroup
 from p2prl.learner.epochs import Action, EpochConfig, Epochs
 from p2prl.learner.journal import Journal, StoredGroup
@@ -65,6 +66,13 @@ class LearnerConfig:
     """Pieces a policy's weights are cut into, so that volunteers relay while they receive."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
+    def __post_init__(self) -> None:
+        for name in ("groups_per_update", "checkpoint_every", "chunk_pieces"):
+            require(name, value := getattr(self, name), value >= 1, "1 or more")
+        require("updates", self.updates, self.updates >= 0, "0 or more")
+        # Below 1 an update's worth would never be ready, and the learner would wait for ever.
+        require("ready_updates", self.ready_updates, 1.0 <= self.ready_updates <= 1000.0, "within 1..1000")
+
 
 @dataclass(frozen=True, slots=True)
 class LearnerPaths:
@@ -95,8 +103,13 @@ class LearnerPaths:
 
 def newest_checkpoint(checkpoints: Path) -> Path | None:
     """The newest complete checkpoint of a run."""
-    found = sorted(path for path in checkpoints.glob("step-*") if path.suffix != ".new")
+    found = complete_checkpoints(checkpoints)
     return found[-1] if found else None
+
+
+def complete_checkpoints(checkpoints: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first, without one that a crash left unfinished."""
+    return sorted(path for path in checkpoints.glob("step-*") if path.suffix != ".new")
 
 
 class Learner:
@@ -186,7 +199,8 @@ class Learner:
         try:
             while not network.addresses and not self._stopping:
                 self._listen(0.5)
-            on_up(network.addresses)
+            if network.addresses:
+                on_up(network.addresses)
             while not self._stopping and self.turn(wait_s=0.2) is not Action.FINISH:
                 pass
             self._checkpoint()
@@ -354,8 +368,14 @@ class Learner:
         metrics["staleness"] = sorted(group.staleness for group in groups)
         self._updated_at = now
         if self.step > self._logged_step:
-            with self._paths.metrics.open("a") as file:
-                file.write(json.dumps(metrics, sort_keys=True) + "\n")
+            try:
+                with self._paths.metrics.open("a") as file:
+                    file.write(json.dumps(metrics, sort_keys=True) + "\n")
+            except OSError as error:
+                raise MachineError(
+                    f"cannot write {self._paths.metrics}: {error.strerror}",
+                    remedy="Free some space and start again; nothing is lost.",
+                ) from error
             self._logged_step = self.step
             self._on_metrics(metrics)
 
@@ -380,7 +400,7 @@ class Learner:
             return
         self._paths.checkpoints.mkdir(parents=True, exist_ok=True)
         self._trainer.save(target, self._tokenizer)
-        kept = sorted(self._paths.checkpoints.glob("step-*"))
+        kept = complete_checkpoints(self._paths.checkpoints)
         for old in kept[:-_CHECKPOINTS_KEPT]:
             _remove_tree(old)
         with self._journal.transaction():

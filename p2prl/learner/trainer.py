@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.registry import Objective
-from p2prl.errors import MachineError
+from p2prl.errors import MachineError, require
 from p2prl.models.policy import completion_logprobs
 
 
@@ -39,6 +40,14 @@ class OptimiserConfig:
     """Updates over which the learning rate rises linearly, while Adam's second moment is still a guess."""
     gradient_clip: float = 1.0
     """Largest gradient norm."""
+
+    def __post_init__(self) -> None:
+        require("learning_rate", self.learning_rate, 0.0 < self.learning_rate < math.inf, "above 0")
+        require("beta1", self.beta1, 0.0 <= self.beta1 < 1.0, "within 0..1, 1 excluded")
+        require("beta2", self.beta2, 0.0 <= self.beta2 < 1.0, "within 0..1, 1 excluded")
+        require("weight_decay", self.weight_decay, 0.0 <= self.weight_decay < math.inf, "0 or more")
+        require("warmup_updates", self.warmup_updates, self.warmup_updates >= 0, "0 or more")
+        require("gradient_clip", self.gradient_clip, 0.0 < self.gradient_clip < math.inf, "above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +122,10 @@ class Trainer:
             shutil.rmtree(directory, ignore_errors=True)
             new.rename(directory)
             _sync(directory.parent)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(new, ignore_errors=True)  # what there is of it takes the room the journal needs
             raise MachineError(
-                f"cannot write the checkpoint {directory}: {error.strerror}",
+                f"cannot write the checkpoint {directory}: {error}",
                 remedy="Free some space and start again; training resumes from the last checkpoint and the journal.",
             ) from error
 

@@ -72,7 +72,10 @@ class Verification:
             group = body_of(open_envelope(stored.raw, now=None), RolloutGroup)
             policy = self._shelf.get(group.version, group.policy)
             slot = (stored.peer, group.version, group.slot)
-            if policy is None:
+            if policy is None and self._journal.was_published(group.version, group.policy):
+                # Published once, and let go since: the work is late, its author no cheat.
+                outcomes[index] = Outcome(stored, group, State.EXPIRED, Reason.TOO_STALE, None, None, None)
+            elif policy is None:
                 outcomes[index] = self._refuse(stored, group, Reason.UNKNOWN_POLICY)
             elif step - policy.manifest.step > self._bound:
                 outcomes[index] = Outcome(stored, group, State.EXPIRED, Reason.TOO_STALE, policy, None, None)

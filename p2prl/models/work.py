@@ -196,14 +196,18 @@ class GroupWork:
 
 
 def replay_groups(engine: Engine, work: Sequence[tuple[RolloutGroup, Inspection]]) -> list[Replay]:
-    """Replay groups of one policy, whose weights `engine` holds, in one batched prefill."""
+    """Replay groups of one policy, whose weights `engine` holds, in one batched prefill.
+
+    The tolerance is that of the word type this engine computes in, which is the run's. The word type a group claims is
+    never read: a cheat would claim the one that forgives most.
+    """
+    tolerance = TOLERANCES[engine.engine_class.dtype]
     requests = [request for _, inspection in work for request in inspection.assignment.requests]
     token_ids = [ids for _, inspection in work for ids in inspection.token_ids]
     scored = iter(engine.replay(requests, token_ids))
     results = []
     for group, inspection in work:
         rows = [next(scored) for _ in inspection.token_ids]
-        tolerance = TOLERANCES.get(group.engine.dtype, TOLERANCES["float32"])
         margins = np.concatenate([np.asarray(row.margins, dtype=np.float64) for row in rows])
         behavior = tuple(tuple(row.logprobs) for row in rows)
         claimed = np.concatenate([np.frombuffer(c.logprobs, dtype="<f2").astype(np.float64) for c in group.completions])

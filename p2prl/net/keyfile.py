@@ -37,7 +37,7 @@ def load_identity(path: Path) -> Identity:
                 )
             data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
-        raise IdentityError(f"there is no key file at {path}", remedy="Make one: p2prl key new") from error
+        raise IdentityError(f"there is no key file at {path}", remedy=_RESTORE) from error
     except PermissionError as error:
         raise IdentityError(
             f"the key file {path} may not be read by this user", remedy=f"chown $(id -u) {path} && chmod 600 {path}"
@@ -78,8 +78,11 @@ def create_identity(path: Path, identity: Identity) -> None:
 def load_or_create_identity(path: Path) -> Identity:
     """The identity in `path`, made from the system's randomness if there is no such file yet."""
     if not path.exists() and not path.is_symlink():
-        with contextlib.suppress(IdentityError):  # another process made it first; what it made decides
+        try:
             create_identity(path, Identity.generate(os.urandom(ENTROPY_BYTES)))
+        except IdentityError:
+            if not path.exists():  # else another process made it first, and what it made decides
+                raise
     return load_identity(path)
 
 
