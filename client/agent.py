@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2prl.client.batching import Batching
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import PolicyManifest
 
@@ -17,10 +18,10 @@ from p2prl.protocol.manifests import PolicyManifest
 class AgentConfig:
     """How a volunteer paces itself."""
 
-    slots_per_batch: int = 4
-    """Slots decoded together; sized to the machine by the shell."""
+    slots_per_batch: int = 0
+    """Slots decoded together; 0 measures what suits the machine."""
     backlog: int = 24
-    """Groups without a receipt at which a connected volunteer pauses. About two learner updates' worth."""
+    """Groups without a receipt at which a connected volunteer pauses; at least four batches, whatever it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,12 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
+        self._batching = Batching.chosen(config.slots_per_batch)
         self._newest: HeldPolicy | None = None
         self._loaded: HeldPolicy | None = None
         self._next_slot = 0
         self._finished = False
+        self._in_demand = True
 
     @property
     def loaded(self) -> HeldPolicy | None:
@@ -98,9 +101,11 @@ class Agent:
         self._loaded = policy
         self._next_slot = next_slot
 
-    def sampled(self, first: int, count: int) -> None:
-        """Groups of these slots are in the spool."""
+    def sampled(self, first: int, count: int, *, tokens: int, seconds: float) -> None:
+        """Groups of these slots are in the spool; they hold `tokens` and took `seconds` to decode."""
         self._next_slot = max(self._next_slot, first + count)
+        self._batching.measured(count, tokens=tokens, seconds=seconds, in_demand=self._in_demand)
+        self._in_demand = True
 
     def run_finished(self) -> None:
         """The learner said that no further group will be used."""
@@ -114,6 +119,7 @@ class Agent:
             return Wait("waiting for the first weights")
         if self._loaded is not self._newest:
             return Load(self._newest)
-        if learner_in_reach and outstanding >= self._config.backlog:
+        if learner_in_reach and outstanding >= max(self._config.backlog, 4 * self._batching.count):
+            self._in_demand = False
             return Wait("the learner has a backlog of our groups")
-        return Sample(self._newest, self._next_slot, self._config.slots_per_batch)
+        return Sample(self._newest, self._next_slot, self._batching.count)

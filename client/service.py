@@ -32,6 +32,9 @@ _REDELIVERED = 64
 _CATCH_UP_S = 10.0
 """How often the ledger is asked for receipts that gossip did not bring."""
 
+_EXPIRE_S = 10.0
+"""How often the spool gives up what is too old or too much."""
+
 _LAST_RECEIPTS_S = 5.0
 """How long a volunteer stays for receipts after the learner has ended the run."""
 
@@ -118,6 +121,7 @@ class Volunteer:
         self._tokens_per_s = 0.0
         self._redeliver_at = 0.0
         self._catch_up_at = 0.0
+        self._expire_at = 0.0
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -246,18 +250,23 @@ class Volunteer:
 
     def _on_ledger(self, from_height: int, entries: tuple[bytes, ...]) -> None:
         """Receipts that gossip did not bring, for instance while this machine was off."""
-        if from_height != self._spool.ledger_height:
+        height, head = self._spool.ledger_position
+        if from_height != height or self._manifest is None:
             return
-        for raw in entries:
-            try:
-                entry = decode(raw, ledger.LedgerEntry, limit_bytes=limits.MAX_CONTROL_FRAME_BYTES)
-                opened = open_envelope(entry.envelope, now=None)
-            except RemoteProtocolError:
-                return
-            ours = self._manifest is not None and opened.author == self._manifest.learner and opened.run == self._run
-            if opened.kind is Kind.RECEIPTS and ours:
-                self._settle(body_of(opened, Receipts))
-            self._spool.ledger_height += 1
+        learner = self._manifest.learner
+        try:
+            for raw in entries:
+                opened, head = ledger.follow(raw, height=height, head=head, run=self._run, learner=learner)
+                height += 1
+                if opened.kind is Kind.RECEIPTS:
+                    self._settle(body_of(opened, Receipts))
+        except RemoteProtocolError:
+            return  # somebody else will be asked next time
+        except IntegrityError:
+            # This page or an earlier one was not the learner's; receipts may be read twice without harm.
+            self._spool.ledger_position = (0, ledger.GENESIS)
+            return
+        self._spool.ledger_position = (height, head)
         self._catch_up_at = 0.0 if len(entries) == limits.MAX_LEDGER_ENTRIES_PER_REPLY else self._catch_up_at
 
     # --- work --------------------------------------------------------------------------------------------------
@@ -318,11 +327,14 @@ class Volunteer:
             tokens_in_all += tokens
             self._last_reward += 0.1 * (reward - self._last_reward) if self._last_reward else reward
         self._tokens_per_s = tokens_in_all / max(seconds, 1e-9)
-        self._agent.sampled(first, count)
+        self._agent.sampled(first, count, tokens=tokens_in_all, seconds=seconds)
 
     def _deliver(self) -> None:
         """Offer again what no learner has confirmed, give up what none will take, and fetch missed receipts."""
         now = self._clock.now()
+        if now >= self._expire_at:  # whether or not a learner is in reach: a disk fills up most when none is
+            self._expire_at = now + _EXPIRE_S
+            self._spool.expire(now=now)
         if now >= self._redeliver_at and self._roles.get("learner"):
             self._redeliver_at = now + self._config.redeliver_s
             for raw in self._spool.undelivered(
@@ -331,9 +343,8 @@ class Volunteer:
                 self._net.send(control.Publish(raw))
         if now >= self._catch_up_at and self._roles.get("learner") and self._manifest is not None:
             self._catch_up_at = now + _CATCH_UP_S
-            self._spool.expire(now=self._clock.now())
             if self._spool.has_delivered(created_before=self._clock.now() - _CATCH_UP_S):
-                self._net.send(control.AskLedger(self._spool.ledger_height))
+                self._net.send(control.AskLedger(self._spool.ledger_position[0]))
 
     def _report(self, action: Action) -> None:
         loaded = self._agent.loaded

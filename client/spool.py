@@ -8,11 +8,12 @@ envelope's digest, so a crash anywhere replays harmlessly, and SIGKILL loses at 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import MachineError
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.messages import Receipt, State
 
 _SCHEMA = """
@@ -29,8 +30,8 @@ CREATE TABLE IF NOT EXISTS groups (
     UNIQUE (version, slot)
 );
 CREATE INDEX IF NOT EXISTS waiting ON groups (state, created);
-CREATE TABLE IF NOT EXISTS ledger (height INTEGER NOT NULL);
-INSERT INTO ledger SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM ledger);
+CREATE TABLE IF NOT EXISTS ledger_read (height INTEGER NOT NULL, head BLOB NOT NULL);
+INSERT INTO ledger_read SELECT 0, zeroblob(32) WHERE NOT EXISTS (SELECT 1 FROM ledger_read);
 """
 
 _TERMINAL = {
@@ -46,7 +47,7 @@ class SpoolConfig:
     """How much undelivered work a volunteer keeps."""
 
     max_bytes: int = 2 * 1024**3
-    """Bytes of groups on disk; past it the oldest are given up as expired."""
+    """Bytes of groups that no learner has confirmed; past it the oldest are given up as expired."""
     max_age_s: float = 7 * 24 * 3600.0
     """Groups older than the wire's replay window can never be delivered."""
 
@@ -75,17 +76,11 @@ class Spool:
         self, digest: bytes, raw: bytes, *, version: int, slot: int, tokens: int, reward: float, now: float
     ) -> None:
         """Keep a finished group. It is on disk when this returns; `MachineError` when the disk is full."""
-        try:
-            self._db.execute(
-                "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
-                " VALUES (?, ?, ?, ?, 'generated', ?, ?, ?)",
-                (digest, version, slot, raw, tokens, reward, now),
-            )
-        except sqlite3.Error as error:
-            raise MachineError(
-                f"the spool cannot take a finished group: {error}",
-                remedy="Free some space and start again; delivered work is safe.",
-            ) from error
+        self._write(
+            "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
+            " VALUES (?, ?, ?, ?, 'generated', ?, ?, ?)",
+            (digest, version, slot, raw, tokens, reward, now),
+        )
 
     def next_slot(self, version: int) -> int:
         """The first slot of a version that has no group yet: slots go out without gaps, across restarts too."""
@@ -108,13 +103,14 @@ class Spool:
         return row is not None
 
     @property
-    def ledger_height(self) -> int:
-        """Ledger entries read for receipts that gossip did not bring."""
-        return int(self._db.execute("SELECT height FROM ledger").fetchone()[0])
+    def ledger_position(self) -> tuple[int, Digest]:
+        """(entries read, digest of the last one) of the ledger, read for receipts that gossip did not bring."""
+        height, head = self._db.execute("SELECT height, head FROM ledger_read").fetchone()
+        return int(height), Digest(bytes(head))
 
-    @ledger_height.setter
-    def ledger_height(self, height: int) -> None:
-        self._db.execute("UPDATE ledger SET height = ?", (height,))
+    @ledger_position.setter
+    def ledger_position(self, position: tuple[int, Digest]) -> None:
+        self._write("UPDATE ledger_read SET height = ?, head = ?", position)
 
     def outstanding(self) -> int:
         """Groups whose end is not known yet."""
@@ -122,32 +118,30 @@ class Spool:
         return int(row[0])
 
     def stored(self, digests: Iterable[bytes]) -> int:
-        """The learner holds these groups; returns how many of them are ours and new."""
-        count = 0
-        for digest in digests:
-            cursor = self._db.execute(
-                "UPDATE groups SET state = 'delivered' WHERE digest = ? AND state = 'generated'", (digest,)
+        """The learner has these groups on disk, so that ours may go; returns how many of them are ours and new."""
+        return sum(
+            self._write(
+                "UPDATE groups SET state = 'delivered', raw = NULL WHERE digest = ? AND state = 'generated'", (digest,)
             )
-            count += cursor.rowcount
-        return count
+            for digest in digests
+        )
 
     def settle(self, receipt: Receipt) -> bool:
         """The learner said what became of a group; its bytes are no longer needed. Whether it was ours and open."""
-        cursor = self._db.execute(
+        changed = self._write(
             "UPDATE groups SET state = ?, reason = ?, raw = NULL"
             " WHERE digest = ? AND state IN ('generated', 'delivered')",
             (_TERMINAL[State(receipt.state)], receipt.reason, receipt.group),
         )
-        return cursor.rowcount > 0
+        return changed > 0
 
     def expire(self, *, now: float) -> int:
         """Give up groups that no learner will take any more: too old, or too many. Returns how many."""
-        cursor = self._db.execute(
+        given_up = self._write(
             "UPDATE groups SET state = 'expired', reason = 'too_late', raw = NULL"
             " WHERE state IN ('generated', 'delivered') AND created < ?",
             (now - self._config.max_age_s,),
         )
-        given_up = cursor.rowcount
         row = self._db.execute("SELECT TOTAL(LENGTH(raw)) FROM groups").fetchone()
         excess = row[0] - self._config.max_bytes
         for digest, size in self._db.execute(
@@ -155,7 +149,7 @@ class Spool:
         ).fetchall():
             if excess <= 0:
                 break
-            self._db.execute(
+            self._write(
                 "UPDATE groups SET state = 'expired', reason = 'spool_full', raw = NULL WHERE digest = ?", (digest,)
             )
             excess -= size
@@ -175,3 +169,13 @@ class Spool:
     def verified_tokens(self) -> int:
         """Completion tokens of verified groups."""
         return int(self._db.execute("SELECT TOTAL(tokens) FROM groups WHERE state = 'verified'").fetchone()[0])
+
+    def _write(self, statement: str, values: Sequence[object]) -> int:
+        """Change rows and return how many. On disk when this returns; `MachineError` when the disk is full."""
+        try:
+            return self._db.execute(statement, values).rowcount
+        except sqlite3.Error as error:
+            raise MachineError(
+                f"the spool cannot be written: {error}",
+                remedy="Free some space and start again; finished work is safe.",
+            ) from error

@@ -296,5 +296,7 @@ def _print_summary(document: dict[str, Any], directory: Path) -> None:
     for name, count in document["groups_by_contributor"].items():
         say(f"groups     {name:<14} {count} verified")
     say(f"rejected   {document['groups_rejected']}")
+    network, daemon = document["network_resident_bytes_max"], document["network_daemon_bytes_max"]
+    say(f"memory     network processes at most {network / 1e6:.0f} MB each, their daemons {daemon / 1e6:.0f} MB")
     say(f"wall       {document['wall_s']:.0f} s")
     say(f"Kept in {directory}: metrics.jsonl, reward.png, summary.json, checkpoints, ledger. p2prl board {directory}")

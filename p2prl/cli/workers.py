@@ -50,7 +50,7 @@ def join_run(
         report.write(_progress_document(progress))
         view.update(lambda: _progress_panel(link, seat, progress), lambda: _progress_line(progress))
 
-    agent = AgentConfig(slots_per_batch=slots or 4)
+    agent = AgentConfig(slots_per_batch=slots)
     volunteer = build_volunteer(
         link,
         seat,
@@ -127,7 +127,6 @@ class _Report:
 
     def __init__(self, seat: Seat, link: JoinLink, role: str) -> None:
         self._path = seat.run_directory(link.run) / "status.json"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._common = {"role": role, "run": link.name, "peer": seat.identity.peer_id}
         self._next_at = 0.0
         self.document: dict[str, Any] = dict(self._common)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import platformdirs
+import psutil
 
 from p2prl.errors import MachineError
 from p2prl.net.keyfile import load_or_create_identity
@@ -93,5 +94,12 @@ def try_lock(directory: Path) -> IO[str] | None:
 def write_status(path: Path, status: dict[str, Any]) -> None:
     """Replace a status file in one step, so that a reader never sees half of it."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps({"pid": os.getpid(), **status}, sort_keys=True))
-    new.rename(path)
+    memory = psutil.Process().memory_info().rss
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(json.dumps({"pid": os.getpid(), "resident_bytes": memory, **status}, sort_keys=True))
+        new.rename(path)
+    except OSError as error:
+        raise MachineError(
+            f"cannot write {path}: {error.strerror}", remedy="Free some space and start again; nothing is lost."
+        ) from error
