@@ -1,0 +1,106 @@
+"""A node takes any bytes from anybody: it never raises, never forwards junk, and its deadlines stay ahead."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2prl.protocol import frames, limits
+from p2prl.protocol.codec import Wire
+from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.manifests import PolicyManifest, blob_of
+from p2prl.protocol.messages import (
+    BlobQuery,
+    Chunk,
+    ChunkRefused,
+    ChunkRequest,
+    Have,
+    Hello,
+    LedgerPage,
+    LedgerQuery,
+    Offer,
+    Push,
+    Role,
+    StorageReceipt,
+    Want,
+)
+from p2prl.sim.blobs import MemoryBlobs
+from p2prl.sim.broadcast import group_of, identity_of, run_manifest_of
+from p2prl.sim.loop import START
+from p2prl.swarm.events import Send
+from p2prl.swarm.node import Node, NodeConfig
+
+LEARNER, LIAR = identity_of("learner"), identity_of("liar")
+MANIFEST = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=START)
+RUN = envelope_digest(MANIFEST)
+REF = blob_of(bytes(range(256)) * 100, 4096)
+POLICY = seal(LEARNER, PolicyManifest(0, 0, REF, bytes(32), b"", bytes(32), 0), run=RUN, now=START)
+FORGED = [
+    seal(LIAR, PolicyManifest(0, 0, REF, bytes(32), b"", bytes(32), 0), run=RUN, now=START),
+    seal(LIAR, StorageReceipt((bytes(32),)), run=RUN, now=START),
+    seal(LIAR, group_of(1), run=bytes(32), now=START),
+    MANIFEST,
+]
+GOOD = [POLICY, seal(LIAR, group_of(1), run=RUN, now=START)]
+
+names = st.sampled_from([RUN, REF.root, *REF.chunks[:3], envelope_digest(POLICY), bytes(32), b"short"])
+number = st.integers(-(1 << 63), (1 << 63) - 1)
+spoken: st.SearchStrategy[Wire] = st.one_of(
+    st.builds(
+        Hello,
+        wire_version=st.sampled_from([limits.WIRE_VERSION] * 4 + [2]),
+        run=st.sampled_from([RUN, RUN, bytes(32)]),
+        role=st.sampled_from([*map(int, Role), 9]),
+        now_ms=number,
+        newest_version=number,
+        ledger_height=number,
+    ),
+    st.builds(Offer, st.lists(names, max_size=4).map(tuple)),
+    st.builds(Want, st.lists(names, max_size=4).map(tuple)),
+    st.builds(Push, st.sampled_from([*FORGED, *GOOD, b"junk"])),
+    st.builds(Have, names, st.binary(max_size=3)),
+    st.builds(ChunkRequest, names),
+    st.builds(Chunk, st.sampled_from([bytes(range(256)) * 16, b"poison"])),
+    st.builds(ChunkRefused, names, number),
+    st.builds(BlobQuery, names),
+    st.builds(LedgerQuery, number),
+    st.builds(LedgerPage, number, st.lists(st.binary(max_size=9), max_size=80).map(tuple)),
+)
+steps = st.tuples(
+    st.sampled_from("ABCD"),
+    st.one_of(st.binary(max_size=60), st.lists(spoken, min_size=1, max_size=6)),
+    st.floats(0, 20),
+)
+
+
+@given(st.lists(steps, max_size=25), st.sampled_from([Role.VOLUNTEER, Role.LEARNER, Role.BOARD]), st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_a_node_outlives_anything_it_is_told(
+    story: list[tuple[str, bytes | list[Wire], float]], role: Role, knows_run: bool
+) -> None:
+    identity = LEARNER if role is Role.LEARNER else identity_of("me")
+    now = START
+    node = Node(identity, RUN, MemoryBlobs(), random.Random(1), NodeConfig(role=role), now)
+    if knows_run:
+        node.begin(MANIFEST)
+    for name, said, wait in story:
+        frame = said if isinstance(said, bytes) else b"".join(frames.pack(message) for message in said)
+        node.receive(frame, PeerId(name), now)
+        for command in node.commands(now):
+            if isinstance(command, Send):
+                sent = list(frames.unpack(command.frame))
+                assert sent, "no empty frame"
+                pushed = [message.envelope for message in sent if isinstance(message, Push)]
+                assert all(envelope in (*GOOD, MANIFEST) for envelope in pushed), "junk was forwarded"
+                if command.bulk:
+                    node.upload_done(command.peer)
+        while node.next_event() is not None:
+            pass
+        now += wait
+        if node.next_deadline() <= now:
+            node.handle_timer(now)
+            node.commands(now)
+        assert node.next_deadline() > now, "a deadline that stays in the past would spin its shell"
