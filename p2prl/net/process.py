@@ -24,6 +24,7 @@ from p2prl.net.blobs import DiskBlobs
 from p2prl.net.driver import NodeDriver
 from p2prl.net.hivemind import HivemindTransport
 from p2prl.net.keyfile import load_identity
+from p2prl.net.wire_watch import WireWatch
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.messages import Role
@@ -60,6 +61,8 @@ class NetworkProcess:
 
     async def _serve(self, start: control.Start) -> None:
         identity = load_identity(Path(start.key_file))
+        # A learner is the run itself, and stays for whoever speaks its version.
+        self._wire = WireWatch(() if start.role == Role.LEARNER else start.bootstrap)
         self._blobs = DiskBlobs(Path(start.blob_dir))
         self._node = Node(
             identity,
@@ -146,6 +149,10 @@ class NetworkProcess:
         )
 
     def _on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.WireMismatch) and not self._wire.met(
+            event.peer, event.wire_version, neighbours=len(self._node.roles())
+        ):
+            return
         self._tell(bridge.tell(event, path_of=self._blobs.path, status=self._status))
 
     def _tell(self, message: control.FromNetwork) -> None:
@@ -172,5 +179,7 @@ async def _main(descriptor: int) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    # Closing a subprocess transport may reap the daemon before asyncio's own watcher does; it then warns of nothing.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_main(int(sys.argv[1])))

@@ -15,7 +15,7 @@ from p2prl.protocol import frames, limits
 from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
-from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.identity import Identity, PeerId, peer_id_of
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.messages import (
     BlobQuery,
@@ -180,8 +180,12 @@ class Node:
         return self._relay.stats
 
     def roles(self) -> tuple[tuple[str, int], ...]:
-        """Neighbours by role name."""
-        counts = Counter(n.role.name.lower() for n in self._links.links.values() if n.role is not None)
+        """Neighbours by role name. Whoever calls itself a learner without the run's key only listens."""
+        counts = Counter(
+            "listener" if n.role is Role.LEARNER and not self._is_learner(peer) else n.role.name.lower()
+            for peer, n in self._links.links.items()
+            if n.role is not None
+        )
         return tuple(sorted(counts.items()))
 
     def transfer_progress(self) -> tuple[int, int, int]:
@@ -315,7 +319,7 @@ class Node:
             self._forget(source)
             return
         self._gossip.set_role(source, link.role)
-        self._relay.add_neighbour(source, is_source=link.role is Role.LEARNER)
+        self._relay.add_neighbour(source, is_source=self._is_learner(source))
         newest = self._policies.newest if self._policies else None
         if newest is not None and newest.manifest.version > message.newest_version:
             self._send(source, Push(newest.raw))
@@ -355,6 +359,9 @@ class Node:
         elif opened.kind is not Kind.VERDICT:
             raise RemoteProtocolError(f"a {opened.kind.name.lower()} is not gossiped")
 
+    def _is_learner(self, peer: PeerId) -> bool:
+        return bool(self._learner) and peer == peer_id_of(self._learner)
+
     # --- run and policies --------------------------------------------------------------------------------------
 
     def _learn_run(self, opened: Opened, now: float) -> None:
@@ -366,6 +373,10 @@ class Node:
         self._policies = PolicyBook(manifest.learner)
         self._gossip.pin(opened.raw, opened.digest)
         self._events.append(RunKnown(manifest, opened.raw))
+        for peer, link in self._links.links.items():
+            if link.role is not None:
+                self._relay.add_neighbour(peer, is_source=self._is_learner(peer))
+        self._report_roles()
         if self._config.fetch_policies:
             for file in manifest.files:
                 self._files.setdefault(file.blob.root, []).append(file.name)
