@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from p2prl.cli import crashes
 from p2prl.cli.console import emit, progress, say
 from p2prl.cli.reading import read_lines, read_status
 from p2prl.clock import SystemClock
@@ -73,6 +74,7 @@ def eval_command(
 ) -> None:
     """Measure a checkpoint."""
     folder = open_run(directory)
+    crashes.keep_in(directory)
     use_threads(threads)
     chosen = checkpoint or folder.newest_weights()
     with progress(f"evaluating {chosen.name}", quiet=as_json) as tell:
@@ -171,6 +173,7 @@ def _board_source(source: str, home: Path | None, listen: list[str] | None) -> I
         return
     link = parse_link(source)
     seat = take_seat(home or default_home(), kind="board")
+    crashes.keep_in(seat.directory)
     config = LinkConfig(
         link=link,
         key_file=seat.key_file,

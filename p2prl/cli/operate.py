@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from p2prl.cli import crashes
 from p2prl.cli.console import Interrupts, View, emit, progress, say
 from p2prl.cli.tracking import tracker
 from p2prl.config.home import write_status
@@ -65,6 +66,7 @@ def init_command(
 def learn_command(directory: Path, *, listen: list[str] | None, updates: int | None, track: str, as_json: bool) -> None:
     """Train a run until its updates are done or it is interrupted."""
     folder = open_run(directory)
+    crashes.keep_in(directory)
     if updates is not None:
         settings = replace(folder.settings, learner=replace(folder.settings.learner, updates=updates))
         folder = replace(folder, settings=settings)

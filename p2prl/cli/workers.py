@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from p2prl.cli import crashes
 from p2prl.cli.console import Interrupts, View, emit, say
 from p2prl.client.agent import AgentConfig
 from p2prl.client.service import Progress, VolunteerConfig
@@ -43,6 +44,7 @@ def join_run(
     chosen = choose_device(device)
     use_threads(threads)
     seat = take_seat(home or default_home())
+    crashes.keep_in(seat.directory)
     view = View(quiet=as_json)
     report = _Report(seat, link, "volunteer")
 
@@ -93,6 +95,7 @@ def validate_run(
     chosen = choose_device(device)
     use_threads(threads)
     seat = take_seat(home or default_home(), kind="validator")
+    crashes.keep_in(seat.directory)
     view = View(quiet=as_json)
     report = _Report(seat, link, "validator")
 
