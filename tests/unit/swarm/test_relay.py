@@ -15,7 +15,7 @@ from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.protocol.messages import BlobQuery, Chunk, ChunkRefused, ChunkRequest, Have
 from p2prl.sim.blobs import MemoryBlobs
 from p2prl.swarm.relay import ForeignChunkError, Relay
-from p2prl.swarm.transfers import RelayConfig, bitmap_of, indices_of
+from p2prl.swarm.transfers import Holder, RelayConfig, bitmap_of, indices_of
 
 CHUNK = 4096
 SOURCE, A, B, C = (PeerId(name) for name in ("source", "A", "B", "C"))
@@ -335,3 +335,11 @@ def test_bitmaps_round_trip_and_ignore_what_lies_past_the_end(total: int) -> Non
     chosen = {i for i in range(total) if i % 3 == 0}
     assert indices_of(bitmap_of(chosen, total), total) == chosen
     assert indices_of(b"\xff" * 100, total) == set(range(total))
+
+
+def test_requests_remembered_of_one_neighbour_are_bounded_and_the_newest_stay() -> None:
+    holder = Holder(is_source=False, ever_asked={})
+    made = [Digest(number.to_bytes(32, "big")) for number in range(20_000)]
+    for name in made:
+        holder.note_request(name, 1.0)
+    assert list(holder.ever_asked) == made[-16_384:]
