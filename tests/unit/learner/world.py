@@ -1,0 +1,130 @@
+"""A run small enough for a unit test: the real chain4 model, real keys, real envelopes, a journal and a shelf on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import torch
+
+from p2prl.learner.founding import RunPlan, run_manifest
+from p2prl.learner.journal import Journal, StoredGroup
+from p2prl.learner.shelf import Published, Shelf
+from p2prl.learner.verification import Outcome, Verification
+from p2prl.models.codec import Codec
+from p2prl.models.layout import flatten, layout_of, weights_digest
+from p2prl.models.run_files import export_run_files
+from p2prl.models.tiny import tiny_model
+from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.work import GroupWork
+from p2prl.net.blobs import DiskBlobs
+from p2prl.protocol.digests import digest
+from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import PolicyManifest, blob_of, chunk_bytes_for
+from p2prl.protocol.messages import RolloutGroup
+
+NOW = 1_800_000_000.0
+STALENESS = 4
+
+torch.set_num_threads(1)
+
+
+def identity(name: str) -> Identity:
+    """A key that a name fixes."""
+    return Identity(digest("p2prl/test-identity", name.encode())[:16])
+
+
+class World:
+    """One run, and everything its learner has on disk."""
+
+    def __init__(self, directory: Path, *, group_size: int = 2) -> None:
+        self.directory = directory
+        self.learner = identity("learner")
+        self.loaded = tiny_model(seed=1)
+        self.layout = layout_of(self.loaded.model, "float32")
+        self.files = export_run_files(self.loaded)
+        plan = RunPlan(
+            name="unit", goal="test", task="chain4", model=None, staleness_bound=STALENESS, group_size=group_size
+        )
+        self.manifest = run_manifest(plan, self.loaded, self.learner.public_key, self.files, now=NOW)
+        self.manifest_raw = seal(self.learner, self.manifest, run=bytes(32), now=NOW)
+        self.run = envelope_digest(self.manifest_raw)
+        self.work = GroupWork(self.manifest, self.run, Codec(self.loaded.tokenizer, self.loaded.model))
+        self.engine = TransformersEngine(self.loaded.model, self.layout)
+        self.journal = Journal(directory / "journal.db")
+        self.blobs = DiskBlobs(directory / "blobs")
+        self.shelf = Shelf(self.blobs)
+
+    def close(self) -> None:
+        self.journal.close()
+        self.blobs.close()
+
+    def publish(self, version: int, *, step: int) -> Published:
+        """Publish weights of their own for a version; the version before must be on the shelf."""
+        weights = bytes(flatten(tiny_model(seed=100 + version).model, self.layout))
+        ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=4))
+        self.blobs.add(ref, weights)
+        newest = self.shelf.newest
+        manifest = PolicyManifest(
+            version=version,
+            step=step,
+            weights=ref,
+            state=weights_digest(weights),
+            previous=b"" if newest is None else newest.digest,
+            beacon=digest("p2prl/test-beacon", bytes([version])),
+            created_ms=int(NOW * 1000),
+        )
+        raw = seal(self.learner, manifest, run=self.run, now=NOW)
+        with self.journal.transaction():
+            self.journal.add_policy(version, step, raw)
+        return self.shelf.add(raw)
+
+    def group(self, policy: Published, peer: Identity, slot: int) -> RolloutGroup:
+        """The honest group of a slot."""
+        self.engine.load_weights(self.shelf.weights(policy.manifest.version))
+        assignment = self.work.assign(
+            policy=policy.digest, beacon=policy.manifest.beacon, peer=peer.public_key, slot=slot
+        )
+        return self.work.pack(
+            assignment,
+            self.engine.generate(assignment.requests),
+            version=policy.manifest.version,
+            policy=policy.digest,
+            engine=self.engine.engine_class,
+            seconds=0.5,
+        )
+
+    def sealed(self, group: RolloutGroup, peer: Identity, *, now: float = NOW) -> StoredGroup:
+        """A group as the journal takes it in."""
+        raw = seal(peer, group, run=self.run, now=now)
+        return StoredGroup(envelope_digest(raw), peer.public_key, group.version, group.slot, raw, b"", b"")
+
+    def store(self, *groups: StoredGroup) -> None:
+        """Put groups in the journal as the learner does."""
+        with self.journal.transaction():
+            for group in groups:
+                self.journal.store(group, NOW)
+
+    def check(self, *groups: StoredGroup, step: int = 0) -> list[Outcome]:
+        """What a fresh verification says of groups."""
+        verification = Verification(self.journal, self.shelf, self.work, self.engine, staleness_bound=STALENESS)
+        return verification.check(groups, step)
+
+
+def altered(group: RolloutGroup, **changes: object) -> RolloutGroup:
+    """A group with some fields replaced."""
+    return msgspec.structs.replace(group, **changes)
+
+
+def with_completion(group: RolloutGroup, index: int, **changes: object) -> RolloutGroup:
+    """A group with one completion altered."""
+    completions = list(group.completions)
+    completions[index] = msgspec.structs.replace(completions[index], **changes)
+    return altered(group, completions=tuple(completions))
+
+
+def as_stored(group: StoredGroup, **changes: object) -> StoredGroup:
+    """A stored group with some fields replaced."""
+    return replace(group, **changes)  # type: ignore[arg-type]
