@@ -16,7 +16,7 @@ from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity, PeerId, peer_id_of
-from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import (
     BlobQuery,
     Chunk,
@@ -29,6 +29,7 @@ from p2prl.protocol.messages import (
     LedgerQuery,
     Offer,
     Push,
+    Receipts,
     Role,
     RolloutGroup,
     Want,
@@ -37,22 +38,18 @@ from p2prl.swarm.events import (
     ClockOff,
     Command,
     EnvelopeArrived,
-    Equivocation,
     Event,
-    FileReady,
     LedgerArrived,
     LedgerWanted,
     PeerBanned,
     PeersChanged,
-    PolicyAnnounced,
-    PolicyReady,
     RunKnown,
     Send,
     WireMismatch,
 )
+from p2prl.swarm.following import Following
 from p2prl.swarm.gossip import AUDIENCE, Gossip, GossipConfig
 from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
-from p2prl.swarm.policies import EquivocationError, KnownPolicy, PolicyBook
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay import ForeignChunkError, Relay, RelayConfig, RelayStats
 
@@ -61,13 +58,6 @@ _FORGIVEN_FAULTS = 3
 
 _RETRY_WANTS_S = 2.0
 """How long an offered envelope may stay unpushed before the next offerer is asked."""
-
-_STALLED_TRANSFER_S = 20.0
-"""A transfer without a chunk for this long gives way to a newer version: its holders have moved on."""
-
-
-_REMEMBERED_REQUESTS = 1_024
-"""Policies asked for by name; older requests are forgotten."""
 
 _PAGE_OVERHEAD_BYTES = 64
 _ENTRY_OVERHEAD_BYTES = 5
@@ -100,18 +90,12 @@ class Node:
         self._links = Neighbourhood(self._me, rng, config.neighbourhood, now)
         self._gossip = Gossip(rng, config.gossip)
         self._relay = Relay(store, rng, config.relay)
-        self._policies: PolicyBook | None = None
+        self._following: Following | None = None
         self._learner = b""
-        self._files: dict[Digest, list[str]] = {}
-        self._fetching: KnownPolicy | None = None
-        self._fetching_since = now
-        self._also_wanted: dict[Digest, KnownPolicy] = {}
-        self._requested: dict[Digest, None] = {}
-        self._overdue: list[KnownPolicy] = []
-        self._ready: set[Digest] = set()
         self._faults: Counter[PeerId] = Counter()
         self._next_retry = now + _RETRY_WANTS_S
         self._rng = rng
+        self._born = now
         self._reported_roles: tuple[tuple[str, int], ...] = ()
         self._clock_reported = False
         self._events: deque[Event] = deque()
@@ -121,7 +105,7 @@ class Node:
 
     def begin(self, manifest: bytes) -> None:
         """Start with a run manifest already on disk. Raises when it is not the run of the join link."""
-        self._learn_run(open_envelope(manifest, now=None), now=self._fetching_since)
+        self._learn_run(open_envelope(manifest, now=None), self._born)
 
     def announce(self, addresses: tuple[str, ...], now: float) -> None:
         """Tell the directory where this node can be dialled; cheap to repeat."""
@@ -142,17 +126,9 @@ class Node:
         self._gossip.spread(opened, source=None)
 
     def fetch_policy(self, name: Digest, now: float) -> None:
-        """Fetch a particular policy by its manifest envelope's digest, besides the newest."""
-        known = self._policies.named(name) if self._policies else None
-        self._requested[name] = None
-        if len(self._requested) > _REMEMBERED_REQUESTS:
-            del self._requested[next(iter(self._requested))]
-        if known is None:
-            self._gossip.ask_all(name)
-        elif name in self._ready:
-            self._events.append(PolicyReady(known.manifest, name))
-        else:
-            self._fetch_also(known, now)
+        """Fetch a particular policy by its manifest envelope's digest, besides the newest; not before `RunKnown`."""
+        if self._following is not None:
+            self._following.request(name, now)
 
     def send_ledger(self, peer: PeerId, from_height: int, entries: tuple[bytes, ...]) -> None:
         """Answer a `LedgerWanted` event with as many of these entries as one message may hold."""
@@ -190,16 +166,13 @@ class Node:
 
     def transfer_progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the policy being fetched; version −1 when idle."""
-        if self._fetching is None:
-            return -1, 0, 0
-        manifest = self._fetching.manifest
-        return (manifest.version, *self._relay.progress(manifest.weights.root))
+        return (-1, 0, 0) if self._following is None else self._following.progress()
 
     # --- what the shell reports --------------------------------------------------------------------------------
 
     def connected(self, peer: PeerId, now: float) -> None:
         """A link to `peer` is up."""
-        if self._links.connected(peer, now) and self._policies is None:
+        if self._links.connected(peer, now) and self._following is None:
             self._gossip.ask(self._me.run, [peer])
 
     def lost(self, peer: PeerId, now: float) -> None:
@@ -247,9 +220,10 @@ class Node:
         if now >= self._next_retry:
             self._next_retry = now + _RETRY_WANTS_S
             self._gossip.retry_wants()
-            if self._policies is None:
+            if self._following is None:
                 self._gossip.ask_all(self._me.run)
-        self._drop_stalled(now)
+            else:
+                self._following.drop_stalled(now)
         offset = self._links.clock_offset_s()
         if offset is not None and not self._clock_reported:
             self._events.append(ClockOff(offset))
@@ -320,14 +294,14 @@ class Node:
             return
         self._gossip.set_role(source, link.role)
         self._relay.add_neighbour(source, is_source=self._is_learner(source))
-        newest = self._policies.newest if self._policies else None
+        newest = self._following.newest if self._following else None
         if newest is not None and newest.manifest.version > message.newest_version:
             self._send(source, Push(newest.raw))
         self._report_roles()
 
     def _on_push(self, raw: bytes, source: PeerId, now: float) -> None:
         name = envelope_digest(raw)
-        if name == self._me.run and self._policies is None:
+        if name == self._me.run and self._following is None:
             self._learn_run(open_envelope(raw, now=now), now)
             return
         if not self._gossip.is_new(name):
@@ -337,7 +311,7 @@ class Node:
             elif (opened := open_envelope(raw, now=now)).kind is Kind.ROLLOUT_GROUP:
                 self._events.append(EnvelopeArrived(opened, source))
             return
-        if self._policies is None:
+        if self._following is None:
             return
         opened = open_envelope(raw, now=now)
         self._admit(opened, now)
@@ -354,6 +328,8 @@ class Node:
         elif opened.kind in (Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD):
             if opened.author != self._learner:
                 raise RemoteProtocolError(f"{opened.kind.name.lower()} signed by somebody who is not the learner")
+            if isinstance(opened.body, Receipts) and len(opened.body.receipts) > limits.MAX_RECEIPTS_PER_MESSAGE:
+                raise RemoteProtocolError(f"{len(opened.body.receipts)} receipts in one message")
         elif opened.kind is Kind.ROLLOUT_GROUP:
             body_of(opened, RolloutGroup).check()
         elif opened.kind is not Kind.VERDICT:
@@ -370,7 +346,14 @@ class Node:
             raise RemoteProtocolError("run manifest does not match the join link")
         manifest.check()
         self._learner = manifest.learner
-        self._policies = PolicyBook(manifest.learner)
+        self._following = Following(
+            manifest,
+            self._relay,
+            self._gossip,
+            fetches=self._config.fetch_policies and self._config.role is not Role.LEARNER,
+            keep_versions=self._config.keep_versions,
+            now=now,
+        )
         self._gossip.pin(opened.raw, opened.digest)
         self._events.append(RunKnown(manifest, opened.raw))
         for peer, link in self._links.links.items():
@@ -378,98 +361,27 @@ class Node:
                 self._relay.add_neighbour(peer, is_source=self._is_learner(peer))
         self._report_roles()
         if self._config.fetch_policies:
-            for file in manifest.files:
-                self._files.setdefault(file.blob.root, []).append(file.name)
-                self._relay.fetch(file.blob, now)
+            self._following.fetch_files(manifest, now)
         self._me.changed = True
 
     def _admit_policy(self, opened: Opened, now: float, *, own: bool) -> None:
-        assert self._policies is not None
-        before = self._policies.newest
-        version = body_of(opened, PolicyManifest).version
-        requested = opened.digest in self._requested
-        if before is not None and version <= before.manifest.version - self._config.keep_versions and not requested:
-            raise StaleWorkError("policy manifest of a version nobody fetches any more")
+        if self._following is None:
+            raise LocalProtocolError("a policy before its run")
         try:
-            known = self._policies.admit(opened)
-        except EquivocationError as error:
-            self._events.append(Equivocation(error.first, error.second))
-            raise RemoteProtocolError(str(error)) from error
-        self._gossip.pin(opened.raw, known.digest)
-        newer = before is None or known.manifest.version > before.manifest.version
-        if own:
-            self._relay.offer(known.manifest.weights, now)
-        if newer:
-            self._me.newest_version = known.manifest.version
-            self._events.append(PolicyAnnounced(known.manifest, known.digest))
-            self._retire(known.manifest.version)
-        elif requested:
-            self._fetch_also(known, now)
-
-    def _retire(self, newest: int) -> None:
-        """Let go of versions nobody should still be waiting for."""
-        assert self._policies is not None
-        late, self._overdue = self._overdue, []
-        for old in (*late, *self._policies.forget_before(newest - self._config.keep_versions + 1)):
-            self._gossip.unpin(old.digest)
-            if old is self._fetching or (old.digest in self._also_wanted and old not in late):
-                self._overdue.append(old)  # somebody waits for it: it goes one version later
-            else:
-                self._release_weights(old)
-
-    def _release_weights(self, old: KnownPolicy) -> None:
-        """Free a version's weights, unless another version consists of the same bytes."""
-        assert self._policies is not None
-        root = old.manifest.weights.root
-        self._ready.discard(old.digest)
-        self._also_wanted.pop(old.digest, None)
-        if not self._policies.uses(root) and all(late.manifest.weights.root != root for late in self._overdue):
-            self._relay.drop(root)
-
-    def _fetch_also(self, known: KnownPolicy, now: float) -> None:
-        if known.digest not in self._ready:
-            self._also_wanted[known.digest] = known
-            self._relay.fetch(known.manifest.weights, now)
-
-    def _fetch_newest(self, now: float) -> None:
-        newest = self._policies.newest if self._policies else None
-        if newest is None or self._fetching is not None or not self._config.fetch_policies:
-            return
-        if newest.digest not in self._ready and self._config.role is not Role.LEARNER:
-            self._fetching, self._fetching_since = newest, now
-            self._relay.fetch(newest.manifest.weights, now)
-
-    def _drop_stalled(self, now: float) -> None:
-        fetching, newest = self._fetching, self._policies.newest if self._policies else None
-        if fetching is None or newest is None or newest is fetching:
-            return
-        if (
-            now - max(self._fetching_since, self._relay.progressed_at(fetching.manifest.weights.root))
-            > _STALLED_TRANSFER_S
-        ):
-            self._fetching = None
-            if newest.manifest.weights.root != fetching.manifest.weights.root:
-                self._relay.drop(fetching.manifest.weights.root)
+            self._following.admit(opened, now, own=own)
+        finally:
+            self._events.extend(self._following.events)
+            self._following.events.clear()
+        newest = self._following.newest
+        if newest is not None:
+            self._me.newest_version = newest.manifest.version
 
     def _after(self, now: float) -> None:
-        """Turn finished blobs into events and go on to the newest version."""
-        self._fetch_newest(now)
-        while self._relay.completed:
-            finished, self._relay.completed = self._relay.completed, []
-            for root in finished:
-                self._completed(root)
-            self._fetch_newest(now)
-
-    def _completed(self, root: Digest) -> None:
-        for name in self._files.get(root, ()):
-            self._events.append(FileReady(name, root))
-        for known in (self._fetching, *self._also_wanted.values()):
-            if known is not None and known.manifest.weights.root == root and known.digest not in self._ready:
-                self._ready.add(known.digest)
-                self._events.append(PolicyReady(known.manifest, known.digest))
-        if self._fetching is not None and self._fetching.manifest.weights.root == root:
-            self._fetching = None
-        self._also_wanted = {d: k for d, k in self._also_wanted.items() if k.manifest.weights.root != root}
+        """Let what arrived have its consequences."""
+        if self._following is not None:
+            self._following.advance(now)
+            self._events.extend(self._following.events)
+            self._following.events.clear()
 
     # --- links -------------------------------------------------------------------------------------------------
 
