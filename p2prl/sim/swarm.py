@@ -10,9 +10,8 @@ from __future__ import annotations
 import copy
 import random
 import statistics
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,29 +23,26 @@ from p2prl.learner.epochs import Action
 from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.service import Learner, LearnerConfig, LearnerPaths, node_keep_versions
 from p2prl.models.codec import Codec
-from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, Weights
 from p2prl.models.evaluation import evaluate
 from p2prl.models.layout import layout_of
 from p2prl.models.loading import LoadedModel
 from p2prl.models.run_files import export_run_files
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.work import GroupWork
-from p2prl.net import bridge, control
 from p2prl.net.blobs import DiskBlobs
-from p2prl.protocol import frames, limits
-from p2prl.protocol.codec import decode
-from p2prl.protocol.envelope import Envelope, envelope_digest, seal
+from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import Kind, Push, Role
+from p2prl.protocol.messages import Kind, Role
 from p2prl.sim.blobs import MemoryBlobs
 from p2prl.sim.broadcast import identity_of
 from p2prl.sim.delays import parse_delay
 from p2prl.sim.loop import START
+from p2prl.sim.machines import slow_envelopes
 from p2prl.sim.network import LinkConfig, VirtualNetwork
-from p2prl.swarm.events import Event
+from p2prl.sim.stand_ins import SharedEngine, SimulatedNetwork
 from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.ports import BlobStore, Randomness
+from p2prl.swarm.ports import BlobStore
 
 _IDLE_TURN_S = 5.0
 """A role with nothing to do looks around this often, as its polling loop does in life."""
@@ -101,104 +97,6 @@ class SwarmResult:
     """Virtual seconds after the run's end until every volunteer held the last version; −1 if ten minutes did not do."""
 
 
-@dataclass(frozen=True, slots=True)
-class _VirtualClock:
-    """The one clock every simulated role reads."""
-
-    network: VirtualNetwork
-
-    def now(self) -> float:
-        return self.network.now
-
-
-class SharedEngine:
-    """One model for all simulated peers: each loads its own weights before it computes, as if it had its own."""
-
-    def __init__(self, engine: Engine, owner: dict[str, object]) -> None:
-        self._engine = engine
-        self._owner = owner
-        self._weights: bytes = b""
-
-    @property
-    def engine_class(self) -> Any:
-        """That of the shared engine."""
-        return self._engine.engine_class
-
-    def load_weights(self, weights: Weights) -> None:
-        """Take up a policy."""
-        self._weights = bytes(weights)
-        self._owner["holder"] = None
-        self._claim()
-
-    def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        *,
-        should_stop: Callable[[], bool] | None = None,
-        on_step: Callable[[int], None] | None = None,
-    ) -> list[Generation]:
-        """Sample under this peer's weights."""
-        self._claim()
-        return self._engine.generate(requests, should_stop=should_stop, on_step=on_step)
-
-    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
-        """Replay under this peer's weights."""
-        self._claim()
-        return self._engine.replay(requests, token_ids)
-
-    def _claim(self) -> None:
-        if self._owner.get("holder") is not self:
-            self._engine.load_weights(self._weights)
-            self._owner["holder"] = self
-
-
-@dataclass(slots=True)
-class SimulatedNetwork:
-    """A role's network on virtual time. What a role says during a turn leaves when the turn's work is done."""
-
-    network: VirtualNetwork
-    peer: PeerId
-    addresses: tuple[str, ...]
-    path_of: Callable[[bytes], Path]
-    inbox: deque[control.FromNetwork] = field(default_factory=deque)
-    hold_s: float = 0.0
-    """Virtual seconds before messages sent now leave."""
-    status: control.Status | None = None
-
-    def send(self, message: control.ToNetwork) -> None:
-        """Hand a message to the node, once the work it stands for is done."""
-
-        def act() -> None:
-            if self.network.is_up(self.peer):
-                bridge.obey(self.network.node(self.peer), message, self.network.now)
-                self.network.wake(self.peer)
-
-        if self.hold_s > 0:
-            self.network.after(self.hold_s, act)
-        else:
-            act()
-
-    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
-        """Everything that arrived since the last turn; virtual time does not wait here."""
-        del timeout_s
-        messages = list(self.inbox)
-        self.inbox.clear()
-        return messages
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def on_event(self, event: Event) -> None:
-        """Take the node's event."""
-        self.inbox.append(bridge.tell(event, path_of=self.path_of, status=self.make_status))
-
-    def make_status(self) -> control.Status:
-        """Neighbours now; the simulator keeps no account of memory."""
-        peers = self.network.node(self.peer).roles()
-        self.status = control.Status(peers, 0, 0, 0, 0, (-1, 0, 0), 0, 0)
-        return self.status
-
-
 class Swarm:
     """A learner and its volunteers."""
 
@@ -207,7 +105,9 @@ class Swarm:
         self._config = config
         self._directory = directory
         law = parse_delay(config.delay)
-        self.network = VirtualNetwork(config.seed, links=LinkConfig(loss=config.loss), delay=_group_delay(law.draw))
+        self.network = VirtualNetwork(
+            config.seed, links=LinkConfig(loss=config.loss), delay=slow_envelopes(Kind.ROLLOUT_GROUP, law)
+        )
         self._dice = random.Random(f"swarm/{config.seed}")  # noqa: S311 - a simulator's dice
         self._key = identity_of(f"learner {config.seed}")
         plan = RunPlan(
@@ -284,7 +184,7 @@ class Swarm:
             work=self._work,
             objective=build_loss("gepo_t"),
             config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
-            clock=_VirtualClock(self.network),
+            clock=self.network.loop_clock,
             random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated
             on_metrics=self._metrics.append,
             on_notice=lambda _: None,
@@ -329,7 +229,7 @@ class Swarm:
             spool_path=self._directory / f"volunteer-{number}" / "spool.db",
             # Delayed groups have neither been lost nor refused: they are not sent again, and do not hold anyone up.
             config=VolunteerConfig(redeliver_s=4 * 3600.0, agent=AgentConfig(slots_per_batch=2, backlog=1_000_000)),
-            clock=_VirtualClock(self.network),
+            clock=self.network.loop_clock,
             prepare=self._prepare,
             on_manifest=lambda *_: None,
             on_progress=lambda _: None,
@@ -403,24 +303,6 @@ class Swarm:
     def _evaluate(self) -> float:
         engine = TransformersEngine(_copy(self._loaded), self._layout)
         return evaluate(engine, self._work, prompts=_EVALUATION_PROMPTS, seed=self._config.seed).reward
-
-
-def _group_delay(draw: Callable[[Randomness], float]) -> Callable[[Randomness, PeerId, PeerId, bytes], float]:
-    """Delay frames that carry a rollout group, and nothing else."""
-
-    def delay(rng: Randomness, source: PeerId, destination: PeerId, frame: bytes) -> float:
-        del source, destination
-        return draw(rng) if _carries_group(frame) else 0.0
-
-    return delay
-
-
-def _carries_group(frame: bytes) -> bool:
-    return any(
-        isinstance(message, Push)
-        and decode(message.envelope, Envelope, limit_bytes=limits.MAX_ENVELOPE_BYTES).kind == Kind.ROLLOUT_GROUP
-        for message in frames.unpack(frame)
-    )
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:

@@ -1,0 +1,103 @@
+"""What stands in for hardware in a simulated role: one model shared by all engines, and a network on virtual time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, Weights
+from p2prl.net import bridge, control
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.messages import EngineClass
+from p2prl.sim.network import VirtualNetwork
+from p2prl.swarm.events import Event
+
+
+class SharedEngine:
+    """One model for all simulated peers: each loads its own weights before it computes, as if it had its own."""
+
+    def __init__(self, engine: Engine, owner: dict[str, object]) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._weights: bytes = b""
+
+    @property
+    def engine_class(self) -> EngineClass:
+        """That of the shared engine."""
+        return self._engine.engine_class
+
+    def load_weights(self, weights: Weights) -> None:
+        """Take up a policy."""
+        self._weights = bytes(weights)
+        self._owner["holder"] = None
+        self._claim()
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        should_stop: Callable[[], bool] | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> list[Generation]:
+        """Sample under this peer's weights."""
+        self._claim()
+        return self._engine.generate(requests, should_stop=should_stop, on_step=on_step)
+
+    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
+        """Replay under this peer's weights."""
+        self._claim()
+        return self._engine.replay(requests, token_ids)
+
+    def _claim(self) -> None:
+        if self._owner.get("holder") is not self:
+            self._engine.load_weights(self._weights)
+            self._owner["holder"] = self
+
+
+@dataclass(slots=True)
+class SimulatedNetwork:
+    """A role's network on virtual time. What a role says during a turn leaves when the turn's work is done."""
+
+    network: VirtualNetwork
+    peer: PeerId
+    addresses: tuple[str, ...]
+    path_of: Callable[[bytes], Path]
+    inbox: deque[control.FromNetwork] = field(default_factory=deque)
+    hold_s: float = 0.0
+    """Virtual seconds before messages sent now leave."""
+    status: control.Status | None = None
+
+    def send(self, message: control.ToNetwork) -> None:
+        """Hand a message to the node, once the work it stands for is done."""
+
+        def act() -> None:
+            if self.network.is_up(self.peer):
+                bridge.obey(self.network.node(self.peer), message, self.network.now)
+                self.network.wake(self.peer)
+
+        if self.hold_s > 0:
+            self.network.after(self.hold_s, act)
+        else:
+            act()
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        """Everything that arrived since the last turn; virtual time does not wait here."""
+        del timeout_s
+        messages = list(self.inbox)
+        self.inbox.clear()
+        return messages
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def on_event(self, event: Event) -> None:
+        """Take the node's event."""
+        self.inbox.append(bridge.tell(event, path_of=self.path_of, status=self.make_status))
+
+    def make_status(self) -> control.Status:
+        """Neighbours now; the simulator keeps no account of memory."""
+        peers = self.network.node(self.peer).roles()
+        self.status = control.Status(peers, 0, 0, 0, 0, (-1, 0, 0), 0, 0)
+        return self.status
