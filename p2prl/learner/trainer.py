@@ -96,17 +96,22 @@ class Trainer:
         self._optimiser.zero_grad(set_to_none=True)
         flat_logprobs, _ = completion_logprobs(self._model, prompts, completions, self._temperature)
         policy_logprobs_BGT = flat_logprobs.reshape(batch.mask_BGT.shape)
+        if not bool(torch.isfinite(policy_logprobs_BGT.detach()).all()):
+            raise self._diverged("the policy")
         output = self._objective.loss(policy_logprobs_BGT, batch)
         output.loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)
         if not math.isfinite(float(norm)):
-            raise MachineError(
-                f"the gradient of update {self.step} is not finite",
-                remedy="Lower learning_rate in run.toml, then start again: the run resumes before this update.",
-            )
+            raise self._diverged("the gradient")
         self._optimiser.step()
         self.step += 1
         return self._metrics(output, batch, policy_logprobs_BGT, groups, float(norm), learning_rate)
+
+    def _diverged(self, what: str) -> MachineError:
+        return MachineError(
+            f"{what} at update {self.step} is not finite",
+            remedy="Lower learning_rate in run.toml, then start again: the run resumes before this update.",
+        )
 
     def save(self, directory: Path, tokenizer: Any) -> None:
         """Write a checkpoint: a Hugging Face model directory with the optimiser beside it, complete or not at all."""

@@ -86,9 +86,7 @@ TAMPERINGS: list[tuple[Reason, Callable[[RolloutGroup], RolloutGroup]]] = [
 
 
 @pytest.mark.parametrize(("reason", "tamper"), TAMPERINGS)
-def test_every_tampering_is_named(
-    world: World, reason: Reason, tamper: Callable[[RolloutGroup], RolloutGroup]
-) -> None:
+def test_every_tampering_is_named(world: World, reason: Reason, tamper: Callable[[RolloutGroup], RolloutGroup]) -> None:
     policy = world.publish(0, step=0)
     honest = world.group(policy, PEER, 3)
     (outcome,) = world.check(world.sealed(tamper(honest), PEER))

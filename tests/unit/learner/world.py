@@ -1,4 +1,4 @@
-"""A run small enough for a unit test: the real chain4 model, real keys, real envelopes, a journal and a shelf on disk."""
+"""A run small enough for a unit test: the real chain4 model, real keys and envelopes, a journal and a shelf on disk."""
 
 from __future__ import annotations
 

@@ -1,0 +1,205 @@
+"""The journal's promises, with the file reopened between any two calls as a crash would have it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2prl.errors import MachineError
+from p2prl.learner.journal import Journal, StoredGroup
+from p2prl.protocol import ledger
+from p2prl.protocol.digests import Digest, digest
+from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.messages import Receipts
+from tests.unit.learner.world import NOW, identity
+
+LEARNER = identity("learner")
+RUN = digest("p2prl/test-run", b"")
+
+
+def group(number: int) -> StoredGroup:
+    return StoredGroup(
+        Digest(digest("p2prl/test-group", bytes([number]))), b"p" * 32, 0, number, b"raw%d" % number, b"", b""
+    )
+
+
+def receipts(step: int) -> bytes:
+    return seal(LEARNER, Receipts(step, ()), run=RUN, now=NOW)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "journal.db"
+
+
+def test_a_group_is_stored_once_whatever_follows(path: Path) -> None:
+    journal = Journal(path)
+    assert journal.store(group(1), NOW)
+    assert not journal.store(group(1), NOW + 5)
+    journal.verified(group(1).digest, behavior=b"b", rewards=b"r")
+    journal.close()
+    journal = Journal(path)
+    assert not journal.store(group(1), NOW + 9)
+    assert journal.counts() == {"verified": 1}
+    (stored,) = journal.groups([group(1).digest])
+    assert (stored.raw, stored.behavior, stored.rewards) == (b"raw1", b"b", b"r")
+    journal.close()
+
+
+STEPS = st.lists(st.sampled_from(["store", "verify", "refuse", "step", "checkpoint", "receipt", "crash"]), max_size=25)
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_a_crash_between_any_two_calls_forgets_nothing(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.db"
+    journal = Journal(path)
+    states: dict[int, str] = {}
+    batches: list[list[bytes]] = []
+    entries: list[bytes] = []
+    try:
+        for step in steps:
+            stored = [n for n, state in states.items() if state == "stored"]
+            verified = [n for n, state in states.items() if state == "verified"]
+            with journal.transaction():
+                if step == "store":
+                    assert journal.store(group(len(states)), NOW)
+                    states[len(states)] = "stored"
+                elif step == "verify" and stored:
+                    journal.verified(group(stored[0]).digest, behavior=b"b", rewards=b"r")
+                    states[stored[0]] = "verified"
+                elif step == "refuse" and stored:
+                    journal.refused(group(stored[0]).digest, state="rejected", reason="bad_tokens")
+                    states[stored[0]] = "rejected"
+                elif step == "step" and verified:
+                    batches.append([group(n).digest for n in verified])
+                    journal.begin_step(len(batches) - 1, batches[-1])
+                    states.update(dict.fromkeys(verified, "used"))
+                elif step == "checkpoint":
+                    journal.forget_batches_before(len(batches) - 1)
+                elif step == "receipt":
+                    entries.append(receipts(len(entries)))
+                    journal.append(entries[-1])
+            if step == "crash":
+                journal.close()
+                journal = Journal(path)
+            assert journal.counts() == {s: list(states.values()).count(s) for s in set(states.values())}
+            assert [journal.batch(n) for n in range(len(batches) + 1)] == [*batches, None]
+            assert journal.height == len(entries)
+            if batches:  # the last batch can be replayed, bytes and all
+                assert [(g.raw[:3], g.behavior) for g in journal.groups(batches[-1])] == [(b"raw", b"b")] * len(
+                    batches[-1]
+                )
+            head = ledger.GENESIS
+            for height, raw in enumerate(journal.entries(0, 100)):
+                opened, head = ledger.follow(raw, height=height, head=head, run=RUN, learner=LEARNER.public_key)
+                assert opened.raw == entries[height]
+            assert head == journal.head
+    finally:
+        journal.close()
+
+
+def test_a_transaction_that_fails_leaves_no_trace(path: Path) -> None:
+    journal = Journal(path)
+    with journal.transaction():
+        journal.append(receipts(0))
+    before = (journal.height, journal.head)
+
+    def fail() -> None:
+        with journal.transaction():
+            journal.store(group(1), NOW)
+            journal.append(receipts(1))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert journal.counts() == {}
+    assert (journal.height, journal.head) == before
+    with journal.transaction():
+        journal.append(receipts(2))
+    assert journal.height == 2
+    journal.close()
+
+
+def test_no_version_and_no_update_is_begun_twice(path: Path) -> None:
+    journal = Journal(path)
+    with journal.transaction():
+        journal.add_policy(0, 0, b"first")
+        journal.begin_step(0, [group(1).digest])
+    with pytest.raises(MachineError), journal.transaction():
+        journal.add_policy(0, 0, b"second")
+    with pytest.raises(MachineError), journal.transaction():
+        journal.begin_step(0, [group(2).digest])
+    assert journal.policy_at(0) == b"first"
+    assert journal.policy_at(1) is None
+    assert journal.batch(0) == [group(1).digest]
+    journal.close()
+
+
+def test_policies_of_a_window_and_their_names(path: Path) -> None:
+    journal = Journal(path)
+    for version in range(4):
+        journal.add_policy(version, 3 * version, b"raw%d" % version)
+    assert journal.policies(from_step=6) == [b"raw2", b"raw3"]
+    assert journal.policy_count() == 4
+    assert journal.was_published(2, envelope_digest(b"raw2"))
+    assert not journal.was_published(2, envelope_digest(b"raw3"))
+    assert not journal.was_published(9, envelope_digest(b"raw2"))
+    journal.close()
+
+
+def test_a_verdict_enters_the_ledger_once(path: Path) -> None:
+    journal = Journal(path)
+    assert journal.append_verdict(b"v" * 32, receipts(1))
+    assert not journal.append_verdict(b"v" * 32, receipts(1))
+    assert journal.height == 1
+    journal.close()
+
+
+def test_a_slots_gaps_can_be_counted(path: Path) -> None:
+    journal = Journal(path)
+    for number in (0, 1, 4):
+        journal.store(group(number), NOW)
+    assert journal.slots(b"p" * 32, 0) == (3, 5)
+    assert journal.slots(b"p" * 32, 1) == (0, 0)
+    journal.close()
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(path: Path) -> None:
+    journal = Journal(path)
+    with journal.transaction():
+        journal.store(group(1), NOW)
+    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite then says is what it says of a full disk
+    big = StoredGroup(Digest(bytes(32)), b"p" * 32, 0, 9, bytes(1_000_000), b"", b"")
+    with pytest.raises(MachineError, match="full") as caught, journal.transaction():
+        journal.store(big, NOW)
+    assert "Free some space" in caught.value.remedy
+    journal.close()
+    journal = Journal(path)
+    assert journal.counts() == {"stored": 1}
+    assert journal.store(big, NOW)
+    journal.close()
+
+
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(b"not a database, but long enough to look like a header of one" * 40)
+    with pytest.raises(MachineError, match="cannot open the journal"):
+        Journal(path)
+
+
+def test_another_process_may_read_meanwhile(path: Path) -> None:
+    journal = Journal(path)
+    with journal.transaction():
+        journal.append(receipts(0))
+    reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    assert reader.execute("SELECT COUNT(*) FROM ledger").fetchone() == (1,)
+    reader.close()
+    journal.close()

@@ -1,0 +1,320 @@
+"""The learner killed between any two turns comes back to the same step, the same weights and the same promises."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.algorithms.registry import build_loss
+from p2prl.errors import ConfigError, MachineError
+from p2prl.learner.epochs import Action
+from p2prl.learner.service import Learner, LearnerConfig, LearnerPaths
+from p2prl.learner.trainer import OptimiserConfig
+from p2prl.models.codec import Codec
+from p2prl.models.layout import flatten
+from p2prl.models.loading import load_pretrained
+from p2prl.models.tiny import tiny_model
+from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.work import GroupWork
+from p2prl.net import control
+from p2prl.protocol import ledger
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.manifests import PolicyManifest
+from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
+from tests.unit.learner.world import NOW, World, identity
+
+PEERS = (identity("one"), identity("two"))
+UPDATES = 5
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self._ticks = itertools.count()
+
+    def now(self) -> float:
+        return NOW + next(self._ticks) * 0.001
+
+
+class Ear:
+    """A network port that hands over what a test puts in and keeps what the learner says."""
+
+    addresses = ("/ip4/127.0.0.1/tcp/1/p2p/x",)
+    status = None
+
+    def __init__(self) -> None:
+        self.inbox: list[control.FromNetwork] = []
+        self.said: list[bytes] = []
+        self.pages: list[tuple[bytes, ...]] = []
+
+    def send(self, message: control.ToNetwork) -> None:
+        if isinstance(message, control.Publish):
+            self.said.append(message.envelope)
+        elif isinstance(message, control.SendLedger):
+            self.pages.append(message.entries)
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def close(self) -> None:
+        pass
+
+    def bodies(self, kind: Kind) -> list[Any]:
+        return [opened.body for raw in self.said if (opened := open_envelope(raw, now=None)).kind is kind]
+
+
+def learner(world: World, **changes: Any) -> Learner:
+    """The run's learner, as a fresh process would build it."""
+    checkpoints = sorted((world.directory / "checkpoints").glob("step-*"))
+    made = load_pretrained(str(checkpoints[-1]), dtype="float32") if checkpoints else tiny_model(seed=1)
+    replaying = tiny_model(seed=1)
+    config: dict[str, Any] = {
+        "groups_per_update": 2,
+        "updates": UPDATES,
+        "checkpoint_every": 3,
+        "optimiser": OptimiserConfig(learning_rate=1e-2, warmup_updates=1),
+    } | changes
+    beacons = itertools.count(1)
+    return Learner(
+        paths=LearnerPaths(world.directory),
+        identity=world.learner,
+        manifest=world.manifest,
+        manifest_raw=world.manifest_raw,
+        run=world.run,
+        model=made.model,
+        tokenizer=made.tokenizer,
+        layout=world.layout,
+        engine=TransformersEngine(replaying.model, world.layout),
+        work=GroupWork(world.manifest, world.run, Codec(replaying.tokenizer, replaying.model)),
+        objective=build_loss("gepo_t", options={}),
+        config=LearnerConfig(**config),
+        clock=FakeClock(),
+        random_bytes=lambda count: bytes([next(beacons)]) * count,
+        on_metrics=lambda _: None,
+        on_notice=lambda _: None,
+    )
+
+
+class Swarm:
+    """Volunteers of the newest version, by hand: two groups a version and peer, and a learner that may be killed."""
+
+    def __init__(self, world: World, build: Callable[[], Learner]) -> None:
+        self.world, self._build = world, build
+        self.ear = Ear()
+        self.learner = build()
+        self.learner.attach(self.ear)
+        self.worked: set[int] = set()
+
+    def restart(self) -> None:
+        self.learner.close()
+        self.learner = self._build()
+        self.learner.attach(self.ear)
+        self.learner.introduce(self.ear)
+
+    def turn(self) -> Action:
+        for raw in list(self.ear.said):
+            opened = open_envelope(raw, now=None)
+            if opened.kind is Kind.POLICY_MANIFEST:
+                policy = body_of(opened, PolicyManifest)
+                if policy.version not in self.worked:
+                    self.worked.add(policy.version)
+                    shelved = self.world.shelf.add(raw)
+                    for peer in PEERS:
+                        group = self.world.group(shelved, peer, 0)
+                        self.ear.inbox.append(control.Arrived(seal(peer, group, run=self.world.run, now=NOW)))
+        return self.learner.turn(wait_s=0.0)
+
+    def weights(self) -> bytes:
+        return bytes(flatten(self.learner._trainer.model, self.world.layout))
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Callable[[str], World]]:
+    made: list[World] = []
+
+    def make(name: str) -> World:
+        world = World(tmp_path / name)
+        world.journal.close()  # the learner under test owns it
+        made.append(world)
+        return world
+
+    yield make
+    for world in made:
+        world.blobs.close()
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL: nothing after it runs."""
+
+
+def run_through(world: World, kill: int | None, *, within_update: bool = False) -> tuple[bytes, Swarm, int]:
+    """Run to the end, killed before turn `kill`, or within it between the batch's record and its update."""
+    swarm = Swarm(world, lambda: learner(world))
+    for number in itertools.count():
+        assert number < 60, "the run did not end"
+        if number == kill and within_update:
+
+            def die(_: object) -> None:
+                raise KilledError
+
+            swarm.learner._train = die  # type: ignore[method-assign,assignment]
+            with suppress(KilledError):
+                swarm.turn()
+            swarm.restart()
+        elif number == kill:
+            swarm.restart()
+        if swarm.turn() is Action.FINISH:
+            weights = swarm.weights()
+            swarm.learner.close()
+            return weights, swarm, number
+    raise AssertionError
+
+
+@pytest.mark.parametrize("within_update", [False, True])
+def test_a_learner_killed_at_any_turn_ends_with_the_same_weights(
+    fresh: Callable[[str], World], within_update: bool
+) -> None:
+    straight, _, turns = run_through(fresh("straight"), None)
+    assert turns > UPDATES
+    for kill in range(turns + 1):
+        world = fresh(f"killed-{kill}")
+        weights, killed, _ = run_through(world, kill, within_update=within_update)
+        assert weights == straight, f"killed at turn {kill}"
+        manifests = {m.version: m for m in killed.ear.bodies(Kind.POLICY_MANIFEST)}
+        assert sorted(manifests) == list(range(UPDATES + 1))
+        digests = {raw for raw in killed.ear.said if open_envelope(raw, now=None).kind is Kind.POLICY_MANIFEST}
+        assert len(digests) == UPDATES + 1, "one manifest a version, however often it was said"
+        lines = [json.loads(line) for line in (world.directory / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
+
+
+def test_what_it_signs_adds_up(fresh: Callable[[str], World]) -> None:
+    world = fresh("run")
+    _, swarm, _ = run_through(world, None)
+    stored = {name for receipt in swarm.ear.bodies(Kind.STORAGE_RECEIPT) for name in receipt.groups}
+    verified = {r.group for body in swarm.ear.bodies(Kind.RECEIPTS) for r in body.receipts if not r.reason}
+    assert verified <= stored
+    assert len(verified) >= UPDATES * 2
+    heads = swarm.ear.bodies(Kind.LEDGER_HEAD)
+    assert [head.height for head in heads] == sorted(head.height for head in heads)
+    assert not any(head.finished for head in heads)
+    assert all(isinstance(head, LedgerHead) for head in heads)
+    assert all(isinstance(body, Receipts | StorageReceipt) for body in swarm.ear.bodies(Kind.RECEIPTS))
+
+
+def test_a_page_of_its_ledger_follows_the_chain(fresh: Callable[[str], World]) -> None:
+    world = fresh("run")
+    swarm = Swarm(world, lambda: learner(world))
+    while swarm.turn() is not Action.FINISH:
+        pass
+    swarm.ear.inbox.append(control.LedgerWanted("peer", 0))
+    swarm.turn()
+    (page,) = swarm.ear.pages
+    head: Digest = ledger.GENESIS
+    for height, raw in enumerate(page):
+        _, head = ledger.follow(raw, height=height, head=head, run=world.run, learner=world.learner.public_key)
+    newest = swarm.ear.bodies(Kind.LEDGER_HEAD)[-1]
+    assert (newest.height, newest.head) == (len(page), head)
+    swarm.learner.close()
+
+
+def test_a_repeated_group_is_answered_again_and_counted_once(fresh: Callable[[str], World]) -> None:
+    world = fresh("run")
+    swarm = Swarm(world, lambda: learner(world))
+    for _ in range(3):
+        swarm.turn()
+    (first, *_) = swarm.ear.bodies(Kind.STORAGE_RECEIPT)
+    before = len(swarm.ear.bodies(Kind.STORAGE_RECEIPT))
+    group = swarm.world.group(world.shelf.add(swarm.ear.said[0]), PEERS[0], 0)
+    swarm.ear.inbox.append(control.Arrived(seal(PEERS[0], group, run=world.run, now=NOW)))
+    swarm.turn()
+    assert len(swarm.ear.bodies(Kind.STORAGE_RECEIPT)) == before + 1
+    mine = [r for body in swarm.ear.bodies(Kind.RECEIPTS) for r in body.receipts if r.group in first.groups]
+    assert len({r.group for r in mine}) == len(mine)
+    swarm.learner.close()
+
+
+def test_a_line_of_metrics_that_a_crash_cut_off_is_written_again(fresh: Callable[[str], World]) -> None:
+    world = fresh("run")
+    swarm = Swarm(world, lambda: learner(world))
+    while swarm.learner.step < 2:
+        swarm.turn()
+    path = world.directory / "metrics.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    swarm.restart()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[1]["loss"] == json.loads(whole.splitlines()[1])["loss"]
+    swarm.learner.close()
+
+
+def test_a_full_disk_under_the_metrics_loses_nothing(
+    fresh: Callable[[str], World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, _, _ = run_through(fresh("straight"), None)
+    world = fresh("full")
+    swarm = Swarm(world, lambda: learner(world))
+    while swarm.learner.step < 2:
+        swarm.turn()
+    honest = Path.open
+
+    def full(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "metrics.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return honest(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(MachineError, match="No space left") as caught:
+            list(iter(swarm.turn, Action.FINISH))
+    assert "Free some space" in caught.value.remedy
+    swarm.restart()
+    while swarm.turn() is not Action.FINISH:
+        pass
+    assert swarm.weights() == straight
+    lines = [json.loads(line) for line in (world.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
+    swarm.learner.close()
+
+
+def test_a_crash_of_the_shelfs_window_does_not_make_late_work_a_cheat(fresh: Callable[[str], World]) -> None:
+    world = fresh("run")
+    swarm = Swarm(world, lambda: learner(world, updates=UPDATES + 4))
+    late = None
+    while swarm.learner.step < UPDATES + 2:
+        swarm.turn()
+        late = late or control.Arrived(
+            seal(
+                PEERS[0],
+                world.group(world.shelf.add(swarm.ear.said[0]), PEERS[0], 7),
+                run=world.run,
+                now=NOW,
+            )
+        )
+    swarm.restart()
+    assert late is not None
+    swarm.ear.inbox.append(late)
+    for _ in range(4):
+        swarm.turn()
+    (receipt,) = [r for body in swarm.ear.bodies(Kind.RECEIPTS) for r in body.receipts if r.slot == 7]
+    assert receipt.reason == "too_stale"
+    swarm.learner.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("groups_per_update", 0), ("checkpoint_every", 0), ("chunk_pieces", 0), ("updates", -1), ("ready_updates", 0.5)],
+)
+def test_impossible_learner_settings_are_named(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        LearnerConfig(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.remedy
