@@ -1,0 +1,158 @@
+"""The spool's promises: on disk before it is said, one state after another, reopened at any point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.errors import MachineError
+from p2prl.protocol.digests import Digest, digest
+from p2prl.protocol.messages import Receipt, State
+
+NOW = 1_800_000_000.0
+
+
+def name(number: int) -> Digest:
+    return digest("p2prl/test-group", number.to_bytes(4, "big"))
+
+
+def add(spool: Spool, number: int, *, version: int = 0, size: int = 100, now: float = NOW) -> None:
+    spool.add(name(number), bytes(size), version=version, slot=number, tokens=7, reward=0.5, now=now)
+
+
+def receipt(number: int, state: State, reason: str = "") -> Receipt:
+    return Receipt(name(number), b"p" * 32, 0, number, int(state), reason, 7, 8, 0.5)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "seat" / "spool.db"
+
+
+ENDS = {
+    State.VERIFIED: "verified",
+    State.CREDITED_BY_SAMPLING: "verified",
+    State.REJECTED: "rejected",
+    State.EXPIRED: "expired",
+}
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("stored_first", [False, True])
+def test_a_group_ends_once(path: Path, state: State, stored_first: bool) -> None:
+    spool = Spool(path, SpoolConfig())
+    add(spool, 0)
+    assert spool.outstanding() == 1
+    if stored_first:
+        assert spool.stored([name(0), name(9)]) == 1
+        assert spool.stored([name(0)]) == 0
+    assert spool.settle(receipt(0, state, "why" if state is State.REJECTED else ""))
+    assert not spool.settle(receipt(0, State.VERIFIED)), "a second verdict changes nothing"
+    assert spool.stored([name(0)]) == 0
+    assert not spool.settle(receipt(5, state)), "somebody else's group"
+    assert spool.counts() == {ENDS[state]: 1}
+    assert spool.outstanding() == 0
+    assert spool.reasons() == ({"why": 1} if state is State.REJECTED else {})
+    assert spool.verified_tokens() == (7 if ENDS[state] == "verified" else 0)
+    spool.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["add", "stored", "verified", "rejected", "reopen"]), st.integers(0, 12))))
+def test_reopened_at_any_point_it_remembers_everything(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    path = tmp_path_factory.mktemp("spool") / "spool.db"
+    spool, states, highest = Spool(path, SpoolConfig()), dict[int, str](), -1
+    for step, number in steps:
+        if step == "add":
+            add(spool, number)
+            states.setdefault(number, "generated")
+            highest = max(highest, number)
+        elif step == "stored":
+            spool.stored([name(number)])
+            if states.get(number) == "generated":
+                states[number] = "delivered"
+        elif step in ("verified", "rejected"):
+            spool.settle(receipt(number, State[step.upper()]))
+            if states.get(number) in ("generated", "delivered"):
+                states[number] = step
+        else:
+            spool.close()
+            spool = Spool(path, SpoolConfig())
+        assert spool.counts() == {s: list(states.values()).count(s) for s in set(states.values())}
+        assert len(spool.undelivered(100, created_before=NOW + 1)) == list(states.values()).count("generated")
+        assert spool.next_slot(0) == highest + 1
+        assert spool.next_slot(1) == 0
+    spool.close()
+
+
+def test_one_slot_has_one_group(path: Path) -> None:
+    spool = Spool(path, SpoolConfig())
+    add(spool, 0)
+    spool.add(name(99), b"again", version=0, slot=0, tokens=1, reward=0.0, now=NOW)
+    assert spool.undelivered(10, created_before=NOW + 1) == [bytes(100)]
+    spool.close()
+
+
+def test_redelivery_offers_the_oldest_first_and_not_the_newest(path: Path) -> None:
+    spool = Spool(path, SpoolConfig())
+    for number, age in ((0, 5.0), (1, 30.0), (2, 20.0)):
+        spool.add(name(number), b"%d" % number, version=0, slot=number, tokens=1, reward=0.0, now=NOW - age)
+    assert spool.undelivered(10, created_before=NOW - 10) == [b"1", b"2"]
+    assert spool.undelivered(1, created_before=NOW - 10) == [b"1"]
+    spool.stored([name(1)])
+    assert spool.undelivered(10, created_before=NOW) == [b"2", b"0"]
+    assert spool.has_delivered(created_before=NOW - 10)
+    assert not spool.has_delivered(created_before=NOW - 40)
+    spool.close()
+
+
+def test_what_is_too_old_or_too_much_is_given_up_oldest_first(path: Path) -> None:
+    spool = Spool(path, SpoolConfig(max_bytes=250, max_age_s=100.0))
+    for number, age in enumerate((101.0, 50.0, 40.0, 30.0, 20.0)):
+        add(spool, number, now=NOW - age)
+    spool.stored([name(4)])  # the learner has it: it takes no room and is not given up
+    assert spool.expire(now=NOW) == 2
+    assert spool.counts() == {"expired": 2, "generated": 2, "delivered": 1}
+    assert spool.reasons() == {"too_late": 1, "spool_full": 1}
+    assert spool.expire(now=NOW) == 0
+    assert spool.next_slot(0) == 5, "a slot given up is not sampled again"
+    spool.close()
+
+
+def test_its_place_in_the_ledger_survives(path: Path) -> None:
+    spool = Spool(path, SpoolConfig())
+    assert spool.ledger_position == (0, bytes(32))
+    spool.ledger_position = (7, name(7))
+    spool.close()
+    spool = Spool(path, SpoolConfig())
+    assert spool.ledger_position == (7, name(7))
+    spool.close()
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(path: Path) -> None:
+    spool = Spool(path, SpoolConfig())
+    add(spool, 0)
+    pages = spool._db.execute("PRAGMA page_count").fetchone()[0]
+    spool._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(MachineError, match="full") as caught:
+        add(spool, 1, size=1_000_000)
+    assert "Free some space" in caught.value.remedy
+    spool.close()
+    spool = Spool(path, SpoolConfig())
+    assert spool.counts() == {"generated": 1}
+    assert spool.next_slot(0) == 1
+    add(spool, 1, size=1_000_000)
+    spool.close()
+
+
+def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "seat").write_text("")
+    with pytest.raises(MachineError, match="cannot open the spool") as caught:
+        Spool(tmp_path / "seat" / "spool.db", SpoolConfig())
+    assert caught.value.remedy
