@@ -1,0 +1,292 @@
+"""The volunteer's shell with a network of the test's own: receipts it missed, liars, damaged weights, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.client.agent import AgentConfig, Wait
+from p2prl.client.service import Prepared, Progress, Volunteer, VolunteerConfig
+from p2prl.errors import UnreachableError
+from p2prl.net import control
+from p2prl.protocol import ledger
+from p2prl.protocol.codec import encode
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.messages import (
+    Kind,
+    LedgerHead,
+    Receipt,
+    Receipts,
+    RolloutGroup,
+    State,
+    StorageReceipt,
+    Verdict,
+)
+from tests.unit.learner.world import NOW, World, identity
+
+ME = identity("volunteer")
+STATUS = control.Status((("learner", 1),), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
+
+
+class Ear:
+    """A network port that hands over what the test puts in."""
+
+    addresses: tuple[str, ...] = ()
+    status = None
+
+    def __init__(self) -> None:
+        self.inbox: list[control.FromNetwork] = []
+        self.published: list[bytes] = []
+        self.asked: list[int] = []
+
+    def send(self, message: control.ToNetwork) -> None:
+        if isinstance(message, control.Publish):
+            self.published.append(message.envelope)
+        elif isinstance(message, control.AskLedger):
+            self.asked.append(message.from_height)
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def close(self) -> None:
+        pass
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.time = NOW
+
+    def now(self) -> float:
+        self.time += 0.001
+        return self.time
+
+
+class Bench:
+    """A volunteer of a small run, its network and its clock."""
+
+    def __init__(self, directory: Path) -> None:
+        self.world = World(directory / "learner")
+        self.spool = directory / "seat" / "spool.db"
+        self.clock = HandClock()
+        self.notices: list[str] = []
+        self.progress: list[Progress] = []
+        self.start()
+
+    def start(self) -> None:
+        self.ear = Ear()
+        self.volunteer = Volunteer(
+            identity=ME,
+            run=self.world.run,
+            spool_path=self.spool,
+            config=VolunteerConfig(agent=AgentConfig(slots_per_batch=2)),
+            clock=self.clock,
+            prepare=lambda manifest, files: Prepared(self.world.engine, self.world.work),
+            on_manifest=lambda manifest, raw: None,
+            on_progress=self.progress.append,
+            on_notice=self.notices.append,
+        )
+        self.volunteer.attach(self.ear)
+
+    def close(self) -> None:
+        self.volunteer.close()
+        self.world.close()
+
+    def introduce(self) -> None:
+        """The run, its files, and a learner in reach."""
+        self.ear.inbox.append(control.Run(self.world.manifest_raw))
+        self.ear.inbox += [control.File(file.name, "/nowhere") for file in self.world.manifest.files]
+        self.ear.inbox.append(STATUS)
+
+    def offer(self, version: int) -> None:
+        """Weights of a version are on disk."""
+        policy = self.world.publish(version, step=version)
+        path = str(self.world.blobs.path(policy.manifest.weights.root))
+        self.ear.inbox.append(control.Policy(policy.digest, encode(policy.manifest), path))
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.volunteer.turn(wait_s=0.0)
+
+    def groups(self) -> list[RolloutGroup]:
+        """Groups published so far."""
+        return [body_of(open_envelope(raw, now=None), RolloutGroup) for raw in self.ear.published]
+
+    def says(self, body: Any, author: Identity | None = None) -> bytes:
+        return seal(author or self.world.learner, body, run=self.world.run, now=NOW)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def settled(raw: bytes, state: State = State.VERIFIED, reason: str = "") -> Receipt:
+    group = body_of(open_envelope(raw, now=None), RolloutGroup)
+    return Receipt(envelope_digest(raw), ME.public_key, group.version, group.slot, int(state), reason, 9, 2, 0.5)
+
+
+def chain(*envelopes: bytes) -> tuple[bytes, ...]:
+    entries, head = [], ledger.GENESIS
+    for height, envelope in enumerate(envelopes):
+        raw, head = ledger.append(height, head, envelope)
+        entries.append(raw)
+    return tuple(entries)
+
+
+def test_groups_are_honest_in_order_and_on_disk_before_they_are_said(bench: Bench) -> None:
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(4)
+    assert [group.slot for group in bench.groups()] == list(range(len(bench.groups())))
+    stored = [bench.world.sealed(group, ME) for group in bench.groups()]
+    assert {outcome.state for outcome in bench.world.check(*stored)} == {State.VERIFIED}
+    assert bench.progress[-1].groups == {"generated": len(stored)}
+
+
+def test_after_a_crash_it_goes_on_at_the_next_slot(bench: Bench) -> None:
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(4)
+    before = len(bench.groups())
+    bench.volunteer.close()
+    policy = bench.world.shelf.newest
+    assert policy is not None
+    bench.start()
+    bench.introduce()
+    path = str(bench.world.blobs.path(policy.manifest.weights.root))
+    bench.ear.inbox.append(control.Policy(policy.digest, encode(policy.manifest), path))
+    bench.clock.time += 10  # what was under way has had its time
+    bench.turns(4)
+    slots = [group.slot for group in bench.groups()]
+    assert slots[:before] == list(range(before)), "what no learner had confirmed is offered again first"
+    assert slots[before:] == list(range(before, len(slots)))
+    assert len(slots) > before
+
+
+def test_receipts_settle_groups_and_say_why_not(bench: Bench) -> None:
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(3)
+    first, second = bench.ear.published[:2]
+    stranger = Receipt(envelope_digest(first), identity("other").public_key, 0, 0, 3, "bad_tokens", 0, 0, 0.0)
+    bench.ear.inbox = [
+        control.Arrived(bench.says(StorageReceipt((envelope_digest(first), envelope_digest(second))))),
+        control.Arrived(bench.says(Receipts(0, (stranger, settled(first))))),
+        control.Arrived(bench.says(Receipts(0, (settled(second, State.REJECTED, "seed_mismatch"),)))),
+    ]
+    bench.turns(1)
+    assert bench.notices == ["slot 1 of version 0 earned nothing: seed_mismatch"]
+    assert bench.progress[-1].groups["verified"] == bench.progress[-1].groups["rejected"] == 1
+    assert bench.progress[-1].reasons == {"seed_mismatch": 1}
+
+
+def overdue(bench: Bench) -> bytes:
+    """One group delivered long ago, with no receipt; returns its envelope."""
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(3)
+    raw = bench.ear.published[0]
+    bench.ear.inbox.append(control.Arrived(bench.says(StorageReceipt((envelope_digest(raw),)))))
+    bench.turns(1)
+    bench.clock.time += 20
+    bench.turns(1)
+    return raw
+
+
+def test_receipts_that_gossip_lost_are_read_from_the_ledger(bench: Bench) -> None:
+    raw = overdue(bench)
+    assert bench.ear.asked == [0]
+    verdict = Verdict(envelope_digest(raw), ME.public_key, 0, True, "", 9, 0, 0.0)
+    page = chain(bench.says(verdict, identity("validator")), bench.says(Receipts(0, (settled(raw),))))
+    bench.ear.inbox.append(control.LedgerPage(0, page))
+    bench.turns(1)
+    assert bench.progress[-1].groups["verified"] == 1
+
+
+def test_a_liars_page_cannot_hide_receipts(bench: Bench) -> None:
+    """A neighbour answers with a chain of its own making; the learner's is read afresh once they differ."""
+    raw = overdue(bench)
+    liar = identity("liar")
+    forged = chain(*(bench.says(Verdict(bytes(32), bytes(32), n, True, "", 0, 0, 0.0), liar) for n in range(5)))
+    bench.ear.inbox.append(control.LedgerPage(0, forged))
+    bench.turns(1)
+    honest = chain(*(bench.says(Receipts(n, (settled(raw),) if n == 2 else ())) for n in range(9)))
+    for _ in range(3):
+        bench.clock.time += 20
+        bench.turns(1)
+        start = bench.ear.asked[-1]
+        bench.ear.inbox.append(control.LedgerPage(start, honest[start:]))
+        bench.turns(1)
+    assert bench.progress[-1].groups["verified"] == 1
+
+
+def test_receipts_somebody_else_signed_settle_nothing(bench: Bench) -> None:
+    raw = overdue(bench)
+    forged = chain(bench.says(Receipts(0, (settled(raw, State.REJECTED, "bad_tokens"),)), identity("liar")))
+    bench.ear.inbox += [control.LedgerPage(0, forged), control.LedgerPage(0, (b"garbage",))]
+    bench.turns(1)
+    assert bench.progress[-1].groups.get("rejected", 0) == 0
+    assert bench.progress[-1].groups["delivered"] == 1
+
+
+def test_damaged_or_vanished_weights_are_passed_over(bench: Bench) -> None:
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(3)
+    bench.offer(1)
+    newest = bench.world.shelf.newest
+    assert newest is not None
+    path = bench.world.blobs.path(newest.manifest.weights.root)
+    path.write_bytes(path.read_bytes()[:-4])
+    bench.turns(2)
+    assert any("version 1 cannot be used" in notice for notice in bench.notices)
+    path.unlink()
+    bench.ear.inbox.append(control.Policy(newest.digest, encode(newest.manifest), str(path)))
+    bench.turns(3)
+    assert {group.version for group in bench.groups()} == {0}
+
+
+def test_it_leaves_when_the_learner_has_ended_the_run_and_answered(bench: Bench) -> None:
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(3)
+    head = LedgerHead(0, Digest(bytes(32)), 5, True)
+    assert open_envelope(bench.says(head), now=None).kind is Kind.LEDGER_HEAD
+    bench.ear.inbox.append(control.Arrived(bench.says(head)))
+    raws = list(bench.ear.published)
+    assert raws
+    bench.ear.inbox.append(control.Arrived(bench.says(Receipts(0, tuple(settled(raw) for raw in raws)))))
+    assert bench.volunteer.run(bench.ear) is True
+
+
+def test_a_dead_link_is_given_up_after_a_minute(bench: Bench) -> None:
+    waits = iter(range(200))
+
+    def wait(timeout_s: float) -> list[control.FromNetwork]:
+        bench.clock.time += timeout_s
+        next(waits)
+        return []
+
+    bench.ear.poll = wait  # type: ignore[method-assign]
+    with pytest.raises(UnreachableError, match="within a minute") as caught:
+        bench.volunteer.run(bench.ear)
+    assert "join link" in caught.value.remedy
+
+
+def test_parked_it_keeps_what_is_finished_and_says_nothing_of_the_rest(bench: Bench) -> None:
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(3)
+    said = len(bench.ear.published)
+    bench.volunteer.park()
+    assert not isinstance(bench.volunteer.turn(wait_s=0.0), Wait)
+    assert len(bench.ear.published) == said
+    assert sum(bench.progress[-1].groups.values()) == said
