@@ -226,7 +226,13 @@ def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> 
 
 def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:
     """The run's files with their bytes, for the learner to serve."""
-    return [(file, (folder.directory / "files" / file.name).read_bytes()) for file in folder.manifest.files]
+    try:
+        return [(file, (folder.directory / "files" / file.name).read_bytes()) for file in folder.manifest.files]
+    except OSError as error:
+        raise ConfigError(
+            f"a file that volunteers need is missing: {error.filename}",
+            remedy=f"Copy it from {folder.directory / 'model'}; it must be the very same.",
+        ) from error
 
 
 def describe(manifest: RunManifest) -> dict[str, Any]:

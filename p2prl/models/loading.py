@@ -15,6 +15,7 @@ import huggingface_hub
 import msgspec
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from p2prl.errors import ConfigError
@@ -79,7 +80,7 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
             **options,
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, use_fast=True, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise ConfigError(
             f"{source} cannot be loaded as a causal language model: {error}",
             remedy="name a transformers causal LM with safetensors weights and a tokenizer.json",

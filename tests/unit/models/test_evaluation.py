@@ -1,0 +1,88 @@
+"""Evaluation: the same seed gives the same number, the number is the mean over its prompts, greedy draws nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2prl.errors import ConfigError, MachineError
+from p2prl.models.devices import choose_device
+from p2prl.models.engine import Generation, GenerationRequest
+from p2prl.models.evaluation import evaluate
+from p2prl.models.tiny import tiny_model
+from p2prl.models.transformers_engine import TransformersEngine
+from tests.unit.learner.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_seed_fixes_everything(world: World) -> None:
+    first, again, other = (evaluate(world.engine, world.work, prompts=300, seed=s) for s in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+class Recorder:
+    """An engine that answers with the shortest completion and keeps what it was asked."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop = stop
+        self.requests: list[GenerationRequest] = []
+
+    def generate(self, requests: list[GenerationRequest]) -> list[Generation]:
+        self.requests += requests
+        return [Generation((self.stop,), (0.0,), True) for _ in requests]
+
+
+def test_every_prompt_is_asked_once_and_progress_ends_at_one(world: World) -> None:
+    (stop,) = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0).requests[0].stop_ids
+    engine, shares = Recorder(stop), list[float]()
+    result = evaluate(engine, world.work, prompts=520, seed=1, on_progress=shares.append)  # type: ignore[arg-type]
+    assert len(engine.requests) == result.prompts == 520
+    assert len({request.seed for request in engine.requests}) == 520
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert (result.reward, result.standard_error, result.tokens_mean) == (0.0, 0.0, 1.0)
+
+
+def test_the_standard_error_is_that_of_a_mean(world: World) -> None:
+    result = evaluate(world.engine, world.work, prompts=256, seed=2)
+    assert 0.0 <= result.reward <= 1.0
+    assert result.standard_error <= 0.5 / math.sqrt(255)  # rewards lie within 0..1
+
+
+def test_greedy_does_not_depend_on_the_draws(world: World) -> None:
+    model = tiny_model(seed=9).model
+    engine = TransformersEngine(model, world.layout)
+    prompt = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0).requests[0].prompt_ids
+    greedy = evaluate(engine, world.work, prompts=32, seed=5, greedy=True)
+    assert greedy == evaluate(engine, world.work, prompts=32, seed=5, greedy=True)
+    drawn = [
+        engine.generate(
+            [
+                GenerationRequest(
+                    prompt_ids=prompt, seed=seed, max_new_tokens=4, temperature=1e-4, stop_ids=frozenset({99})
+                )
+            ]
+        )[0].token_ids
+        for seed in range(8)
+    ]
+    assert len(set(drawn)) == 1
+
+
+def test_no_prompts_and_no_such_device_are_refused(world: World) -> None:
+    with pytest.raises(ConfigError, match="prompts"):
+        evaluate(world.engine, world.work, prompts=0, seed=1)
+    with pytest.raises(ConfigError, match="not a device"):
+        choose_device("abacus")
+    with pytest.raises(MachineError, match="no usable xpu"):
+        choose_device("xpu")
+    assert choose_device("cpu").type == "cpu"

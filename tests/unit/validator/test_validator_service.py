@@ -1,0 +1,189 @@
+"""A validator's share, its docket, and verdicts that match what was done to a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2prl.learner.shelf import Published
+from p2prl.net import control
+from p2prl.protocol.codec import encode
+from p2prl.protocol.digests import digest
+from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.messages import LedgerHead, RolloutGroup, Verdict
+from p2prl.validator.docket import Docket
+from p2prl.validator.selection import is_selected
+from p2prl.validator.service import Audit, Validator, ValidatorConfig
+from tests.unit.learner.world import NOW, World, altered, identity, with_completion
+
+ME, PEER = identity("validator"), identity("volunteer")
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32), st.floats(0, 1))
+def test_a_choice_never_changes_and_grows_with_the_rate(group: bytes, secret: bytes, rate: float) -> None:
+    name = digest("g", group)
+    chosen = is_selected(name, secret, rate)
+    assert is_selected(name, secret, rate) is chosen
+    assert not is_selected(name, secret, 0.0)
+    assert is_selected(name, secret, 1.0)
+    if chosen:
+        assert is_selected(name, secret, min(1.0, rate + 0.1))
+
+
+def test_the_share_is_the_rate_and_another_key_chooses_others() -> None:
+    names = [digest("g", n.to_bytes(4, "big")) for n in range(4000)]
+    mine, yours = ([is_selected(n, secret, 0.25) for n in names] for secret in (b"a" * 32, b"b" * 32))
+    for chosen in (mine, yours):
+        assert sum(chosen) == pytest.approx(1000, abs=5 * (4000 * 0.25 * 0.75) ** 0.5)
+    both = sum(a and b for a, b in zip(mine, yours, strict=True))
+    assert both == pytest.approx(250, abs=5 * (4000 / 16) ** 0.5)
+
+
+def test_a_docket_is_bounded_oldest_first() -> None:
+    world_free = [digest("e", bytes([n])) for n in range(6)]
+    policies = [digest("p", bytes([n % 2])) for n in range(6)]
+    docket = Docket(most=4)
+    opened = []
+    for n in range(6):
+        raw = seal(PEER, LedgerHead(n, world_free[n], 0, False), run=bytes(32), now=NOW)
+        opened.append(open_envelope(raw, now=None))
+        docket.add(opened[n], policies[n])
+        docket.add(opened[n], policies[n])
+    assert len(docket) == 4
+    assert docket.policies() == [policies[2], policies[3]]
+    assert docket.take(policies[2], 1) == [opened[2]]
+    assert docket.take(policies[2], 9) == [opened[4]]
+    assert docket.drop(policies[3]) == 2
+    assert docket.policies() == []
+
+
+class Ear:
+    """A network port that hands over its inbox and then stops the validator."""
+
+    addresses: tuple[str, ...] = ()
+    status = None
+
+    def __init__(self, inbox: list[control.FromNetwork]) -> None:
+        self.inbox = inbox
+        self.verdicts: list[Verdict] = []
+        self.fetched: list[bytes] = []
+        self.left = 6
+        self.stop: Any = None
+
+    def send(self, message: control.ToNetwork) -> None:
+        if isinstance(message, control.Publish):
+            self.verdicts.append(body_of(open_envelope(message.envelope, now=None), Verdict))
+        elif isinstance(message, control.FetchPolicy):
+            self.fetched.append(message.policy)
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        messages, self.inbox = self.inbox, []
+        self.left -= 1
+        if not self.left:
+            self.stop()
+        return messages
+
+    def close(self) -> None:
+        pass
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.time = NOW
+
+    def now(self) -> float:
+        self.time += 1.0
+        return self.time
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) -> tuple[Ear, Audit, list[str]]:
+    start: list[control.FromNetwork] = [control.Run(world.manifest_raw)]
+    start += [control.File(file.name, "/nowhere") for file in world.manifest.files]
+    ear, audits, notices = Ear([*start, *messages]), list[Audit](), list[str]()
+    ear.left = turns
+    validator = Validator(
+        identity=ME,
+        run=world.run,
+        config=ValidatorConfig(rate=1.0),
+        clock=HandClock(),
+        prepare=lambda manifest, files: (world.engine, world.work),
+        on_manifest=lambda manifest, raw: None,
+        on_audit=audits.append,
+        on_notice=notices.append,
+    )
+    ear.stop = validator.stop
+    validator.run(ear)
+    return ear, audits[-1], notices
+
+
+def ready(world: World, policy: Published) -> control.Policy:
+    return control.Policy(policy.digest, encode(policy.manifest), str(world.blobs.path(policy.manifest.weights.root)))
+
+
+def arrived(world: World, group: RolloutGroup) -> control.Arrived:
+    return control.Arrived(seal(PEER, group, run=world.run, now=NOW))
+
+
+def test_verdicts_say_what_was_done_to_a_group(world: World) -> None:
+    policy = world.publish(0, step=0)
+    honest = [world.group(policy, PEER, slot) for slot in range(5)]
+    ids = np.frombuffer(honest[1].completions[0].tokens, dtype="<u4").copy()
+    ids[0] = (ids[0] + 1) % 10
+    groups = [
+        honest[0],
+        with_completion(honest[1], 0, tokens=ids.tobytes()),
+        altered(honest[2], prompt=honest[3].prompt),
+        altered(honest[3], version=4),
+        with_completion(honest[4], 0, logprobs=bytes(len(honest[4].completions[0].logprobs))),
+    ]
+    ear, totals, notices = audit(world, [ready(world, policy), *(arrived(world, group) for group in groups)])
+    reasons = ["", "seed_mismatch", "wrong_prompt", "unknown_policy", "logprob_mismatch"]
+    assert [v.reason for v in ear.verdicts] == reasons
+    assert [v.passed for v in ear.verdicts] == [not reason for reason in reasons]
+    assert ear.verdicts[0].tokens == sum(len(c.tokens) // 4 for c in honest[0].completions)
+    assert (totals.seen, totals.replayed, totals.passed, totals.failed) == (5, 5, 1, 4)
+    assert len(notices) == 4
+
+
+def test_weights_it_lacks_are_asked_for_once_and_waited_for_not_for_ever(world: World) -> None:
+    policy = world.publish(0, step=0)
+    group = world.group(policy, PEER, 0)
+    ear, totals, _ = audit(world, [arrived(world, group)], turns=6)
+    assert ear.fetched == [policy.digest]
+    assert (totals.waiting, totals.replayed) == (1, 0)
+    ear, totals, _ = audit(world, [arrived(world, group)], turns=40)
+    assert totals.waiting == 0
+    assert ear.verdicts == []
+
+
+def test_damaged_weights_are_no_verdict(world: World) -> None:
+    policy = world.publish(0, step=0)
+    group = world.group(policy, PEER, 0)
+    path = world.blobs.path(policy.manifest.weights.root)
+    path.write_bytes(path.read_bytes()[:-4])
+    ear, totals, notices = audit(world, [ready(world, policy), arrived(world, group)])
+    assert ear.verdicts == []
+    assert totals.waiting == 0
+    assert len(notices) == 1
+    assert "version 0 cannot be used" in notices[0]
+
+
+def test_the_learners_farewell_ends_it(world: World) -> None:
+    head = seal(world.learner, LedgerHead(0, bytes(32), 0, True), run=world.run, now=NOW)
+    _, totals, _ = audit(world, [control.Arrived(head)], turns=1000)
+    assert totals.waiting == 0
+    assert msgspec.structs.asdict(LedgerHead(0, bytes(32), 0, True))["finished"]
