@@ -38,6 +38,9 @@ _EXPIRE_S = 10.0
 _LAST_RECEIPTS_S = 5.0
 """How long a volunteer stays for receipts after the learner has ended the run."""
 
+_REPORT_S = 0.2
+"""Progress is reported this often at most: counting the spool costs more than a small model's batch."""
+
 _NO_RUN_S = 60.0
 """A join that has not even found the run's manifest after this long gives up: the link is dead."""
 
@@ -119,6 +122,7 @@ class Volunteer:
         self._announced = -1
         self._last_reward = 0.0
         self._tokens_per_s = 0.0
+        self._report_at = 0.0
         self._redeliver_at = 0.0
         self._catch_up_at = 0.0
         self._expire_at = 0.0
@@ -150,6 +154,8 @@ class Volunteer:
                         remedy="Ask for a fresh join link; the peers in this one may be gone.",
                     )
                 self.turn(wait_s=0.5)
+            self._report_at = 0.0
+            self._report(self._next_action())
             return self._agent.finished
         finally:
             network.close()
@@ -347,6 +353,10 @@ class Volunteer:
                 self._net.send(control.AskLedger(self._spool.ledger_position[0]))
 
     def _report(self, action: Action) -> None:
+        now = self._clock.now()
+        if now < self._report_at:
+            return
+        self._report_at = now + _REPORT_S
         loaded = self._agent.loaded
         status = self._net.status
         self._on_progress(

@@ -26,8 +26,9 @@ from p2prl.swarm.ports import Randomness
 class NeighbourhoodConfig:
     """Dials of the neighbourhood."""
 
-    max_neighbours: int = 24
-    """Links a node dials up to. 24 random neighbours keep a swarm of thousands connected when a third of it dies."""
+    max_neighbours: int = 16
+    """Links a node dials up to. With those that others open it has about 24, and that many random neighbours keep a
+    swarm of thousands connected when a third of it dies."""
     max_links: int = 1_024
     """Links in all, with those that others opened: what one learner can greet, and a flood of keys cannot exceed."""
     max_known: int = 4_096
@@ -40,6 +41,8 @@ class NeighbourhoodConfig:
     """Lookup period while the node has no neighbour or lacks a learner."""
     hello_s: float = 15.0
     """A hello is repeated this often, as a sign of life and a clock reading."""
+    dial_s: float = 15.0
+    """How long a dial may be under way."""
     answer_hello_s: float = 2.0
     """A hello is answered unless we greeted within this time: the other end may have lost the link and we not."""
     silence_s: float = 50.0
@@ -69,6 +72,8 @@ class _Known:
     """When the peer signed the record this came from: an older record must not replace a newer."""
     attempts: int = 0
     dial_after: float = 0.0
+    dialling_until: float = 0.0
+    """A dial is under way and counts as a link until then."""
 
 
 @dataclass(slots=True)
@@ -129,6 +134,8 @@ class Neighbourhood:
 
     def dial_failed(self, peer: PeerId, now: float) -> None:
         """A dial came to nothing. A link that the peer opened meanwhile stands."""
+        if peer in self._known:
+            self._known[peer].dialling_until = now
         if peer not in self.links:
             self.lost(peer, now)
 
@@ -229,7 +236,8 @@ class Neighbourhood:
         return min(soon, self._changed_at) if self.me.changed else soon
 
     def _dial(self, now: float) -> None:
-        room = self._config.max_neighbours - len(self.links)
+        pending = sum(known.dialling_until > now and peer not in self.links for peer, known in self._known.items())
+        room = self._config.max_neighbours - len(self.links) - pending
         waiting = [
             (peer, known)
             for peer, known in self._known.items()
@@ -239,6 +247,7 @@ class Neighbourhood:
         waiting.sort(key=lambda pair: (pair[1].role is not Role.LEARNER, self._rng.random()))
         for peer, known in waiting[: max(0, room)]:
             known.attempts += 1
+            known.dialling_until = now + self._config.dial_s
             known.dial_after = now + 1.0 + backoff_s(known.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)
             self.commands.append(Dial(peer, known.addresses))
 

@@ -92,6 +92,7 @@ class Node:
         self._relay = Relay(store, rng, config.relay)
         self._following: Following | None = None
         self._learner = b""
+        self._learner_peer: PeerId | None = None
         self._faults: Counter[PeerId] = Counter()
         self._next_retry = now + _RETRY_WANTS_S
         self._rng = rng
@@ -336,7 +337,7 @@ class Node:
             raise RemoteProtocolError(f"a {opened.kind.name.lower()} is not gossiped")
 
     def _is_learner(self, peer: PeerId) -> bool:
-        return bool(self._learner) and peer == peer_id_of(self._learner)
+        return peer == self._learner_peer
 
     # --- run and policies --------------------------------------------------------------------------------------
 
@@ -346,6 +347,7 @@ class Node:
             raise RemoteProtocolError("run manifest does not match the join link")
         manifest.check()
         self._learner = manifest.learner
+        self._learner_peer = peer_id_of(manifest.learner)
         self._following = Following(
             manifest,
             self._relay,

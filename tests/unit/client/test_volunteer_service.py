@@ -111,6 +111,7 @@ class Bench:
 
     def turns(self, count: int) -> None:
         for _ in range(count):
+            self.clock.time += 0.25  # longer than the pause between two reports
             self.volunteer.turn(wait_s=0.0)
 
     def groups(self) -> list[RolloutGroup]:
