@@ -172,7 +172,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """What the workers on this machine, or a run's learner, are doing."""
-    from p2prl.cli.inspect import status_command
+    from p2prl.cli.status import status_command
 
     status_command(run, home=home, as_json=as_json)
 

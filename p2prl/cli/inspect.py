@@ -1,4 +1,4 @@
-"""`p2prl eval`, `status`, `board` and `ledger`."""
+"""`p2prl eval`, `board` and `ledger`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from p2prl.cli import crashes
 from p2prl.cli.console import emit, progress, say
-from p2prl.cli.reading import read_lines, read_status
 from p2prl.clock import SystemClock
 from p2prl.config.home import default_home, take_seat
 from p2prl.config.runs import RunFolder, open_run
@@ -101,31 +99,6 @@ def eval_command(
     else:
         how = "greedy" if greedy else "sampled"
         say(f"{chosen}: {how} reward {result.reward:.3f} ± {result.standard_error:.3f} on {prompts} fresh prompts")
-
-
-def status_command(run: Path | None, *, home: Path | None, as_json: bool) -> None:
-    """What is running, from the files the roles write."""
-    if run is not None:
-        folder = open_run(run)
-        metrics = read_lines(folder.paths.metrics)
-        status = {**read_status(run / "status.json"), **(metrics[-1] if metrics else {})}
-        workers = [{"run": folder.manifest.name, "role": "learner", **status}]
-    else:
-        base = home or default_home()
-        workers = [read_status(path) for path in sorted(base.glob("*/*/status.json"))]
-    for worker in workers:
-        worker["running"] = psutil.pid_exists(int(worker.get("pid", -1)))
-    if as_json:
-        emit({"workers": workers, "time": time.time()})
-        return
-    if not workers:
-        say("Nothing has run here yet. Start with:  p2prl join LINK")
-    for worker in workers:
-        state = worker.get("state", "running") if worker["running"] else "not running"
-        say(f"{worker.get('role', '?'):<10} {worker.get('run', '?'):<16} {state}")
-        for key in ("version", "step", "reward", "groups", "groups_replayed", "peers", "weight_bytes_received"):
-            if key in worker:
-                say(f"    {key:<22} {worker[key]}")
 
 
 def board_command(
