@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 
 from p2prl.errors import ConfigError
-from p2prl.tasks import chain4
+from p2prl.tasks import chain4, walk12
 from p2prl.tasks.base import Task
 
-_TASKS: dict[str, Task] = {chain4.NAME: chain4.Chain4()}
+_TASKS: dict[str, Task] = {chain4.NAME: chain4.Chain4(), walk12.NAME: walk12.Walk12()}
 
 
 def task_names() -> tuple[str, ...]:
