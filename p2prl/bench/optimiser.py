@@ -1,0 +1,38 @@
+"""AdamW over many policies at once, each with its own gradient norm and learning rate.
+
+Shape legend: M policies, W weights of one policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_BETA1, _BETA2, _EPSILON = 0.9, 0.99, 1e-8
+_CLIP = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedAdam:
+    """Adam's moments and the update, without weight decay. Same numbers as torch.optim.AdamW after a norm clip of 1."""
+
+    first_MW: Tensor
+    second_MW: Tensor
+
+    @classmethod
+    def fresh(cls, weights_MW: Tensor) -> StackedAdam:
+        """Moments of zero."""
+        return cls(first_MW=torch.zeros_like(weights_MW), second_MW=torch.zeros_like(weights_MW))
+
+    @torch.no_grad()
+    def step(self, weights_MW: Tensor, gradient_MW: Tensor, *, number: int, rate_M: Tensor) -> Tensor:
+        """Change `weights_MW` in place; returns the gradients' norms (M,) before the clip. `number` counts from 1."""
+        norm_M: Tensor = torch.linalg.vector_norm(gradient_MW, dim=1)
+        clipped_MW = gradient_MW * (_CLIP / (norm_M + 1e-6)).clamp(max=1.0).unsqueeze(1)
+        self.first_MW.lerp_(clipped_MW, 1 - _BETA1)
+        self.second_MW.mul_(_BETA2).addcmul_(clipped_MW, clipped_MW, value=1 - _BETA2)
+        deviation_MW = (self.second_MW / (1 - _BETA2**number)).sqrt_().add_(_EPSILON)
+        weights_MW.sub_(rate_M.unsqueeze(1) * (self.first_MW / (1 - _BETA1**number)) / deviation_MW)
+        return norm_M

@@ -1,0 +1,87 @@
+"""`p2prl bench`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from p2prl.cli.console import emit, progress, say
+from p2prl.errors import P2PRLError
+
+
+def bench_staleness(
+    *,
+    methods: str,
+    delays: str,
+    seeds: int,
+    updates: int,
+    learning_rate: float,
+    task: str,
+    out: Path,
+    check: bool,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Compare losses under delay. `methods` and `delays` are separated by commas; `seed` is the first of `seeds`."""
+    from p2prl.bench.staleness import StalenessConfig, run_staleness
+    from p2prl.bench.summary import as_documents, as_markdown
+    from p2prl.bench.training import TrainingPlan
+    from p2prl.models.devices import use_threads
+
+    began = time.monotonic()
+    config = StalenessConfig(
+        methods=_split(methods),
+        delays=_split(delays),
+        seeds=seeds,
+        first_seed=seed,
+        task=task,
+        plan=TrainingPlan(updates=updates, learning_rate=learning_rate),
+        check=check,
+    )
+    use_threads(1)  # products this small only lose by being shared out
+    with progress("benchmark", quiet=as_json) as tell:
+        report = run_staleness(config, out, on_progress=tell)
+    verdicts = [
+        {
+            "demand": verdict.demand.text,
+            "figure": verdict.demand.figure,
+            "bound": verdict.demand.bound,
+            "at_least": verdict.demand.at_least,
+            "measured": verdict.measured,
+            "met": verdict.met,
+        }
+        for verdict in report.verdicts
+    ]
+    if as_json:
+        emit(
+            {
+                "task": task,
+                "updates": updates,
+                "learning_rate": learning_rate,
+                "seeds": list(config.seed_range),
+                "results": as_documents(report.rows),
+                "demands": verdicts,
+                "wall_s": time.monotonic() - began,
+            }
+        )
+    else:
+        say(as_markdown(report.rows))
+        for verdict in report.verdicts:
+            say(_verdict_line(verdict.demand.text, verdict.demand.bound, verdict.measured, verdict.met))
+        say(f"written to {out}: results.jsonl, staleness.csv, staleness.md, staleness.png")
+    failed = sum(verdict.met is not True for verdict in report.verdicts)
+    if failed:
+        raise P2PRLError(
+            f"{failed} of {len(verdicts)} demands are not met or not measured",
+            remedy="Demands are judged on 5 seeds or more: see docs/benchmarks/staleness.md.",
+        )
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _verdict_line(text: str, bound: float, measured: float | None, met: bool | None) -> str:
+    answer = {True: "met", False: "NOT MET", None: "not measured"}[met]
+    figure = "–" if measured is None else f"{measured:.3f}"
+    return f"{answer:12}  {text}: {figure} (bound {bound:g})"

@@ -1,0 +1,93 @@
+"""Laws of delay and methods, by the text that names them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from p2prl.bench.delays import parse_delay
+from p2prl.bench.methods import parse_method
+from p2prl.errors import ConfigError
+
+GRID = [(i + 0.5) / 20_000 for i in range(20_000)]
+LATE = 10**6
+
+
+def drawn(text: str) -> list[int]:
+    law = parse_delay(text)
+    return [law.draw(p, LATE) for p in GRID]
+
+
+def test_constant_and_uniform_delays() -> None:
+    assert set(drawn("const:64")) == {64}
+    assert set(drawn("const:0")) == {0}
+    counts = Counter(drawn("unif:9"))
+    assert sorted(counts) == list(range(10))
+    assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_lognormal_delays_hold_their_mass_between_one_and_most() -> None:
+    delays = drawn("lognorm:64")
+    assert sorted(delays)[10_000] == 8  # the median is sqrt(64)
+    assert min(delays) == 1
+    assert max(delays) == 64
+    assert 9 < sum(delays) / len(delays) < 11
+    assert sum(parse_delay("lognorm:64").quantile(p) > 64 for p in GRID) / len(GRID) == pytest.approx(0.0025, abs=2e-4)
+
+
+def test_weibull_delays_have_their_median_and_a_long_tail() -> None:
+    delays = drawn("weibull:256")
+    assert sorted(delays)[10_000] == 16
+    assert max(delays) == 256
+    assert sum(delays) / len(delays) > 2 * 16
+    quartile = sorted(delays)[15_000]
+    assert quartile == pytest.approx(64, abs=1)  # shape 1/2: twice the log-survival is four times the delay
+
+
+def test_exponential_delays_stay_within_most_but_for_one_in_two_hundred() -> None:
+    law = parse_delay("exp:100")
+    assert sum(law.quantile(p) > 100 for p in GRID) / len(GRID) == pytest.approx(0.005, abs=2e-4)
+    assert law.quantile(0.75) == pytest.approx(2 * law.quantile(0.5))
+    assert max(drawn("exp:100")) == 100
+
+
+def test_no_delay_is_longer_than_there_were_updates() -> None:
+    for text in ("const:64", "lognorm:64", "weibull:256", "exp:64", "unif:64"):
+        law = parse_delay(text)
+        assert {law.draw(p, 0) for p in GRID[::100]} == {0}
+        assert max(law.draw(p, 5) for p in GRID[::100]) == 5
+        assert 0 <= law.draw(0.0, LATE) <= law.draw(1 - 2**-53, LATE) <= law.longest
+
+
+@pytest.mark.parametrize(
+    "text", ["", "const", "const:", "const:-1", "const:1.5", "const:١", "gauss:4", "unif:0", "exp:0", "const:9999999"]
+)
+def test_other_laws_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="law of delay"):
+        parse_delay(text)
+
+
+def test_methods_carry_options_and_guards() -> None:
+    method = parse_method("gepo_t:cap=1.5:taper=token+brake+vcpo", max_completion_tokens=8)
+    assert method.objective.spec.name == "gepo_t"
+    assert method.objective.config.cap == 1.5
+    assert method.objective.config.taper == "token"
+    kl, log_ratios = torch.tensor(0.2), torch.tensor([0.0, -200.0])
+    assert method.rate_factor(kl, log_ratios) == pytest.approx(0.5 * 0.5**0.5)
+    assert parse_method("gepo_t+brake", max_completion_tokens=8).rate_factor(kl, log_ratios) == pytest.approx(0.5)
+    assert parse_method("gepo_t", max_completion_tokens=8).rate_factor(kl, log_ratios) == 1.0
+    assert parse_method("dr_grpo", max_completion_tokens=8).objective.aggregation.max_completion_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gepo_tt", "gepo_tt"), ("grpo+handbrake", "handbrake"), ("grpo+brake+brake", "brake"), ("dpo", "reference"),
+        ("gepo_t:cap", "cap"), ("gepo_t:hat=2", "hat"), ("ppo", "value head"),
+    ],
+)  # fmt: skip
+def test_other_methods_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_method(text, max_completion_tokens=8)

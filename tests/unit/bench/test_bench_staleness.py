@@ -1,0 +1,203 @@
+"""Resuming, summing up and judging: the benchmark around its training runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from p2prl.bench import staleness
+from p2prl.bench.decoder import initial_weights
+from p2prl.bench.demands import DEMANDS, judge, runs_needed
+from p2prl.bench.results import ResultFile, Setting
+from p2prl.bench.staleness import StalenessConfig, StalenessReport, run_staleness
+from p2prl.bench.subjects import subject_by_name
+from p2prl.bench.summary import as_csv, as_markdown, rows_of
+from p2prl.bench.training import SeedResult, TrainingPlan
+from p2prl.cli.bench import bench_staleness
+from p2prl.errors import ConfigError, IntegrityError, P2PRLError
+
+PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=8, final_prompts=8)
+CALM = TrainingPlan()
+
+
+def result(seed: int, last: float, *, best: float | None = None) -> SeedResult:
+    curve = ((0, 0.3), (160, last - 0.01), (180, best or last), (200, 2 * last - (best or last) + 0.01))
+    return SeedResult(
+        seed=seed, curve=curve, grad_norm_max=1.0 + seed, weight_max=2.0 - seed / 10, ess_min=0.5 + seed / 100,
+        kl_mean=0.1 * (seed + 1), kl_max=1.0,
+    )  # fmt: skip
+
+
+def setting(method: str, delay: str, plan: TrainingPlan = CALM) -> Setting:
+    return Setting.of("chain4", method, delay, plan)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """An output folder whose warm starts are plain initial weights, which cost nothing."""
+    shape = subject_by_name("chain4").shape
+    (tmp_path / "warm").mkdir()
+    for seed in range(4):
+        save_file({"weights": initial_weights(shape, seed)}, tmp_path / "warm" / f"chain4-{seed}.safetensors")
+    return tmp_path
+
+
+def test_a_rerun_does_only_what_is_missing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, str, tuple[int, ...]]] = []
+    inner = staleness._run_batch
+
+    def watched(results, subject, method, delay, plan, seeds, *rest):  # type: ignore[no-untyped-def]
+        ran.append((method, delay, tuple(seeds)))
+        inner(results, subject, method, delay, plan, seeds, *rest)
+
+    monkeypatch.setattr(staleness, "_run_batch", watched)
+    shares: list[float] = []
+    first = StalenessConfig(methods=("gepo_t",), delays=("const:2",), seeds=2, plan=PLAN)
+    report = run_staleness(first, out, on_progress=lambda _, share: shares.append(share))
+    assert ran == [("grpo", "const:0", (0, 1)), ("gepo_t", "const:2", (0, 1))]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert {(row.method, row.delay) for row in report.rows} == {("grpo", "const:0"), ("gepo_t", "const:2")}
+    ran.clear()
+    again = run_staleness(first, out)
+    assert ran == []
+    assert again == report
+    more = StalenessConfig(methods=("gepo_t", "gex"), delays=("const:02",), seeds=3, plan=PLAN)
+    run_staleness(more, out)
+    assert ran == [("grpo", "const:0", (2,)), ("gepo_t", "const:2", (2,)), ("gex", "const:2", (0, 1, 2))]
+    assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
+    assert len((out / "results.jsonl").read_text().splitlines()) == 9
+
+
+def test_results_survive_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    ResultFile(path).add(setting("grpo", "const:0"), [result(0, 0.9), result(1, 0.8)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    read = ResultFile(path)
+    assert read.of(setting("grpo", "const:0"), range(3)) == [result(0, 0.9)]
+    assert read.missing(setting("grpo", "const:0"), range(3)) == [1, 2]
+    read.add(setting("grpo", "const:0"), [result(1, 0.8)])
+    assert path.read_bytes() == whole
+    assert ResultFile(path).missing(setting("grpo", "const:0", TrainingPlan(learning_rate=1e-3)), range(2)) == [0, 1]
+
+
+def test_a_damaged_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"setting": {}}\n')
+    with pytest.raises(IntegrityError, match="line 1"):
+        ResultFile(path)
+
+
+def test_rows_hold_the_means_and_extremes_of_their_seeds(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "results.jsonl")
+    file.add(setting("grpo", "const:0"), [result(seed, 0.9) for seed in range(3)])
+    file.add(setting("gex", "const:64"), [result(0, 0.7, best=0.75), result(1, 0.8), result(2, 0.84)])
+    baseline, row = rows_of(file, "chain4", ["grpo", "gex"], ["const:0", "const:64"], CALM, range(3))
+    assert baseline.loss_vs_on_policy == pytest.approx(0.0)
+    assert row.last == pytest.approx(0.78)
+    assert row.last_per_seed == pytest.approx((0.7, 0.8, 0.84))
+    assert row.last_deviation == pytest.approx(0.0721110, abs=1e-6)
+    assert row.best == pytest.approx((0.75 + 0.81 + 0.85) / 3)
+    assert row.loss_vs_on_policy == pytest.approx(1 - 0.78 / 0.9)
+    assert row.grad_norm_max == 3.0
+    assert row.weight_max == 2.0
+    assert row.ess_min == 0.5
+    assert row.kl_mean == pytest.approx(0.2)
+    table = list(csv.DictReader(io.StringIO(as_csv([row]))))
+    assert float(table[0]["last"]) == pytest.approx(0.78)
+    assert table[0]["last_per_seed"] == "0.7000 0.8000 0.8400"
+    assert "| gex | const:64 | 0.803 | 0.780 | 0.072 | 13.3 % |" in as_markdown([row])
+
+
+def test_a_loss_needs_the_baseline_on_the_same_seeds(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "results.jsonl")
+    file.add(setting("grpo", "const:0"), [result(0, 0.9)])
+    file.add(setting("gex", "const:64"), [result(0, 0.7), result(1, 0.8)])
+    (row,) = rows_of(file, "chain4", ["gex"], ["const:64"], CALM, range(2))
+    assert row.loss_vs_on_policy is None
+
+
+def _filled(path: Path, *, seeds: int, stale_gepo: float) -> ResultFile:
+    """Every run that the demands need: on policy .9, GRPO .6 and REINFORCE .1 under delay, the rest `stale_gepo`."""
+    file = ResultFile(path)
+    for method, delay, plan in runs_needed():
+        last = 0.9 if delay == "const:0" else {"grpo": 0.6, "reinforce": 0.1}.get(method, stale_gepo)
+        file.add(setting(method, delay, plan), [result(seed, last) for seed in range(seeds)])
+    return file
+
+
+def test_demands_are_met_by_good_figures_only(tmp_path: Path) -> None:
+    good = judge(_filled(tmp_path / "good.jsonl", seeds=5, stale_gepo=0.89), range(5))
+    assert len(good) == len(DEMANDS)
+    assert all(verdict.met is True for verdict in good)
+    bad = {
+        verdict.demand.text: verdict for verdict in judge(_filled(tmp_path / "b", seeds=5, stale_gepo=0.8), range(5))
+    }
+    assert bad["GEPO-T, constant 64"].met is False
+    assert bad["GEPO-T, constant 64"].measured == pytest.approx(1 - 0.8 / 0.9)
+    assert bad["delay hurts GRPO"].met is True
+    assert bad["on-policy GEPO-T learns"].met is True
+
+
+def test_too_few_seeds_measure_nothing(tmp_path: Path) -> None:
+    verdicts = judge(_filled(tmp_path / "few.jsonl", seeds=4, stale_gepo=0.89), range(5))
+    assert all(verdict.met is None and verdict.measured is None for verdict in verdicts)
+
+
+def test_one_method_of_several_is_enough_and_a_missing_one_leaves_it_open(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "some.jsonl")
+    file.add(setting("grpo", "const:0"), [result(seed, 0.9) for seed in range(5)])
+    file.add(setting("gepo_t", "lognorm:64"), [result(seed, 0.8) for seed in range(5)])
+
+    def met() -> bool | None:
+        return {verdict.demand.text: verdict.met for verdict in judge(file, range(5))}["GEPO-T or gex, log-normal"]
+
+    assert met() is None
+    file.add(setting("gex", "lognorm:64"), [result(seed, 0.88) for seed in range(5)])
+    assert met() is True
+
+
+def test_the_command_prints_one_json_object_and_fails_where_demands_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = _filled(tmp_path / "results.jsonl", seeds=5, stale_gepo=0.8)
+
+    def finished(config: StalenessConfig, out: Path, **rest: object) -> StalenessReport:
+        assert config.methods == ("grpo", "gepo_t")
+        assert config.plan == CALM
+        rows = rows_of(file, config.task, config.methods, config.delays, config.plan, config.seed_range)
+        return StalenessReport(rows=rows, verdicts=judge(file, config.seed_range) if config.check else [])
+
+    monkeypatch.setattr(staleness, "run_staleness", finished)
+
+    def command(*, check: bool) -> None:
+        bench_staleness(
+            methods="grpo, gepo_t", delays="const:64", seeds=5, updates=200, learning_rate=5e-4, task="chain4",
+            out=tmp_path, check=check, seed=0, as_json=True,
+        )  # fmt: skip
+
+    command(check=False)
+    document = json.loads(capsys.readouterr().out)
+    assert [(row["method"], row["delay"]) for row in document["results"]] == [
+        ("grpo", "const:64"),
+        ("gepo_t", "const:64"),
+    ]
+    assert set(document["results"][0]) >= {
+        "best", "last", "last_per_seed", "loss_vs_on_policy", "grad_norm_max", "weight_max", "ess_min", "kl_mean",
+    }  # fmt: skip
+    assert document["demands"] == []
+    with pytest.raises(P2PRLError, match=r"of 12 demands"):
+        command(check=True)
+    assert len(json.loads(capsys.readouterr().out)["demands"]) == 12
+
+
+def test_illegal_comparisons_are_refused() -> None:
+    for wrong in ({"methods": ()}, {"methods": ("nothing",)}, {"delays": ("soon",)}, {"task": "chain5"}, {"seeds": 0}):
+        with pytest.raises(ConfigError):
+            StalenessConfig(**{"methods": ("grpo",), "delays": ("const:0",), "seeds": 1, **wrong})  # type: ignore[arg-type]

@@ -1,0 +1,182 @@
+"""The optimiser, the warm start and the training loop against independent computations."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from p2prl.bench import training as training_module
+from p2prl.bench.decoder import completion_logprobs, initial_weights, sample
+from p2prl.bench.delays import parse_delay
+from p2prl.bench.methods import parse_method
+from p2prl.bench.optimiser import StackedAdam
+from p2prl.bench.subjects import subject_by_name
+from p2prl.bench.training import SeedResult, Training, TrainingPlan
+from p2prl.bench.warm import warm_start, warm_weights
+from p2prl.errors import ConfigError, IntegrityError
+from p2prl.models.codec import Codec
+from p2prl.models.tiny import tiny_model
+
+SUBJECT = subject_by_name("chain4")
+PLAN = TrainingPlan(updates=6, evaluate_every=1, evaluation_prompts=16, final_prompts=32, learning_rate=2e-3)
+
+
+@functools.cache
+def learnt() -> Tensor:
+    """Weights of three seeds that have begun to learn: fresh ones never end a completion, and so never see a reward."""
+    return warm_start(SUBJECT, range(3), steps=40)
+
+
+def start(seeds: range) -> Tensor:
+    return learnt()[seeds.start : seeds.stop]
+
+
+def trained(method: str, delay: str, seeds: range) -> list[SeedResult]:
+    parsed = parse_method(method, max_completion_tokens=SUBJECT.max_new_tokens)
+    return Training(SUBJECT, parsed, parse_delay(delay), PLAN, seeds, start(seeds)).run()
+
+
+def test_the_optimiser_is_clipped_adamw_row_by_row() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, 40, generator=generator, dtype=torch.float64)
+    rows = [row.clone().requires_grad_() for row in weights]
+    rates = (1e-2, 3e-3, 5e-2)
+    adams = [torch.optim.AdamW([row], lr=rate, betas=(0.9, 0.99), weight_decay=0.0) for row, rate in zip(rows, rates, strict=True)]  # fmt: skip  # noqa: E501
+    stacked = StackedAdam.fresh(weights)
+    for number in range(1, 8):
+        gradient = torch.randn(3, 40, generator=generator, dtype=torch.float64) * torch.tensor([[0.01], [0.3], [4.0]])
+        norms = stacked.step(weights, gradient, number=number, rate_M=torch.tensor(rates, dtype=torch.float64))
+        for index, (row, adam) in enumerate(zip(rows, adams, strict=True)):
+            row.grad = gradient[index].clone()
+            norm = torch.nn.utils.clip_grad_norm_([row], 1.0)
+            assert float(norms[index]) == pytest.approx(float(norm), abs=1e-12)
+            adam.step()
+    torch.testing.assert_close(weights, torch.stack([row.detach() for row in rows]), rtol=0, atol=1e-9)
+
+
+def test_tokens_are_those_of_the_chain4_models_tokenizer() -> None:
+    loaded = tiny_model("chain4")
+    codec = Codec(loaded.tokenizer, loaded.model)
+    prompt, completion = SUBJECT.demonstration(3)
+    assert tuple(SUBJECT.prompt_tokens(prompt)) == codec.encode(prompt)
+    assert tuple(SUBJECT.encode(completion)) == codec.encode(completion)[1:]
+    assert {SUBJECT.end_token} == codec.stop_ids
+    assert SUBJECT.shape.vocabulary == len(loaded.tokenizer)
+
+
+def test_rewards_are_the_tasks_and_need_a_finished_readable_completion() -> None:
+    prompt = "3+4*2-7="
+    good = [*SUBJECT.encode("747#7"), SUBJECT.end_token]
+    assert SUBJECT.reward(prompt, good, finished=True) == 1.0
+    assert SUBJECT.reward(prompt, good[:-1], finished=False) == 0.0
+    assert SUBJECT.reward(prompt, [SUBJECT.begin_token, *good], finished=True) == 0.0
+
+
+def test_warm_start_lowers_the_loss_of_each_seed_as_if_it_ran_alone(tmp_path: Path) -> None:
+    together = warm_start(SUBJECT, [0, 1], steps=3)
+    torch.testing.assert_close(together[1:], warm_start(SUBJECT, [1], steps=3), rtol=0, atol=1e-5)
+    prompt, completion = SUBJECT.demonstration(12345)
+    prompts = torch.tensor([SUBJECT.prompt_tokens(prompt)]).expand(2, 1, -1)
+    tokens = torch.tensor([*SUBJECT.encode(completion), SUBJECT.end_token]).expand(2, 1, 1, -1)
+    after = completion_logprobs(SUBJECT.shape, learnt()[:2], prompts, tokens)
+    fresh = torch.stack([initial_weights(SUBJECT.shape, seed) for seed in range(2)])
+    before = completion_logprobs(SUBJECT.shape, fresh, prompts, tokens)
+    assert bool((after.sum(-1) > before.sum(-1)).all())
+
+
+def test_warm_starts_are_read_from_the_cache_and_a_broken_one_is_refused(tmp_path: Path) -> None:
+    marked = torch.full((SUBJECT.shape.size(),), 0.5)
+    save_file({"weights": marked}, tmp_path / "chain4-4.safetensors")
+    assert torch.equal(warm_weights(SUBJECT, [4], tmp_path), marked.unsqueeze(0))
+    save_file({"weights": marked[1:].clone()}, tmp_path / "chain4-4.safetensors")
+    with pytest.raises(IntegrityError, match="another decoder"):
+        warm_weights(SUBJECT, [4], tmp_path)
+    (tmp_path / "chain4-4.safetensors").write_bytes(b"nothing")
+    with pytest.raises(IntegrityError, match="not a warm start"):
+        warm_weights(SUBJECT, [4], tmp_path)
+
+
+def test_a_seed_does_not_depend_on_its_companions_and_a_rerun_repeats_it() -> None:
+    together = trained("gepo_t+brake", "unif:3", range(1, 3))
+    alone = trained("gepo_t+brake", "unif:3", range(2, 3))
+    again = trained("gepo_t+brake", "unif:3", range(2, 3))
+    assert again == alone
+    assert together[1].seed == 2
+    assert together[1].curve == alone[0].curve
+    assert together[1].kl_mean == pytest.approx(alone[0].kl_mean, abs=1e-5)
+    assert together[0].curve != together[1].curve
+
+
+@pytest.mark.parametrize("delay", ["const:2", "unif:3", "weibull:4"])
+def test_samplers_use_the_policy_that_the_law_says(delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watch the weights that sample and the weights that learn; the law's draws are told by the loss's staleness."""
+    sampled: list[Tensor] = []
+    learner: list[Tensor] = []
+    labels: list[Tensor] = []
+
+    def watched_sample(shape: Any, weights: Tensor, prompts: Tensor, **rest: Any) -> Any:
+        if rest["group_size"] == 8:
+            sampled.append(weights.clone())
+        return sample(shape, weights, prompts, **rest)
+
+    def watched_logprobs(shape: Any, weights: Tensor, prompts: Tensor, completions: Tensor) -> Tensor:
+        learner.append(weights.detach().clone())
+        return completion_logprobs(shape, weights, prompts, completions)
+
+    def watched_batch(**fields: Any) -> Any:
+        labels.append(fields["staleness_BG"].clone())
+        return batch_type(**fields)
+
+    batch_type: Any = training_module.RolloutBatch  # type: ignore[attr-defined]
+    monkeypatch.setattr(training_module, "sample", watched_sample)
+    monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
+    monkeypatch.setattr(training_module, "RolloutBatch", watched_batch)
+    trained("grpo", delay, range(2))
+    assert len(sampled) == len(learner) == PLAN.updates
+    seen = set()
+    for update in range(PLAN.updates):
+        for index in range(2):
+            staleness = labels[2 * update + index]
+            assert staleness.shape == (16, 8)
+            for sampler in range(4):
+                rows = staleness[4 * sampler : 4 * sampler + 4]
+                age = int(rows[0, 0])
+                assert bool((rows == age).all())
+                assert 0 <= age <= min(update, parse_delay(delay).longest)
+                seen.add(age)
+                assert torch.equal(sampled[update][4 * index + sampler], learner[update - age][index])
+    assert seen == {0, 1, 2} if delay == "const:2" else len(seen) > 2
+
+
+def test_without_delay_every_ratio_is_one_and_with_it_none_stays() -> None:
+    (fresh,) = trained("grpo", "const:0", range(1))
+    assert fresh.weight_max == pytest.approx(1.0, abs=1e-4)
+    assert fresh.ess_min == pytest.approx(1.0, abs=1e-4)
+    assert fresh.kl_mean == pytest.approx(0.0, abs=1e-5)
+    (stale,) = trained("grpo", "const:4", range(1))
+    assert stale.ess_min < 0.999
+    assert stale.weight_max > 1.01
+    assert len(stale.curve) == PLAN.updates + 1
+    assert stale.last == pytest.approx(sum(reward for _, reward in stale.curve[-3:]) / 3)
+
+
+def test_guards_slow_a_run_down() -> None:
+    (plain,) = trained("reinforce", "const:6", range(1))
+    (braked,) = trained("reinforce+vcpo", "const:6", range(1))
+    assert braked.kl_max < plain.kl_max
+
+
+def test_illegal_plans_and_seeds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="updates"):
+        TrainingPlan(updates=50)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        TrainingPlan(learning_rate=0.0)
+    method = parse_method("grpo", max_completion_tokens=8)
+    with pytest.raises(ConfigError, match="seed"):
+        Training(SUBJECT, method, parse_delay("const:0"), PLAN, [-1], start(range(1)))

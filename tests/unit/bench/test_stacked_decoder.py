@@ -1,0 +1,135 @@
+"""The stacked decoder against transformers' GPT-2 and against itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from p2prl.bench.decoder import DecoderShape, completion_logprobs, initial_weights, sample
+from p2prl.errors import ConfigError, LocalProtocolError
+
+SHAPE = DecoderShape(vocabulary=11, context=14, width=12, feedforward=20, layers=2, heads=3)
+POLICIES, PROMPTS, GROUP, PROMPT_TOKENS, TOKENS = 3, 2, 4, 5, 6
+END = 9
+
+
+def transformers_model(weights: Tensor) -> Any:
+    """GPT2LMHeadModel in float64 holding one row of weights, by name."""
+    config = GPT2Config(
+        vocab_size=SHAPE.vocabulary, n_positions=SHAPE.context, n_embd=SHAPE.width, n_inner=SHAPE.feedforward,
+        n_layer=SHAPE.layers, n_head=SHAPE.heads, activation_function="relu", resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).double().eval()
+    named = dict(model.transformer.named_parameters())
+    assert set(named) == set(SHAPE.layout())
+    offset = 0
+    for name, size in SHAPE.layout().items():
+        count = math.prod(size)
+        with torch.no_grad():
+            named[name].copy_(weights[offset : offset + count].view(size))
+        offset += count
+    return model
+
+
+def random_case() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    weights = torch.stack([initial_weights(SHAPE, seed) for seed in range(POLICIES)]).double()
+    weights = weights + 0.05 * torch.randn(weights.shape, generator=generator, dtype=torch.float64)
+    prompts = torch.randint(SHAPE.vocabulary, (POLICIES, PROMPTS, PROMPT_TOKENS), generator=generator)
+    completions = torch.randint(SHAPE.vocabulary, (POLICIES, PROMPTS, GROUP, TOKENS), generator=generator)
+    return weights, prompts, completions
+
+
+def logprobs_by_transformers(model: Any, prompt: Tensor, completion: Tensor) -> Tensor:
+    ids = torch.cat([prompt, completion]).unsqueeze(0)
+    logits = model(input_ids=ids).logits[0, PROMPT_TOKENS - 1 : -1]
+    return torch.log_softmax(logits, dim=-1).gather(-1, completion.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_logprobs_and_gradients_are_those_of_transformers() -> None:
+    weights, prompts, completions = random_case()
+    weights.requires_grad_()
+    logprobs = completion_logprobs(SHAPE, weights, prompts, completions)
+    coefficients = torch.randn(logprobs.shape, generator=torch.Generator().manual_seed(1))
+    (coefficients * logprobs).sum().backward()  # type: ignore[no-untyped-call]
+    assert weights.grad is not None
+    for m in range(POLICIES):
+        model = transformers_model(weights[m].detach())
+        total = torch.zeros(())
+        for b in range(PROMPTS):
+            for g in range(GROUP):
+                expected = logprobs_by_transformers(model, prompts[m, b], completions[m, b, g])
+                torch.testing.assert_close(logprobs[m, b, g].detach(), expected.detach(), rtol=0, atol=1e-10)
+                total = total + (coefficients[m, b, g] * expected).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        named = dict(model.transformer.named_parameters())
+        expected_gradient = torch.cat([named[name].grad.flatten() for name in SHAPE.layout()])
+        torch.testing.assert_close(weights.grad[m], expected_gradient, rtol=0, atol=1e-9)
+
+
+def test_samples_carry_the_logprobs_that_scoring_gives_them() -> None:
+    weights, prompts, _ = random_case()
+    generator = torch.Generator().manual_seed(2)
+    made = sample(
+        SHAPE, weights, prompts, group_size=GROUP, max_new_tokens=8, end_token=END,
+        uniforms=lambda size: torch.rand(size, generator=generator),
+    )  # fmt: skip
+    scored = completion_logprobs(SHAPE, weights, prompts, made.tokens_MBGT)
+    torch.testing.assert_close(torch.where(made.mask_MBGT, scored, 0.0), made.logprobs_MBGT, rtol=0, atol=1e-10)
+    for tokens, mask, finished in zip(
+        made.tokens_MBGT.flatten(0, 2).tolist(),
+        made.mask_MBGT.flatten(0, 2).tolist(),
+        made.finished_MBG.flatten().tolist(),
+        strict=True,
+    ):
+        assert finished == (END in tokens)
+        length = tokens.index(END) + 1 if finished else len(tokens)
+        assert mask == [True] * length + [False] * (len(tokens) - length)
+    lengths = made.mask_MBGT.sum(-1)
+    assert int(lengths.min()) < int(lengths.max())
+
+
+def test_samples_follow_the_distribution_of_the_policy() -> None:
+    weights, prompts, _ = random_case()
+    generator = torch.Generator().manual_seed(3)
+    draws = 4000
+    made = sample(
+        SHAPE, weights[:1], prompts[:1, :1], group_size=draws, max_new_tokens=1, end_token=END,
+        uniforms=lambda size: torch.rand(size, generator=generator),
+    )  # fmt: skip
+    model = transformers_model(weights[0])
+    probabilities = model(input_ids=prompts[0, :1]).logits[0, -1].softmax(-1).detach()
+    counts = torch.bincount(made.tokens_MBGT.flatten(), minlength=SHAPE.vocabulary).double()
+    chi2 = ((counts - draws * probabilities) ** 2 / (draws * probabilities)).sum()
+    assert float(chi2) < 29.6  # the .999 quantile at 10 degrees of freedom
+
+
+def test_initial_weights_depend_on_the_seed_and_have_the_chain4_models_size() -> None:
+    assert torch.equal(initial_weights(SHAPE, 1), initial_weights(SHAPE, 1))
+    assert not torch.equal(initial_weights(SHAPE, 1), initial_weights(SHAPE, 2))
+    assert DecoderShape(vocabulary=18, context=32).size() == 59_040
+
+
+def test_wrong_sizes_are_refused() -> None:
+    weights, prompts, completions = random_case()
+    with pytest.raises(LocalProtocolError, match="weights"):
+        completion_logprobs(SHAPE, weights[:, 1:], prompts, completions)
+    with pytest.raises(ConfigError, match="context"):
+        sample(
+            SHAPE, weights, prompts, group_size=1, max_new_tokens=10, end_token=END, uniforms=lambda s: torch.rand(s)
+        )
+    with pytest.raises(ConfigError, match="heads"):
+        DecoderShape(vocabulary=3, context=3, width=10, heads=3)
