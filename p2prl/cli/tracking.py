@@ -13,30 +13,32 @@ from p2prl.errors import ConfigError
 
 @contextmanager
 def tracker(name: str, folder: RunFolder) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that takes each update's metrics, for `none`, `tensorboard` or `trackio`."""
+    """A function that takes each update's metrics, for `none`, `tensorboard` or `trackio`. Lists are left out."""
     if name == "none":
         yield lambda _: None
     elif name == "tensorboard":
         writer = _import("torch.utils.tensorboard", name).SummaryWriter(str(folder.directory / "tensorboard"))
         try:
-            yield lambda metrics: _add_scalars(writer, metrics)
+            yield lambda metrics: _add_scalars(writer, _scalars(metrics))
         finally:
             writer.close()
     elif name == "trackio":
         trackio = _import("trackio", name)
         trackio.init(project="p2prl", name=folder.manifest.name)
         try:
-            yield lambda metrics: trackio.log(metrics)
+            yield lambda metrics: trackio.log(_scalars(metrics))
         finally:
             trackio.finish()
     else:
         raise ConfigError(f"no tracker is called {name!r}", remedy="Trackers: none, tensorboard, trackio.")
 
 
-def _add_scalars(writer: Any, metrics: dict[str, Any]) -> None:
+def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def _add_scalars(writer: Any, metrics: dict[str, float]) -> None:
     for name, value in metrics.items():
-        if isinstance(value, list):
-            continue
         writer.add_scalar(name, value, int(metrics["step"]))
 
 

@@ -1,0 +1,72 @@
+"""docs/metrics.md names every key that a real update and a real status write, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from p2prl.algorithms.registry import LOSSES, build_loss
+from p2prl.cli.workers import _audit_document, _progress_document, _Report
+from p2prl.client.service import Progress
+from p2prl.config.home import take_seat
+from p2prl.learner.epochs import Action
+from p2prl.learner.trainer import Trainer
+from p2prl.models.tiny import tiny_model
+from p2prl.protocol.link import JoinLink
+from p2prl.validator.service import Audit
+from tests.unit.learner.test_learner_resume import Swarm, learner
+from tests.unit.learner.test_trainer import CONFIG, batches
+from tests.unit.learner.world import World
+
+TEXT = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+
+
+def glossary(title: str) -> set[str]:
+    """Keys in the first column of a section's table; every row has a meaning."""
+    section = TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    keys: set[str] = set()
+    for row in re.findall(r"^\| (`.*?) \|(.*?)\|(.*)\|$", section, re.MULTILINE):
+        assert row[2].strip(), f"{row[0]} has no meaning"
+        keys.update(re.findall(r"`([^`]+)`", row[0]))
+    return keys
+
+
+def losses_metrics() -> set[str]:
+    (batch,) = batches(1)
+    names: set[str] = set()
+    for name in set(LOSSES) - {"dr_grpo"}:  # grpo's metrics; it has no default for its length
+        objective = build_loss(name, options={})
+        names |= set(Trainer(tiny_model(seed=2).model, objective, CONFIG, temperature=1.0).update(batch))
+    return names
+
+
+def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.journal.close()
+    swarm = Swarm(world, lambda: learner(world))
+    while swarm.turn() is not Action.FINISH:
+        pass
+    swarm.learner.close()
+    world.blobs.close()
+    written: set[str] = set()
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        written |= set(json.loads(line))
+    assert written | losses_metrics() == glossary("metrics.jsonl")
+
+
+def status_keys(home: Path, role: str, document: Mapping[str, object]) -> set[str]:
+    seat = take_seat(home)
+    link = JoinLink("unit", seat.identity.public_key, ())  # type: ignore[arg-type]
+    _Report(seat, link, role).write(dict(document))
+    seat.release()
+    return set(json.loads((seat.run_directory(link.run) / "status.json").read_text()))
+
+
+def test_every_key_of_a_workers_status_is_explained(tmp_path: Path) -> None:
+    progress = Progress("", 0, 0, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
+    keys = status_keys(tmp_path / "a", "volunteer", _progress_document(progress))
+    assert keys == glossary("status.json of a volunteer")
+    keys = status_keys(tmp_path / "b", "validator", _audit_document(Audit(0, 0, 0, 0, 0, 0)))
+    assert keys == glossary("status.json of a validator")
