@@ -6,7 +6,16 @@ import errno
 import os
 import sys
 
-_MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE}
+_MACHINE_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.EMFILE,
+    errno.EFBIG,
+}
 """What a disk or its permissions answer when no role was there to say it better."""
 
 

@@ -45,7 +45,9 @@ def test_a_learner_has_no_link_and_stays() -> None:
 @pytest.mark.parametrize(("offset_s", "words"), [(240.0, "240 s behind"), (-61.4, "61 s ahead of")])
 def test_a_wrong_clock_is_said_with_its_remedy(offset_s: float, words: str) -> None:
     event = events.ClockOff(offset_s)
-    message = bridge.tell(event, path_of=lambda root: pytest.fail(), status=lambda: pytest.fail())
+    message = bridge.tell(
+        event, path_of=lambda root: pytest.fail("not asked for"), status=lambda: pytest.fail("not asked for")
+    )
     assert isinstance(message, control.Warned)
     assert words in message.message
     assert "automatic time" in message.remedy
@@ -54,6 +56,8 @@ def test_a_wrong_clock_is_said_with_its_remedy(offset_s: float, words: str) -> N
 def test_a_ban_and_another_version_are_one_line_each() -> None:
     peer = PeerId("12D3KooWLnKH7KCyGyGCGPeeo3uDdXRiT1aZGovtuogpE2pfPGEF")
     for event in (events.PeerBanned(peer, "garbage"), events.WireMismatch(peer, NEWER)):
-        message = bridge.tell(event, path_of=lambda root: pytest.fail(), status=lambda: pytest.fail())
+        message = bridge.tell(
+            event, path_of=lambda root: pytest.fail("not asked for"), status=lambda: pytest.fail("not asked for")
+        )
         assert isinstance(message, control.Warned)
         assert "\n" not in message.message + message.remedy
