@@ -13,17 +13,18 @@ from pathlib import Path
 from p2prl.client.agent import Action, Agent, AgentConfig, HeldPolicy, Load, Sample, Wait
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.clock import Clock
-from p2prl.errors import IntegrityError, RemoteProtocolError, UnreachableError
-from p2prl.models.engine import Engine, GenerationStopped
-from p2prl.models.work import GroupWork
+from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.models.engine import GenerationStopped
+from p2prl.models.work import Prepared
 from p2prl.net import control
+from p2prl.net.arrival import Arrival, OnManifest, Prepare
 from p2prl.net.bridge import NetworkPort
 from p2prl.protocol import ledger, limits
 from p2prl.protocol.codec import decode
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
 
 _REDELIVERED = 64
@@ -40,9 +41,6 @@ _LAST_RECEIPTS_S = 5.0
 
 _REPORT_S = 0.2
 """Progress is reported this often at most: counting the spool costs more than a small model's batch."""
-
-_NO_RUN_S = 60.0
-"""A join that has not even found the run's manifest after this long gives up: the link is dead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,14 +74,6 @@ class Progress:
     network_daemon_bytes: int
 
 
-@dataclass(slots=True)
-class Prepared:
-    """What a run's files make: an engine without weights, and the meaning of its slots."""
-
-    engine: Engine
-    work: GroupWork
-
-
 class Volunteer:
     """One machine's part in one run."""
 
@@ -95,8 +85,8 @@ class Volunteer:
         spool_path: Path,
         config: VolunteerConfig,
         clock: Clock,
-        prepare: Callable[[RunManifest, Mapping[str, Path]], Prepared],
-        on_manifest: Callable[[RunManifest, bytes], None],
+        prepare: Prepare[Prepared],
+        on_manifest: OnManifest,
         on_progress: Callable[[Progress], None],
         on_notice: Callable[[str], None],
     ) -> None:
@@ -105,15 +95,11 @@ class Volunteer:
         self._run = run
         self._clock = clock
         self._config = config
-        self.prepare = prepare
-        self._on_manifest = on_manifest
+        self.arrival = Arrival(prepare, on_manifest)
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._agent = Agent(config.agent)
         self._spool = Spool(spool_path, config.spool)
-        self._manifest: RunManifest | None = None
-        self._files: dict[str, Path] = {}
-        self._prepared: Prepared | None = None
         self._network: NetworkPort | None = None
         self._stopping = False
         self._parking = False
@@ -148,11 +134,7 @@ class Volunteer:
         started = self._clock.now()
         try:
             while not self._stopping and not self._is_over():
-                if self._manifest is None and self._clock.now() - started > _NO_RUN_S:
-                    raise UnreachableError(
-                        "no peer of this run answered within a minute",
-                        remedy="Ask for a fresh join link; the peers in this one may be gone.",
-                    )
+                self.arrival.check_patience(self._clock.now() - started)
                 self.turn(wait_s=0.5)
             self._report_at = 0.0
             self._report(self._next_action())
@@ -194,8 +176,8 @@ class Volunteer:
         return waited_s > _LAST_RECEIPTS_S or not self._spool.outstanding()
 
     def _next_action(self) -> Action:
-        if self._prepared is None:
-            return Wait("fetching the run's files" if self._manifest else "looking for the run")
+        if self.arrival.prepared is None:
+            return Wait("fetching the run's files" if self.arrival.manifest else "looking for the run")
         return self._agent.next_action(
             outstanding=self._spool.outstanding(), learner_in_reach=self._roles.get("learner", 0) > 0
         )
@@ -205,11 +187,8 @@ class Volunteer:
     def _listen(self, timeout_s: float) -> None:
         for message in self._net.poll(timeout_s):
             match message:
-                case control.Run(manifest=raw):
-                    self._on_run(raw)
-                case control.File(name=name, path=path):
-                    self._files[name] = Path(path)
-                    self._prepare_when_complete()
+                case control.Run() | control.File():
+                    self.arrival.take(message)
                 case control.Announced(version=version):
                     self._announced = max(self._announced, version)
                 case control.Policy(digest=digest, manifest=raw, path=path):
@@ -229,18 +208,6 @@ class Volunteer:
                 case _:
                     pass
 
-    def _on_run(self, raw: bytes) -> None:
-        if self._manifest is None:
-            manifest = body_of(open_envelope(raw, now=None), RunManifest)
-            self._manifest = manifest
-            self._on_manifest(manifest, raw)
-            self._prepare_when_complete()
-
-    def _prepare_when_complete(self) -> None:
-        manifest = self._manifest
-        if self._prepared is None and manifest is not None and {f.name for f in manifest.files} <= set(self._files):
-            self._prepared = self.prepare(manifest, self._files)
-
     def _on_envelope(self, opened: Opened) -> None:
         if opened.kind is Kind.STORAGE_RECEIPT:
             self._spool.stored(body_of(opened, StorageReceipt).groups)
@@ -257,9 +224,9 @@ class Volunteer:
     def _on_ledger(self, from_height: int, entries: tuple[bytes, ...]) -> None:
         """Receipts that gossip did not bring, for instance while this machine was off."""
         height, head = self._spool.ledger_position
-        if from_height != height or self._manifest is None:
+        if from_height != height or self.arrival.manifest is None:
             return
-        learner = self._manifest.learner
+        learner = self.arrival.manifest.learner
         try:
             for raw in entries:
                 opened, head = ledger.follow(raw, height=height, head=head, run=self._run, learner=learner)
@@ -278,9 +245,9 @@ class Volunteer:
     # --- work --------------------------------------------------------------------------------------------------
 
     def _load(self, policy: HeldPolicy) -> None:
-        assert self._prepared is not None
+        assert self.arrival.prepared is not None
         try:
-            self._prepared.engine.load_weights(Path(policy.path).read_bytes())
+            self.arrival.prepared.engine.load_weights(Path(policy.path).read_bytes())
         except FileNotFoundError:
             self._agent.policy_lost(policy)
             return
@@ -291,8 +258,8 @@ class Volunteer:
         self._agent.loaded_policy(policy, next_slot=self._spool.next_slot(policy.manifest.version))
 
     def _sample(self, policy: HeldPolicy, first: int, count: int) -> None:
-        assert self._prepared is not None
-        engine, work = self._prepared.engine, self._prepared.work
+        assert self.arrival.prepared is not None
+        engine, work = self.arrival.prepared.engine, self.arrival.prepared.work
         version = policy.manifest.version
         assignments = [
             work.assign(
@@ -347,7 +314,7 @@ class Volunteer:
                 _REDELIVERED, created_before=self._clock.now() - self._config.redeliver_s
             ):
                 self._net.send(control.Publish(raw))
-        if now >= self._catch_up_at and self._roles.get("learner") and self._manifest is not None:
+        if now >= self._catch_up_at and self._roles.get("learner") and self.arrival.manifest is not None:
             self._catch_up_at = now + _CATCH_UP_S
             if self._spool.has_delivered(created_before=self._clock.now() - _CATCH_UP_S):
                 self._net.send(control.AskLedger(self._spool.ledger_position[0]))

@@ -6,22 +6,23 @@ the weights are those of the policy manifest the group names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.clock import Clock
-from p2prl.errors import IntegrityError, UnreachableError
+from p2prl.errors import IntegrityError
 from p2prl.models.engine import Engine
-from p2prl.models.work import GroupWork, replay_groups
+from p2prl.models.work import Prepared, replay_groups
 from p2prl.net import control
+from p2prl.net.arrival import Arrival, OnManifest, Prepare
 from p2prl.net.bridge import NetworkPort
 from p2prl.protocol import limits
 from p2prl.protocol.codec import decode
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, RolloutGroup, Verdict
 from p2prl.protocol.reasons import Reason
 from p2prl.validator.docket import Docket
@@ -32,8 +33,6 @@ _BATCH = 16
 
 _PATIENCE_S = 30.0
 """How long groups wait for the weights of their policy before they are let go."""
-
-_NO_RUN_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +65,8 @@ class Validator:
         run: Digest,
         config: ValidatorConfig,
         clock: Clock,
-        prepare: Callable[[RunManifest, Mapping[str, Path]], tuple[Engine, GroupWork]],
-        on_manifest: Callable[[RunManifest, bytes], None],
+        prepare: Prepare[Prepared],
+        on_manifest: OnManifest,
         on_audit: Callable[[Audit], None],
         on_notice: Callable[[str], None],
     ) -> None:
@@ -75,17 +74,12 @@ class Validator:
         self._run = run
         self._config = config
         self._clock = clock
-        self._prepare = prepare
-        self._on_manifest = on_manifest
+        self._arrival = Arrival(prepare, on_manifest)
         self._on_audit = on_audit
         self._on_notice = on_notice
         self._docket = Docket()
         self._policies: dict[Digest, tuple[PolicyManifest, Path]] = {}
         self._asked: dict[Digest, float] = {}
-        self._manifest: RunManifest | None = None
-        self._files: dict[str, Path] = {}
-        self._engine: Engine | None = None
-        self._work: GroupWork | None = None
         self._loaded: Digest | None = None
         self._seen = self._replayed = self._passed = 0
         self._stopping = False
@@ -100,11 +94,7 @@ class Validator:
         started = self._clock.now()
         try:
             while not self._stopping and not (self._finished and not len(self._docket)):
-                if self._manifest is None and self._clock.now() - started > _NO_RUN_S:
-                    raise UnreachableError(
-                        "no peer of this run answered within a minute",
-                        remedy="Ask for a fresh join link; the peers in this one may be gone.",
-                    )
+                self._arrival.check_patience(self._clock.now() - started)
                 worked = self._replay(network)
                 for message in network.poll(0.0 if worked else 0.3):
                     self._receive(message)
@@ -117,11 +107,8 @@ class Validator:
 
     def _receive(self, message: control.FromNetwork) -> None:
         match message:
-            case control.Run(manifest=raw):
-                self._on_run(raw)
-            case control.File(name=name, path=path):
-                self._files[name] = Path(path)
-                self._prepare_when_complete()
+            case control.Run() | control.File():
+                self._arrival.take(message)
             case control.Policy(digest=digest, manifest=raw, path=path):
                 manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
                 self._policies[Digest(digest)] = (manifest, Path(path))
@@ -131,17 +118,6 @@ class Validator:
                 self._on_notice(f"{text}. {remedy}".strip())
             case _:
                 pass
-
-    def _on_run(self, raw: bytes) -> None:
-        if self._manifest is None:
-            self._manifest = body_of(open_envelope(raw, now=None), RunManifest)
-            self._on_manifest(self._manifest, raw)
-            self._prepare_when_complete()
-
-    def _prepare_when_complete(self) -> None:
-        manifest = self._manifest
-        if self._engine is None and manifest is not None and {f.name for f in manifest.files} <= set(self._files):
-            self._engine, self._work = self._prepare(manifest, self._files)
 
     def _on_envelope(self, opened: Opened) -> None:
         if opened.kind is Kind.ROLLOUT_GROUP:
@@ -153,13 +129,14 @@ class Validator:
 
     def _replay(self, network: NetworkPort) -> bool:
         """Replay one batch of one policy that is here; ask for the policies that are not. Whether it did anything."""
-        if self._engine is None or self._work is None:
+        prepared = self._arrival.prepared
+        if prepared is None:
             return False
         now = self._clock.now()
         for policy in self._docket.policies():
-            if policy in self._policies and self._load(policy):
+            if policy in self._policies and self._load(prepared.engine, policy):
                 groups = self._docket.take(policy, _BATCH)
-                for opened, verdict in zip(groups, self._judge(policy, groups), strict=True):
+                for opened, verdict in zip(groups, self._judge(prepared, policy, groups), strict=True):
                     self._replayed += 1
                     self._passed += verdict.passed
                     if not verdict.passed:
@@ -175,11 +152,10 @@ class Validator:
                 del self._asked[policy]
         return False
 
-    def _load(self, policy: Digest) -> bool:
-        assert self._engine is not None
+    def _load(self, engine: Engine, policy: Digest) -> bool:
         if self._loaded != policy:
             try:
-                self._engine.load_weights(self._policies[policy][1].read_bytes())
+                engine.load_weights(self._policies[policy][1].read_bytes())
             except FileNotFoundError:
                 del self._policies[policy]
                 return False
@@ -190,13 +166,11 @@ class Validator:
             self._loaded = policy
         return True
 
-    def _judge(self, policy: Digest, groups: list[Opened]) -> list[Verdict]:
-        assert self._engine is not None
-        assert self._work is not None
+    def _judge(self, prepared: Prepared, policy: Digest, groups: list[Opened]) -> list[Verdict]:
         manifest = self._policies[policy][0]
         bodies = [body_of(opened, RolloutGroup) for opened in groups]
         inspections = [
-            self._work.inspect(body, peer=opened.author, beacon=manifest.beacon)
+            prepared.work.inspect(body, peer=opened.author, beacon=manifest.beacon)
             for opened, body in zip(groups, bodies, strict=True)
         ]
         # A group must name the version its policy has, or it would be credited to another one.
@@ -206,7 +180,7 @@ class Validator:
         ]
         sound = [i for i, fault in enumerate(faults) if not fault]
         replays = dict(
-            zip(sound, replay_groups(self._engine, [(bodies[i], inspections[i]) for i in sound]), strict=True)
+            zip(sound, replay_groups(prepared.engine, [(bodies[i], inspections[i]) for i in sound]), strict=True)
         )
         verdicts = []
         for i, (opened, body) in enumerate(zip(groups, bodies, strict=True)):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from p2prl.client.service import Prepared, Progress, Volunteer, VolunteerConfig
+from p2prl.client.service import Progress, Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.home import Seat
 from p2prl.config.runs import RunFolder, run_file_blobs
@@ -21,7 +21,7 @@ from p2prl.models.layout import layout_of
 from p2prl.models.loading import load_pretrained
 from p2prl.models.run_files import build_from_run
 from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.work import GroupWork
+from p2prl.models.work import GroupWork, Prepared
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.network import NetworkConfig
 from p2prl.protocol.digests import Digest
@@ -33,9 +33,7 @@ from p2prl.swarm.policies import MAX_WEIGHT_BYTES
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 
-def prepare_engine(
-    manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: torch.device
-) -> tuple[TransformersEngine, GroupWork]:
+def prepare_engine(manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: torch.device) -> Prepared:
     """An engine without weights, and the meaning of the run's slots, from the files a run ships.
 
     It computes in the word type the weights travel in: in any other, an honest peer's tokens would not replay.
@@ -48,7 +46,7 @@ def prepare_engine(
         dtype=manifest.dtype,
     )
     engine = TransformersEngine(loaded.model, layout)
-    return engine, GroupWork(manifest, run, Codec(loaded.tokenizer, loaded.model))
+    return Prepared(engine, GroupWork(manifest, run, Codec(loaded.tokenizer, loaded.model)))
 
 
 def build_learner(
@@ -121,7 +119,7 @@ def build_volunteer(
         spool_path=directory / "spool.db",
         config=config,
         clock=SystemClock(),
-        prepare=lambda manifest, files: Prepared(*prepare_engine(manifest, link.run, files, device)),
+        prepare=lambda manifest, files: prepare_engine(manifest, link.run, files, device),
         on_manifest=keep,
         on_progress=on_progress,
         on_notice=on_notice,

@@ -195,6 +195,14 @@ class GroupWork:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a worker needs of a run: an engine without weights yet, and the meaning of the run's slots."""
+
+    engine: Engine
+    work: GroupWork
+
+
 def replay_groups(engine: Engine, work: Sequence[tuple[RolloutGroup, Inspection]]) -> list[Replay]:
     """Replay groups of one policy, whose weights `engine` holds, in one batched prefill.
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from p2prl.client.service import Prepared, Volunteer
+from p2prl.client.service import Volunteer
 from p2prl.errors import ConfigError
 from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, Weights
+from p2prl.models.work import Prepared
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import EngineClass
 
@@ -58,10 +59,10 @@ def disguise(volunteer: Volunteer, adversary: str) -> None:
     """Turn a volunteer into an adversary by name. Raises `ConfigError` for an unknown one."""
     if adversary != "fabricate":
         raise ConfigError(f"no adversary is called {adversary!r}", remedy="Adversaries: fabricate.")
-    honest_prepare = volunteer.prepare
+    honest_prepare = volunteer.arrival.prepare
 
     def prepare(manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
         prepared = honest_prepare(manifest, files)
         return replace(prepared, engine=FabricatingEngine(prepared.engine, vocabulary=16))
 
-    volunteer.prepare = prepare
+    volunteer.arrival.prepare = prepare

@@ -18,7 +18,7 @@ from typing import Any
 
 from p2prl.algorithms.registry import build_loss
 from p2prl.client.agent import AgentConfig, Sample
-from p2prl.client.service import Prepared, Volunteer, VolunteerConfig
+from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.learner.epochs import Action
 from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.service import Learner, LearnerConfig, LearnerPaths, node_keep_versions
@@ -28,7 +28,7 @@ from p2prl.models.layout import layout_of
 from p2prl.models.loading import LoadedModel
 from p2prl.models.run_files import export_run_files
 from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.work import GroupWork
+from p2prl.models.work import GroupWork, Prepared
 from p2prl.net.blobs import DiskBlobs
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId

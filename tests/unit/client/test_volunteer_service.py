@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from p2prl.client.agent import AgentConfig, Wait
-from p2prl.client.service import Prepared, Progress, Volunteer, VolunteerConfig
+from p2prl.client.service import Progress, Volunteer, VolunteerConfig
 from p2prl.errors import UnreachableError
+from p2prl.models.work import Prepared
 from p2prl.net import control
 from p2prl.protocol import ledger
 from p2prl.protocol.codec import encode

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.learner.shelf import Published
+from p2prl.models.work import Prepared
 from p2prl.net import control
 from p2prl.protocol.codec import encode
 from p2prl.protocol.digests import digest
@@ -120,7 +121,7 @@ def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) 
         run=world.run,
         config=ValidatorConfig(rate=1.0),
         clock=HandClock(),
-        prepare=lambda manifest, files: (world.engine, world.work),
+        prepare=lambda manifest, files: Prepared(world.engine, world.work),
         on_manifest=lambda manifest, raw: None,
         on_audit=audits.append,
         on_notice=notices.append,

@@ -1,0 +1,53 @@
+"""A run's arrival at a worker: its manifest, then its files, then what the worker makes of them. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from p2prl.errors import UnreachableError
+from p2prl.net import control
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.manifests import RunManifest
+
+_PATIENCE_S = 60.0
+"""A join that has not even found the run's manifest after this long gives up: the link is dead."""
+
+T = TypeVar("T")
+
+Prepare = Callable[[RunManifest, Mapping[str, Path]], T]
+"""Turns a run's manifest and files into what a worker works with: an engine, and the meaning of the slots."""
+
+OnManifest = Callable[[RunManifest, bytes], None]
+"""Shows and keeps a run before any work: its manifest and the envelope it came in."""
+
+
+class Arrival(Generic[T]):
+    """Collects what the network process reports of a run, and prepares once when everything is here."""
+
+    def __init__(self, prepare: Prepare[T], on_manifest: OnManifest) -> None:
+        self.prepare = prepare
+        self._on_manifest = on_manifest
+        self._files: dict[str, Path] = {}
+        self.manifest: RunManifest | None = None
+        self.prepared: T | None = None
+
+    def take(self, message: control.Run | control.File) -> None:
+        """Take one message in."""
+        if isinstance(message, control.File):
+            self._files[message.name] = Path(message.path)
+        elif self.manifest is None:
+            self.manifest = body_of(open_envelope(message.manifest, now=None), RunManifest)
+            self._on_manifest(self.manifest, message.manifest)
+        manifest = self.manifest
+        if self.prepared is None and manifest is not None and {f.name for f in manifest.files} <= set(self._files):
+            self.prepared = self.prepare(manifest, self._files)
+
+    def check_patience(self, waited_s: float) -> None:
+        """Raise `UnreachableError` when not even the manifest came within a minute."""
+        if self.manifest is None and waited_s > _PATIENCE_S:
+            raise UnreachableError(
+                "no peer of this run answered within a minute",
+                remedy="Ask for a fresh join link; the peers in this one may be gone.",
+            )
