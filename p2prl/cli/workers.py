@@ -26,6 +26,7 @@ from p2prl.validator.service import Audit, ValidatorConfig
 
 _STATUS_PERIOD_S = 1.0
 _FINISHED = 9
+_INTERRUPTED = 130
 
 
 def join_run(
@@ -69,15 +70,7 @@ def join_run(
     )
     with view.shown(), interrupts.handled():
         finished = volunteer.run(Network(peer_network(link, seat, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN))))
-    report.end("finished" if finished else "stopped")
-    if as_json:
-        emit(report.document)
-    if finished:
-        say("The learner has ended the run. Thank you.")
-        sys.exit(_FINISHED)
-    if interrupts.count:
-        say("Stopped. Undelivered groups stay in the spool and go out at the next join.")
-        sys.exit(130)
+    _leave(report, interrupts, finished=finished, as_json=as_json)
 
 
 def validate_run(
@@ -115,6 +108,11 @@ def validate_run(
     interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
     with view.shown(), interrupts.handled():
         finished = validator.run(Network(peer_network(link, seat, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN))))
+    _leave(report, interrupts, finished=finished, as_json=as_json)
+
+
+def _leave(report: _Report, interrupts: Interrupts, *, finished: bool, as_json: bool) -> None:
+    """Last words and exit code of a worker."""
     report.end("finished" if finished else "stopped")
     if as_json:
         emit(report.document)
@@ -122,7 +120,8 @@ def validate_run(
         say("The learner has ended the run. Thank you.")
         sys.exit(_FINISHED)
     if interrupts.count:
-        sys.exit(130)
+        say("Stopped. What was finished is kept and goes out at the next start.")
+        sys.exit(_INTERRUPTED)
 
 
 class _Report:
