@@ -24,6 +24,13 @@ def main() -> None:
 
     What nobody foresaw leaves its traceback in a file (`p2prl.cli.crashes`), which the one sentence names.
     """
+    try:
+        _run()
+    except KeyboardInterrupt:  # wherever it strikes, in an import too
+        sys.exit(130)
+
+
+def _run() -> None:
     from p2prl.cli import crashes
     from p2prl.cli.app import app
     from p2prl.errors import MachineError, P2PRLError
@@ -33,8 +40,6 @@ def main() -> None:
     except P2PRLError as error:
         _say(str(error), error.remedy)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
     except BrokenPipeError:
         # The reader of our output has gone (`p2prl … | head`); say nothing more, to anyone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

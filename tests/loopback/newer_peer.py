@@ -1,0 +1,52 @@
+"""A peer in a process of its own that speaks the next wire version: the network process as it is, but for a number.
+
+Arguments: a key file, the run's digest (hexadecimal), a folder for blobs. Prints its address when it is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+
+from p2prl.net import control
+from p2prl.net.process import NetworkProcess
+from p2prl.protocol import limits
+from p2prl.protocol.messages import Role
+
+limits.WIRE_VERSION += 1
+
+
+async def main() -> None:
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    role_reader, role_writer = await asyncio.open_connection(sock=ours)
+    process = asyncio.ensure_future(NetworkProcess(reader, writer).run())
+    role_writer.write(
+        control.pack(
+            control.Start(
+                key_file=sys.argv[1],
+                run=bytes.fromhex(sys.argv[2]),
+                role=int(Role.LEARNER),
+                blob_dir=sys.argv[3],
+                listen=("/ip4/127.0.0.1/tcp/0",),
+                bootstrap=(),
+                manifest=b"",
+                fetch_policies=True,
+                keep_versions=2,
+                source_patience_s=1.5,
+                seed=1,
+            )
+        )
+    )
+    size = control.LENGTH.unpack(await role_reader.readexactly(control.LENGTH.size))[0]
+    up = control.parse_from_network(await role_reader.readexactly(size))
+    assert isinstance(up, control.Up), up
+    print(next(address for address in up.addresses if "/127.0.0.1/" in address), flush=True)  # noqa: T201
+    while await role_reader.read(1 << 16):
+        pass
+    await process
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
