@@ -1,0 +1,57 @@
+"""Words before and after simulated Adam updates, and the entropy bound of a patch between them.
+
+What the benchmark and the tests measure the codec on. Written without the codec's own functions, so that it can judge
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest even, for finite values."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def adam_versions(
+    words: int, learning_rate: float, updates: int, seed: int
+) -> tuple[NDArray[np.uint16], list[NDArray[np.uint16]]]:
+    """(version 0, versions 1..updates) in bf16 of an fp32 master, weights N(0, .02), stationary moments.
+
+    Gradients have unit variance and one tenth of it as signal, so that second moments are 1 and a step is the first
+    moment times the learning rate.
+    """
+    rng = np.random.default_rng(seed)
+    master = (0.02 * rng.standard_normal(words)).astype(np.float32)
+    signal = (0.1 * rng.standard_normal(words)).astype(np.float32)
+    first = signal + (np.sqrt(0.1 / 1.9) * rng.standard_normal(words)).astype(np.float32)
+    before, after = bf16(master), []
+    for _ in range(updates):
+        first = np.float32(0.9) * first + np.float32(0.1) * (signal + rng.standard_normal(words).astype(np.float32))
+        master -= np.float32(learning_rate) * first
+        after.append(bf16(master))
+    return before, after
+
+
+def entropy_bits(old: NDArray[np.uint16], new: NDArray[np.uint16]) -> float:
+    """Plug-in entropy of position and step given the old word's exponent, in bits for the whole array."""
+
+    def information(counts: NDArray[Any]) -> float:
+        counts = counts[counts > 0].astype(np.float64)
+        return float((counts * np.log2(counts.sum() / counts)).sum())
+
+    exponents = (old.astype(np.int64) >> 7) & 255
+    line_old, line_new = (np.where(w < 0x8000, w, 0x7FFF - w) for w in (old.astype(np.int64), new.astype(np.int64)))
+    bits = 0.0
+    for exponent in np.unique(exponents):
+        own = exponents == exponent
+        moved = (line_new - line_old)[own]
+        steps, counts = np.unique(moved, return_counts=True)
+        bits += information(np.array([np.count_nonzero(moved), np.count_nonzero(moved == 0)]))
+        bits += information(counts[steps != 0])
+    return bits

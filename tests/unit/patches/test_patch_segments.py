@@ -1,0 +1,190 @@
+"""Segments and streams: the codec each case gets, what a body says byte for byte, digests, and the size demands."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from p2prl.errors import IntegrityError, LocalProtocolError, RemoteProtocolError
+from p2prl.patches.kernels import NUMPY_KERNELS, Kernels, fastest_kernels
+from p2prl.patches.segments import (
+    HEADER_BYTES,
+    SEGMENT_WORDS,
+    Codec,
+    decode_segment,
+    encode_segment,
+    read_header,
+    words_digest,
+)
+from p2prl.patches.simulated import adam_versions, entropy_bits
+from p2prl.patches.stream import MAGIC, PatchReader, apply_patch, encode_patch, segment_spans
+from p2prl.patches.words import BF16, FP32, Words
+
+KERNELS = {kernels.name: kernels for kernels in (NUMPY_KERNELS, fastest_kernels())}
+
+
+@pytest.fixture(params=sorted(KERNELS))
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return KERNELS[request.param]
+
+
+def test_a_flat_body_says_what_it_should_byte_for_byte() -> None:
+    old = np.full(40, 0x3C00, dtype=np.uint16)
+    new = old.copy()
+    new[3] += 1
+    new[9] -= 3
+    new[39] = 0x7FC0
+    header, body = encode_segment(old, new, BF16, NUMPY_KERNELS)
+    assert header.codec is Codec.FLAT
+    # 3 changes; gaps 3, 5, 29 need one low bit; high parts 1, 2, 14 in 3 plain bytes; magnitudes in 3 plain bytes.
+    counts = bytes([3, 1, 3 << 1, 3 << 1])
+    low_bits, high, sizes = bytes([0b111]), bytes([1, 2, 14]), bytes([0, 2, 255])
+    directions, escape = bytes([0b010]), (0x7FC0 - 0x3C00).to_bytes(2, "little")
+    assert body == counts + low_bits + high + sizes + directions + escape
+    assert len(header.pack()) == HEADER_BYTES
+    assert read_header(header.pack(), 40, BF16) == header
+    assert np.array_equal(decode_segment(old, header, body, BF16, NUMPY_KERNELS), new)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, Codec.FLAT), (0.00002, Codec.FLAT), (0.02, Codec.EC1), (1.0, Codec.RAW)]
+)
+def test_the_shortest_codec_wins(kernels: Kernels, share: float, expected: Codec) -> None:
+    old, (new,) = adam_versions(1 << 19, 1e-6, 1, 5)
+    rng = np.random.default_rng(6)
+    if share == 1.0:
+        new = rng.integers(0, 1 << 16, len(old), dtype=np.uint16)
+    elif share < 0.02:
+        new = old + (rng.random(len(old)) < share).astype(np.uint16)
+    header, body = encode_segment(old, new, BF16, kernels)
+    assert header.codec is expected
+    assert np.array_equal(decode_segment(old, header, body, BF16, kernels), new)
+
+
+def test_a_keyframe_is_planes_against_zeros(kernels: Kernels) -> None:
+    new, _ = adam_versions(1 << 19, 1e-6, 0, 7)
+    old = np.zeros_like(new)
+    header, body = encode_segment(old, new, BF16, kernels)
+    assert header.codec is Codec.PLANES
+    assert len(body) * 1.45 < new.nbytes
+    assert np.array_equal(decode_segment(old, header, body, BF16, kernels), new)
+
+
+@pytest.mark.parametrize(("learning_rate", "most_bits"), [(1e-6, 7.5), (3e-6, 6.7), (1e-5, 6.0)])
+def test_size_demands_at_three_densities(learning_rate: float, most_bits: float) -> None:
+    old, (new,) = adam_versions(SEGMENT_WORDS, learning_rate, 1, 11)
+    _, body = encode_segment(old, new, BF16, fastest_kernels())
+    changes = int(np.count_nonzero(old != new))
+    assert 8 * len(body) <= most_bits * changes
+    assert 8 * len(body) <= 1.08 * entropy_bits(old, new)
+
+
+def test_sixteen_versions_merged_are_less_than_half_the_chain() -> None:
+    old, versions = adam_versions(1 << 20, 1e-6, 16, 12)
+    lengths = [len(encode_segment(a, b, BF16, fastest_kernels())[1]) for a, b in pairwise([old, *versions])]
+    assert len(encode_segment(old, versions[-1], BF16, fastest_kernels())[1]) <= 0.45 * sum(lengths)
+
+
+def test_another_base_or_another_result_is_an_integrity_error(kernels: Kernels) -> None:
+    old, (new,) = adam_versions(5000, 1e-5, 1, 13)
+    header, body = encode_segment(old, new, BF16, kernels)
+    with pytest.raises(IntegrityError, match="starts from"):
+        decode_segment(new, header, body, BF16, kernels)
+    with pytest.raises(IntegrityError, match="promised"):
+        decode_segment(old, replace(header, post=words_digest(old)), body, BF16, kernels)
+    with pytest.raises(RemoteProtocolError, match="announced"):
+        decode_segment(old, header, body + b"\0", BF16, kernels)
+
+
+def test_misuse_is_a_local_error() -> None:
+    old = np.zeros(10, dtype=np.uint16)
+    for bad in (old[:9], old.astype(np.uint32), old.reshape(2, 5), np.zeros(SEGMENT_WORDS + 1, dtype=np.uint16)):
+        with pytest.raises(LocalProtocolError):
+            encode_segment(old, bad, BF16, NUMPY_KERNELS)
+
+
+@pytest.mark.parametrize("damage", [{0: 9}, {1: 255, 2: 255}, {1: 0, 2: 0, 3: 0, 4: 0}])
+def test_a_header_is_checked_before_anything_is_taken_for_it(damage: dict[int, int]) -> None:
+    old, (new,) = adam_versions(1000, 1e-5, 1, 14)
+    raw = bytearray(encode_segment(old, new, BF16, NUMPY_KERNELS)[0].pack())
+    for place, byte in damage.items():
+        raw[place] = byte
+    with pytest.raises(RemoteProtocolError):
+        read_header(bytes(raw), 1000, BF16)
+    with pytest.raises(RemoteProtocolError):
+        read_header(bytes(raw)[:-1], 1000, BF16)
+
+
+def test_words_of_any_alignment_and_stride_are_taken(kernels: Kernels) -> None:
+    old, (new,) = adam_versions(3000, 1e-5, 1, 15)
+    shifted = np.frombuffer(b"\0" + old.tobytes(), dtype=np.uint8)[1:].view(np.uint16)
+    assert not shifted.flags.aligned
+    strided = np.repeat(new, 2)[::2]
+    header, body = encode_segment(shifted, strided, BF16, kernels)
+    assert (header, body) == encode_segment(old, new, BF16, kernels)
+    decoded = decode_segment(shifted, header, memoryview(b"\0" + body)[1:], BF16, kernels)
+    assert np.array_equal(decoded, new)
+    assert decoded.flags.writeable
+
+
+def model_of_three_segments() -> tuple[Words, Words]:
+    rng = np.random.default_rng(16)
+    old = rng.integers(0, 1 << 16, 2 * SEGMENT_WORDS + 77, dtype=np.uint16)
+    new = old.copy()
+    new[rng.integers(0, len(new), 500)] += 1
+    return old, new
+
+
+def test_a_stream_of_segments_in_pieces_of_any_size() -> None:
+    old, new = model_of_three_segments()
+    spans = segment_spans(len(old))
+    assert [count for _, count in spans] == [SEGMENT_WORDS, SEGMENT_WORDS, 77]
+    pairs = [(old[a : a + n], new[a : a + n]) for a, n in spans]
+    sent = b"".join(encode_patch(pairs, words=len(old), word_type=BF16, kernels=NUMPY_KERNELS))
+    size = len(sent) // 9 + 1
+    pieces = [sent[i : i + size] for i in range(0, len(sent), size)]
+    got = old.copy()
+    for start, words in apply_patch(
+        pieces, lambda start, n: old[start : start + n], words=len(old), word_type=BF16, kernels=NUMPY_KERNELS
+    ):
+        got[start : start + len(words)] = words
+    assert np.array_equal(got, new)
+    reader = PatchReader(words=len(old), word_type=BF16)
+    one_by_one = [segment for i in range(len(sent)) for segment in reader.receive(sent[i : i + 1])]
+    assert reader.finished
+    assert one_by_one == PatchReader(words=len(old), word_type=BF16).receive(sent)
+    with pytest.raises(RemoteProtocolError, match="after the last"):
+        reader.receive(b"x")
+
+
+def test_a_stream_of_another_model_or_too_short_is_refused() -> None:
+    old, (new,) = adam_versions(1000, 1e-5, 1, 17)
+    sent = b"".join(encode_patch([(old, new)], words=1000, word_type=BF16, kernels=NUMPY_KERNELS))
+    assert sent.startswith(MAGIC)
+    for words, word_type in ((1001, BF16), (1000, FP32)):
+        with pytest.raises(RemoteProtocolError, match="not this model"):
+            PatchReader(words=words, word_type=word_type).receive(sent)
+    with pytest.raises(RemoteProtocolError, match="format"):
+        PatchReader(words=1000, word_type=BF16).receive(b"q" + sent[1:])
+    applied = apply_patch([sent[:-1]], lambda *_: old, words=1000, word_type=BF16, kernels=NUMPY_KERNELS)
+    with pytest.raises(RemoteProtocolError, match="too early"):
+        list(applied)
+    for pairs in ([], [(old[1:], new[1:])], [(old, new), (old, new)]):
+        with pytest.raises(LocalProtocolError):
+            list(encode_patch(pairs, words=1000, word_type=BF16, kernels=NUMPY_KERNELS))
+
+
+def test_a_patch_of_no_words() -> None:
+    sent = list(encode_patch([], words=0, word_type=BF16, kernels=NUMPY_KERNELS))
+    assert list(apply_patch(sent, lambda *_: np.zeros(0), words=0, word_type=BF16, kernels=NUMPY_KERNELS)) == []
+
+
+def test_numpy_takes_over_where_numba_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "p2prl.patches.compiled", None)
+    assert fastest_kernels.__wrapped__() is NUMPY_KERNELS
+    monkeypatch.delitem(sys.modules, "p2prl.patches.compiled")
+    assert fastest_kernels.__wrapped__().name == "numba"
