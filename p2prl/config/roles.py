@@ -14,7 +14,8 @@ from p2prl.clock import SystemClock
 from p2prl.config.home import Seat
 from p2prl.config.runs import RunFolder, run_file_blobs
 from p2prl.errors import MachineError
-from p2prl.learner.service import Learner, network_config
+from p2prl.learner.service import Learner
+from p2prl.learner.shelf import versions_kept
 from p2prl.models.codec import Codec
 from p2prl.models.devices import choose_device, use_threads
 from p2prl.models.layout import layout_of
@@ -85,14 +86,15 @@ def build_learner(
 
 def learner_network(folder: RunFolder, listen: tuple[str, ...]) -> NetworkConfig:
     """How the run's learner takes part in the network."""
-    return network_config(
-        folder.paths,
+    return NetworkConfig(
         key_file=folder.key_file,
         run=folder.run,
-        manifest=folder.manifest,
-        manifest_raw=folder.manifest_raw,
+        role=Role.LEARNER,
+        blob_dir=folder.paths.blobs,
         listen=listen,
         bootstrap=folder.settings.network.bootstrap,
+        manifest=folder.manifest_raw,
+        keep_versions=versions_kept(folder.manifest),
     )
 
 

@@ -27,8 +27,9 @@ from p2prl.algorithms.registry import Objective, build_loss
 from p2prl.config.home import try_lock
 from p2prl.config.settings import parse, read_toml
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
+from p2prl.learner.folder import LearnerPaths, newest_checkpoint
 from p2prl.learner.founding import RunPlan, run_manifest
-from p2prl.learner.service import LearnerConfig, LearnerPaths, newest_checkpoint
+from p2prl.learner.service import LearnerConfig
 from p2prl.models.codec import Codec
 from p2prl.models.loading import LoadedModel, load_pretrained
 from p2prl.models.run_files import export_run_files

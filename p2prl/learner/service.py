@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from p2prl.clock import Clock
 from p2prl.errors import MachineError, require
 from p2prl.learner.buffer import Buffer, ReadyGroup
 from p2prl.learner.epochs import Action, EpochConfig, Epochs
+from p2prl.learner.folder import LearnerPaths, last_logged_step, newest_checkpoint, prune_checkpoints
 from p2prl.learner.journal import Journal, StoredGroup
 from p2prl.learner.shelf import Shelf
 from p2prl.learner.trainer import OptimiserConfig, Trainer, TrainingGroup
@@ -29,16 +29,12 @@ from p2prl.models.work import GroupWork
 from p2prl.net import control
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.bridge import NetworkPort
-from p2prl.net.network import NetworkConfig
 from p2prl.protocol import ledger, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest, RunManifest, blob_of, chunk_bytes_for
-from p2prl.protocol.messages import Kind, LedgerHead, Receipts, Role, RolloutGroup, State, StorageReceipt
-
-_CHECKPOINTS_KEPT = 2
-"""Checkpoints on disk: the newest, and the one before in case the disk fails while the newest is written."""
+from p2prl.protocol.messages import Kind, LedgerHead, Receipts, RolloutGroup, State, StorageReceipt
 
 _PENDING_PER_ROUND = 64
 """Groups verified in one round, so that messages are answered between rounds."""
@@ -72,44 +68,6 @@ class LearnerConfig:
         require("updates", self.updates, self.updates >= 0, "0 or more")
         # Below 1 an update's worth would never be ready, and the learner would wait for ever.
         require("ready_updates", self.ready_updates, 1.0 <= self.ready_updates <= 1000.0, "within 1..1000")
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerPaths:
-    """Where a run lives."""
-
-    run: Path
-
-    @property
-    def journal(self) -> Path:
-        """Groups, batches, manifests and ledger."""
-        return self.run / "journal.db"
-
-    @property
-    def blobs(self) -> Path:
-        """Published weights."""
-        return self.run / "blobs"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Model directories by step."""
-        return self.run / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per update."""
-        return self.run / "metrics.jsonl"
-
-
-def newest_checkpoint(checkpoints: Path) -> Path | None:
-    """The newest complete checkpoint of a run."""
-    found = complete_checkpoints(checkpoints)
-    return found[-1] if found else None
-
-
-def complete_checkpoints(checkpoints: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first, without one that a crash left unfinished."""
-    return sorted(path for path in checkpoints.glob("step-*") if path.suffix != ".new")
 
 
 class Learner:
@@ -157,7 +115,7 @@ class Learner:
         self._trainer = Trainer(model, objective, config.optimiser, temperature=manifest.sampling.temperature)
         self._network: NetworkPort | None = None
         self._stopping = False
-        self._logged_step = self._last_logged_step()
+        self._logged_step = last_logged_step(paths.metrics)
         self._updated_at = clock.now()
         self._epochs = self._resume()
 
@@ -395,16 +353,14 @@ class Learner:
         )
 
     def _checkpoint(self) -> None:
-        target = self._paths.checkpoints / f"step-{self.step:08d}"
+        target = self._paths.checkpoint(self.step)
         if target.exists():
             return
         self._paths.checkpoints.mkdir(parents=True, exist_ok=True)
         self._trainer.save(target, self._tokenizer)
-        kept = complete_checkpoints(self._paths.checkpoints)
-        for old in kept[:-_CHECKPOINTS_KEPT]:
-            _remove_tree(old)
+        oldest_kept = prune_checkpoints(self._paths.checkpoints)
         with self._journal.transaction():
-            self._journal.forget_batches_before(int(kept[-_CHECKPOINTS_KEPT:][0].name.removeprefix("step-")))
+            self._journal.forget_batches_before(oldest_kept)
 
     # --- messages out ------------------------------------------------------------------------------------------
 
@@ -459,49 +415,3 @@ class Learner:
     def _net(self) -> NetworkPort:
         assert self._network is not None
         return self._network
-
-    def _last_logged_step(self) -> int:
-        """The last update in the metrics file, after cutting off a line a crash left unfinished."""
-        path = self._paths.metrics
-        if not path.exists():
-            return 0
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            path.write_bytes(whole)
-        lines = whole.splitlines()
-        return int(json.loads(lines[-1])["step"]) if lines else 0
-
-
-def node_keep_versions(manifest: RunManifest) -> int:
-    """Versions a learner keeps and serves: any group of the staleness window must be replayable."""
-    return manifest.staleness_bound // manifest.publish_every + 2
-
-
-def network_config(
-    paths: LearnerPaths,
-    *,
-    key_file: Path,
-    run: Digest,
-    manifest: RunManifest,
-    manifest_raw: bytes,
-    listen: tuple[str, ...],
-    bootstrap: tuple[str, ...],
-) -> NetworkConfig:
-    """How a learner takes part in the network: it keeps every version of the staleness window."""
-    return NetworkConfig(
-        key_file=key_file,
-        run=run,
-        role=Role.LEARNER,
-        blob_dir=paths.blobs,
-        listen=listen,
-        bootstrap=bootstrap,
-        manifest=manifest_raw,
-        keep_versions=node_keep_versions(manifest),
-    )
-
-
-def _remove_tree(directory: Path) -> None:
-    for path in directory.iterdir():
-        path.unlink()
-    directory.rmdir()

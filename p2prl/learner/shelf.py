@@ -10,7 +10,7 @@ from p2prl.errors import MachineError
 from p2prl.net.blobs import DiskBlobs
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.manifests import PolicyManifest
+from p2prl.protocol.manifests import PolicyManifest, RunManifest
 
 _CACHED_WEIGHTS = 4
 """Versions whose bytes stay in memory; one learner update reads two or three."""
@@ -23,6 +23,11 @@ class Published:
     manifest: PolicyManifest
     digest: Digest
     raw: bytes
+
+
+def versions_kept(manifest: RunManifest) -> int:
+    """Versions a learner keeps and serves: any group of the staleness window must be replayable."""
+    return manifest.staleness_bound // manifest.publish_every + 2
 
 
 class Shelf:

@@ -20,8 +20,10 @@ from p2prl.algorithms.registry import build_loss
 from p2prl.client.agent import AgentConfig, Sample
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.learner.epochs import Action
+from p2prl.learner.folder import LearnerPaths
 from p2prl.learner.founding import RunPlan, run_manifest
-from p2prl.learner.service import Learner, LearnerConfig, LearnerPaths, node_keep_versions
+from p2prl.learner.service import Learner, LearnerConfig
+from p2prl.learner.shelf import versions_kept
 from p2prl.models.codec import Codec
 from p2prl.models.evaluation import evaluate
 from p2prl.models.layout import layout_of
@@ -189,7 +191,7 @@ class Swarm:
             on_metrics=self._metrics.append,
             on_notice=lambda _: None,
         )
-        port = self._host(self._key, Role.LEARNER, self._blobs, node_keep_versions(self._manifest))
+        port = self._host(self._key, Role.LEARNER, self._blobs, versions_kept(self._manifest))
         learner.attach(port)
         self._turns(port, lambda: self._learner_turn(learner))
         return learner

@@ -15,7 +15,8 @@ import pytest
 from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.epochs import Action
-from p2prl.learner.service import Learner, LearnerConfig, LearnerPaths
+from p2prl.learner.folder import LearnerPaths
+from p2prl.learner.service import Learner, LearnerConfig
 from p2prl.learner.trainer import OptimiserConfig
 from p2prl.models.codec import Codec
 from p2prl.models.layout import flatten

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.registry import Objective, build_loss
 from p2prl.errors import ConfigError, MachineError
-from p2prl.learner.service import complete_checkpoints, newest_checkpoint
+from p2prl.learner.folder import complete_checkpoints, newest_checkpoint
 from p2prl.learner.trainer import OptimiserConfig, Trainer, TrainingGroup
 from p2prl.models.layout import flatten, layout_of
 from p2prl.models.loading import load_pretrained
