@@ -110,6 +110,8 @@ class Volunteer:
         self._tokens_per_s = 0.0
         self._report_at = 0.0
         self._redeliver_at = 0.0
+        self._offered_again = 0
+        self._is_behind = False
         self._catch_up_at = 0.0
         self._expire_at = 0.0
 
@@ -210,7 +212,9 @@ class Volunteer:
 
     def _on_envelope(self, opened: Opened) -> None:
         if opened.kind is Kind.STORAGE_RECEIPT:
-            self._spool.stored(body_of(opened, StorageReceipt).groups)
+            self._offered_again -= self._spool.stored(body_of(opened, StorageReceipt).groups)
+            if self._offered_again <= 0 and self._is_behind:
+                self._redeliver_at = 0.0  # the learner takes them as fast as they come: offer the next
         elif opened.kind is Kind.RECEIPTS:
             self._settle(body_of(opened, Receipts))
         elif opened.kind is Kind.LEDGER_HEAD and body_of(opened, LedgerHead).finished:
@@ -310,10 +314,10 @@ class Volunteer:
             self._spool.expire(now=now)
         if now >= self._redeliver_at and self._roles.get("learner"):
             self._redeliver_at = now + self._config.redeliver_s
-            for raw in self._spool.undelivered(
-                _REDELIVERED, created_before=self._clock.now() - self._config.redeliver_s
-            ):
+            waiting = self._spool.undelivered(_REDELIVERED, created_before=now - self._config.redeliver_s)
+            for raw in waiting:
                 self._net.send(control.Publish(raw))
+            self._offered_again, self._is_behind = len(waiting), len(waiting) == _REDELIVERED
         if now >= self._catch_up_at and self._roles.get("learner") and self.arrival.manifest is not None:
             self._catch_up_at = now + _CATCH_UP_S
             if self._spool.has_delivered(created_before=self._clock.now() - _CATCH_UP_S):

@@ -29,6 +29,7 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.runs import RunFolder, init_run, open_run
 from p2prl.errors import MachineError
 from p2prl.learner.founding import RunPlan
+from p2prl.models.devices import use_threads
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.run_source import RunSource
 from p2prl.scoreboard.tallies import Person
@@ -109,6 +110,7 @@ class Swarm:
 def demo_command(*, volunteers: int, cheats: int, updates: int, out: Path | None, seed: int, as_json: bool) -> None:
     """Run the demo and print what came of it."""
     began = time.monotonic()
+    use_threads(1)  # a model this small gains nothing from threads that wait for each other on a busy machine
     directory = out or _free_directory(Path("runs"), "demo")
     folder = _make_run(directory, seed, updates, quiet=as_json)
     with progress("measuring the starting point", quiet=as_json) as tell:

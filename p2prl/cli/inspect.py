@@ -73,7 +73,7 @@ def eval_command(
     """Measure a checkpoint."""
     folder = open_run(directory)
     crashes.keep_in(directory)
-    use_threads(threads)
+    use_threads(threads or folder.settings.threads)
     chosen = checkpoint or folder.newest_weights()
     with progress(f"evaluating {chosen.name}", quiet=as_json) as tell:
         result = evaluate_checkpoint(

@@ -17,6 +17,7 @@ from p2prl.config.roles import build_learner, learner_network
 from p2prl.config.runs import RunFolder, describe, init_run, open_run
 from p2prl.errors import ConfigError
 from p2prl.learner.founding import RunPlan
+from p2prl.models.devices import use_threads
 from p2prl.net.network import Network
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -56,6 +57,8 @@ def init_command(
         dtype=dtype,
         seed=seed,
     )
+    if model is None:
+        use_threads(1)  # a model this small gains nothing from threads that wait for each other on a busy machine
     with progress("making the run", quiet=as_json) as tell:
         folder = init_run(root / name, plan, settings=chosen.settings_text(), on_progress=tell)
     say(f"Made {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
@@ -86,7 +89,7 @@ def learn_command(directory: Path, *, listen: list[str] | None, updates: int | N
             learner = build_learner(folder, on_metrics=on_metrics, on_notice=say)
         interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
         with view.shown(), interrupts.handled():
-            config = learner_network(folder, tuple(listen) if listen else kept_listen(folder))
+            config = learner_network(folder, kept_listen(folder, tuple(listen or ())))
             network = Network(config, on_start=learner.introduce)
             learner.run(network, on_up=lambda addresses: _announce(folder, addresses))
         document = {"run": str(directory), "step": learner.step, **newest}
@@ -99,11 +102,11 @@ def learn_command(directory: Path, *, listen: list[str] | None, updates: int | N
     say(f"Done: {learner.step} updates. Measure it:  p2prl eval {directory}")
 
 
-def kept_listen(folder: RunFolder) -> tuple[str, ...]:
-    """The addresses of `run.toml`, with the port the learner had before: volunteers' links stay good."""
+def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
+    """`listen`, or else the addresses of `run.toml`, with the port the learner had before: links stay good."""
     port_file = folder.directory / "port"
     port = port_file.read_text().strip() if port_file.exists() else ""
-    wanted = folder.settings.network.listen
+    wanted = listen or folder.settings.network.listen
     return tuple(address.replace("/tcp/0", f"/tcp/{port}") for address in wanted) if port.isdigit() else wanted
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import select
 import socket
 import subprocess
 import sys
@@ -29,6 +30,15 @@ DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 
 _RESTARTS = 5
 """A network process that dies this often in one role's life will not get better by trying again."""
+
+_MOST_WAITING_BYTES = 64 * 1024 * 1024
+"""Messages kept for a network process that takes none. Spool and journal offer again what is dropped past it."""
+
+_LAST_WORDS_S = 2.0
+"""How long `close` waits for a network process to take what is left."""
+
+_RETRY_S = 0.02
+"""Longest wait for messages while some of ours have not been taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +75,7 @@ class Network:
         self._closing = False
         self._events: queue.SimpleQueue[control.FromNetwork | None] = queue.SimpleQueue()
         self._last_status: control.Status | None = None
+        self._outgoing = bytearray()
         self.addresses: tuple[str, ...] = ()
         self._start()
 
@@ -83,11 +94,15 @@ class Network:
         self._config = replace(self._config, manifest=raw)
 
     def send(self, message: control.ToNetwork) -> None:
-        """Hand a message over. A dying process loses it; `on_start` tells the next one."""
-        try:
-            self._socket.sendall(control.pack(message))
-        except OSError:
-            log.debug("network process is gone; message dropped")
+        """Hand a message over, without ever waiting for the network process to take it.
+
+        A dying process loses it; `on_start` tells the next one. A role never stands still because its network does.
+        """
+        if len(self._outgoing) > _MOST_WAITING_BYTES:
+            log.warning("the network process takes no messages; one was dropped")
+            return
+        self._outgoing += control.pack(message)
+        self._flush()
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         """Messages that arrived, waiting up to `timeout_s` for the first. Restarts a dead network process.
@@ -95,6 +110,9 @@ class Network:
         Raises the network's own error when it cannot go on (port in use, disk full, no peer reachable).
         """
         messages: list[control.FromNetwork] = []
+        self._flush()
+        if self._outgoing:
+            timeout_s = min(timeout_s, _RETRY_S)
         try:
             message = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
             while True:
@@ -112,6 +130,9 @@ class Network:
     def close(self) -> None:
         """Stop the network process and wait for it."""
         self._closing = True
+        self._flush()
+        if self._outgoing and select.select([], [self._socket], [], _LAST_WORDS_S)[1]:
+            self._flush()
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -136,6 +157,7 @@ class Network:
         )
         theirs.close()
         self._socket = ours
+        self._outgoing.clear()
         self._thread = threading.Thread(target=self._read, args=(ours,), name="p2prl-network", daemon=True)
         self._thread.start()
         config = self._config
@@ -156,6 +178,16 @@ class Network:
         )
         if self._on_start is not None:
             self._on_start(self)
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            return  # the rest goes with the next message or poll
+        except OSError:
+            log.debug("network process is gone; %d bytes dropped", len(self._outgoing))
+            self._outgoing.clear()
 
     def _restart(self) -> None:
         if self._closing:

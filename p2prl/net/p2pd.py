@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -19,7 +20,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from p2prl.errors import ConfigError, MachineError, TransportError
 from p2prl.net import addresses, hivemind_light
@@ -32,7 +33,13 @@ StreamCallback = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], 
 DAEMON_VARIABLE = "P2PRL_P2PD"
 """Environment variable with the path of another p2pd, for instance a newer build of hivemind's fork."""
 
+_FOLDERS = Path("/tmp")  # noqa: S108 - private folders; not TMPDIR, macOS's makes socket paths pass 104 bytes
+_PREFIX = "p2prl-"
 _STARTUP_TIMEOUT_S = 20.0
+
+_PORT_PATIENCE_S = 8.0
+"""How long a port may stay taken: a predecessor that was killed leaves a daemon that needs seconds to end."""
+_PORT_RETRY_S = 0.5
 _STOP_TIMEOUT_S = 3.0
 _UNCLAIMED_S = 5
 _STREAM_BUFFER_BYTES = 512 * 1024
@@ -65,6 +72,13 @@ class DaemonConfig:
     """The p2pd to run; `P2PRL_P2PD` or the one in hivemind's wheel when None."""
 
 
+class _PortTakenError(MachineError):
+    """The port to listen on is in use, perhaps only for seconds."""
+
+    def as_machine_error(self) -> MachineError:
+        return MachineError(str(self), remedy=self.remedy)
+
+
 class Daemon:
     """A running p2pd. Build it with `start`, end it with `close`."""
 
@@ -75,19 +89,27 @@ class Daemon:
         self._pb = hivemind_light.load().p2pd_pb2
         self._log_task: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
+        self._folder_lock: IO[str] | None = None
 
     @classmethod
     async def start(cls, identity: Identity, config: DaemonConfig) -> Daemon:
         """Runs the daemon until it listens. Raises `MachineError` or `ConfigError` with one sentence and a remedy."""
-        # mkdtemp makes the folder 0700, which is what keeps other users of the machine off the sockets and the key.
-        # Not under TMPDIR: macOS's is so long that socket paths would pass the system's 104 bytes.
-        folder = Path(tempfile.mkdtemp(prefix="p2prl-", dir="/tmp"))
-        try:
-            daemon = await cls._launch(identity, config, folder)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return daemon
+        until = asyncio.get_running_loop().time() + _PORT_PATIENCE_S
+        while True:
+            folder, lock = _private_folder()
+            try:
+                daemon = await cls._launch(identity, config, folder)
+            except BaseException as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.close()
+                if not isinstance(error, _PortTakenError):
+                    raise
+                if asyncio.get_running_loop().time() >= until:
+                    raise error.as_machine_error() from error
+                await asyncio.sleep(_PORT_RETRY_S)
+            else:
+                daemon._folder_lock = lock
+                return daemon
 
     @classmethod
     async def _launch(cls, identity: Identity, config: DaemonConfig, folder: Path) -> Daemon:
@@ -209,6 +231,8 @@ class Daemon:
         if self._log_task is not None:
             await self._log_task
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._folder_lock is not None:
+            self._folder_lock.close()
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
@@ -259,6 +283,24 @@ def daemon_binary(config: DaemonConfig) -> Path:
     return Path(os.environ.get(DAEMON_VARIABLE) or hivemind_light.load().daemon_path)
 
 
+def _private_folder() -> tuple[Path, IO[str]]:
+    """A folder for a daemon's sockets, and the lock that says somebody lives in it.
+
+    SIGKILL leaves a folder behind, so whoever makes one removes those of the dead. A lock appears under its name only
+    once it is held: a folder without one is being made just now and is left alone.
+    """
+    for old in _FOLDERS.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (old / "lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old, ignore_errors=True)
+    # mkdtemp makes the folder 0700, which is what keeps other users of the machine off the sockets and the key.
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_FOLDERS))
+    own = (folder / "lock.new").open("w")
+    fcntl.flock(own, fcntl.LOCK_EX)
+    (folder / "lock.new").rename(folder / "lock")
+    return folder, own
+
+
 def _arguments(config: DaemonConfig, folder: Path, key_file: Path) -> list[str]:
     arguments = [
         f"-listen=/unix{folder / 'control.sock'}",
@@ -302,7 +344,7 @@ def _startup_error(last_line: str, config: DaemonConfig) -> MachineError | Confi
     reason = last_line.split(" ", 2)[-1] if last_line[:2] == "20" else last_line  # the line starts with date and time
     listen = ", ".join(config.listen)
     if "address already in use" in reason:
-        return MachineError(
+        return _PortTakenError(
             f"another program already uses the port of {listen}",
             remedy="Close it, or listen on another port (0 takes any free one).",
         )

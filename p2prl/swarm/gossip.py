@@ -50,7 +50,7 @@ class GossipConfig:
 
     carriers: int = 3
     """Neighbours that carry a message towards learners while none is a neighbour."""
-    store_bytes: int = 32 * 1024 * 1024
+    store_bytes: int = 16 * 1024 * 1024
     """Envelopes kept to answer wants: several minutes of a busy swarm, and little memory."""
     seen: int = 100_000
     """Digests remembered so that nothing is forwarded twice."""

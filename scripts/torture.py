@@ -1,0 +1,69 @@
+"""Kill the roles of one run at random moments, or cut a volunteer off, and hold the run to its promises.
+
+    python -m scripts.torture --kills 20 --seed 0
+    python -m scripts.torture --cut 60
+
+Needs the development checkout: it uses the checks of `tests/loopback`. Prints what it did and exits 1 when a promise
+was broken; the folder is then kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.loopback.crash_run import CrashPlan, CrashRun
+from tests.loopback.cut_run import CutPlan, cut_off
+from tests.loopback.swarm_processes import SwarmProcesses, command
+
+_REWARD_WANTED = 0.80
+
+
+def main() -> int:
+    """Run one torment and print its report as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="kill -9s of random roles")
+    parser.add_argument("--cut", type=float, default=0.0, help="seconds to cut one volunteer off, instead of killing")
+    parser.add_argument("--updates", type=int, default=300, help="learner updates of the run")
+    parser.add_argument("--seed", type=int, default=0, help="order, moments and manners of the kills")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="torture-"))
+    swarm = SwarmProcesses(folder)
+    try:
+        with swarm.running():
+            document = _torment(swarm, arguments)
+    except AssertionError as error:
+        say(f"BROKEN: {error}\nKept in {folder}")
+        return 1
+    print(json.dumps(document, indent=2, sort_keys=True))
+    shutil.rmtree(folder)
+    return 0
+
+
+def _torment(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, Any]:
+    # A staleness bound as long as the run: work done while cut off is late by design, and must still be used.
+    options = ("--staleness", str(max(256, arguments.updates)), "--publish-every", "5", "--seed", "0")
+    made = command("init", "run", "--in", str(swarm.folder), *options, environment=swarm.environment())
+    assert made.returncode == 0, made.stderr
+    run = swarm.folder / "run"
+    if arguments.cut:
+        return dataclasses.asdict(cut_off(swarm, run, CutPlan(cut_s=arguments.cut, updates=arguments.updates), say=say))
+    plan = CrashPlan(kills=arguments.kills, updates=arguments.updates, seed=arguments.seed)
+    report = CrashRun(swarm, run, plan, say=say).torment()
+    assert report.reward >= _REWARD_WANTED, f"the reward ended at {report.reward:.3f}"
+    return report.summary()
+
+
+def say(text: str) -> None:
+    """A line for the person watching."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""A volunteer cut off from the swarm while the others go on: what it sampled meanwhile is used when it is back."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.protocol.messages import State
+from tests.loopback.run_witness import examine, install, recorded_steps
+from tests.loopback.swarm_processes import (
+    LISTEN,
+    SwarmProcesses,
+    go_on,
+    rows,
+    spools,
+    status_of,
+    stop_sending,
+    wait_until,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutPlan:
+    """How long a volunteer is cut off, in a run of how many updates."""
+
+    cut_s: float
+    updates: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutReport:
+    """What became of the work done while cut off."""
+
+    sampled: int
+    """Groups of the cut-off volunteer that were sampled during the cut."""
+    verified: int
+    expired: int
+    trained_on: int
+    versions_sampled: int
+    """Policy versions it used during the cut: it had one, and perhaps finished fetching another."""
+    updates_meanwhile: int
+    """Updates the learner made during the cut, with the other volunteer's work."""
+    back_s: float
+    """From the end of the cut to the first receipt of such a group."""
+    staleness_max: int
+    """Of the groups that were trained on, in updates."""
+
+
+def cut_off(swarm: SwarmProcesses, run: Path, plan: CutPlan, *, say: Callable[[str], None]) -> CutReport:
+    """Cut one of two volunteers off by freezing its network process and its daemon; check the run when it ended."""
+    install(run)
+    learner = swarm.start("learner", "learn", str(run), "--updates", str(plan.updates), *LISTEN)
+    link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a join link")
+    homes = [swarm.folder / "homes" / name for name in ("stays", "leaves")]
+    stays, leaves = (swarm.start(home.name, "join", link, "--threads", "1", *LISTEN, home=home) for home in homes)
+    home = homes[1]
+    wait_until(lambda: status_of(home).get("groups", {}).get("verified", 0) > 0, seconds=90, what="a first receipt")
+
+    frozen = [p for p in (leaves.network(), leaves.daemon()) if p is not None]
+    assert len(frozen) == 2
+    spool = spools(home)[0]
+    before, step_before = _digests(spool), recorded_steps(run)
+    stop_sending(frozen)
+    try:
+        say(f"cut off at step {step_before} with {len(before)} groups sampled")
+        threading.Event().wait(plan.cut_s)
+        during = _digests(spool) - before
+        step_after = recorded_steps(run)
+    finally:
+        go_on(frozen)
+    say(f"back at step {step_after} with {len(during)} groups more")
+    assert len(during) > 0, "it stopped sampling when it was cut off"
+    assert step_after > step_before, "the learner stood still"
+    began = time.monotonic()
+    wait_until(lambda: _receipts(run, during), seconds=60, what="a receipt for work done while cut off")
+    back_s = time.monotonic() - began
+
+    assert learner.wait(300) == 0
+    assert stays.wait(60) == 9
+    assert leaves.wait(60) == 9
+    wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
+    account = examine(run, [path for each in homes for path in spools(each)])
+    states = [State(account.receipts[digest][1].state) for digest in during if digest in account.receipts]
+    used = dict(rows(run / "journal.db", "SELECT digest, used_step FROM groups WHERE state = 'used'"))
+    versions = dict(rows(spool, "SELECT digest, version FROM groups"))
+    step_of = dict(rows(run / "journal.db", "SELECT version, step FROM policies"))
+    ages = {digest: used[digest] - step_of[versions[digest]] for digest in during if digest in used}
+    logged = [json.loads(line)["staleness"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(age in logged[used[digest]] for digest, age in ages.items()), "metrics hide the staleness"
+    return CutReport(
+        sampled=len(during),
+        verified=states.count(State.VERIFIED),
+        expired=states.count(State.EXPIRED),
+        trained_on=len(ages),
+        versions_sampled=len({versions[digest] for digest in during}),
+        updates_meanwhile=step_after - step_before,
+        back_s=round(back_s, 2),
+        staleness_max=max(ages.values(), default=0),
+    )
+
+
+def _digests(spool: Path) -> set[bytes]:
+    return {digest for (digest,) in rows(spool, "SELECT digest FROM groups")}
+
+
+def _receipts(run: Path, digests: set[bytes]) -> bool:
+    settled = {d for (d,) in rows(run / "journal.db", "SELECT digest FROM groups WHERE state != 'stored'")}
+    return bool(settled & digests)
