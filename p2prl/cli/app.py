@@ -15,6 +15,7 @@ app = typer.Typer(
     help="Lend a GPU to a shared training run, or start one. No account, no token, no open port.",
 )
 ledger_app = typer.Typer(no_args_is_help=True, help="Recount a run's signed ledger yourself.")
+bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks that anyone can rerun.")
 key_app = typer.Typer(no_args_is_help=True, help="Your identity: show it, write its words down, restore it.")
 
 VOLUNTEER, OPERATE, INSPECT = "Volunteer", "Operate", "Inspect"
@@ -254,6 +255,43 @@ def sim(
     )
 
 
+@bench_app.command("staleness")
+def bench_staleness_(
+    methods: Annotated[
+        str, typer.Option("--methods", help="Losses to compare, each `loss[:option=value…][+brake][+vcpo]`.")
+    ] = "grpo,gspo,gepo,gepo_t,gex",
+    delays: Annotated[
+        str, typer.Option("--delays", help="Laws of delay in updates: const:K, lognorm:M, weibull:M, exp:M, unif:M.")
+    ] = "const:0,lognorm:64,weibull:256,const:64,const:128",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per method and law.")] = 5,
+    updates: Annotated[int, typer.Option("--updates", min=60, help="Updates per run, a multiple of 20.")] = 200,
+    learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
+    task: Annotated[str, typer.Option("--task", help="chain4 or walk12.")] = "chain4",
+    out: Annotated[Path, typer.Option("--out", help="Folder of results; a rerun goes on where it stopped.")] = Path(
+        "runs/bench-staleness"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Also run and judge the table of demands.")] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare losses under delay on a small model: table, curves and JSON."""
+    from p2prl.cli.bench import bench_staleness
+
+    bench_staleness(
+        methods=methods,
+        delays=delays,
+        seeds=seeds,
+        updates=updates,
+        learning_rate=learning_rate,
+        task=task,
+        out=out,
+        check=check,
+        seed=seed,
+        as_json=as_json,
+    )
+
+
+app.add_typer(bench_app, name="bench", rich_help_panel=OPERATE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=INSPECT)
 app.add_typer(key_app, name="key", rich_help_panel=VOLUNTEER)
 
