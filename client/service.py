@@ -28,7 +28,7 @@ from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
 
 _REDELIVERED = 64
-"""Groups offered again at once."""
+"""Groups offered again at once, together with those the learner holds and has not settled."""
 
 _CATCH_UP_S = 10.0
 """How often the ledger is asked for receipts that gossip did not bring."""
@@ -180,8 +180,11 @@ class Volunteer:
     def _next_action(self) -> Action:
         if self.arrival.prepared is None:
             return Wait("fetching the run's files" if self.arrival.manifest else "looking for the run")
+        # Older groups that no learner has taken wait in the spool for their turn; fresh ones need not wait for them.
+        on_the_way_since = self._clock.now() - self._config.redeliver_s
         return self._agent.next_action(
-            outstanding=self._spool.outstanding(), learner_in_reach=self._roles.get("learner", 0) > 0
+            outstanding=self._spool.with_learner(created_after=on_the_way_since),
+            learner_in_reach=self._roles.get("learner", 0) > 0,
         )
 
     # --- messages ----------------------------------------------------------------------------------------------
@@ -213,12 +216,20 @@ class Volunteer:
     def _on_envelope(self, opened: Opened) -> None:
         if opened.kind is Kind.STORAGE_RECEIPT:
             self._offered_again -= self._spool.stored(body_of(opened, StorageReceipt).groups)
-            if self._offered_again <= 0 and self._is_behind:
-                self._redeliver_at = 0.0  # the learner takes them as fast as they come: offer the next
+            self._offer_more()
         elif opened.kind is Kind.RECEIPTS:
             self._settle(body_of(opened, Receipts))
+            self._offer_more()
         elif opened.kind is Kind.LEDGER_HEAD and body_of(opened, LedgerHead).finished:
             self._agent.run_finished()
+
+    def _offer_more(self) -> None:
+        """The learner has dealt with what it was last offered again: offer the next at once, if there is more.
+
+        Never all that a cut-off volunteer has sampled: old groups by the thousand would keep fresh ones waiting.
+        """
+        if self._is_behind and self._offered_again <= 0:
+            self._redeliver_at = 0.0
 
     def _settle(self, receipts: Receipts) -> None:
         for receipt in receipts.receipts:
@@ -314,10 +325,11 @@ class Volunteer:
             self._spool.expire(now=now)
         if now >= self._redeliver_at and self._roles.get("learner"):
             self._redeliver_at = now + self._config.redeliver_s
-            waiting = self._spool.undelivered(_REDELIVERED, created_before=now - self._config.redeliver_s)
+            room = max(0, _REDELIVERED - self._spool.delivered())
+            waiting = self._spool.undelivered(room, created_before=now - self._config.redeliver_s)
             for raw in waiting:
                 self._net.send(control.Publish(raw))
-            self._offered_again, self._is_behind = len(waiting), len(waiting) == _REDELIVERED
+            self._offered_again, self._is_behind = len(waiting), len(waiting) == room
         if now >= self._catch_up_at and self._roles.get("learner") and self.arrival.manifest is not None:
             self._catch_up_at = now + _CATCH_UP_S
             if self._spool.has_delivered(created_before=self._clock.now() - _CATCH_UP_S):

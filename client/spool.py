@@ -117,6 +117,18 @@ class Spool:
         row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state IN ('generated', 'delivered')").fetchone()
         return int(row[0])
 
+    def delivered(self) -> int:
+        """Groups the learner holds and has not settled."""
+        row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state = 'delivered'").fetchone()
+        return int(row[0])
+
+    def with_learner(self, *, created_after: float) -> int:
+        """Groups the learner holds, with those so new that they are on their way to it, and that have no end yet."""
+        row = self._db.execute(
+            "SELECT COUNT(*) FROM groups WHERE state = 'generated' AND created >= ?", (created_after,)
+        ).fetchone()
+        return self.delivered() + int(row[0])
+
     def stored(self, digests: Iterable[bytes]) -> int:
         """The learner has these groups on disk, so that ours may go; returns how many of them are ours and new."""
         return sum(

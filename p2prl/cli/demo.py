@@ -29,6 +29,7 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.runs import RunFolder, init_run, open_run
 from p2prl.errors import MachineError
 from p2prl.learner.founding import RunPlan
+from p2prl.learner.journal import Journal
 from p2prl.models.devices import use_threads
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.run_source import RunSource
@@ -260,7 +261,7 @@ def _summary(swarm: Swarm, folder: RunFolder, before: float, after: float, *, wa
         "reward_before": before,
         "reward_after": after,
         "updates": int(metrics[-1]["step"]),
-        "versions_published": int(metrics[-1]["version"]) + 1,
+        "versions_published": _versions_published(folder),
         "staleness_p50": staleness[len(staleness) // 2],
         "staleness_p95": staleness[int(0.95 * (len(staleness) - 1))],
         "staleness_max": staleness[-1],
@@ -273,6 +274,14 @@ def _summary(swarm: Swarm, folder: RunFolder, before: float, after: float, *, wa
         "run": str(folder.directory),
         "wall_s": wall_s,
     }
+
+
+def _versions_published(folder: RunFolder) -> int:
+    journal = Journal(folder.paths.journal)
+    try:
+        return journal.policy_count()
+    finally:
+        journal.close()
 
 
 def _contributors(folder: RunFolder) -> dict[str, Person]:

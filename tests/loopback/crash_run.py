@@ -59,7 +59,7 @@ class CrashReport:
     resumes_checked: int = 0
     orphans_ended_s: list[float] = field(default_factory=list)
     learner_back_s: float = 0.0
-    """From the learner's last restart to the first group that reached it."""
+    """From the moment the restarted learner listened to the first group that reached it."""
     account: Account | None = None
     reward: float = 0.0
     wall_s: float = 0.0
@@ -175,11 +175,13 @@ class CrashRun:
     def _last_learner_kill(self, learner: RoleProcess) -> None:
         """Once more, to measure how soon the volunteers are back."""
         wait_until(lambda: learner.daemon(), seconds=60, what="a learner that is up")
-        self._folders.add(daemon_folder(daemon)) if (daemon := learner.daemon()) is not None else None
+        if (daemon := learner.daemon()) is not None:
+            self._folders.add(daemon_folder(daemon))
         kill_tree(learner)
         self._resumes.append((len(learner.log), recorded_steps(self._run)))
-        known = _groups(self._run)
+        known, links = _groups(self._run), learner.log.count("join link")
         self._swarm.start_again(learner)
+        wait_until(lambda: learner.log.count("join link") > links, seconds=90, what="a learner that is up again")
         began = time.monotonic()
         wait_until(lambda: _groups(self._run) > known, seconds=60, what="a group for the restarted learner")
         self.report.learner_back_s = time.monotonic() - began

@@ -260,3 +260,9 @@ def _group(kept: tuple[bytes, bytes, bytes], step: int, step_of_version: dict[in
         rewards=tuple(np.frombuffer(rewards, dtype="<f4").tolist()),
         staleness=step - step_of_version[group.version],
     )
+
+
+def settled_groups(run: Path) -> tuple[int, int]:
+    """(groups verified, groups rejected) by the receipts of the ledger."""
+    states = Counter(State(receipt.state) for _, receipt in _ledger(open_run(run)).values())
+    return states[State.VERIFIED], states[State.REJECTED]

@@ -1,0 +1,80 @@
+"""The commands as a person types them in separate terminals: init, learn, two joins from one home, board, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.loopback.run_witness import examine, install, recorded_steps
+from tests.loopback.swarm_processes import RoleProcess, SwarmProcesses, command, rows, spools, wait_until
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+
+UPDATES = 30
+
+
+def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
+    swarm = SwarmProcesses(tmp_path / "terminals")
+    home, run = tmp_path / "home", tmp_path / "runs" / "mine"
+    made = command("init", "mine", "--in", str(run.parent), environment=swarm.environment(home))
+    assert made.returncode == 0, made.stderr
+    install(run)
+    with swarm.running():
+        learner = swarm.start("learner", "learn", str(run), "--updates", str(UPDATES), home=home)
+        link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a link")
+        assert link.strip() in learner.log
+        first, second = (swarm.start(f"join-{n}", "join", link.strip(), home=home) for n in (1, 2))
+        port = _free_port()
+        board = swarm.start("board", "board", str(run), "--port", str(port), home=home)
+        wait_until(lambda: recorded_steps(run) >= 3, seconds=120, what="three updates")
+        assert _contributors(port) == 2
+
+        _ctrl_c(first, expected=130)
+        assert "Finishing the slots" in first.log
+        swarm.start_again(first)
+        _ctrl_c(learner, expected=130)
+        at = recorded_steps(run)
+        assert f"Stopped at step {at}." in learner.log
+        assert 3 <= at < UPDATES
+        _ctrl_c(second, expected=130, times=2)
+        swarm.start_again(second)
+        swarm.start_again(learner)
+
+        assert learner.wait(180) == 0, learner.log[-2000:]
+        assert first.wait(60) == 9, first.log[-2000:]
+        assert second.wait(60) == 9, second.log[-2000:]
+        assert (run / "link").read_text() == link
+        assert _contributors(port) == 2
+        _ctrl_c(board, expected=0)
+        wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
+    files = spools(home)
+    assert len(files) == 2, "two workers under one home take two seats"
+    account = examine(run, files)
+    assert account.updates == UPDATES
+    assert account.rejected == 0
+    assert account.policies_reproduced == account.versions
+    states = {state for file in files for (state,) in rows(file, "SELECT DISTINCT state FROM groups")}
+    # What the run's end met on the way to the learner stays undelivered; whatever was delivered has its end.
+    assert {"verified"} <= states <= {"verified", "generated"}, states
+
+
+def _ctrl_c(role: RoleProcess, *, expected: int, times: int = 1) -> None:
+    for _ in range(times):
+        role.process.send_signal(signal.SIGINT)
+    assert role.wait(60) == expected, role.log[-2000:]
+
+
+def _contributors(port: int) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/leaderboard", timeout=20) as answer:
+        return int(json.load(answer)["total"])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

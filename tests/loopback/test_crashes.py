@@ -1,0 +1,55 @@
+"""kill -9 at random moments, and a cut: nothing promised is lost or counted twice, and nothing is left behind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.loopback.crash_run import CrashPlan, CrashRun
+from tests.loopback.cut_run import CutPlan, cut_off
+from tests.loopback.swarm_processes import SwarmProcesses, command
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def made_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder nobody has started yet."""
+    root = tmp_path_factory.mktemp("made")
+    options = ("--preset", "chain4", "--in", str(root), "--staleness", "256", "--publish-every", "5")
+    made = command("init", "run", *options, environment=SwarmProcesses(root).environment())
+    assert made.returncode == 0, made.stderr
+    return root / "run"
+
+
+@pytest.fixture
+def run(made_run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made_run, tmp_path / "run")
+
+
+def test_a_run_survives_kills_of_its_roles_at_random_moments(run: Path, tmp_path: Path) -> None:
+    swarm = SwarmProcesses(tmp_path / "swarm")
+    plan = CrashPlan(kills=4, updates=60, seed=3, volunteers=2, pause_s=(0.5, 2.0))
+    with swarm.running():
+        report = CrashRun(swarm, run, plan, say=print).torment()
+    account = report.account
+    assert account is not None
+    assert len(report.killed) == plan.kills
+    assert report.resumes_checked >= 1
+    assert account.updates == plan.updates
+    assert account.policies_reproduced == account.versions == 13
+    assert account.rejected == 0
+    assert report.reward >= 0.75  # 60 updates here; the full 300 of scripts/torture.py end above .9
+    assert report.learner_back_s < 20.0
+
+
+def test_work_done_while_cut_off_is_used_afterwards(run: Path, tmp_path: Path) -> None:
+    swarm = SwarmProcesses(tmp_path / "swarm")
+    with swarm.running():
+        report = cut_off(swarm, run, CutPlan(cut_s=12.0, updates=80), say=print)
+    assert report.versions_sampled <= 2
+    assert report.verified > 0
+    assert report.trained_on > 0
+    assert report.staleness_max >= report.updates_meanwhile // 2

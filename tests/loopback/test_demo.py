@@ -1,0 +1,100 @@
+"""`p2prl demo` with a cheat: it ends by itself, learns, credits nobody who fabricates, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.loopback.run_witness import settled_groups
+from tests.loopback.swarm_processes import (
+    RoleProcess,
+    SwarmProcesses,
+    command,
+    daemon_folder,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+
+KEYS = {
+    "reward_before",
+    "reward_after",
+    "updates",
+    "versions_published",
+    "staleness_p50",
+    "staleness_p95",
+    "staleness_max",
+    "weight_bytes_from_volunteers_share",
+    "groups_verified",
+    "groups_rejected",
+    "groups_by_contributor",
+    "wall_s",
+}
+UPDATES = 60
+
+
+def test_a_demo_learns_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    swarm = SwarmProcesses(tmp_path / "swarm")
+    run = tmp_path / "run"
+    with swarm.running():
+        demo = swarm.start("demo", "demo", "--out", str(run), "--updates", str(UPDATES), "--cheats", "1", "--json")
+        wait_until(lambda: (run / "metrics.jsonl").exists() or not demo.is_alive, seconds=120, what="a first update")
+        assert len(_commands(demo)) >= 7, _commands(demo)
+        folders = [daemon_folder(p) for p in demo.tree() if _name(p) == "p2pd"]
+        assert len(folders) >= 6
+        assert demo.wait(240) == 0, demo.log[-3000:]
+        wait_until(lambda: not swarm.survivors(), seconds=5, what="an end of every process")
+        assert not [folder for folder in folders if folder.exists()]
+    document = json.loads(demo.log.splitlines()[-1])
+    _check(document, run)
+    assert json.loads((run / "summary.json").read_text()) == document
+    assert (run / "reward.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+    result = command("eval", str(run), "--seed", "77", "--json", environment=swarm.environment())
+    assert result.returncode == 0, result.stderr
+    assert abs(json.loads(result.stdout)["reward"] - document["reward_after"]) <= 0.04
+
+
+def _check(document: dict[str, Any], run: Path) -> None:
+    assert set(document) >= KEYS
+    assert document["reward_before"] <= 0.45
+    assert document["reward_after"] >= 0.80
+    assert document["updates"] == UPDATES
+    assert document["versions_published"] == UPDATES // 5 + 1
+    assert document["weight_bytes_from_volunteers_share"] > 0.25
+    assert document["network_resident_bytes_max"] < 80e6
+    people = document["groups_by_contributor"]
+    assert people["cheat-1"] == 0
+    assert all(people[f"volunteer-{n}"] > 0 for n in (1, 2, 3))
+    assert document["groups_rejected"] > 0
+    assert sum(people.values()) == document["groups_verified"]
+    verified, rejected = settled_groups(run)
+    assert (verified, rejected) == (document["groups_verified"], document["groups_rejected"])
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ages = sorted(age for line in lines for age in line["staleness"])
+    assert document["staleness_max"] == ages[-1]
+    assert document["staleness_p50"] == ages[len(ages) // 2]
+
+
+def _commands(demo: RoleProcess) -> list[str]:
+    """The roles that run as processes of their own."""
+    found = []
+    for process in demo.tree()[1:]:
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if words[1:3] == ["-m", "p2prl"]:
+            found.append(words[3])
+    return found
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
