@@ -227,7 +227,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     axes.set_xticks(shares, [f"{share:.1f}" for share in shares])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.94))
     figure.savefig(path, dpi=120)
 
 
