@@ -54,6 +54,9 @@ class GossipConfig:
     """Envelopes kept to answer wants: several minutes of a busy swarm, and little memory."""
     seen: int = 100_000
     """Digests remembered so that nothing is forwarded twice."""
+    answer_bytes: int = 4 * 1024 * 1024
+    """Envelopes pushed to one neighbour, for its wants, between two drains of the outbox. A want costs 33 bytes to
+    send and may be answered with 256 KiB: without a bound one frame of them fills the memory. The asker asks again."""
 
 
 class Gossip:
@@ -68,6 +71,7 @@ class Gossip:
         self._stored_bytes = 0
         self._pinned: dict[Digest, bytes] = {}
         self._wanted: dict[Digest, set[PeerId]] = {}
+        self._answered: dict[PeerId, int] = {}
         self.outbox: list[tuple[PeerId, Wire]] = []
 
     def set_role(self, peer: PeerId, role: Role) -> None:
@@ -156,11 +160,17 @@ class Gossip:
             self._wanted.pop(next(iter(self._wanted)))
 
     def on_want(self, message: Want, source: PeerId) -> None:
-        """Push what is still here; say nothing about the rest."""
+        """Push what is still here, once and within `answer_bytes`; say nothing about the rest."""
         for name in _names(message.digests):
             raw = self._pinned.get(name) or self._store.get(name, (None, b""))[1]
-            if raw:
+            answered = self._answered.get(source, 0) + len(raw)
+            if raw and answered <= self._config.answer_bytes:
+                self._answered[source] = answered
                 self.outbox.append((source, Push(raw)))
+
+    def drained(self) -> None:
+        """The owner has taken everything out of `outbox`: neighbours may be answered again."""
+        self._answered.clear()
 
     def retry_wants(self) -> None:
         """Ask the next neighbour that offered an envelope the last one never pushed."""
@@ -195,4 +205,4 @@ class Gossip:
 def _names(digests: tuple[bytes, ...]) -> list[Digest]:
     if len(digests) > limits.MAX_DIGESTS_PER_MESSAGE:
         raise RemoteProtocolError(f"{len(digests)} digests in one message")
-    return [received_digest(raw) for raw in digests]
+    return [received_digest(raw) for raw in dict.fromkeys(digests)]

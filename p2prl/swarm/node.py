@@ -250,6 +250,7 @@ class Node:
                 elif peer in self._links.links:
                     by_peer.setdefault(peer, []).append(frames.pack(message))
             box.clear()
+        self._gossip.drained()
         commands = [*self._links.commands, *self._commands]
         self._links.commands.clear()
         self._commands.clear()

@@ -130,6 +130,31 @@ def test_wants_are_answered_from_the_store_and_from_pins() -> None:
     assert drained(made) == []
 
 
+def test_a_flood_of_wants_gets_each_envelope_once_and_a_bounded_answer() -> None:
+    kept = [group(slot) for slot in range(20)]
+    size = max(len(opened.raw) for opened in kept)
+    made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER}, answer_bytes=5 * size)
+    for opened in kept:
+        made.spread(opened, source=C)
+    drained(made)
+    made.drained()
+    made.on_want(Want((kept[0].digest,) * limits.MAX_DIGESTS_PER_MESSAGE), A)
+    assert drained(made) == [(A, Push(kept[0].raw))]
+    made.drained()
+    for _ in range(limits.MAX_MESSAGES_PER_FRAME):
+        made.on_want(Want(tuple(opened.digest for opened in kept)), A)
+    made.on_want(Want((kept[7].digest,)), B)
+    sent = drained(made)
+    assert 4 * size < sum(len(message.envelope) for peer, message in sent if isinstance(message, Push) and peer == A)
+    assert sum(len(message.envelope) for peer, message in sent if isinstance(message, Push) and peer == A) <= 5 * size
+    assert sent[-1] == (B, Push(kept[7].raw)), "others are answered as ever"
+    made.on_want(Want((kept[9].digest,)), A)
+    assert drained(made) == []
+    made.drained()
+    made.on_want(Want((kept[9].digest,)), A)
+    assert drained(made) == [(A, Push(kept[9].raw))], "asking again helps"
+
+
 def test_an_offerer_that_left_is_not_asked() -> None:
     made = gossip({A: Role.VOLUNTEER})
     made.on_offer(Offer((group().digest,)), A)
