@@ -22,7 +22,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from p2prl.cli.console import View, emit, progress, say
-from p2prl.cli.inspect import evaluate_checkpoint
+from p2prl.cli.evaluate import evaluate_checkpoint
 from p2prl.cli.plots import plot_run
 from p2prl.cli.reading import read_lines, read_status
 from p2prl.config.presets import preset_by_name

@@ -1,10 +1,10 @@
-"""`p2prl eval`, `board` and `ledger`."""
+"""`p2prl eval`, `board` and `ledger`. Only `eval` needs torch, and imports it once the run folder is known."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,50 +13,19 @@ import msgspec
 from p2prl.cli import crashes
 from p2prl.cli.console import emit, progress, say
 from p2prl.clock import SystemClock
+from p2prl.config.folders import open_folder
 from p2prl.config.home import default_home, take_seat
-from p2prl.config.runs import RunFolder, open_run
 from p2prl.errors import UnreachableError
-from p2prl.models.codec import Codec
-from p2prl.models.devices import choose_device, use_threads
-from p2prl.models.evaluation import Evaluation, evaluate
-from p2prl.models.layout import layout_of
-from p2prl.models.loading import load_pretrained
-from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.work import GroupWork
 from p2prl.net.network import DEFAULT_LISTEN
 from p2prl.protocol.link import SCHEME, parse_link
 from p2prl.scoreboard.export import Recount, export, verify_export, verify_source
 from p2prl.scoreboard.link_source import LinkConfig, LinkSource
+from p2prl.scoreboard.port import bind
 from p2prl.scoreboard.run_source import RunSource
-from p2prl.scoreboard.service import serve
 from p2prl.scoreboard.summary import summary
 
 _FIRST_LEDGER_S = 30.0
 """How long `board LINK --json` waits for the swarm before it gives up."""
-
-
-def evaluate_checkpoint(
-    folder: RunFolder,
-    checkpoint: Path,
-    *,
-    prompts: int,
-    seed: int,
-    greedy: bool = False,
-    device: str = "cpu",
-    on_progress: Callable[[str, float], None],
-) -> Evaluation:
-    """The reward of a model directory on fresh prompts of a run's task."""
-    loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype=folder.manifest.dtype)
-    engine = TransformersEngine(loaded.model, layout_of(loaded.model, folder.manifest.dtype))
-    work = GroupWork(folder.manifest, folder.run, Codec(loaded.tokenizer, loaded.model))
-    return evaluate(
-        engine,
-        work,
-        prompts=prompts,
-        seed=seed,
-        greedy=greedy,
-        on_progress=lambda share: on_progress("sampling", share),
-    )
 
 
 def eval_command(
@@ -71,8 +40,14 @@ def eval_command(
     as_json: bool,
 ) -> None:
     """Measure a checkpoint."""
-    folder = open_run(directory)
+    open_folder(directory)  # a wrong path is said at once: torch takes seconds to import
     crashes.keep_in(directory)
+
+    from p2prl.cli.evaluate import evaluate_checkpoint
+    from p2prl.config.runs import open_run
+    from p2prl.models.devices import use_threads
+
+    folder = open_run(directory)
     use_threads(threads or folder.settings.threads)
     chosen = checkpoint or folder.newest_weights()
     with progress(f"evaluating {chosen.name}", quiet=as_json) as tell:
@@ -105,12 +80,16 @@ def board_command(
     source: str, *, host: str, port: int, home: Path | None, listen: list[str] | None, as_json: bool
 ) -> None:
     """Serve the leaderboard of a run folder or of a swarm, or print it once."""
-    with _board_source(source, home, listen) as ledger:
-        if as_json:
+    if as_json:
+        with _board_source(source, home, listen) as ledger:
             _await_run(ledger)
             emit(summary(ledger))
-        else:
-            serve(ledger, host=host, port=port, on_ready=lambda url: say(f"board      {url}"))
+        return
+    # The port before the swarm: one that is taken is said at once, and nothing has been started by then.
+    with bind(host, port) as listener, _board_source(source, home, listen) as ledger:
+        from p2prl.scoreboard.service import serve  # the web framework
+
+        serve(ledger, host=host, port=port, listener=listener, on_ready=lambda url: say(f"board      {url}"))
 
 
 def ledger_verify_command(source: Path, *, as_json: bool) -> None:
@@ -163,11 +142,9 @@ def _board_source(source: str, home: Path | None, listen: list[str] | None) -> I
 
 @contextmanager
 def _run_source(directory: Path) -> Iterator[RunSource]:
-    folder = open_run(directory)
+    folder = open_folder(directory)
     link = folder.link_file.read_text().strip() if folder.link_file.exists() else ""
-    source = RunSource(
-        folder.paths.journal, folder.manifest_raw, join_link=link, total_steps=folder.settings.learner.updates or None
-    )
+    source = RunSource(folder.paths.journal, folder.manifest_raw, join_link=link, total_steps=folder.planned_updates())
     try:
         yield source
     finally:

@@ -1,4 +1,4 @@
-"""`p2prl init` and `p2prl learn`."""
+"""`p2prl init` and `p2prl learn`. What needs torch is imported once the arguments are known to be good."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p2prl.cli import crashes
 from p2prl.cli.console import Interrupts, View, emit, progress, say
 from p2prl.cli.tracking import tracker
+from p2prl.config.folders import open_folder, refuse_folder_in_use
 from p2prl.config.home import write_status
 from p2prl.config.presets import preset_by_name
-from p2prl.config.roles import build_learner, learner_network
-from p2prl.config.runs import RunFolder, describe, init_run, open_run
 from p2prl.errors import ConfigError
-from p2prl.learner.founding import RunPlan
-from p2prl.models.devices import use_threads
 from p2prl.net.network import Network
+
+if TYPE_CHECKING:
+    from p2prl.config.runs import RunFolder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -44,6 +44,12 @@ def init_command(
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot name a run", remedy="Use letters, digits, dots, dashes; 64 at most.")
     chosen = preset_by_name(preset)
+    refuse_folder_in_use(root / name)
+
+    from p2prl.config.runs import describe, init_run
+    from p2prl.learner.founding import RunPlan
+    from p2prl.models.devices import use_threads
+
     plan = RunPlan(
         name=name,
         goal=goal or chosen.goal,
@@ -68,12 +74,16 @@ def init_command(
 
 def learn_command(directory: Path, *, listen: list[str] | None, updates: int | None, track: str, as_json: bool) -> None:
     """Train a run until its updates are done or it is interrupted."""
-    folder = open_run(directory)
+    lock = open_folder(directory).lock()  # what can be refused is refused before torch takes its seconds to import
     crashes.keep_in(directory)
+
+    from p2prl.config.roles import build_learner, learner_network
+    from p2prl.config.runs import open_run
+
+    folder = open_run(directory)
     if updates is not None:
         settings = replace(folder.settings, learner=replace(folder.settings.learner, updates=updates))
         folder = replace(folder, settings=settings)
-    lock = folder.lock()
     view = View(quiet=as_json)
     newest: dict[str, Any] = {}
     with tracker(track, folder) as track_metrics, lock:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from p2prl.config.runs import RunFolder
+from p2prl.config.folders import Folder
 from p2prl.errors import ConfigError
 
 
 @contextmanager
-def tracker(name: str, folder: RunFolder) -> Iterator[Callable[[dict[str, Any]], None]]:
+def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that takes each update's metrics, for `none`, `tensorboard` or `trackio`. Lists are left out."""
     if name == "none":
         yield lambda _: None

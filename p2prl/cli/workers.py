@@ -1,28 +1,26 @@
-"""`p2prl join` and `p2prl validate`."""
+"""`p2prl join` and `p2prl validate`. What needs torch is imported once the link is known to be whole."""
 
 from __future__ import annotations
 
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from p2prl.cli import crashes
 from p2prl.cli.console import Interrupts, View, emit, say
-from p2prl.client.agent import AgentConfig
-from p2prl.client.service import Progress, VolunteerConfig
 from p2prl.config.home import Seat, default_home, take_seat, write_status
-from p2prl.config.roles import build_validator, build_volunteer, peer_network
-from p2prl.models.devices import choose_device, use_threads
 from p2prl.net.network import DEFAULT_LISTEN, Network
 from p2prl.protocol.link import JoinLink, parse_link
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
-from p2prl.sim.adversaries import disguise
-from p2prl.validator.service import Audit, ValidatorConfig
+
+if TYPE_CHECKING:
+    from p2prl.client.service import Progress
+    from p2prl.validator.service import Audit
 
 _STATUS_PERIOD_S = 1.0
 _FINISHED = 9
@@ -42,6 +40,12 @@ def join_run(
 ) -> None:
     """Volunteer until interrupted or until the run ends."""
     link = parse_link(link_text)
+
+    from p2prl.client.agent import AgentConfig
+    from p2prl.client.service import VolunteerConfig
+    from p2prl.config.roles import build_volunteer, peer_network
+    from p2prl.models.devices import choose_device, use_threads
+
     chosen = choose_device(device)
     use_threads(threads)
     seat = take_seat(home or default_home())
@@ -64,6 +68,8 @@ def join_run(
         on_notice=say,
     )
     if adversary:
+        from p2prl.sim.adversaries import disguise
+
         disguise(volunteer, adversary)
     interrupts = Interrupts(
         volunteer.finish, volunteer.park, finishing="Finishing the slots under way; Ctrl-C again stops now (kept)."
@@ -85,6 +91,11 @@ def validate_run(
 ) -> None:
     """Validate until interrupted or until the run ends."""
     link = parse_link(link_text)
+
+    from p2prl.config.roles import build_validator, peer_network
+    from p2prl.models.devices import choose_device, use_threads
+    from p2prl.validator.service import ValidatorConfig
+
     chosen = choose_device(device)
     use_threads(threads)
     seat = take_seat(home or default_home(), kind="validator")

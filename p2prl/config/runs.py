@@ -1,14 +1,6 @@
-"""A run's folder: what `p2prl init` makes and the learner, the board and `p2prl eval` read.
+"""Making a run folder, and opening one with its settings, as the learner and `p2prl eval` need it.
 
-RUN/run.toml        settings a person may change between starts
-RUN/run.manifest    the signed manifest: what can never change without being another run
-RUN/key.json        the learner's key
-RUN/model/          the first weights, a Hugging Face directory
-RUN/files/          configuration and tokenizer, as volunteers get them
-RUN/checkpoints/    the newest weights, Hugging Face directories
-RUN/journal.db      groups, batches, published policies and the ledger
-RUN/metrics.jsonl   one line per update
-RUN/link            the join link, once the learner has been up
+What lies where is `p2prl.config.folders`'s to say, which opens a folder without torch.
 """
 
 from __future__ import annotations
@@ -19,15 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from p2prl.algorithms.registry import Objective, build_loss
-from p2prl.config.home import try_lock
-from p2prl.config.settings import parse, read_toml
+from p2prl.config.folders import Folder, open_folder, refuse_folder_in_use
+from p2prl.config.settings import parse
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
-from p2prl.learner.folder import LearnerPaths, newest_checkpoint
 from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.service import LearnerConfig
 from p2prl.models.codec import Codec
@@ -35,12 +26,9 @@ from p2prl.models.loading import LoadedModel, load_pretrained
 from p2prl.models.run_files import export_run_files
 from p2prl.models.tiny import tiny_model
 from p2prl.models.warmstart import WarmstartConfig, warm_start
-from p2prl.net.keyfile import create_identity, load_identity
-from p2prl.protocol import limits
-from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
+from p2prl.net.keyfile import create_identity
+from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
-from p2prl.protocol.link import JoinLink
 from p2prl.protocol.manifests import RunFile, RunManifest
 from p2prl.tasks.registry import task_by_name
 
@@ -86,74 +74,17 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
-    """An existing run folder."""
+class RunFolder(Folder):
+    """A run folder with its settings checked: what a role that computes starts from."""
 
-    directory: Path
     settings: RunSettings
-    identity: Identity
-    manifest: RunManifest
-    manifest_raw: bytes
-
-    @property
-    def run(self) -> Digest:
-        """The run's name everywhere: its manifest envelope's digest."""
-        return envelope_digest(self.manifest_raw)
-
-    @property
-    def paths(self) -> LearnerPaths:
-        """Where the learner keeps things."""
-        return LearnerPaths(self.directory)
-
-    @property
-    def key_file(self) -> Path:
-        """The learner's key."""
-        return self.directory / "key.json"
-
-    @property
-    def link_file(self) -> Path:
-        """The join link, once the learner has been up."""
-        return self.directory / "link"
-
-    def link(self, addresses: tuple[str, ...]) -> JoinLink:
-        """The join link for a learner that listens at `addresses`."""
-        return JoinLink(self.manifest.name, self.run, addresses[: limits.MAX_ADDRESSES])
-
-    def lock(self) -> IO[str]:
-        """Hold the run for this process. `MachineError` when another learner has it."""
-        lock = try_lock(self.directory)
-        if lock is None:
-            raise MachineError(
-                f"another learner is running on {self.directory}", remedy="Stop it first, or use another run folder."
-            )
-        return lock
-
-    def newest_weights(self) -> Path:
-        """The newest checkpoint, or the first weights when there is none yet."""
-        return newest_checkpoint(self.paths.checkpoints) or self.directory / "model"
 
 
 def open_run(directory: Path) -> RunFolder:
-    """Read a run folder. Raises `ConfigError` when it is not one."""
-    manifest_path = directory / "run.manifest"
-    if not manifest_path.is_file():
-        raise ConfigError(f"{directory} is not a run folder", remedy="Make one first: p2prl init NAME --preset chain4")
-    raw = manifest_path.read_bytes()
-    try:
-        manifest = body_of(open_envelope(raw, now=None), RunManifest)
-        manifest.check()
-    except RemoteProtocolError as error:
-        raise ConfigError(
-            f"{manifest_path} is damaged: {error}", remedy="Restore it from a copy; another would be another run."
-        ) from error
-    toml = directory / "run.toml"
-    settings = parse(RunSettings, read_toml(toml) if toml.exists() else {}, where=str(toml))
-    identity = load_identity(directory / "key.json")
-    if identity.public_key != manifest.learner:
-        raise ConfigError(
-            f"{directory / 'key.json'} is not the key this run was made with", remedy="Restore the run's own key."
-        )
-    return RunFolder(directory, settings, identity, manifest, raw)
+    """Read a run folder and its settings. Raises `ConfigError` when it is not one."""
+    folder = open_folder(directory)
+    settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
+    return RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
 
 
 def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Callable[[str, float], None]) -> RunFolder:
@@ -162,8 +93,7 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
     `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1.
     """
     task_by_name(plan.task)
-    if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} exists and is not empty", remedy="Choose another name; nothing was touched.")
+    refuse_folder_in_use(directory)
     new = directory.with_name(f".{directory.name}.new-{os.getpid()}")
     try:
         new.mkdir(parents=True)

@@ -9,18 +9,21 @@ from collections.abc import Callable
 
 import uvicorn
 
-from p2prl.errors import MachineError
 from p2prl.scoreboard.api import create_app
+from p2prl.scoreboard.port import bind
 from p2prl.scoreboard.sources import Source
 
 
-def serve(source: Source, *, host: str, port: int, on_ready: Callable[[str], None]) -> None:
+def serve(
+    source: Source, *, host: str, port: int, listener: socket.socket | None = None, on_ready: Callable[[str], None]
+) -> None:
     """Serve `source` until Ctrl-C (or SIGTERM), then return.
 
-    `on_ready` gets the board's address once it answers; port 0 takes a free one. Raises `MachineError` when the port
-    is taken or may not be used, and the source's own error when the source ends for good.
+    `on_ready` gets the board's address once it answers; port 0 takes a free one, and `listener`, if given, is the port
+    already (`p2prl.scoreboard.port`). Raises `MachineError` when the port is taken or may not be used, and the source's
+    own error when the source ends for good.
     """
-    board = BoardServer(source, host=host, port=port)
+    board = BoardServer(source, host=host, port=port, listener=listener)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
         board.run(on_ready)
 
@@ -28,9 +31,9 @@ def serve(source: Source, *, host: str, port: int, on_ready: Callable[[str], Non
 class BoardServer:
     """A board bound to its port; `run` serves it and `stop` ends that from another thread."""
 
-    def __init__(self, source: Source, *, host: str, port: int) -> None:
+    def __init__(self, source: Source, *, host: str, port: int, listener: socket.socket | None = None) -> None:
         self._source = source
-        self._socket = _bind(host, port)
+        self._socket = listener or bind(host, port)
         bound = self._socket.getsockname()
         shown = host if host not in ("0.0.0.0", "::", "") else "localhost"  # noqa: S104 - compared, not bound
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}"
@@ -79,20 +82,3 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._source.failure() is not None
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A listening socket on host and port, TCP over IPv4 or IPv6."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(128)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise MachineError(
-            f"the board cannot use port {port} on {host}: {error}",
-            remedy="Choose another one with --port, or end the program that holds it.",
-        ) from error
-    return listener

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -107,10 +108,43 @@ def timed(arguments: list[str]) -> float:
     return time.perf_counter() - began
 
 
-@pytest.mark.parametrize("module", ["p2prl.cli.status", "p2prl.cli.keys"])
+@pytest.mark.parametrize("module", ["status", "keys", "inspect", "workers", "operate"])
 def test_light_commands_stay_light(module: str) -> None:
-    probe = f"import sys, {module}; assert 'torch' not in sys.modules"
+    probe = f"import sys, p2prl.cli.{module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", probe], check=True, env=ENVIRONMENT)
+
+
+REFUSED_AT_ONCE = [
+    ("join", "p2prl://chain@abc"),
+    ("validate", "p2prl://chain@abc"),
+    ("learn", "/nowhere"),
+    ("eval", "/nowhere"),
+    ("board", "/nowhere"),
+    ("board", "/nowhere", "--host", "256.0.0.1"),
+    ("ledger", "verify", "/nowhere"),
+]
+
+
+@pytest.mark.parametrize("arguments", REFUSED_AT_ONCE)
+def test_what_is_refused_is_refused_before_torch_is_imported(arguments: tuple[str, ...]) -> None:
+    probe = (
+        f"import sys; sys.argv = ['p2prl', *{arguments!r}]\n"
+        "from p2prl.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code in (3, 4), end.code\n"
+        "heavy = {'torch', 'transformers', 'hivemind', 'fastapi'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True, env=ENVIRONMENT, capture_output=True)
+
+
+def test_a_board_on_a_used_port_is_refused_before_anything_starts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr("p2prl.cli.inspect._run_source", opened.append)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = invoke("board", run, "--port", taken.getsockname()[1])
+    assert isinstance(result.exception, errors.MachineError)
+    assert "--port" in result.exception.remedy
+    assert not opened
 
 
 @pytest.mark.parametrize("name", sorted(commands()))

@@ -1,0 +1,39 @@
+"""Measuring a checkpoint, for `p2prl eval` and the demo. Needs torch: import it when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from p2prl.config.runs import RunFolder
+from p2prl.models.codec import Codec
+from p2prl.models.devices import choose_device
+from p2prl.models.evaluation import Evaluation, evaluate
+from p2prl.models.layout import layout_of
+from p2prl.models.loading import load_pretrained
+from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.work import GroupWork
+
+
+def evaluate_checkpoint(
+    folder: RunFolder,
+    checkpoint: Path,
+    *,
+    prompts: int,
+    seed: int,
+    greedy: bool = False,
+    device: str = "cpu",
+    on_progress: Callable[[str, float], None],
+) -> Evaluation:
+    """The reward of a model directory on fresh prompts of a run's task."""
+    loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype=folder.manifest.dtype)
+    engine = TransformersEngine(loaded.model, layout_of(loaded.model, folder.manifest.dtype))
+    work = GroupWork(folder.manifest, folder.run, Codec(loaded.tokenizer, loaded.model))
+    return evaluate(
+        engine,
+        work,
+        prompts=prompts,
+        seed=seed,
+        greedy=greedy,
+        on_progress=lambda share: on_progress("sampling", share),
+    )
