@@ -107,9 +107,9 @@ class Agent:
         self._batching.measured(count, tokens=tokens, seconds=seconds, in_demand=self._in_demand)
         self._in_demand = True
 
-    def run_finished(self) -> None:
-        """The learner said that no further group will be used."""
-        self._finished = True
+    def run_finished(self, finished: bool) -> None:
+        """Whether, by the newest the learner has said, no further group will be used. A run may be taken up again."""
+        self._finished = finished
 
     def next_action(self, *, outstanding: int, learner_in_reach: bool) -> Action:
         """What to do now. `outstanding` is the number of groups without a receipt."""

@@ -23,6 +23,7 @@ from p2prl.protocol import ledger, limits
 from p2prl.protocol.codec import decode
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
+from p2prl.protocol.heads import Farewell
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
@@ -32,6 +33,9 @@ _REDELIVERED = 64
 
 _CATCH_UP_S = 10.0
 """How often the ledger is asked for receipts that gossip did not bring."""
+
+_NETWORK_SILENT_S = 8.0
+"""The network process reports every two seconds; what one that has not for this long said of the learner is void."""
 
 _EXPIRE_S = 10.0
 """How often the spool gives up what is too old or too much."""
@@ -99,12 +103,14 @@ class Volunteer:
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._agent = Agent(config.agent)
+        self._farewell = Farewell()
         self._spool = Spool(spool_path, config.spool)
         self._network: NetworkPort | None = None
         self._stopping = False
         self._parking = False
         self._finished_at: float | None = None
         self._roles: dict[str, int] = {}
+        self._roles_at = 0.0
         self._announced = -1
         self._last_reward = 0.0
         self._tokens_per_s = 0.0
@@ -171,6 +177,7 @@ class Volunteer:
     def _is_over(self) -> bool:
         """The run has ended, and the last groups have their receipts or have waited long enough for them."""
         if not self._agent.finished:
+            self._finished_at = None
             return False
         if self._finished_at is None:
             self._finished_at = self._clock.now()
@@ -184,8 +191,12 @@ class Volunteer:
         on_the_way_since = self._clock.now() - self._config.redeliver_s
         return self._agent.next_action(
             outstanding=self._spool.with_learner(created_after=on_the_way_since),
-            learner_in_reach=self._roles.get("learner", 0) > 0,
+            learner_in_reach=self._learner_in_reach,
         )
+
+    @property
+    def _learner_in_reach(self) -> bool:
+        return self._roles.get("learner", 0) > 0 and self._clock.now() - self._roles_at < _NETWORK_SILENT_S
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -199,13 +210,14 @@ class Volunteer:
                 case control.Policy(digest=digest, manifest=raw, path=path):
                     manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
                     self._agent.policy_ready(HeldPolicy(manifest, Digest(digest), path))
+                    self._agent.run_finished(self._farewell.on_policy(manifest.step))
                 case control.Arrived(envelope=raw):
                     self._on_envelope(open_envelope(raw, now=None))
                 case control.LedgerPage(from_height=height, entries=entries):
                     self._on_ledger(height, entries)
                 case control.Status(peers=peers):
                     learner_was_away = not self._roles.get("learner")
-                    self._roles = dict(peers)
+                    self._roles, self._roles_at = dict(peers), self._clock.now()
                     if learner_was_away and self._roles.get("learner"):
                         self._redeliver_at = 0.0
                 case control.Warned(message=text, remedy=remedy):
@@ -220,8 +232,8 @@ class Volunteer:
         elif opened.kind is Kind.RECEIPTS:
             self._settle(body_of(opened, Receipts))
             self._offer_more()
-        elif opened.kind is Kind.LEDGER_HEAD and body_of(opened, LedgerHead).finished:
-            self._agent.run_finished()
+        elif opened.kind is Kind.LEDGER_HEAD:
+            self._agent.run_finished(self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms))
 
     def _offer_more(self) -> None:
         """The learner has dealt with what it was last offered again: offer the next at once, if there is more.

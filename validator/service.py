@@ -21,6 +21,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.codec import decode
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
+from p2prl.protocol.heads import Farewell
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, RolloutGroup, Verdict
@@ -83,7 +84,7 @@ class Validator:
         self._loaded: Digest | None = None
         self._seen = self._replayed = self._passed = 0
         self._stopping = False
-        self._finished = False
+        self._farewell = Farewell()
 
     def stop(self) -> None:
         """Return from `run` after the batch under way."""
@@ -93,7 +94,7 @@ class Validator:
         """Validate until told to stop. Returns True when the learner ended the run and nothing waits."""
         started = self._clock.now()
         try:
-            while not self._stopping and not (self._finished and not len(self._docket)):
+            while not self._stopping and not (self._farewell.finished and not len(self._docket)):
                 self._arrival.check_patience(self._clock.now() - started)
                 worked = self._replay(network)
                 for message in network.poll(0.0 if worked else 0.3):
@@ -101,7 +102,7 @@ class Validator:
                 newest = max((m.version for m, _ in self._policies.values()), default=-1)
                 failed = self._replayed - self._passed
                 self._on_audit(Audit(self._seen, self._replayed, self._passed, failed, len(self._docket), newest))
-            return self._finished
+            return self._farewell.finished
         finally:
             network.close()
 
@@ -112,6 +113,7 @@ class Validator:
             case control.Policy(digest=digest, manifest=raw, path=path):
                 manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
                 self._policies[Digest(digest)] = (manifest, Path(path))
+                self._farewell.on_policy(manifest.step)
             case control.Arrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None))
             case control.Warned(message=text, remedy=remedy):
@@ -124,8 +126,8 @@ class Validator:
             self._seen += 1
             if is_selected(opened.digest, self._identity.secret_seed, self._config.rate):
                 self._docket.add(opened, Digest(body_of(opened, RolloutGroup).policy))
-        elif opened.kind is Kind.LEDGER_HEAD and body_of(opened, LedgerHead).finished:
-            self._finished = True
+        elif opened.kind is Kind.LEDGER_HEAD:
+            self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms)
 
     def _replay(self, network: NetworkPort) -> bool:
         """Replay one batch of one policy that is here; ask for the policies that are not. Whether it did anything."""
@@ -147,7 +149,7 @@ class Validator:
             if policy not in self._asked:
                 self._asked[policy] = now
                 network.send(control.FetchPolicy(policy))
-            elif now - self._asked[policy] > _PATIENCE_S or self._finished:
+            elif now - self._asked[policy] > _PATIENCE_S or self._farewell.finished:
                 self._docket.drop(policy)
                 del self._asked[policy]
         return False

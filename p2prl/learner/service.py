@@ -288,7 +288,7 @@ class Learner:
                 ready = ReadyGroup(outcome.stored.digest, outcome.stored.peer, outcome.policy.manifest.step, reward)
                 self._buffer.add(ready)
         self._net.send(control.Publish(envelope))
-        self._say_head(finished=False)
+        self._say_head(finished=self._epochs.finished)
 
     def _settle(self, outcome: Outcome) -> None:
         digest = outcome.stored.digest

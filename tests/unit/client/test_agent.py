@@ -38,7 +38,7 @@ def test_the_state_table() -> None:
     assert subject.next_action(outstanding=0, learner_in_reach=True) == Load(second)
     subject.policy_lost(second)
     assert subject.next_action(outstanding=0, learner_in_reach=True) == Sample(first, 10, 4)
-    subject.run_finished()
+    subject.run_finished(True)
     assert subject.finished
     assert isinstance(subject.next_action(outstanding=0, learner_in_reach=False), Wait)
 

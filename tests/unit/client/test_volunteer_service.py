@@ -269,6 +269,19 @@ def test_it_leaves_when_the_learner_has_ended_the_run_and_answered(bench: Bench)
     assert bench.volunteer.run(bench.ear) is True
 
 
+def test_an_old_farewell_sends_nobody_home(bench: Bench) -> None:
+    bench.introduce()
+    bench.offer(7)
+    bench.turns(1)
+    for old in (LedgerHead(0, Digest(bytes(32)), 5, True), LedgerHead(3, Digest(bytes(32)), 6, True)):
+        bench.ear.inbox.append(control.Arrived(bench.says(old)))
+        bench.turns(2)
+    said = len(bench.groups())
+    assert said
+    bench.turns(2)
+    assert len(bench.groups()) > said
+
+
 def test_a_dead_link_is_given_up_after_a_minute(bench: Bench) -> None:
     waits = iter(range(200))
 

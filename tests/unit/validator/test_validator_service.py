@@ -188,3 +188,13 @@ def test_the_learners_farewell_ends_it(world: World) -> None:
     _, totals, _ = audit(world, [control.Arrived(head)], turns=1000)
     assert totals.waiting == 0
     assert msgspec.structs.asdict(LedgerHead(0, bytes(32), 0, True))["finished"]
+
+
+def test_an_old_farewell_does_not_end_it(world: World) -> None:
+    old = seal(world.learner, LedgerHead(0, bytes(32), 0, True), run=world.run, now=NOW)
+    newer = seal(world.learner, LedgerHead(1, bytes(32), 1, False), run=world.run, now=NOW + 1)
+    policy = world.publish(0, step=0)
+    group = world.group(policy, PEER, 0)
+    messages = [control.Arrived(newer), control.Arrived(old), ready(world, policy), arrived(world, group)]
+    ear, _, _ = audit(world, messages, turns=6)
+    assert ear.left == 0, "it stayed until it was told to stop"
