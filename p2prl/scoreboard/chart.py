@@ -78,7 +78,7 @@ def reward_chart(metrics: MetricsDocument) -> Chart | None:
 
 def _domain(low: float, high: float) -> tuple[float, float]:
     """A range of whole nice intervals around [low, high], with some air, never empty. Shares of success get 0 to 1."""
-    if 0 <= low and high <= 1 and high - low > _WIDE_SHARE:
+    if low >= 0 and high <= 1 and high - low > _WIDE_SHARE:
         return 0.0, 1.0
     air = max((high - low) * 0.08, abs(high) * 1e-3, 1e-3)
     low, high = (0.0 if 0 <= low < (high - low) else low - air), high + air
