@@ -34,9 +34,6 @@ _REDELIVERED = 64
 _CATCH_UP_S = 10.0
 """How often the ledger is asked for receipts that gossip did not bring."""
 
-_NETWORK_SILENT_S = 8.0
-"""The network process reports every two seconds; what one that has not for this long said of the learner is void."""
-
 _EXPIRE_S = 10.0
 """How often the spool gives up what is too old or too much."""
 
@@ -110,7 +107,6 @@ class Volunteer:
         self._parking = False
         self._finished_at: float | None = None
         self._roles: dict[str, int] = {}
-        self._roles_at = 0.0
         self._announced = -1
         self._last_reward = 0.0
         self._tokens_per_s = 0.0
@@ -191,12 +187,8 @@ class Volunteer:
         on_the_way_since = self._clock.now() - self._config.redeliver_s
         return self._agent.next_action(
             outstanding=self._spool.with_learner(created_after=on_the_way_since),
-            learner_in_reach=self._learner_in_reach,
+            learner_in_reach=self._roles.get("learner", 0) > 0,
         )
-
-    @property
-    def _learner_in_reach(self) -> bool:
-        return self._roles.get("learner", 0) > 0 and self._clock.now() - self._roles_at < _NETWORK_SILENT_S
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -217,7 +209,7 @@ class Volunteer:
                     self._on_ledger(height, entries)
                 case control.Status(peers=peers):
                     learner_was_away = not self._roles.get("learner")
-                    self._roles, self._roles_at = dict(peers), self._clock.now()
+                    self._roles = dict(peers)
                     if learner_was_away and self._roles.get("learner"):
                         self._redeliver_at = 0.0
                 case control.Warned(message=text, remedy=remedy):

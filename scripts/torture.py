@@ -47,13 +47,13 @@ def main() -> int:
 
 
 def _torment(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, Any]:
-    # A staleness bound as long as the run: work done while cut off is late by design, and must still be used.
-    options = ("--staleness", str(max(256, arguments.updates)), "--publish-every", "5", "--seed", "0")
+    # A staleness bound beyond the run's length: work done while cut off is late by design, and must still be used.
+    options = ("--staleness", "1024", "--publish-every", "5", "--seed", "0")
     made = command("init", "run", "--in", str(swarm.folder), *options, environment=swarm.environment())
     assert made.returncode == 0, made.stderr
     run = swarm.folder / "run"
     if arguments.cut:
-        return dataclasses.asdict(cut_off(swarm, run, CutPlan(cut_s=arguments.cut, updates=arguments.updates), say=say))
+        return dataclasses.asdict(cut_off(swarm, run, CutPlan(cut_s=arguments.cut), say=say))
     plan = CrashPlan(kills=arguments.kills, updates=arguments.updates, seed=arguments.seed)
     report = CrashRun(swarm, run, plan, say=say).torment()
     assert report.reward >= _REWARD_WANTED, f"the reward ended at {report.reward:.3f}"

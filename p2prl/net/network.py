@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,9 @@ _MOST_WAITING_BYTES = 64 * 1024 * 1024
 
 _LAST_WORDS_S = 2.0
 """How long `close` waits for a network process to take what is left."""
+
+_SILENT_S = 8.0
+"""The network process reports every two seconds; one that has not for this long has stopped."""
 
 _RETRY_S = 0.02
 """Longest wait for messages while some of ours have not been taken."""
@@ -75,6 +79,7 @@ class Network:
         self._closing = False
         self._events: queue.SimpleQueue[control.FromNetwork | None] = queue.SimpleQueue()
         self._last_status: control.Status | None = None
+        self._heard_at = time.monotonic()
         self._outgoing = bytearray()
         self.addresses: tuple[str, ...] = ()
         self._start()
@@ -125,7 +130,7 @@ class Network:
                     messages.append(message)
                 message = self._events.get_nowait()
         except queue.Empty:
-            return messages
+            return messages or self._presume_alone()
 
     def close(self) -> None:
         """Stop the network process and wait for it."""
@@ -179,6 +184,14 @@ class Network:
         if self._on_start is not None:
             self._on_start(self)
 
+    def _presume_alone(self) -> list[control.FromNetwork]:
+        """A stopped network process has no neighbours: a role must not wait for a learner nobody hears."""
+        last = self._last_status
+        if last is None or not last.peers or time.monotonic() - self._heard_at < _SILENT_S:
+            return []
+        self._last_status = replace(last, peers=())
+        return [self._last_status]
+
     def _flush(self) -> None:
         try:
             while self._outgoing:
@@ -204,6 +217,7 @@ class Network:
         self._start()
 
     def _note(self, message: control.FromNetwork) -> None:
+        self._heard_at = time.monotonic()
         match message:
             case control.Up(addresses=addresses):
                 self.addresses = addresses

@@ -45,7 +45,7 @@ class NeighbourhoodConfig:
     """How long a dial may be under way."""
     answer_hello_s: float = 2.0
     """A hello is answered unless we greeted within this time: the other end may have lost the link and we not."""
-    silence_s: float = 50.0
+    silence_s: float = 35.0
     """A neighbour silent for longer is dropped."""
     ban_s: float = 600.0
     """How long a peer that broke the rules is neither heard nor dialled."""
