@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 
 _MACHINE_ERRORS = {
@@ -55,6 +56,10 @@ def _run() -> None:
 
 
 def _say(message: str, remedy: str) -> None:
-    print(f"p2prl: {message}", file=sys.stderr)  # noqa: T201
-    if remedy:
-        print(f"       {remedy}", file=sys.stderr)  # noqa: T201
+    from p2prl.cli.plain import cleaned, wrapped
+
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
+    for label, text in (("p2prl: ", message), ("       ", remedy)):
+        if text:
+            lines = wrapped(cleaned(text), width - len(label))
+            print(label + ("\n" + " " * len(label)).join(line.strip() for line in lines), file=sys.stderr)  # noqa: T201

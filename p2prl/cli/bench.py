@@ -65,7 +65,8 @@ def bench_staleness(
             }
         )
     else:
-        say(as_markdown(report.rows))
+        for line in as_markdown(report.rows).splitlines():
+            say(line, whole=True)
         for verdict in report.verdicts:
             say(_verdict_line(verdict.demand.text, verdict.demand.bound, verdict.measured, verdict.met))
         say(f"written to {out}: results.jsonl, staleness.csv, staleness.md, staleness.png")

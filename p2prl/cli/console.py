@@ -14,15 +14,22 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from p2prl.cli.plain import cleaned, wrapped
+
 _PLAIN_PERIOD_S = 10.0
 """Without a terminal, progress is one line this often."""
 
 console = Console(stderr=True, highlight=False)
 
 
-def say(message: str) -> None:
-    """One line for a person."""
-    console.print(message, markup=False, soft_wrap=True)
+def say(message: str, *, whole: bool = False) -> None:
+    """One line for a person, cleaned of all that a terminal would obey.
+
+    On a terminal it is broken between words; `whole` leaves that to the terminal, for links and tables that get copied.
+    """
+    text = cleaned(message)
+    for line in [text] if whole or not console.is_terminal else wrapped(text, console.width):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def emit(document: dict[str, Any]) -> None:

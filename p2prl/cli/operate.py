@@ -128,7 +128,7 @@ def _announce(folder: RunFolder, addresses: tuple[str, ...]) -> None:
     new = folder.link_file.with_suffix(".new")
     new.write_text(f"{link}\n")
     new.rename(folder.link_file)
-    say(f"join link  {link}")
+    say(f"join link  {link}", whole=True)
     say(f"board      p2prl board {folder.directory}")
 
 
