@@ -327,7 +327,8 @@ def key_show(home: Home = None, as_json: Json = False) -> None:
 
 @key_app.command("backup")
 def key_backup(
-    home: Home = None, seat: Annotated[int, typer.Option("--seat", min=1, help="Which seat's key.")] = 1
+    home: Home = None,
+    seat: Annotated[str, typer.Option("--seat", help="Which seat's key, as `key show` lists it.")] = "seat-1",
 ) -> None:
     """Print the twelve words of a key. Whoever has them can be you."""
     from p2prl.cli.keys import backup_command
@@ -337,7 +338,8 @@ def key_backup(
 
 @key_app.command("restore")
 def key_restore(
-    home: Home = None, seat: Annotated[int, typer.Option("--seat", min=1, help="Which seat gets the key.")] = 1
+    home: Home = None,
+    seat: Annotated[str, typer.Option("--seat", help="Which seat gets the key: seat-1, …")] = "seat-1",
 ) -> None:
     """Read twelve words from standard input and make the key they stand for."""
     from p2prl.cli.keys import restore_command

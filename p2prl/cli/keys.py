@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from p2prl.cli.console import emit, say
 from p2prl.config.home import default_home
-from p2prl.errors import IdentityError
+from p2prl.errors import ConfigError, IdentityError
 from p2prl.net.keyfile import create_identity, load_identity
 from p2prl.protocol.identity import Identity
+
+_SEAT = re.compile(r"(seat|validator|board)-[1-9][0-9]?")
 
 
 def show_command(home: Path | None, *, as_json: bool) -> None:
@@ -25,17 +28,24 @@ def show_command(home: Path | None, *, as_json: bool) -> None:
         say(f"No keys in {base} yet; `p2prl join` makes one.")
 
 
-def backup_command(home: Path | None, *, seat: int) -> None:
+def backup_command(home: Path | None, *, seat: str) -> None:
     """Print a key's twelve words."""
-    path = (home or default_home()) / f"seat-{seat}" / "key.json"
+    base = home or default_home()
+    path = _key_file(base, seat)
+    if not path.exists():
+        there = ", ".join(sorted(path.parent.name for path in base.glob("*/key.json")))
+        raise IdentityError(
+            f"there is no {path.parent.name} in {base}",
+            remedy=f"Seats there: {there}." if there else "`p2prl join` makes the first one; or give another --home.",
+        )
     words = load_identity(path).words.split()
     say("Write these down and keep them private: they are this key.")
     sys.stdout.write(" ".join(words) + "\n")
 
 
-def restore_command(home: Path | None, *, seat: int) -> None:
+def restore_command(home: Path | None, *, seat: str) -> None:
     """Make the key of twelve words, never over another one."""
-    path = (home or default_home()) / f"seat-{seat}" / "key.json"
+    path = _key_file(home or default_home(), seat)
     if path.exists():
         raise IdentityError(f"{path} exists already", remedy="Choose a free --seat, or move the file away first.")
     if sys.stdin.isatty():
@@ -43,4 +53,12 @@ def restore_command(home: Path | None, *, seat: int) -> None:
     identity = Identity.from_words(sys.stdin.readline())
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     create_identity(path, identity)
-    say(f"Restored {identity.peer_id} as seat {seat}.")
+    say(f"Restored {identity.peer_id} as {path.parent.name}.")
+
+
+def _key_file(base: Path, seat: str) -> Path:
+    """The key of a seat, named as `key show` lists it. A number alone is a volunteer's."""
+    name = f"seat-{seat}" if seat.isdecimal() else seat
+    if not _SEAT.fullmatch(name):
+        raise ConfigError(f"{seat!r} names no seat", remedy="Name one as `p2prl key show` lists it, such as seat-1.")
+    return base / name / "key.json"

@@ -215,6 +215,22 @@ def test_a_key_survives_on_paper(tmp_path: Path) -> None:
     assert "exists already" in str(result.exception)
 
 
+def test_any_listed_seat_can_be_backed_up_and_no_other(tmp_path: Path) -> None:
+    words = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+    for seat in ("2", "validator-1"):
+        assert invoke("key", "restore", "--home", tmp_path, "--seat", seat, stdin=words + "\n").exit_code == 0
+    listed = document("key", "show", "--home", tmp_path)["seats"]
+    assert set(listed) == {"seat-2", "validator-1"}
+    for seat in (*listed, "2"):
+        assert invoke("key", "backup", "--home", tmp_path, "--seat", seat).stdout == words + "\n"
+    absent = invoke("key", "backup", "--home", tmp_path).exception
+    assert isinstance(absent, errors.IdentityError)
+    assert "seat-2, validator-1" in absent.remedy
+    assert "words" not in absent.remedy
+    for bad in ("../x", "key.json", "seat-", ""):
+        assert isinstance(invoke("key", "backup", "--home", tmp_path, "--seat", bad).exception, errors.ConfigError), bad
+
+
 # --- errors -------------------------------------------------------------------------------------------------------
 
 
