@@ -7,15 +7,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
-from rich.table import Table
-
 from p2prl.cli import crashes
 from p2prl.cli.console import Interrupts, View, emit, say
+from p2prl.cli.worker_views import (
+    SmoothRate,
+    audit_line,
+    progress_line,
+    progress_panel,
+    validator_introduction,
+    volunteer_introduction,
+)
 from p2prl.config.home import Seat, default_home, take_seat, write_status
 from p2prl.net.network import DEFAULT_LISTEN, Network
 from p2prl.protocol.link import JoinLink, parse_link
-from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
 
 if TYPE_CHECKING:
@@ -52,10 +56,14 @@ def join_run(
     crashes.keep_in(seat.directory)
     view = View(quiet=as_json)
     report = _Report(seat, link, "volunteer")
+    speed = SmoothRate()
 
     def on_progress(progress: Progress) -> None:
         report.write(_progress_document(progress))
-        view.update(lambda: _progress_panel(link, seat, progress), lambda: _progress_line(progress))
+        rate = speed.update(progress.tokens_per_s, time.monotonic())
+        view.update(
+            lambda: progress_panel(link.name, seat.identity, progress, rate), lambda: progress_line(progress, rate)
+        )
 
     agent = AgentConfig(slots_per_batch=slots)
     volunteer = build_volunteer(
@@ -63,7 +71,9 @@ def join_run(
         seat,
         VolunteerConfig(agent=agent),
         device=chosen,
-        on_manifest=lambda manifest: _introduce(manifest, seat, str(chosen)),
+        on_manifest=lambda manifest: _say_all(
+            volunteer_introduction(manifest, seat.identity, seat.directory.name, str(chosen))
+        ),
         on_progress=on_progress,
         on_notice=say,
     )
@@ -105,14 +115,16 @@ def validate_run(
 
     def on_audit(audit: Audit) -> None:
         report.write(_audit_document(audit))
-        view.update(lambda: _audit_line(audit), lambda: _audit_line(audit))
+        view.update(lambda: audit_line(audit), lambda: audit_line(audit))
 
     validator = build_validator(
         link,
         seat,
         ValidatorConfig(rate=rate),
         device=chosen,
-        on_manifest=lambda manifest: _introduce(manifest, seat, str(chosen)),
+        on_manifest=lambda manifest: _say_all(
+            validator_introduction(manifest, seat.identity, seat.directory.name, str(chosen), rate)
+        ),
         on_audit=on_audit,
         on_notice=say,
     )
@@ -156,14 +168,9 @@ class _Report:
         write_status(self._path, {**self.document, "time": time.time()})
 
 
-def _introduce(manifest: RunManifest, seat: Seat, device: str) -> None:
-    tasks = ", ".join(share.task for share in manifest.tasks)
-    say(f"run {manifest.name} (manifest verified)")
-    say(f"  Goal      {manifest.goal}")
-    say(f"  Model     {manifest.base_model}, {manifest.parameters:,} parameters; task {tasks}; {manifest.licence}")
-    say(f"  You do    sample answers on {device}. Nobody sends code to your machine.")
-    say("  Leaves    generated tokens, their log-probs and timing, signed by the key below. No host name, no files.")
-    say(f"  You are   {seat.identity.peer_id}   (write its words down: p2prl key backup)")
+def _say_all(lines: list[str]) -> None:
+    for line in lines:
+        say(line)
 
 
 def _progress_document(progress: Progress) -> dict[str, Any]:
@@ -187,40 +194,6 @@ def _progress_document(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _progress_line(progress: Progress) -> str:
-    groups = progress.groups
-    waiting = groups.get("generated", 0) + groups.get("delivered", 0)
-    version = "no weights yet" if progress.version < 0 else f"v{progress.version}"
-    if progress.announced_version > progress.version >= 0:
-        _, held, total = progress.fetching
-        version += f" (v{progress.announced_version} {held}/{total} chunks)" if total else ""
-    return (
-        f"{version}  {progress.state}  verified {groups.get('verified', 0)}  waiting {waiting}"
-        f"  rejected {groups.get('rejected', 0)}  reward {progress.last_reward:.2f}"
-        f"  {progress.tokens_per_s:,.0f} tok/s  peers {sum(progress.peers.values())}"
-    )
-
-
-def _progress_panel(link: JoinLink, seat: Seat, progress: Progress) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_row(link.name, f"{seat.identity.peer_id[-8:]}   {progress.state}")
-    peers = ", ".join(f"{count} {role}" for role, count in progress.peers.items()) or "none yet"
-    groups = progress.groups
-    received = progress.weight_bytes_from_learner + progress.weight_bytes_from_peers
-    share = progress.weight_bytes_from_peers / received if received else 0.0
-    table.add_row(
-        "policy", f"v{progress.version} of v{progress.announced_version}   {progress.tokens_per_s:,.0f} tok/s"
-    )
-    table.add_row("peers", peers)
-    waiting = groups.get("generated", 0) + groups.get("delivered", 0)
-    table.add_row(
-        "groups", f"{groups.get('verified', 0)} verified   {waiting} waiting   {groups.get('rejected', 0)} rejected"
-    )
-    table.add_row("reward", f"{progress.last_reward:.2f} (recent groups of yours)")
-    table.add_row("weights", f"{received / 1e6:.1f} MB received, {share:.0%} from volunteers")
-    return table
-
-
 def _audit_document(audit: Audit) -> dict[str, Any]:
     return {
         "state": "validating",
@@ -231,10 +204,3 @@ def _audit_document(audit: Audit) -> dict[str, Any]:
         "verdicts_failed": audit.failed,
         "groups_waiting": audit.waiting,
     }
-
-
-def _audit_line(audit: Audit) -> str:
-    return (
-        f"v{audit.version}  seen {audit.seen}  replayed {audit.replayed}  passed {audit.passed}"
-        f"  failed {audit.failed}  waiting {audit.waiting}"
-    )
