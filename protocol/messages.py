@@ -14,6 +14,8 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import DIGEST_BYTES
+from p2prl.protocol.identity import PUBLIC_KEY_BYTES
+from p2prl.protocol.reasons import Reason
 
 
 class Kind(IntEnum):
@@ -248,12 +250,31 @@ class Receipt(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     reward: float
     """Mean recomputed reward of the group."""
 
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` on what no learner of this wire version writes; readers print what passes."""
+        _check_finding("receipt", self.group, self.peer, self.version, self.reason, self.tokens)
+        if not 0 <= self.slot < 1 << 32 or not 0 <= self.completions <= limits.MAX_GROUP_SIZE:
+            raise RemoteProtocolError("receipt: slot or completions out of range")
+        if self.state not in _STATES:
+            raise RemoteProtocolError(f"receipt: unknown state {self.state}")
+        if not math.isfinite(self.reward):
+            raise RemoteProtocolError("receipt: the reward is not a number")
+
 
 class Receipts(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A batch of receipts made at one learner step."""
 
     step: int
     receipts: tuple[Receipt, ...]
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` when there are too many, or one of them is unusable."""
+        if not 0 <= self.step < 1 << 48:
+            raise RemoteProtocolError("receipts: step out of range")
+        if len(self.receipts) > limits.MAX_RECEIPTS_PER_MESSAGE:
+            raise RemoteProtocolError(f"{len(self.receipts)} receipts in one message")
+        for receipt in self.receipts:
+            receipt.check()
 
 
 class Verdict(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -269,6 +290,16 @@ class Verdict(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens whose margin exceeded the class's tolerance."""
     worst_margin: float
 
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` on what no validator of this wire version writes; readers print what passes."""
+        _check_finding("verdict", self.group, self.peer, self.version, self.reason, self.tokens)
+        if self.passed != (not self.reason):
+            raise RemoteProtocolError("verdict: a group passes exactly when there is no reason against it")
+        if not 0 <= self.mismatched <= self.tokens:
+            raise RemoteProtocolError("verdict: more tokens mismatched than were replayed")
+        if not math.isfinite(self.worst_margin):
+            raise RemoteProtocolError("verdict: the worst margin is not a number")
+
 
 class LedgerHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The learner's signature on its ledger: two heads of one height prove equivocation."""
@@ -278,6 +309,22 @@ class LedgerHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
     step: int
     finished: bool
     """The run is over: no further group will be used."""
+
+
+_STATES = frozenset(int(state) for state in State)
+_REASONS = frozenset({"", *(str(reason) for reason in Reason)})
+
+
+def _check_finding(kind: str, group: bytes, peer: bytes, version: int, reason: str, tokens: int) -> None:
+    """What receipts and verdicts have in common."""
+    if len(group) != DIGEST_BYTES or len(peer) != PUBLIC_KEY_BYTES:
+        raise RemoteProtocolError(f"{kind}: no usable group or peer")
+    if not 0 <= version < 1 << 48:
+        raise RemoteProtocolError(f"{kind}: version out of range")
+    if not 0 <= tokens <= limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS:
+        raise RemoteProtocolError(f"{kind}: an impossible number of tokens")
+    if reason not in _REASONS:
+        raise RemoteProtocolError(f"{kind}: unknown reason")
 
 
 LINK_MESSAGES: dict[Kind, type[Wire]] = {

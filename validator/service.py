@@ -6,6 +6,8 @@ the weights are those of the policy manifest the group names.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +199,12 @@ class Validator:
                     reason=str(reason),
                     tokens=replay.tokens if replay else 0,
                     mismatched=replay.mismatched if replay else 0,
-                    worst_margin=replay.worst_margin if replay else 0.0,
+                    worst_margin=_finite(replay.worst_margin) if replay else 0.0,
                 )
             )
         return verdicts
+
+
+def _finite(margin: float) -> float:
+    """A margin as a verdict may say it: a policy whose logits are not numbers gives the largest."""
+    return margin if math.isfinite(margin) else sys.float_info.max

@@ -18,6 +18,11 @@ from p2prl.errors import MachineError
 from p2prl.protocol import ledger
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
+from p2prl.protocol.messages import Verdict
+
+VERDICTS_PER_VERSION = 4_096
+"""Verdicts of one validator on one version's groups that enter the ledger: above what a version's window brings to a
+busy learner, so that a validator that replays everything is heard out, and none fills the disk."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -38,7 +43,15 @@ CREATE INDEX IF NOT EXISTS groups_slot ON groups (peer, version, slot);
 CREATE TABLE IF NOT EXISTS batches (step INTEGER PRIMARY KEY, digests BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS policies (version INTEGER PRIMARY KEY, step INTEGER NOT NULL, raw BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS ledger (height INTEGER PRIMARY KEY, raw BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS verdicts (digest BLOB PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS audits (
+    validator BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    waiting BLOB,
+    PRIMARY KEY (validator, digest)
+);
+CREATE INDEX IF NOT EXISTS audits_version ON audits (validator, version);
+CREATE INDEX IF NOT EXISTS audits_waiting ON audits (digest) WHERE waiting IS NOT NULL;
 """
 
 
@@ -229,12 +242,37 @@ class Journal:
         self._db.execute("INSERT INTO ledger (height, raw) VALUES (?, ?)", (self._height, raw))
         self._height, self._head = self._height + 1, head
 
-    def append_verdict(self, digest: bytes, envelope: bytes) -> bool:
-        """Add a validator's verdict once; False when it was here already."""
-        if self._db.execute("INSERT OR IGNORE INTO verdicts (digest) VALUES (?)", (digest,)).rowcount == 0:
+    def add_verdict(self, verdict: Verdict, validator: bytes, envelope: bytes) -> bool:
+        """Take a validator's verdict on a group that was taken in here, once, and at most so many for a version.
+
+        The ledger gets it at once when the group has its receipt, else by `settled`. False when it was not taken.
+        """
+        row = self._db.execute("SELECT peer, version, state FROM groups WHERE digest = ?", (verdict.group,)).fetchone()
+        if row is None or (bytes(row[0]), int(row[1])) != (verdict.peer, verdict.version):
             return False
-        self.append(envelope)
-        return True
+        (taken,) = self._db.execute(
+            "SELECT COUNT(*) FROM audits WHERE validator = ? AND version = ?", (validator, verdict.version)
+        ).fetchone()
+        if taken >= VERDICTS_PER_VERSION:
+            return False
+        waiting = envelope if row[2] == "stored" else None
+        added = self._db.execute(
+            "INSERT OR IGNORE INTO audits (validator, digest, version, waiting) VALUES (?, ?, ?, ?)",
+            (validator, verdict.group, verdict.version, waiting),
+        ).rowcount
+        if added and waiting is None:
+            self.append(envelope)
+        return bool(added)
+
+    def settled(self, digests: Iterable[bytes]) -> None:
+        """These groups' receipts are in the ledger: verdicts that came before them may follow."""
+        for digest in digests:
+            waiting = self._db.execute(
+                "SELECT rowid, waiting FROM audits WHERE digest = ? AND waiting IS NOT NULL ORDER BY rowid", (digest,)
+            ).fetchall()
+            for rowid, envelope in waiting:
+                self.append(bytes(envelope))
+                self._db.execute("UPDATE audits SET waiting = NULL WHERE rowid = ?", (rowid,))
 
     def entries(self, from_height: int, limit: int) -> list[bytes]:
         """Ledger entries from a height on."""

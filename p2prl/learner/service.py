@@ -31,10 +31,10 @@ from p2prl.net.blobs import DiskBlobs
 from p2prl.net.bridge import NetworkPort
 from p2prl.protocol import ledger, limits
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest, RunManifest, blob_of, chunk_bytes_for
-from p2prl.protocol.messages import Kind, LedgerHead, Receipts, RolloutGroup, State, StorageReceipt
+from p2prl.protocol.messages import Kind, LedgerHead, Receipts, RolloutGroup, State, StorageReceipt, Verdict
 
 _PENDING_PER_ROUND = 64
 """Groups verified in one round, so that messages are answered between rounds."""
@@ -224,11 +224,11 @@ class Learner:
     def _listen(self, timeout_s: float) -> None:
         """Take messages; store what arrived in one transaction, then say so."""
         arrived: list[StoredGroup] = []
-        height = self._journal.height
+        verdicts: list[Opened] = []
         for message in self._net.poll(timeout_s):
             match message:
                 case control.Arrived(envelope=raw):
-                    self._on_envelope(raw, arrived)
+                    self._on_envelope(open_envelope(raw, now=None), arrived, verdicts)
                 case control.LedgerWanted(peer=peer, from_height=wanted):
                     entries = self._journal.entries(wanted, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
                     self._net.send(control.SendLedger(peer, wanted, ledger.page_of(entries)))
@@ -236,8 +236,6 @@ class Learner:
                     self._on_notice(f"{text}. {remedy}".strip())
                 case _:
                     pass
-        if self._journal.height > height:
-            self._say_head(finished=self._epochs.finished)
         if arrived:
             now = self._clock.now()
             with self._journal.transaction():
@@ -246,15 +244,25 @@ class Learner:
             digests = tuple(stored.digest for stored in arrived)
             for start in range(0, len(digests), limits.MAX_DIGESTS_PER_MESSAGE):
                 self._say(StorageReceipt(digests[start : start + limits.MAX_DIGESTS_PER_MESSAGE]))
+        if verdicts:  # after the groups: one may have come with the group it is about
+            self._take_verdicts(verdicts)
 
-    def _on_envelope(self, raw: bytes, arrived: list[StoredGroup]) -> None:
-        opened = open_envelope(raw, now=None)
+    def _take_verdicts(self, verdicts: Sequence[Opened]) -> None:
+        """Put verdicts on groups that are here into the ledger, and say so."""
+        height = self._journal.height
+        with self._journal.transaction():
+            for opened in verdicts:
+                self._journal.add_verdict(body_of(opened, Verdict), opened.author, opened.raw)
+        if self._journal.height > height:
+            self._say_head(finished=self._epochs.finished)
+
+    def _on_envelope(self, opened: Opened, arrived: list[StoredGroup], verdicts: list[Opened]) -> None:
         if opened.kind is Kind.ROLLOUT_GROUP:
             group = body_of(opened, RolloutGroup)
-            arrived.append(StoredGroup(opened.digest, opened.author, group.version, group.slot, raw, b"", b""))
+            stored = StoredGroup(opened.digest, opened.author, group.version, group.slot, opened.raw, b"", b"")
+            arrived.append(stored)
         elif opened.kind is Kind.VERDICT:
-            with self._journal.transaction():
-                self._journal.append_verdict(opened.digest, raw)
+            verdicts.append(opened)
 
     def _has_unchecked_groups(self) -> bool:
         return bool(self._journal.in_state("stored", 1))
@@ -282,13 +290,14 @@ class Learner:
             for outcome in outcomes:
                 self._settle(outcome)
             self._journal.append(envelope)
+            self._journal.settled([outcome.stored.digest for outcome in outcomes])
         for outcome in outcomes:
             if outcome.state is State.VERIFIED and outcome.policy is not None and outcome.inspection is not None:
                 reward = float(np.mean(outcome.inspection.rewards))
                 ready = ReadyGroup(outcome.stored.digest, outcome.stored.peer, outcome.policy.manifest.step, reward)
                 self._buffer.add(ready)
         self._net.send(control.Publish(envelope))
-        self._say_head(finished=self._epochs.finished)
+        self._say_head(finished=False)
 
     def _settle(self, outcome: Outcome) -> None:
         digest = outcome.stored.digest

@@ -32,6 +32,7 @@ from p2prl.protocol.messages import (
     Receipts,
     Role,
     RolloutGroup,
+    Verdict,
     Want,
 )
 from p2prl.swarm.events import (
@@ -330,11 +331,13 @@ class Node:
         elif opened.kind in (Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD):
             if opened.author != self._learner:
                 raise RemoteProtocolError(f"{opened.kind.name.lower()} signed by somebody who is not the learner")
-            if isinstance(opened.body, Receipts) and len(opened.body.receipts) > limits.MAX_RECEIPTS_PER_MESSAGE:
-                raise RemoteProtocolError(f"{len(opened.body.receipts)} receipts in one message")
+            if isinstance(opened.body, Receipts):
+                opened.body.check()
         elif opened.kind is Kind.ROLLOUT_GROUP:
             body_of(opened, RolloutGroup).check()
-        elif opened.kind is not Kind.VERDICT:
+        elif opened.kind is Kind.VERDICT:
+            body_of(opened, Verdict).check()
+        else:
             raise RemoteProtocolError(f"a {opened.kind.name.lower()} is not gossiped")
 
     def _is_learner(self, peer: PeerId) -> bool:

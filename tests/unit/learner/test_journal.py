@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from p2prl.learner.journal import Journal, StoredGroup
 from p2prl.protocol import ledger
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
-from p2prl.protocol.messages import Receipts
+from p2prl.protocol.messages import Receipts, Verdict
 from tests.unit.learner.world import NOW, identity
 
 LEARNER = identity("learner")
@@ -154,11 +155,38 @@ def test_policies_of_a_window_and_their_names(path: Path) -> None:
     journal.close()
 
 
-def test_a_verdict_enters_the_ledger_once(path: Path) -> None:
+def verdict(on: StoredGroup, **changes: object) -> Verdict:
+    return msgspec.structs.replace(Verdict(on.digest, on.peer, on.version, True, "", 8, 0, 0.0), **changes)
+
+
+def test_a_verdict_enters_the_ledger_once_after_its_groups_receipt(path: Path) -> None:
     journal = Journal(path)
-    assert journal.append_verdict(b"v" * 32, receipts(1))
-    assert not journal.append_verdict(b"v" * 32, receipts(1))
-    assert journal.height == 1
+    one, two = group(1), group(2)
+    journal.store(one, NOW)
+    assert journal.add_verdict(verdict(one), b"v" * 32, receipts(1))
+    assert not journal.add_verdict(verdict(one, passed=False), b"v" * 32, receipts(2))
+    assert journal.height == 0, "the receipt comes first"
+    journal.verified(one.digest, behavior=b"", rewards=b"")
+    for _ in range(2):
+        journal.settled([one.digest, two.digest])
+        assert journal.height == 1
+    assert journal.add_verdict(verdict(one), b"w" * 32, receipts(3))
+    assert journal.height == 2, "another validator, and the receipt is there"
+    journal.close()
+
+
+def test_verdicts_on_nothing_or_without_end_stay_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2prl.learner.journal.VERDICTS_PER_VERSION", 3)
+    journal = Journal(path)
+    assert not journal.add_verdict(verdict(group(1)), b"v" * 32, receipts(1)), "a group nobody delivered"
+    for number in range(5):
+        journal.store(group(number), NOW)
+        journal.verified(group(number).digest, behavior=b"", rewards=b"")
+    for changes in ({"peer": b"q" * 32}, {"version": 7}):
+        assert not journal.add_verdict(verdict(group(1), **changes), b"v" * 32, receipts(1))
+    taken = [journal.add_verdict(verdict(group(number)), b"v" * 32, receipts(1)) for number in range(5)]
+    assert taken == [True] * 3 + [False] * 2
+    assert journal.height == 3
     journal.close()
 
 

@@ -10,7 +10,18 @@ import pytest
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import SIGNED_MESSAGES
-from p2prl.protocol.messages import LINK_MESSAGES, TOMBSTONES, Completion, Kind, PeerRecord, RolloutGroup
+from p2prl.protocol.messages import (
+    LINK_MESSAGES,
+    TOMBSTONES,
+    Completion,
+    Kind,
+    PeerRecord,
+    Receipt,
+    Receipts,
+    RolloutGroup,
+    State,
+    Verdict,
+)
 from p2prl.sim.broadcast import group_of
 
 SPOKEN = {
@@ -99,3 +110,64 @@ def test_peer_records_hold_a_few_printable_addresses() -> None:
     for addresses in ((good,) * (limits.MAX_ADDRESSES + 1), ("a" * (limits.MAX_ADDRESS_CHARS + 1),), ("/ip4/\n",)):
         with pytest.raises(RemoteProtocolError):
             PeerRecord(1, addresses, 0).check()
+
+
+RECEIPT = Receipt(bytes(32), bytes(32), 3, 4, int(State.REJECTED), "bad_tokens", 0, 0, 0.0)
+VERDICT = Verdict(bytes(32), bytes(32), 3, False, "seed_mismatch", 9, 2, 0.5)
+FINDINGS = [
+    {"group": bytes(31)},
+    {"peer": b""},
+    {"version": -1},
+    {"version": 1 << 48},
+    {"tokens": -1},
+    {"tokens": 1 << 40},
+    {"reason": "\x1b]0;owned\x07"},
+    {"reason": "x" * 10_000},
+]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *FINDINGS,
+        {"slot": -1},
+        {"slot": 1 << 32},
+        {"completions": -1},
+        {"completions": limits.MAX_GROUP_SIZE + 1},
+        {"state": 0},
+        {"state": 99},
+        {"reward": math.nan},
+        {"reward": math.inf},
+    ],
+)
+def test_an_impossible_receipt_is_refused(changes: dict[str, object]) -> None:
+    Receipts(0, (RECEIPT,)).check()
+    with pytest.raises(RemoteProtocolError):
+        Receipts(0, (RECEIPT, msgspec.structs.replace(RECEIPT, **changes))).check()
+
+
+@pytest.mark.parametrize(
+    "receipts", [Receipts(-1, ()), Receipts(0, (RECEIPT,) * (limits.MAX_RECEIPTS_PER_MESSAGE + 1))]
+)
+def test_impossible_batches_of_receipts_are_refused(receipts: Receipts) -> None:
+    with pytest.raises(RemoteProtocolError):
+        receipts.check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *FINDINGS,
+        {"passed": True},
+        {"reason": ""},
+        {"mismatched": -1},
+        {"mismatched": 10},
+        {"worst_margin": math.inf},
+        {"worst_margin": math.nan},
+    ],
+)
+def test_an_impossible_verdict_is_refused(changes: dict[str, object]) -> None:
+    VERDICT.check()
+    msgspec.structs.replace(VERDICT, passed=True, reason="").check()
+    with pytest.raises(RemoteProtocolError):
+        msgspec.structs.replace(VERDICT, **changes).check()
