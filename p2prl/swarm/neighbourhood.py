@@ -86,6 +86,8 @@ class Self:
     addresses: tuple[str, ...] = ()
     newest_version: int = -1
     ledger_height: int = 0
+    learner: PeerId | None = None
+    """Whose key signs the run, once the manifest is here. Whoever else calls itself a learner is none."""
     changed: bool = field(default=False)
     """Set by the owner when a hello should go out before its time."""
 
@@ -128,7 +130,7 @@ class Neighbourhood:
                 known.dial_after, now + backoff_s(known.attempts, base_s=1.0, cap_s=60.0, rng=self._rng)
             )
         gone = self.links.pop(peer, None) is not None
-        if gone and not any(n.role is Role.LEARNER for n in self.links.values()):
+        if gone and not self._has_learner():
             self._next_refresh = min(self._next_refresh, now + self._config.eager_refresh_s)
         return gone
 
@@ -222,7 +224,7 @@ class Neighbourhood:
 
     def refresh(self, now: float) -> None:
         """Publish our record and look the others up, now."""
-        content = any(n.role is Role.LEARNER for n in self.links.values()) or self.me.role is Role.LEARNER
+        content = self._has_learner() or self.me.role is Role.LEARNER
         self._next_refresh = now + (self._config.refresh_s if content else self._config.eager_refresh_s)
         record = PeerRecord(int(self.me.role), self.me.addresses, self.me.newest_version)
         raw = seal(self.me.identity, record, run=self.me.run, now=now)
@@ -235,6 +237,10 @@ class Neighbourhood:
         soon = min(self._next_refresh, self._next_hello)
         return min(soon, self._changed_at) if self.me.changed else soon
 
+    def _has_learner(self) -> bool:
+        link = None if self.me.learner is None else self.links.get(self.me.learner)
+        return link is not None and link.role is Role.LEARNER
+
     def _dial(self, now: float) -> None:
         pending = sum(known.dialling_until > now and peer not in self.links for peer, known in self._known.items())
         room = self._config.max_neighbours - len(self.links) - pending
@@ -243,8 +249,8 @@ class Neighbourhood:
             for peer, known in self._known.items()
             if peer not in self.links and known.dial_after <= now and known.addresses and not self.is_banned(peer, now)
         ]
-        # Learners first, then at random: random neighbours are what keeps a swarm in one piece.
-        waiting.sort(key=lambda pair: (pair[1].role is not Role.LEARNER, self._rng.random()))
+        # The learner first, then at random: random neighbours are what keeps a swarm in one piece.
+        waiting.sort(key=lambda pair: (pair[0] != self.me.learner, self._rng.random()))
         for peer, known in waiting[: max(0, room)]:
             known.attempts += 1
             known.dialling_until = now + self._config.dial_s

@@ -93,7 +93,6 @@ class Node:
         self._relay = Relay(store, rng, config.relay)
         self._following: Following | None = None
         self._learner = b""
-        self._learner_peer: PeerId | None = None
         self._faults: Counter[PeerId] = Counter()
         self._next_retry = now + _RETRY_WANTS_S
         self._rng = rng
@@ -295,7 +294,7 @@ class Node:
         if link is None or link.role is None:
             self._forget(source)
             return
-        self._gossip.set_role(source, link.role)
+        self._tell_role(source, link.role)
         self._relay.add_neighbour(source, is_source=self._is_learner(source))
         newest = self._following.newest if self._following else None
         if newest is not None and newest.manifest.version > message.newest_version:
@@ -341,7 +340,11 @@ class Node:
             raise RemoteProtocolError(f"a {opened.kind.name.lower()} is not gossiped")
 
     def _is_learner(self, peer: PeerId) -> bool:
-        return peer == self._learner_peer
+        return peer == self._me.learner
+
+    def _tell_role(self, peer: PeerId, role: Role) -> None:
+        """Give gossip a neighbour's role. A learner without the run's key is sent what a board is, and no groups."""
+        self._gossip.set_role(peer, Role.BOARD if role is Role.LEARNER and not self._is_learner(peer) else role)
 
     # --- run and policies --------------------------------------------------------------------------------------
 
@@ -351,7 +354,7 @@ class Node:
             raise RemoteProtocolError("run manifest does not match the join link")
         manifest.check()
         self._learner = manifest.learner
-        self._learner_peer = peer_id_of(manifest.learner)
+        self._me.learner = peer_id_of(manifest.learner)
         self._following = Following(
             manifest,
             self._relay,
@@ -364,6 +367,7 @@ class Node:
         self._events.append(RunKnown(manifest, opened.raw))
         for peer, link in self._links.links.items():
             if link.role is not None:
+                self._tell_role(peer, link.role)
                 self._relay.add_neighbour(peer, is_source=self._is_learner(peer))
         self._report_roles()
         if self._config.fetch_policies:

@@ -24,8 +24,9 @@ A, B = identity_of("A"), identity_of("B")
 
 
 def neighbourhood(role: Role = Role.VOLUNTEER, **config: float) -> Neighbourhood:
+    """A node of the run whose learner is A."""
     dials = NeighbourhoodConfig(**config)  # type: ignore[arg-type]
-    return Neighbourhood(Self(ME, role, RUN), random.Random(1), dials, NOW)
+    return Neighbourhood(Self(ME, role, RUN, learner=A.peer_id), random.Random(1), dials, NOW)
 
 
 def record(
@@ -55,6 +56,18 @@ def test_learners_are_dialled_first_and_only_while_there_is_room() -> None:
         links.connected(stranger.peer_id, NOW)
     links.on_records([record(B)], NOW)
     assert dialled(links) == [], "full"
+
+
+def test_whoever_merely_calls_itself_a_learner_is_neither_preferred_nor_enough() -> None:
+    strangers = [identity_of(f"v{i}") for i in range(30)]
+    links = neighbourhood(max_neighbours=1)
+    links.on_records([*(record(s, role=Role.LEARNER) for s in strangers), record(A, role=Role.LEARNER)], NOW)
+    assert dialled(links) == [A.peer_id]
+    links.connected(B.peer_id, NOW)
+    links.on_hello(hello(role=Role.LEARNER), B.peer_id, NOW)
+    links.commands.clear()
+    links.refresh(NOW + 1)
+    assert [type(command) for command in links.commands] == [Register, LookUp], "the learner is still looked for"
 
 
 def test_dials_back_off_and_a_failed_dial_leaves_the_others_link_alone() -> None:
