@@ -254,7 +254,7 @@ class HivemindTransport:
         results = await asyncio.gather(*map(self.connect, others), return_exceptions=True)
         for result in results:
             if isinstance(result, TransportError):
-                logger.warning("%s", result)
+                logger.debug("%s", result)  # when no other answered either, the error below says it
             elif isinstance(result, BaseException):
                 raise result
         if others and not any(isinstance(result, str) for result in results):

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from p2prl import errors
 from p2prl.net import control
 from p2prl.protocol.messages import Role
@@ -189,7 +191,7 @@ class Network:
         last = self._last_status
         if last is None or not last.peers or time.monotonic() - self._heard_at < _SILENT_S:
             return []
-        self._last_status = replace(last, peers=())
+        self._last_status = msgspec.structs.replace(last, peers=())
         return [self._last_status]
 
     def _flush(self) -> None:
@@ -210,7 +212,7 @@ class Network:
         if self._restarts > _RESTARTS:
             raise errors.TransportError(
                 f"the network process ended {self._restarts} times (last exit status {code})",
-                remedy="Start again; if it repeats, run with --verbose and report what it prints.",
+                remedy="Start again; if it repeats, report what was printed before this.",
             )
         log.warning("the network process ended (status %s); starting it again", code)
         self._socket.close()
