@@ -54,7 +54,7 @@ def validator_introduction(manifest: RunManifest, identity: Identity, seat: str,
     """What a person should know before their machine validates."""
     return [
         *_run_lines(manifest),
-        f"  You do    replay {rate:.0%} of the volunteers' groups on {device}: could the policy they name have written them?",
+        f"  You do    replay {rate:.0%} of the volunteers' groups on {device} to see whether their policy wrote them.",
         "            Nobody sends code to your machine.",
         "  Leaves    signed verdicts: which group, whose, passed or failed and by how much. No host name, no files.",
         *_identity_lines(identity, seat),
