@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2prl.cli import crashes
 from p2prl.cli.console import Interrupts, View, emit, progress, say
+from p2prl.cli.reach import reach_warning, worth_sharing
 from p2prl.cli.tracking import tracker
 from p2prl.config.folders import open_folder, refuse_folder_in_use
 from p2prl.config.home import write_status
@@ -86,22 +87,31 @@ def learn_command(directory: Path, *, listen: list[str] | None, updates: int | N
         folder = replace(folder, settings=settings)
     view = View(quiet=as_json)
     newest: dict[str, Any] = {}
+    planned = folder.settings.learner.updates
     with tracker(track, folder) as track_metrics, lock:
 
         def on_metrics(metrics: dict[str, Any]) -> None:
+            first = not newest  # its interval counts the wait for volunteers
             newest.update(metrics)
             track_metrics(metrics)
             write_status(directory / "status.json", {"role": "learner", "run": folder.manifest.name, **metrics})
-            view.update(lambda: _line(folder, metrics), lambda: _line(folder, metrics))
+            line = _line(folder.manifest.name, metrics, planned=planned, first=first)
+            view.update(lambda: line, lambda: line)
 
         with progress(f"learner of {folder.manifest.name}", quiet=as_json) as tell:
             tell("loading the model and the journal", 0.0)
             learner = build_learner(folder, on_metrics=on_metrics, on_notice=say)
+
+        def on_up(addresses: tuple[str, ...]) -> None:
+            _announce(folder, addresses)
+            if not planned or learner.step < planned:
+                say("waiting for volunteers: give them the link")
+
         interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
         with view.shown(), interrupts.handled():
             config = learner_network(folder, kept_listen(folder, tuple(listen or ())))
             network = Network(config, on_start=learner.introduce)
-            learner.run(network, on_up=lambda addresses: _announce(folder, addresses))
+            learner.run(network, on_up=on_up)
         document = {"run": str(directory), "step": learner.step, **newest}
         write_status(directory / "status.json", {"role": "learner", "state": "stopped", **document})
     if as_json:
@@ -124,18 +134,22 @@ def _announce(folder: RunFolder, addresses: tuple[str, ...]) -> None:
     ports = [parts[4] for address in addresses if (parts := address.split("/"))[3:4] == ["tcp"]]
     if ports:
         (folder.directory / "port").write_text(ports[0] + "\n")
-    link = folder.link(addresses)
+    shared = worth_sharing(addresses)
+    link = folder.link(shared)
     new = folder.link_file.with_suffix(".new")
     new.write_text(f"{link}\n")
     new.rename(folder.link_file)
     say(f"join link  {link}", whole=True)
+    if warning := reach_warning(shared):
+        say(f"           {warning}")
     say(f"board      p2prl board {folder.directory}")
 
 
-def _line(folder: RunFolder, metrics: dict[str, Any]) -> str:
+def _line(name: str, metrics: dict[str, Any], *, planned: int, first: bool) -> str:
+    step = f"{metrics['step']:.0f}" + (f"/{planned}" if planned else "")
+    pace = "" if first else f"  {metrics['seconds']:.2f} s/update"
     return (
-        f"{folder.manifest.name}  step {metrics['step']:.0f}  reward {metrics['reward']:.3f}"
-        f"  loss {metrics['loss']:+.4f}"
+        f"{name}  step {step}  reward {metrics['reward']:.3f}  loss {metrics['loss']:+.4f}"
         f"  stale p50/max {metrics['staleness_p50']:.0f}/{metrics['staleness_max']:.0f}"
-        f"  peers {metrics['peers']}  {metrics['seconds']:.2f} s/update"
+        f"  from {metrics['peers']} peers{pace}"
     )
