@@ -110,13 +110,15 @@ def progress(label: str, *, quiet: bool) -> Iterator[Callable[[str, float], None
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     if quiet or not console.is_terminal:
-        stages: set[str] = set()
+        last_stage, next_at = "", 0.0
 
         def tell(stage: str, share: float) -> None:
-            del share
-            if stage not in stages and not quiet:
-                stages.add(stage)
-                say(f"{label}: {stage} …")
+            nonlocal last_stage, next_at
+            now = time.monotonic()
+            if quiet or (stage == last_stage and now < next_at):
+                return
+            say(f"{label}: {stage} …" if stage != last_stage else f"{label}: {stage} {share:.0%}")
+            last_stage, next_at = stage, now + _PLAIN_PERIOD_S
 
         yield tell
         return

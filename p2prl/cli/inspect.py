@@ -27,6 +27,9 @@ from p2prl.scoreboard.summary import summary
 _FIRST_LEDGER_S = 30.0
 """How long `board LINK --json` waits for the swarm before it gives up."""
 
+_NEWS_S = 5.0
+"""How long it then waits for a newer ledger than the one it keeps, once somebody has answered."""
+
 
 def eval_command(
     directory: Path,
@@ -152,21 +155,30 @@ def _run_source(directory: Path) -> Iterator[RunSource]:
 
 
 def _await_run(source: RunSource | LinkSource) -> None:
-    deadline = time.monotonic() + _FIRST_LEDGER_S
+    """Wait until the ledger is the run's and not merely the one kept here since the last time."""
+    began = time.monotonic()
+    kept, reached_at = source.snapshot().signed_height, None
     while True:
-        snapshot = source.snapshot()
-        signed = snapshot.signed_height
-        heard = isinstance(source, RunSource) or signed is not None
-        if heard and snapshot.board is not None and snapshot.board.height >= (signed or 0):
-            return
+        now, snapshot = time.monotonic(), source.snapshot()
+        if reached_at is None and (isinstance(source, RunSource) or snapshot.neighbours):
+            reached_at = now
+        if reached_at is not None and snapshot.board is not None:
+            signed = snapshot.signed_height
+            news = isinstance(source, RunSource) or (signed is not None and signed > (kept or 0))
+            if (news or now > reached_at + _NEWS_S) and snapshot.board.height >= (signed or 0):
+                return
         failure = source.failure()
         if failure is not None:
             raise failure
-        if time.monotonic() > deadline:
-            raise UnreachableError(
-                f"no ledger arrived within {_FIRST_LEDGER_S:.0f} s", remedy="Check that the run's learner is up."
-            )
+        if now > began + _FIRST_LEDGER_S:
+            raise _nothing_arrived(reached=reached_at is not None, kept=kept)
         time.sleep(0.2)
+
+
+def _nothing_arrived(*, reached: bool, kept: int | None) -> UnreachableError:
+    what = "no ledger arrived" if reached else "no peer of the run answered"
+    old = "" if kept is None else f"; the {kept} entries kept here may be out of date"
+    return UnreachableError(f"{what} within {_FIRST_LEDGER_S:.0f} s{old}", remedy="Check that the run's learner is up.")
 
 
 def _recount_document(result: Recount) -> dict[str, object]:
