@@ -43,6 +43,9 @@ MAX_LAYERS = 256
 MAX_SCRATCH_BYTES = 256 * 1024 * 1024
 """Tensors a model needs besides its weights (rotary tables, masks)."""
 
+MAX_ADDED_TOKENS = 4
+"""Special tokens a tokenizer may put around a text; real ones add a beginning, an end, or both."""
+
 _FIXED_SETTINGS = {
     "is_causal": True,
     "is_encoder_decoder": False,
@@ -227,6 +230,9 @@ def _tokenizer(files: Mapping[str, bytes], vocabulary: int) -> Any:
         raise RemoteProtocolError("run files: a special token is not in the vocabulary")
     backend.no_truncation()
     backend.no_padding()
+    # Before anything is encoded with it: a post-processor can put a thousand tokens around every prompt.
+    if backend.num_special_tokens_to_add(is_pair=False) > MAX_ADDED_TOKENS:
+        raise RemoteProtocolError("run files: the tokenizer adds too many tokens to a text")
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
 
 

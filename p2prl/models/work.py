@@ -13,7 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
+from p2prl.errors import RemoteProtocolError
 from p2prl.models.engine import Engine, Generation, GenerationRequest
+from p2prl.protocol import limits
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.reasons import Reason
@@ -106,12 +108,14 @@ class GroupWork:
         self._tasks: dict[str, Task] = {share.task: task_by_name(share.task) for share in manifest.tasks}
 
     def assign(self, *, policy: bytes, beacon: bytes, peer: bytes, slot: int) -> SlotAssignment:
-        """The one valid work of a slot."""
+        """The one valid work of a slot. `RemoteProtocolError` when the run's files make a prompt no group may hold."""
         sampling = self._manifest.sampling
         key = SlotKey(run=self._run, beacon=beacon, policy=policy, peer=peer, slot=slot)
         work = slot_work(key, self._manifest.tasks, sampling.group_size)
         prompt = self._tasks[work.task].prompt(work.prompt_seed)
         prompt_ids = self._codec.encode(prompt)
+        if not 0 < len(prompt_ids) <= limits.MAX_PROMPT_TOKENS:
+            raise RemoteProtocolError(f"the run's tokenizer makes a prompt of {len(prompt_ids)} tokens")
         requests = tuple(
             GenerationRequest(
                 prompt_ids=prompt_ids,

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
@@ -163,3 +165,17 @@ def test_a_model_no_run_could_use_is_not_exported() -> None:
     loaded.model.config.rope_scaling = {"rope_type": "dynamic"}
     with pytest.raises(ConfigError, match="cannot use"):
         export_run_files(loaded)
+
+
+def test_a_tokenizer_that_adds_more_than_a_handful_of_tokens_is_refused() -> None:
+    def wrapped(count: int) -> dict[str, bytes]:
+        backend = Tokenizer.from_str(FILES["tokenizer.json"].decode())
+        token = next(iter(backend.get_vocab()))
+        pair = (token, backend.token_to_id(token))
+        backend.post_processor = TemplateProcessing(single=" ".join([token] * count + ["$A"]), special_tokens=[pair])
+        return FILES | {"tokenizer.json": backend.to_str().encode()}
+
+    loaded = _build(wrapped(4))
+    assert len(loaded.tokenizer("")["input_ids"]) == 4
+    with pytest.raises(RemoteProtocolError, match="too many tokens"):
+        _build(wrapped(5))

@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from p2prl.errors import RemoteProtocolError
+from p2prl.models.codec import Codec
 from p2prl.models.work import TOLERANCES, replay_groups
+from p2prl.protocol import limits
 from p2prl.protocol.manifests import DTYPE_BYTES
 from tests.unit.learner.world import World, identity
 
@@ -31,6 +34,12 @@ def test_an_assignment_is_fixed_by_every_part_of_its_slot(world: World) -> None:
     for change in ({"policy": b"\1" * 32}, {"beacon": b"\1" * 32}, {"peer": OTHER.public_key}, {"slot": 1}):
         other = world.work.assign(**{**base, **change})  # type: ignore[arg-type]
         assert {r.seed for r in other.requests}.isdisjoint(r.seed for r in first.requests)
+
+
+def test_a_tokenizer_that_blows_prompts_up_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Codec, "encode", lambda self, text: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
+    with pytest.raises(RemoteProtocolError, match="prompt of 8193 tokens"):
+        world.work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=0)
 
 
 def test_packing_and_inspecting_are_inverse(world: World) -> None:
