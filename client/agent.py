@@ -92,7 +92,9 @@ class Agent:
             self._newest = policy
 
     def policy_lost(self, policy: HeldPolicy) -> None:
-        """Its file was gone before it could be loaded: a newer version must be on its way."""
+        """It cannot be used: gone before it was loaded, damaged, or nothing to sample from. A newer one must come."""
+        if self._loaded is policy:
+            self._loaded = None
         if self._newest is policy:
             self._newest = self._loaded
 

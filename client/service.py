@@ -292,6 +292,10 @@ class Volunteer:
             generations = iter(engine.generate(requests, should_stop=lambda: self._parking))
         except GenerationStopped:
             return
+        except IntegrityError as error:  # the policy's fault: the next version may be sound again
+            self._on_notice(f"version {version} cannot be sampled: {error}")
+            self._agent.policy_lost(policy)
+            return
         seconds = self._clock.now() - began
         tokens_in_all = 0
         for assignment in assignments:

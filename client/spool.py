@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS ledger_read (height INTEGER NOT NULL, head BLOB NOT N
 INSERT INTO ledger_read SELECT 0, zeroblob(32) WHERE NOT EXISTS (SELECT 1 FROM ledger_read);
 """
 
-_TERMINAL = {
+_TERMINAL: dict[int, str] = {
     State.VERIFIED: "verified",
     State.CREDITED_BY_SAMPLING: "verified",
     State.REJECTED: "rejected",
@@ -140,10 +140,12 @@ class Spool:
 
     def settle(self, receipt: Receipt) -> bool:
         """The learner said what became of a group; its bytes are no longer needed. Whether it was ours and open."""
+        if receipt.state not in _TERMINAL:  # a state of another build: the group stays open, and expires in time
+            return False
         changed = self._write(
             "UPDATE groups SET state = ?, reason = ?, raw = NULL"
             " WHERE digest = ? AND state IN ('generated', 'delivered')",
-            (_TERMINAL[State(receipt.state)], receipt.reason, receipt.group),
+            (_TERMINAL[receipt.state], receipt.reason, receipt.group),
         )
         return changed > 0
 

@@ -50,6 +50,16 @@ def test_a_policy_lost_before_any_was_loaded_is_waited_for() -> None:
     assert isinstance(subject.next_action(outstanding=0, learner_in_reach=True), Wait)
 
 
+def test_a_policy_that_cannot_be_sampled_is_let_go_until_the_next() -> None:
+    subject = agent()
+    subject.policy_ready(first := held(0))
+    subject.loaded_policy(first, next_slot=0)
+    subject.policy_lost(first)
+    assert isinstance(subject.next_action(outstanding=0, learner_in_reach=True), Wait)
+    subject.policy_ready(second := held(1))
+    assert subject.next_action(outstanding=0, learner_in_reach=True) == Load(second)
+
+
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("ready"), st.integers(0, 9)),

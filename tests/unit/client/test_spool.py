@@ -61,6 +61,15 @@ def test_a_group_ends_once(path: Path, state: State, stored_first: bool) -> None
     spool.close()
 
 
+def test_an_unknown_end_leaves_a_group_open(path: Path) -> None:
+    spool = Spool(path, SpoolConfig())
+    add(spool, 0)
+    odd = Receipt(name(0), b"p" * 32, 0, 0, 77, "", 7, 8, 0.5)
+    assert not spool.settle(odd)
+    assert spool.outstanding() == 1
+    spool.close()
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["add", "stored", "verified", "rejected", "reopen"]), st.integers(0, 12))))
 def test_reopened_at_any_point_it_remembers_everything(

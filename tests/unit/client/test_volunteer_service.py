@@ -10,7 +10,7 @@ import pytest
 
 from p2prl.client.agent import AgentConfig, Wait
 from p2prl.client.service import Progress, Volunteer, VolunteerConfig
-from p2prl.errors import UnreachableError
+from p2prl.errors import IntegrityError, UnreachableError
 from p2prl.models.work import Prepared
 from p2prl.net import control
 from p2prl.protocol import ledger
@@ -267,6 +267,23 @@ def test_it_leaves_when_the_learner_has_ended_the_run_and_answered(bench: Bench)
     assert raws
     bench.ear.inbox.append(control.Arrived(bench.says(Receipts(0, tuple(settled(raw) for raw in raws)))))
     assert bench.volunteer.run(bench.ear) is True
+
+
+def test_weights_that_are_not_numbers_are_passed_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.introduce()
+    bench.offer(0)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise IntegrityError("the policy gives logits that are not numbers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.world.engine, "generate", broken)
+        bench.turns(4)
+    assert bench.notices == ["version 0 cannot be sampled: the policy gives logits that are not numbers"]
+    assert bench.groups() == []
+    bench.offer(1)
+    bench.turns(3)
+    assert {group.version for group in bench.groups()} == {1}
 
 
 def test_an_old_farewell_sends_nobody_home(bench: Bench) -> None:
