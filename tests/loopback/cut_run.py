@@ -80,6 +80,7 @@ def cut_off(swarm: SwarmProcesses, run: Path, plan: CutPlan, *, say: Callable[[s
     finally:
         go_on(frozen)
     say(f"back at step {step_after} with {len(during)} groups more")
+    assert leaves.is_alive, leaves.log[-2000:]
     assert len(during) > 0, "it stopped sampling when it was cut off"
     assert step_after > step_before, "the learner stood still"
     began = time.monotonic()

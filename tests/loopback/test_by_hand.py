@@ -32,7 +32,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
         port = _free_port()
         board = swarm.start("board", "board", str(run), "--port", str(port), home=home)
         wait_until(lambda: recorded_steps(run) >= 3, seconds=120, what="three updates")
-        assert _contributors(port) == 2
+        wait_until(lambda: _contributors(port) == 2, seconds=30, what="two people on the board")
 
         _ctrl_c(first, expected=130)
         assert "Finishing the slots" in first.log
