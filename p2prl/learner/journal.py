@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS groups (
     used_step INTEGER
 );
 CREATE INDEX IF NOT EXISTS groups_state ON groups (state, arrived);
+CREATE INDEX IF NOT EXISTS groups_waiting ON groups (state, peer, arrived);
 CREATE INDEX IF NOT EXISTS groups_slot ON groups (peer, version, slot);
 CREATE TABLE IF NOT EXISTS batches (step INTEGER PRIMARY KEY, digests BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS policies (version INTEGER PRIMARY KEY, step INTEGER NOT NULL, raw BLOB NOT NULL);
@@ -135,6 +136,26 @@ class Journal:
             (state, limit),
         )
         return [_group(row) for row in rows]
+
+    def unchecked(self, limit: int) -> list[StoredGroup]:
+        """Stored groups, every peer's oldest before anybody's second: a flood of one delays nobody else."""
+        rows = self._db.execute(
+            "SELECT g.digest, g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards FROM"
+            " (SELECT rowid AS id, arrived, ROW_NUMBER() OVER (PARTITION BY peer ORDER BY arrived, rowid) AS turn"
+            " FROM groups WHERE state = 'stored') AS q JOIN groups AS g ON g.rowid = q.id"
+            " ORDER BY q.turn, q.arrived, q.id LIMIT ?",
+            (limit,),
+        )
+        return [_group(row) for row in rows]
+
+    def unchecked_of(self, peer: bytes) -> int:
+        """Stored groups of a peer."""
+        row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state = 'stored' AND peer = ?", (peer,)).fetchone()
+        return int(row[0])
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether a group was taken in, whatever became of it."""
+        return self._db.execute("SELECT 1 FROM groups WHERE digest = ?", (digest,)).fetchone() is not None
 
     def groups(self, digests: Iterable[bytes]) -> list[StoredGroup]:
         """These groups, in this order."""

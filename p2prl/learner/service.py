@@ -7,6 +7,7 @@ the trainer (what is computed). Everything is written to the journal before it i
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,10 @@ from p2prl.protocol.messages import Kind, LedgerHead, Receipts, RolloutGroup, St
 
 _PENDING_PER_ROUND = 64
 """Groups verified in one round, so that messages are answered between rounds."""
+
+_UNCHECKED_PER_PEER = 256
+"""Groups of one peer that may wait for their check. An honest volunteer has some 32 on the way, and offers 64 again
+when it was cut off; what is beyond gets no storage receipt and is offered again later."""
 
 _FAREWELL_S = 3.0
 """How long the learner stays after the last group arrived, so that neighbours hear the end of the run."""
@@ -113,6 +118,7 @@ class Learner:
         )
         self._buffer = Buffer(staleness_bound=manifest.staleness_bound)
         self._trainer = Trainer(model, objective, config.optimiser, temperature=manifest.sampling.temperature)
+        self._turned_away: Counter[str] = Counter()
         self._network: NetworkPort | None = None
         self._stopping = False
         self._logged_step = last_logged_step(paths.metrics)
@@ -135,6 +141,10 @@ class Learner:
     def counts(self) -> dict[str, int]:
         """Groups by state."""
         return self._journal.counts()
+
+    def turned_away(self) -> dict[str, int]:
+        """Groups that were not taken in since the start, by why."""
+        return dict(self._turned_away)
 
     def stop(self) -> None:
         """Finish the update under way, keep everything, and return from `run`."""
@@ -223,7 +233,7 @@ class Learner:
 
     def _listen(self, timeout_s: float) -> None:
         """Take messages; store what arrived in one transaction, then say so."""
-        arrived: list[StoredGroup] = []
+        arrived: list[tuple[StoredGroup, bytes]] = []
         verdicts: list[Opened] = []
         for message in self._net.poll(timeout_s):
             match message:
@@ -239,13 +249,25 @@ class Learner:
         if arrived:
             now = self._clock.now()
             with self._journal.transaction():
-                for stored in arrived:
-                    self._journal.store(stored, now)
-            digests = tuple(stored.digest for stored in arrived)
+                taken = [stored for stored, policy in arrived if self._take_in(stored, policy, now)]
+            digests = tuple(stored.digest for stored in taken)
             for start in range(0, len(digests), limits.MAX_DIGESTS_PER_MESSAGE):
                 self._say(StorageReceipt(digests[start : start + limits.MAX_DIGESTS_PER_MESSAGE]))
         if verdicts:  # after the groups: one may have come with the group it is about
             self._take_verdicts(verdicts)
+
+    def _take_in(self, stored: StoredGroup, policy: bytes, now: float) -> bool:
+        """Store a group, or know it already; False when it names no policy of ours or its peer has too many waiting."""
+        if self._journal.knows(stored.digest):
+            return True
+        ours = self._shelf.get(stored.version, policy) or self._journal.was_published(stored.version, policy)
+        if not ours:
+            self._turned_away["unknown_policy"] += 1
+            return False
+        if self._journal.unchecked_of(stored.peer) >= _UNCHECKED_PER_PEER:
+            self._turned_away["too_many"] += 1
+            return False
+        return self._journal.store(stored, now)
 
     def _take_verdicts(self, verdicts: Sequence[Opened]) -> None:
         """Put verdicts on groups that are here into the ledger, and say so."""
@@ -256,11 +278,11 @@ class Learner:
         if self._journal.height > height:
             self._say_head(finished=self._epochs.finished)
 
-    def _on_envelope(self, opened: Opened, arrived: list[StoredGroup], verdicts: list[Opened]) -> None:
+    def _on_envelope(self, opened: Opened, arrived: list[tuple[StoredGroup, bytes]], verdicts: list[Opened]) -> None:
         if opened.kind is Kind.ROLLOUT_GROUP:
             group = body_of(opened, RolloutGroup)
             stored = StoredGroup(opened.digest, opened.author, group.version, group.slot, opened.raw, b"", b"")
-            arrived.append(stored)
+            arrived.append((stored, group.policy))
         elif opened.kind is Kind.VERDICT:
             verdicts.append(opened)
 
@@ -269,7 +291,7 @@ class Learner:
 
     def _verify(self) -> None:
         """Check stored groups while fewer than wanted are ready."""
-        if pending := self._journal.in_state("stored", min(_PENDING_PER_ROUND, self._room())):
+        if pending := self._journal.unchecked(min(_PENDING_PER_ROUND, self._room())):
             self._verify_groups(pending)
 
     def _room(self) -> int:
@@ -278,7 +300,7 @@ class Learner:
 
     def _settle_the_rest(self) -> None:
         """The run is over: every group that was taken in still gets its receipt."""
-        while pending := self._journal.in_state("stored", _PENDING_PER_ROUND):
+        while pending := self._journal.unchecked(_PENDING_PER_ROUND):
             self._verify_groups(pending)
 
     def _verify_groups(self, pending: Sequence[StoredGroup]) -> None:

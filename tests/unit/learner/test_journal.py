@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -187,6 +188,21 @@ def test_verdicts_on_nothing_or_without_end_stay_out(path: Path, monkeypatch: py
     taken = [journal.add_verdict(verdict(group(number)), b"v" * 32, receipts(1)) for number in range(5)]
     assert taken == [True] * 3 + [False] * 2
     assert journal.height == 3
+    journal.close()
+
+
+def test_a_flood_of_one_peer_delays_nobody_else(path: Path) -> None:
+    journal = Journal(path)
+    for number in range(20):
+        journal.store(group(number), NOW)
+    for number, peer in enumerate((b"a" * 32, b"b" * 32, b"a" * 32), start=20):
+        journal.store(replace(group(number), peer=peer), NOW + number)
+    turns = [(stored.peer[:1], stored.slot) for stored in journal.unchecked(7)]
+    assert turns == [(b"p", 0), (b"a", 20), (b"b", 21), (b"p", 1), (b"a", 22), (b"p", 2), (b"p", 3)]
+    assert len(journal.unchecked(100)) == 23
+    assert journal.unchecked_of(b"a" * 32) == 2
+    assert journal.knows(group(3).digest)
+    assert not journal.knows(group(30).digest)
     journal.close()
 
 

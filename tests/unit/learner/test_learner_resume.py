@@ -30,7 +30,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
-from tests.unit.learner.world import NOW, World, identity
+from tests.unit.learner.world import NOW, World, altered, identity
 
 PEERS = (identity("one"), identity("two"))
 UPDATES = 5
@@ -240,6 +240,28 @@ def test_a_repeated_group_is_answered_again_and_counted_once(fresh: Callable[[st
     assert len(swarm.ear.bodies(Kind.STORAGE_RECEIPT)) == before + 1
     mine = [r for body in swarm.ear.bodies(Kind.RECEIPTS) for r in body.receipts if r.group in first.groups]
     assert len({r.group for r in mine}) == len(mine)
+    swarm.learner.close()
+
+
+def test_groups_of_no_policy_and_floods_of_one_peer_are_not_taken_in(
+    fresh: Callable[[str], World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2prl.learner.service._UNCHECKED_PER_PEER", 3)
+    world = fresh("run")
+    swarm = Swarm(world, lambda: learner(world))
+    while not swarm.worked:
+        swarm.turn()
+    policy = world.shelf.newest
+    assert policy is not None
+    honest = [world.group(policy, identity("flood"), slot) for slot in range(5)]
+    alien = world.sealed(altered(honest[0], policy=b"x" * 32), identity("alien"))
+    flood = [world.sealed(group, identity("flood")) for group in honest]
+    swarm.ear.inbox = [control.Arrived(stored.raw) for stored in (alien, *flood)]
+    swarm.ear.said.clear()
+    swarm.learner._listen(0.0)
+    answered = [name for receipt in swarm.ear.bodies(Kind.STORAGE_RECEIPT) for name in receipt.groups]
+    assert answered == [stored.digest for stored in flood[:3]]
+    assert swarm.learner.turned_away() == {"unknown_policy": 1, "too_many": 2}
     swarm.learner.close()
 
 
