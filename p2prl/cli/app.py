@@ -11,7 +11,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     help="Lend a GPU to a shared training run, or start one. No account, no token, no open port.",
 )
 ledger_app = typer.Typer(no_args_is_help=True, help="Recount a run's signed ledger yourself.")
@@ -64,7 +64,10 @@ def join(
     as_json: Json = False,
     adversary: Annotated[str, typer.Option("--adversary", hidden=True)] = "",
 ) -> None:
-    """Lend this machine to a run: fetch its policy, sample, sign, deliver, relay weights."""
+    """Lend this machine to a run, until Ctrl-C or its end.
+
+    Fetches the policy, samples, signs, delivers, relays weights.
+    """
     from p2prl.cli.workers import join_run
 
     join_run(
@@ -89,7 +92,10 @@ def validate(
     rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
     as_json: Json = False,
 ) -> None:
-    """Check work that strangers did: replay a sample of groups and sign verdicts."""
+    """Check work that strangers did, and sign verdicts.
+
+    Replays a sample of groups at the policy version they declare.
+    """
     from p2prl.cli.workers import validate_run
 
     validate_run(link, home=home, device=device, threads=threads, listen=listen, rate=rate, as_json=as_json)
@@ -145,7 +151,10 @@ def learn(
     track: Annotated[str, typer.Option("--track", help="none, tensorboard or trackio.")] = "none",
     as_json: Json = False,
 ) -> None:
-    """Train a run: publish policies, take in groups, sign receipts. Prints the join link."""
+    """Train a run, and print its join link.
+
+    Publishes policies, takes in groups, signs receipts.
+    """
     from p2prl.cli.operate import learn_command
 
     learn_command(run, listen=listen, updates=updates, track=track, as_json=as_json)
@@ -160,7 +169,10 @@ def board(
     listen: Listen = None,
     as_json: Json = False,
 ) -> None:
-    """Serve the leaderboard: contributors, verified groups, reward curve. With --json, print it once and end."""
+    """Serve a run's leaderboard.
+
+    Contributors, verified groups, reward curve. With --json, print it once and end.
+    """
     from p2prl.cli.inspect import board_command
 
     board_command(source, host=host, port=port, home=home, listen=listen, as_json=as_json)
@@ -172,7 +184,7 @@ def status(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """What the workers on this machine, or a run's learner, are doing."""
+    """What this machine's workers, or a run's learner, do."""
     from p2prl.cli.status import status_command
 
     status_command(run, home=home, as_json=as_json)
@@ -217,7 +229,10 @@ def demo(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a whole swarm on this machine, in separate processes over real sockets, and show what it learned."""
+    """Run a whole swarm on this machine.
+
+    Separate processes over real sockets; shows what they learned.
+    """
     from p2prl.cli.demo import demo_command
 
     demo_command(volunteers=volunteers, cheats=cheats, updates=updates, out=out, seed=seed, as_json=as_json)
@@ -239,7 +254,10 @@ def sim(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a whole swarm in one process on virtual time, deterministic by its seed."""
+    """Simulate a swarm in one process on virtual time.
+
+    Deterministic by its seed.
+    """
     from p2prl.cli.simulate import sim_command
 
     sim_command(

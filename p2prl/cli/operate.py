@@ -151,5 +151,5 @@ def _line(name: str, metrics: dict[str, Any], *, planned: int, first: bool) -> s
     return (
         f"{name}  step {step}  reward {metrics['reward']:.3f}  loss {metrics['loss']:+.4f}"
         f"  stale p50/max {metrics['staleness_p50']:.0f}/{metrics['staleness_max']:.0f}"
-        f"  from {metrics['peers']} peers{pace}"
+        f"  from {metrics['peers']} {'peer' if metrics['peers'] == 1 else 'peers'}{pace}"
     )
