@@ -28,8 +28,9 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
 
-_REDELIVERED = 64
-"""Groups offered again at once, together with those the learner holds and has not settled."""
+_REDELIVERED = 16
+"""Groups offered again at once, together with those the learner holds and has not settled. Fewer than the fresh ones
+it takes between two receipts, so that what was sampled while cut off never makes up most of a batch."""
 
 _CATCH_UP_S = 10.0
 """How often the ledger is asked for receipts that gossip did not bring."""

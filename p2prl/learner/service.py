@@ -47,6 +47,9 @@ when it was cut off; what is beyond gets no storage receipt and is offered again
 _FAREWELL_S = 3.0
 """How long the learner stays after the last group arrived, so that neighbours hear the end of the run."""
 
+_LAST_WORDS_S = 0.5
+"""How long the learner stays for its own last words to leave."""
+
 _LONGEST_FAREWELL_S = 15.0
 """A swarm that never falls quiet does not keep the learner longer than this."""
 
@@ -293,6 +296,7 @@ class Learner:
         """Check stored groups while fewer than wanted are ready."""
         if pending := self._journal.unchecked(min(_PENDING_PER_ROUND, self._room())):
             self._verify_groups(pending)
+            self._say_head(finished=False)
 
     def _room(self) -> int:
         """Verified groups still wanted."""
@@ -302,6 +306,8 @@ class Learner:
         """The run is over: every group that was taken in still gets its receipt."""
         while pending := self._journal.unchecked(_PENDING_PER_ROUND):
             self._verify_groups(pending)
+            # Never that it goes on: whoever hears no later head than this one would wait for a learner that has left.
+            self._say_head(finished=True)
 
     def _verify_groups(self, pending: Sequence[StoredGroup]) -> None:
         """Check groups, sign what became of them, tell everyone."""
@@ -319,7 +325,6 @@ class Learner:
                 ready = ReadyGroup(outcome.stored.digest, outcome.stored.peer, outcome.policy.manifest.step, reward)
                 self._buffer.add(ready)
         self._net.send(control.Publish(envelope))
-        self._say_head(finished=False)
 
     def _settle(self, outcome: Outcome) -> None:
         digest = outcome.stored.digest
@@ -436,8 +441,11 @@ class Learner:
             self._listen(0.2)
             if self._has_unchecked_groups():
                 self._settle_the_rest()
-                self._say_head(finished=True)
                 quiet_since = now
+        # The network process drops what it has not sent when it is closed. What arrives now gets no storage receipt.
+        leave_at = self._clock.now() + _LAST_WORDS_S
+        while self._clock.now() < leave_at:
+            self._net.poll(_LAST_WORDS_S)
 
     def _say(self, body: Any) -> None:
         self._net.send(control.Publish(seal(self._identity, body, run=self._run, now=self._clock.now())))
