@@ -195,6 +195,7 @@ def test_an_old_farewell_does_not_end_it(world: World) -> None:
     newer = seal(world.learner, LedgerHead(1, bytes(32), 1, False), run=world.run, now=NOW + 1)
     policy = world.publish(0, step=0)
     group = world.group(policy, PEER, 0)
-    messages = [control.Arrived(newer), control.Arrived(old), ready(world, policy), arrived(world, group)]
+    messages: list[control.FromNetwork] = [control.Arrived(newer), control.Arrived(old)]
+    messages += [ready(world, policy), arrived(world, group)]
     ear, _, _ = audit(world, messages, turns=6)
     assert ear.left == 0, "it stayed until it was told to stop"
