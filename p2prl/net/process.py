@@ -35,13 +35,13 @@ from p2prl.swarm.relay import RelayConfig
 _STATUS_S = 2.0
 
 _REDIAL_S = 3.0
-"""How often a node without neighbours, or without the learner it had, tries its bootstrap peers."""
+"""How often a node without a learner tries its bootstrap peers."""
 
 _EAGER_S = 300.0
 """A learner gone for longer is not expected back within seconds."""
 
 _PATIENT_REDIAL_S = 20.0
-"""How often its old neighbours try it from then on."""
+"""How often its neighbours try it from then on."""
 
 
 class NetworkProcess:
@@ -116,17 +116,16 @@ class NetworkProcess:
             return await HivemindTransport.start(identity, listen=start.listen)
 
     async def _stay_linked(self, transport: HivemindTransport, bootstrap: tuple[str, ...]) -> None:
-        """Dial the bootstrap peers at the start, and again while no neighbour is left or the learner is gone.
+        """Dial the bootstrap peers at the start, and again while no learner is a neighbour.
 
         The directory cannot stand in for this: a learner that comes back from a crash knows nobody's address, so the
         others have to come to it, and their own dialling may have backed off to a minute by then.
         """
-        met_learner, bereft_since = False, self._clock.now()
+        bereft_since = self._clock.now()
         while True:
-            roles = dict(self._node.roles())
-            if "learner" in roles:
-                met_learner, bereft_since = True, self._clock.now()
-            elif met_learner or not roles:
+            if "learner" in dict(self._node.roles()):
+                bereft_since = self._clock.now()
+            else:
                 for address in bootstrap:
                     with contextlib.suppress(TransportError):
                         self._node.connected(await transport.connect(address), self._clock.now())

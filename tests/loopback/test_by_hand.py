@@ -15,7 +15,7 @@ from tests.loopback.swarm_processes import RoleProcess, SwarmProcesses, command,
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
-UPDATES = 30
+UPDATES = 60
 
 
 def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
@@ -43,6 +43,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
         assert 3 <= at < UPDATES
         _ctrl_c(second, expected=130, times=2)
         swarm.start_again(second)
+        wait_until(lambda: {first.process.pid, second.process.pid} <= _at_work(home), seconds=60, what="two workers")
         swarm.start_again(learner)
 
         assert learner.wait(180) == 0, learner.log[-2000:]
@@ -67,6 +68,11 @@ def _ctrl_c(role: RoleProcess, *, expected: int, times: int = 1) -> None:
     for _ in range(times):
         role.process.send_signal(signal.SIGINT)
     assert role.wait(60) == expected, role.log[-2000:]
+
+
+def _at_work(home: Path) -> set[int]:
+    """Processes that have said something of themselves at any seat."""
+    return {int(json.loads(path.read_text())["pid"]) for path in home.glob("*/*/status.json")}
 
 
 def _contributors(port: int) -> int:
