@@ -44,8 +44,11 @@ _UNCHECKED_PER_PEER = 256
 """Groups of one peer that may wait for their check. An honest volunteer has some 32 on the way, and offers 64 again
 when it was cut off; what is beyond gets no storage receipt and is offered again later."""
 
-_FAREWELL_S = 3.0
-"""How long the learner stays after the last group arrived, so that neighbours hear the end of the run."""
+_FAREWELL_S = 6.0
+"""How long the learner stays after the last group arrived: twice the time in which those that lost it dial it again."""
+
+_FAREWELL_AGAIN_S = 1.0
+"""How often it repeats the end of the run meanwhile, for those that have just come back."""
 
 _LAST_WORDS_S = 0.5
 """How long the learner stays for its own last words to leave."""
@@ -436,9 +439,12 @@ class Learner:
     def _say_goodbye(self) -> None:
         """Tell everyone the run is over; stay until what was still on its way has its receipt."""
         self._say_head(finished=True)
-        began = quiet_since = self._clock.now()
+        began = said_at = quiet_since = self._clock.now()
         while (now := self._clock.now()) - quiet_since < _FAREWELL_S and now - began < _LONGEST_FAREWELL_S:
             self._listen(0.2)
+            if now - said_at >= _FAREWELL_AGAIN_S:
+                said_at = now
+                self._say_head(finished=True)
             if self._has_unchecked_groups():
                 self._settle_the_rest()
                 quiet_since = now
