@@ -32,7 +32,7 @@ class CutPlan:
     """How long a volunteer is cut off."""
 
     cut_s: float
-    last_updates: int = 100
+    last_updates: int = 10
     """Updates of the run after the work done while cut off was trained on."""
     patience_s: float = 90.0
     """Longest time from the end of the cut until that."""
