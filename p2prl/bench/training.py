@@ -21,6 +21,7 @@ from p2prl.bench.decoder import Completions, completion_logprobs, sample
 from p2prl.bench.delays import DelayLaw
 from p2prl.bench.methods import Method
 from p2prl.bench.optimiser import StackedAdam
+from p2prl.bench.seeded import seeded_uniforms
 from p2prl.bench.subjects import Subject
 from p2prl.errors import require
 
@@ -163,7 +164,7 @@ class Training:
             group_size=_GROUP,
             max_new_tokens=self._subject.max_new_tokens,
             end_token=self._subject.end_token,
-            uniforms=self._uniforms(_SAMPLING, update),
+            uniforms=seeded_uniforms(self._seeds, _SAMPLING, update),
         )
         rows = (seeds, _PROMPTS, _GROUP)
         return Completions(
@@ -172,19 +173,6 @@ class Training:
             mask_MBGT=made.mask_MBGT.view(*rows, -1),
             finished_MBG=made.finished_MBG.view(*rows),
         )
-
-    def _uniforms(self, *purpose: int) -> Callable[[tuple[int, ...]], Tensor]:
-        """Noise of its own for each seed and purpose: how much of it the other seeds use up changes nothing."""
-        generators = [
-            torch.Generator().manual_seed(int(np.random.SeedSequence([seed, *purpose]).generate_state(1)[0]))
-            for seed in self._seeds
-        ]
-
-        def draw(size: tuple[int, ...]) -> Tensor:
-            own = (size[0] // len(generators), *size[1:])
-            return torch.cat([torch.rand(own, generator=generator) for generator in generators])
-
-        return draw
 
     def _rewards(self, prompts: list[list[str]], made: Completions) -> Tensor:
         size = made.tokens_MBGT.shape[2]
@@ -238,7 +226,7 @@ class Training:
                 group_size=1,
                 max_new_tokens=self._subject.max_new_tokens,
                 end_token=self._subject.end_token,
-                uniforms=self._uniforms(_EVALUATING, update, start),
+                uniforms=seeded_uniforms(self._seeds, _EVALUATING, update, start),
             )
             totals += self._rewards(prompts, made).sum(dim=(1, 2))
         for curve, total in zip(self._curves, totals.tolist(), strict=True):

@@ -1,0 +1,77 @@
+"""Results on disk: one JSON line a seed, appended as soon as its batch is done, so that a rerun does what is new."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from p2prl.errors import IntegrityError, MachineError
+
+
+class Seeded(Protocol):
+    """A result that knows its seed."""
+
+    @property
+    def seed(self) -> int:
+        """The seed that gave it."""
+        ...
+
+
+S = TypeVar("S", bound=Hashable)
+R = TypeVar("R", bound=Seeded)
+
+
+class Line(msgspec.Struct, Generic[S, R], frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of the file: `Line[SettingType, ResultType]` says how it is read."""
+
+    setting: S
+    """Everything about a run but its seed."""
+    result: R
+
+
+class SeedFile(Generic[S, R]):
+    """A file of results, read once and appended to."""
+
+    def __init__(self, path: Path, line: type[Line[S, R]]) -> None:
+        """Read `path`, which need not exist. A last line cut short by a crash is dropped; IntegrityError on others."""
+        self._path = path
+        self._results: dict[S, dict[int, R]] = {}
+        try:
+            data = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise MachineError(f"cannot read {path}: {error}") from error
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+        for number, text in enumerate(whole.splitlines(), start=1):
+            try:
+                entry = msgspec.json.decode(text, type=line)
+            except msgspec.MsgspecError as error:
+                raise IntegrityError(
+                    f"{path}, line {number}: {error}", remedy="Delete the line or the file."
+                ) from error
+            self._results.setdefault(entry.setting, {})[entry.result.seed] = entry.result
+
+    def missing(self, setting: S, seeds: Iterable[int]) -> list[int]:
+        """The seeds that have no result yet."""
+        return [seed for seed in seeds if seed not in self._results.get(setting, {})]
+
+    def add(self, setting: S, results: Iterable[R]) -> None:
+        """Append the results of one batch."""
+        results = list(results)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.writelines(msgspec.json.encode(Line(setting=setting, result=result)) + b"\n" for result in results)
+        except OSError as error:
+            raise MachineError(f"cannot write {self._path}: {error}", remedy="Free some space.") from error
+        self._results.setdefault(setting, {}).update({result.seed: result for result in results})
+
+    def of(self, setting: S, seeds: Iterable[int]) -> list[R]:
+        """The results of these seeds that there are, in the order given."""
+        known = self._results.get(setting, {})
+        return [known[seed] for seed in seeds if seed in known]
