@@ -87,3 +87,7 @@ MAX_LEDGER_ENTRIES_PER_REPLY = 64
 
 MAX_STALENESS = 1 << 20
 """Largest staleness bound a run may declare, in learner updates."""
+
+MAX_UNCHECKED_GROUPS_PER_PEER = 256
+"""Groups of one peer that may wait at the learner for their check. An honest volunteer has some 32 on the way, and
+offers 64 again when it was cut off; what is beyond gets no storage receipt and is offered again later."""

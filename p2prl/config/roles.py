@@ -68,7 +68,6 @@ def build_learner(
         paths=folder.paths,
         identity=folder.identity,
         manifest=folder.manifest,
-        manifest_raw=folder.manifest_raw,
         run=folder.run,
         model=training.model,
         tokenizer=training.tokenizer,

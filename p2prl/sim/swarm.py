@@ -177,7 +177,6 @@ class Swarm:
             paths=LearnerPaths(self._directory / "learner"),
             identity=self._key,
             manifest=self._manifest,
-            manifest_raw=self._manifest_raw,
             run=self._run,
             model=self._loaded.model,
             tokenizer=self._loaded.tokenizer,

@@ -88,7 +88,6 @@ def learner(world: World, **changes: Any) -> Learner:
         paths=LearnerPaths(world.directory),
         identity=world.learner,
         manifest=world.manifest,
-        manifest_raw=world.manifest_raw,
         run=world.run,
         model=made.model,
         tokenizer=made.tokenizer,
@@ -246,7 +245,7 @@ def test_a_repeated_group_is_answered_again_and_counted_once(fresh: Callable[[st
 def test_groups_of_no_policy_and_floods_of_one_peer_are_not_taken_in(
     fresh: Callable[[str], World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("p2prl.learner.service._UNCHECKED_PER_PEER", 3)
+    monkeypatch.setattr("p2prl.protocol.limits.MAX_UNCHECKED_GROUPS_PER_PEER", 3)
     world = fresh("run")
     swarm = Swarm(world, lambda: learner(world))
     while not swarm.worked:
