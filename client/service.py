@@ -260,7 +260,8 @@ class Volunteer:
             self._spool.ledger_position = (0, ledger.GENESIS)
             return
         self._spool.ledger_position = (height, head)
-        self._catch_up_at = 0.0 if len(entries) == limits.MAX_LEDGER_ENTRIES_PER_REPLY else self._catch_up_at
+        if entries:  # a page is cut by count or by size, and who has nothing more to say is not asked
+            self._catch_up_at = self._clock.now() + 1 / limits.MAX_LEDGER_QUERIES_PER_S
 
     # --- work --------------------------------------------------------------------------------------------------
 

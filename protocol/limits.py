@@ -85,6 +85,9 @@ MAX_RECEIPTS_PER_MESSAGE = 512
 MAX_LEDGER_ENTRIES_PER_REPLY = 64
 """Ledger entries sent in one reply while a reader catches up."""
 
+MAX_LEDGER_QUERIES_PER_S = 8
+"""Ledger queries a neighbour answers one peer: 50 bytes may ask for a page of 256 KiB, so this bounds it to 2 MiB/s."""
+
 MAX_STALENESS = 1 << 20
 """Largest staleness bound a run may declare, in learner updates."""
 

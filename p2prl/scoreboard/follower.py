@@ -22,8 +22,8 @@ from p2prl.scoreboard.store import LedgerStore
 ASK_S = 5.0
 """Seconds between questions while nothing happens; news is asked after at once."""
 
-_HASTE_S = 0.25
-"""Shortest time between two questions, so that a burst of receipts asks once."""
+_HASTE_S = 1 / limits.MAX_LEDGER_QUERIES_PER_S
+"""Shortest time between two questions: a burst of receipts asks once, and nobody is asked more than it answers."""
 
 _HEADS_AHEAD = 64
 """Signed heads remembered while their height is not reached yet; the newest are kept."""

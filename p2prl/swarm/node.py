@@ -29,12 +29,10 @@ from p2prl.protocol.messages import (
     LedgerQuery,
     Offer,
     Push,
-    Receipts,
     Role,
-    RolloutGroup,
-    Verdict,
     Want,
 )
+from p2prl.swarm.admission import check_envelope
 from p2prl.swarm.events import (
     ClockOff,
     Command,
@@ -50,6 +48,7 @@ from p2prl.swarm.events import (
 )
 from p2prl.swarm.following import Following
 from p2prl.swarm.gossip import AUDIENCE, Gossip, GossipConfig
+from p2prl.swarm.ledger_pages import LedgerPages
 from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay import ForeignChunkError, Relay, RelayConfig, RelayStats
@@ -59,10 +58,6 @@ _FORGIVEN_FAULTS = 3
 
 _RETRY_WANTS_S = 2.0
 """How long an offered envelope may stay unpushed before the next offerer is asked."""
-
-_PAGE_OVERHEAD_BYTES = 64
-_ENTRY_OVERHEAD_BYTES = 5
-"""msgpack's headers of a ledger page and of each entry in it, at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,12 +85,12 @@ class Node:
         self._me = Self(identity, config.role, run)
         self._links = Neighbourhood(self._me, rng, config.neighbourhood, now)
         self._gossip = Gossip(rng, config.gossip)
+        self._pages = LedgerPages(rng)
         self._relay = Relay(store, rng, config.relay)
         self._following: Following | None = None
         self._learner = b""
         self._faults: Counter[PeerId] = Counter()
         self._next_retry = now + _RETRY_WANTS_S
-        self._rng = rng
         self._born = now
         self._reported_roles: tuple[tuple[str, int], ...] = ()
         self._clock_reported = False
@@ -133,23 +128,11 @@ class Node:
 
     def send_ledger(self, peer: PeerId, from_height: int, entries: tuple[bytes, ...]) -> None:
         """Answer a `LedgerWanted` event with as many of these entries as one message may hold."""
-        room = limits.MAX_CONTROL_FRAME_BYTES - _PAGE_OVERHEAD_BYTES
-        page: list[bytes] = []
-        for entry in entries[: limits.MAX_LEDGER_ENTRIES_PER_REPLY]:
-            room -= len(entry) + _ENTRY_OVERHEAD_BYTES
-            if room < 0:
-                break
-            page.append(entry)
-        self._send(peer, LedgerPage(from_height, tuple(page)))
+        self._pages.answer(peer, from_height, entries)
 
     def ask_ledger(self, from_height: int) -> None:
-        """Ask a neighbour that says it holds more of the ledger for what follows `from_height`.
-
-        Any of them, at random: the one that claims most may be lying, and would then be asked for ever.
-        """
-        ahead = [peer for peer, n in self._links.links.items() if n.ledger_height > from_height]
-        if ahead:
-            self._send(ahead[int(self._rng.random() * len(ahead))], LedgerQuery(from_height))
+        """Ask a neighbour that says it holds more of the ledger for what follows `from_height`."""
+        self._pages.ask({peer: n.ledger_height for peer, n in self._links.links.items()}, from_height)
 
     @property
     def relay_stats(self) -> RelayStats:
@@ -243,7 +226,7 @@ class Node:
         self._relay.flush(now)
         by_peer: dict[PeerId, list[bytes]] = {}
         bulk: list[Send] = []
-        for box in (self._links.outbox, self._gossip.outbox, self._relay.outbox):
+        for box in (self._links.outbox, self._gossip.outbox, self._pages.outbox, self._relay.outbox):
             for peer, message in box:
                 if isinstance(message, Chunk):
                     bulk.append(Send(peer, frames.pack(message), bulk=True))
@@ -277,7 +260,7 @@ class Node:
             case Push(envelope=raw):
                 self._on_push(raw, source, now)
             case LedgerQuery(from_height=height):
-                if 0 <= height <= self._me.ledger_height:
+                if 0 <= height <= self._me.ledger_height and self._pages.may_ask(source, now):
                     self._events.append(LedgerWanted(source, height))
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
@@ -323,21 +306,9 @@ class Node:
 
     def _admit(self, opened: Opened, now: float) -> None:
         """Everything checked before an envelope is forwarded. Raises `RemoteProtocolError`."""
-        if opened.run != self._me.run:
-            raise RemoteProtocolError("envelope of another run")
+        check_envelope(opened, run=self._me.run, learner=self._learner)
         if opened.kind is Kind.POLICY_MANIFEST:
             self._admit_policy(opened, now, own=False)
-        elif opened.kind in (Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD):
-            if opened.author != self._learner:
-                raise RemoteProtocolError(f"{opened.kind.name.lower()} signed by somebody who is not the learner")
-            if isinstance(opened.body, Receipts):
-                opened.body.check()
-        elif opened.kind is Kind.ROLLOUT_GROUP:
-            body_of(opened, RolloutGroup).check()
-        elif opened.kind is Kind.VERDICT:
-            body_of(opened, Verdict).check()
-        else:
-            raise RemoteProtocolError(f"a {opened.kind.name.lower()} is not gossiped")
 
     def _is_learner(self, peer: PeerId) -> bool:
         return peer == self._me.learner

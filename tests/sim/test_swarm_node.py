@@ -13,6 +13,7 @@ from p2prl.protocol.messages import (
     Hello,
     LedgerHead,
     LedgerPage,
+    LedgerQuery,
     Offer,
     Push,
     Role,
@@ -317,6 +318,27 @@ def test_ledger_queries_pages_and_their_size() -> None:
     assert page.entries == entries[: len(page.entries)]
     assert 10 <= len(page.entries) <= 13, "as many as one control frame holds"
     assert len(frames.pack(LedgerPage(0, page.entries))) <= limits.MAX_CONTROL_FRAME_BYTES
+
+
+def test_a_peer_that_asks_for_the_ledger_all_the_time_is_answered_as_often_as_the_limit_says() -> None:
+    made = swarm(volunteers=1)
+    learner = made.members["learner"]
+    made.network.node(learner.peer).set_ledger_height(10)
+    made.network.run_for(5)
+    glutton, modest = identity_of("glutton").peer_id, identity_of("modest").peer_id
+    for asker in (glutton, modest):
+        made.network.inject(asker, learner.peer, hello_of(made.run, now=made.network.now))
+    begun = made.network.now
+    for _ in range(20):
+        made.network.inject(glutton, learner.peer, frames.pack(LedgerQuery(0)) * 10)
+        made.network.run_for(0.5)
+    made.network.inject(modest, learner.peer, frames.pack(LedgerQuery(0)))
+    made.network.run_for(1)
+    wanted = [event.peer for event in of(learner, LedgerWanted) if isinstance(event, LedgerWanted)]
+    elapsed_s = made.network.now - begun
+    assert 60 <= wanted.count(glutton) <= 16 + limits.MAX_LEDGER_QUERIES_PER_S * elapsed_s
+    assert wanted.count(modest) == 1
+    assert not of(learner, PeerBanned), "asking too often is no fault"
 
 
 def test_a_peer_that_claims_the_longest_ledger_is_not_asked_for_ever() -> None:

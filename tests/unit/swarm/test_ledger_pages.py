@@ -1,0 +1,63 @@
+"""Whom a node asks for the ledger, and how often it answers."""
+
+from __future__ import annotations
+
+import random
+
+from p2prl.protocol import frames, limits
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.messages import LedgerPage, LedgerQuery
+from p2prl.swarm.ledger_pages import LedgerPages
+
+NOW = 1_800_000_000.0
+A, B, C = (PeerId(name) for name in "abc")
+
+
+def pages() -> LedgerPages:
+    return LedgerPages(random.Random(1))
+
+
+def granted(subject: LedgerPages, peer: PeerId, *, times: int, every_s: float, start: float = NOW) -> int:
+    return sum(subject.may_ask(peer, start + i * every_s) for i in range(times))
+
+
+def test_only_those_who_are_ahead_are_asked_and_each_of_them() -> None:
+    subject = pages()
+    for _ in range(50):
+        subject.ask({A: 5, B: 6, C: 1_000}, 5)
+    assert {peer for peer, _ in subject.outbox} == {B, C}
+    assert {message for _, message in subject.outbox} == {LedgerQuery(5)}
+    subject.outbox.clear()
+    subject.ask({A: 5}, 5)
+    assert not subject.outbox
+
+
+def test_whoever_keeps_to_the_limit_is_always_answered() -> None:
+    count = 40 * limits.MAX_LEDGER_QUERIES_PER_S
+    assert granted(pages(), A, times=count, every_s=1 / limits.MAX_LEDGER_QUERIES_PER_S) == count
+
+
+def test_a_flood_is_answered_at_the_limits_rate_and_spoils_nobody_elses() -> None:
+    subject = pages()
+    answered = granted(subject, A, times=10_000, every_s=0.001)
+    assert 10 * limits.MAX_LEDGER_QUERIES_PER_S <= answered <= 12 * limits.MAX_LEDGER_QUERIES_PER_S
+    assert subject.may_ask(B, NOW + 10)
+
+
+def test_a_clock_that_stands_still_or_steps_back_grants_nothing_more() -> None:
+    subject = pages()
+    first = granted(subject, A, times=1_000, every_s=0.0)
+    assert granted(subject, A, times=1_000, every_s=-1.0) == 0
+    assert first < 3 * limits.MAX_LEDGER_QUERIES_PER_S
+
+
+def test_a_page_holds_what_one_control_frame_takes() -> None:
+    subject = pages()
+    small = [bytes([i]) for i in range(100)]
+    subject.answer(A, 7, small)
+    subject.answer(B, 0, [bytes(100_000)] * 5)
+    (_, first), (_, second) = subject.outbox
+    assert first == LedgerPage(7, tuple(small[: limits.MAX_LEDGER_ENTRIES_PER_REPLY]))
+    assert isinstance(second, LedgerPage)
+    assert len(second.entries) == 2
+    assert len(frames.pack(second)) <= limits.MAX_CONTROL_FRAME_BYTES
