@@ -25,6 +25,7 @@ from p2prl.protocol.messages import (
     StorageReceipt,
     Verdict,
 )
+from p2prl.protocol.versions import PolicyHead
 
 Body = TypeVar("Body", bound=Wire)
 
@@ -37,6 +38,7 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.RECEIPTS: Receipts,
     Kind.VERDICT: Verdict,
     Kind.LEDGER_HEAD: LedgerHead,
+    Kind.POLICY_HEAD: PolicyHead,
 }
 """Which struct each signed message carries."""
 
@@ -49,6 +51,7 @@ DOMAINS: dict[Kind, str] = {
     Kind.RECEIPTS: "p2prl/receipts/v1",
     Kind.VERDICT: "p2prl/verdict/v1",
     Kind.LEDGER_HEAD: "p2prl/ledger-head/v1",
+    Kind.POLICY_HEAD: "p2prl/policy-head/v1",
 }
 """The versioned domain of every signature. A new meaning takes a new string."""
 

@@ -4,7 +4,7 @@ A limit is checked before the work it bounds: size first, then signature, then s
 these changes what honest peers may send, so each is part of the wire version.
 """
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Spoken between peers; independent of the package version. Peers of another version are told so and left alone."""
 
 MAX_CONTROL_FRAME_BYTES = 256 * 1024
@@ -24,6 +24,18 @@ MAX_ENVELOPE_BYTES = MAX_CONTROL_FRAME_BYTES - 8 * 1024
 
 MAX_CHUNKS = 6_000
 """Chunks in one blob: their hashes (32 B each) must fit an envelope. 6,000 × 4 MiB = 23 GiB, a 12B model in bf16."""
+
+MAX_PATCHES = 8
+"""Patches in one policy manifest: from 1, 4, 16 and 64 versions back, the start and nothing; and two to spare."""
+
+MAX_PATCH_CHUNKS = 1_400
+"""Chunks of all patches of one manifest: their hashes must fit the envelope beside those of the weights."""
+
+MAX_HEAD_EDGES = 2_048
+"""Patches one policy head lists: some 100 KiB of it, and a window of 1,500 versions."""
+
+MAX_HEAD_LIFE_S = 3_600.0
+"""How long a policy head may call itself fresh. Longer, and a captured peer would not notice for longer."""
 
 MAX_MESSAGES_PER_FRAME = 256
 """Messages coalesced into one frame; bounds the work one frame can demand."""

@@ -15,6 +15,9 @@ from p2prl.protocol import limits
 from p2prl.protocol.codec import Wire, encode
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest, digest
 
+NOTHING = -1
+"""The base of a patch that needs none: a keyframe, whose words are taken from as many zeros."""
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Word types weights may travel in, and the size of one word."""
 
@@ -146,6 +149,14 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     """Licence of the resulting weights."""
     content_policy: str
     """What the prompts are and what may be generated."""
+    compute_dtype: str = ""
+    """Word type every engine computes in; empty for the one the weights travel in. float32 holds every shorter word
+    exactly, so weights may travel short and still replay to the last bit."""
+
+    @property
+    def engine_dtype(self) -> str:
+        """Word type every engine computes in."""
+        return self.compute_dtype or self.dtype
 
     def check(self) -> None:
         """Raise `RemoteProtocolError` naming the first field that no honest learner would send."""
@@ -163,6 +174,7 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
         _require(self.parameters > 0, "parameters must be positive")
         _require(len(self.layout) == DIGEST_BYTES and len(self.tokenizer) == DIGEST_BYTES, "digests have 32 bytes")
         _require(self.dtype in DTYPE_BYTES, "dtype must be a known word type")
+        _require(self.engine_dtype in DTYPE_BYTES, "compute_dtype must be empty or a known word type")
         names = [file.name for file in self.files]
         _require(
             len(names) <= limits.MAX_RUN_FILES and len(set(names)) == len(names) and RUN_FILE_NAMES.issuperset(names),
@@ -189,6 +201,21 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
         _require(1 <= self.publish_every <= limits.MAX_STALENESS, "publish_every is out of range")
 
 
+class Patch(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A way to a version's words from those of an earlier version, as a stream of `p2prl.patches`.
+
+    The result is the version's words bit for bit, so whoever took it serves the version's own chunks.
+    """
+
+    base: int
+    """Version whose words it starts from; `NOTHING` for a keyframe. Version 0 is the run's starting weights, which a
+    newcomer may have from anywhere."""
+    base_state: bytes
+    """Digest of those words; empty for a keyframe."""
+    blob: BlobRef
+    """The stream."""
+
+
 class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One published policy version."""
 
@@ -204,6 +231,12 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
     beacon: bytes
     """32 unpredictable bytes, published with the weights: seeds of its slots cannot be ground in advance."""
     created_ms: int
+    patches: tuple[Patch, ...] = ()
+    """Ways to the same words that cost fewer bytes. The weights' own chunks always remain one."""
+
+    def patch_from(self, base: int) -> Patch | None:
+        """The patch that starts from a version, if there is one."""
+        return next((patch for patch in self.patches if patch.base == base), None)
 
     def check(self, *, max_weight_bytes: int) -> None:
         """Raise `RemoteProtocolError` naming the first impossible field."""
@@ -217,6 +250,18 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
             "previous must name the version before",
         )
         self.weights.check(max_bytes=max_weight_bytes)
+        bases = [patch.base for patch in self.patches]
+        _require(len(bases) <= limits.MAX_PATCHES and len(set(bases)) == len(bases), "too many patches, or one twice")
+        for patch in self.patches:
+            _require(NOTHING <= patch.base < self.version, "a patch starts from an earlier version or from nothing")
+            _require(
+                len(patch.base_state) == (0 if patch.base == NOTHING else DIGEST_BYTES),
+                "a patch names the digest of the words it starts from",
+            )
+            # One that costs as much as the weights themselves would only be a longer way.
+            patch.blob.check(max_bytes=self.weights.size_bytes - 1)
+        chunks = sum(len(patch.blob.chunks) for patch in self.patches)
+        _require(chunks <= limits.MAX_PATCH_CHUNKS, "the patches have too many chunks")
 
 
 def layout_digest(layout: Sequence[TensorSpec]) -> Digest:

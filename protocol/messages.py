@@ -41,6 +41,7 @@ class Kind(IntEnum):
     RECEIPTS = 37
     VERDICT = 38
     LEDGER_HEAD = 39
+    POLICY_HEAD = 40
 
 
 TOMBSTONES: frozenset[int] = frozenset()

@@ -16,6 +16,8 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger import GENESIS, append
 from p2prl.protocol.link import JoinLink
 from p2prl.protocol.manifests import (
+    NOTHING,
+    Patch,
     PolicyManifest,
     RunFile,
     RunManifest,
@@ -26,6 +28,7 @@ from p2prl.protocol.manifests import (
     layout_digest,
 )
 from p2prl.protocol.slots import SlotKey, slot_work
+from p2prl.protocol.versions import Edge, PolicyHead
 
 LEARNER = Identity(bytes(range(16)))
 VOLUNTEER = Identity(bytes(range(16, 32)))
@@ -50,6 +53,7 @@ RUN_MANIFEST = RunManifest(
     reward="success",
     licence="Apache-2.0",
     content_policy="Arithmetic.",
+    compute_dtype="float32",
 )
 
 
@@ -59,6 +63,17 @@ def vectors() -> dict[str, object]:
     run = envelope_digest(run_envelope)
     policy = PolicyManifest(0, 0, BLOB, digest("p2prl/vector/v1", b"state"), b"", bytes(range(32)), 1_800_000_000_000)
     policy_envelope = seal(LEARNER, policy, run=run, now=NOW)
+    stream = blob_of(bytes(range(256)) * 20, 4096)
+    patches = (Patch(0, policy.state, stream), Patch(NOTHING, b"", stream))
+    state = digest("p2prl/vector/v1", b"next state")
+    patched = PolicyManifest(
+        1, 2, BLOB, state, envelope_digest(policy_envelope), bytes(range(32)), 1_800_000_060_000, patches
+    )
+    patched_envelope = seal(LEARNER, patched, run=run, now=NOW)
+    edges = (Edge(1, 0, stream.size_bytes, envelope_digest(patched_envelope)),)
+    policy_head = PolicyHead(
+        1, envelope_digest(patched_envelope), 0, BLOB.size_bytes, edges, 1_800_000_090_000, 1_800_000_600_000
+    )
     group = messages.RolloutGroup(
         version=0,
         policy=envelope_digest(policy_envelope),
@@ -83,6 +98,7 @@ def vectors() -> dict[str, object]:
     envelopes: dict[str, bytes] = {
         "run_manifest": run_envelope,
         "policy_manifest": policy_envelope,
+        "policy_head": seal(LEARNER, policy_head, run=run, now=NOW),
         "rollout_group": group_envelope,
         "receipts": receipts,
         "verdict": verdict,

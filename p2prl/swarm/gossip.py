@@ -30,6 +30,7 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.RECEIPTS: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD}),
     Kind.VERDICT: frozenset({Role.LEARNER, Role.VALIDATOR, Role.BOARD}),
     Kind.LEDGER_HEAD: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD}),
+    Kind.POLICY_HEAD: frozenset(Role),
     Kind.PEER_RECORD: frozenset(),
 }
 """Roles a kind of message is meant for. Peer records live in the directory and run manifests are asked for by name."""
@@ -39,6 +40,9 @@ PUSHED: dict[Kind, frozenset[Role]] = {
     Kind.ROLLOUT_GROUP: frozenset({Role.LEARNER}),
 }
 """Roles to whom an author pushes without offering first. Validators take a sample: groups are only offered to them."""
+
+_PUSHED_ON = frozenset({Kind.POLICY_MANIFEST, Kind.POLICY_HEAD})
+"""Kinds that everybody wants at once: a forwarder pushes them too."""
 
 CARRIED = frozenset({Kind.ROLLOUT_GROUP, Kind.VERDICT})
 """Kinds that must reach a learner, and so are handed to carriers while no learner is a neighbour."""
@@ -115,7 +119,7 @@ class Gossip:
         self._keep(opened)
         audience = AUDIENCE[opened.kind]
         told = {source, *self._wanted.pop(opened.digest, ())} - {None}
-        eager = PUSHED[opened.kind] if source is None or opened.kind is Kind.POLICY_MANIFEST else frozenset()
+        eager = PUSHED[opened.kind] if source is None or opened.kind in _PUSHED_ON else frozenset()
         for peer, role in self._roles.items():
             if peer in told or role not in audience:
                 continue

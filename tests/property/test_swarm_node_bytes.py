@@ -51,7 +51,7 @@ number = st.integers(-(1 << 63), (1 << 63) - 1)
 spoken: st.SearchStrategy[Wire] = st.one_of(
     st.builds(
         Hello,
-        wire_version=st.sampled_from([limits.WIRE_VERSION] * 4 + [2]),
+        wire_version=st.sampled_from([limits.WIRE_VERSION] * 4 + [limits.WIRE_VERSION + 1]),
         run=st.sampled_from([RUN, RUN, bytes(32)]),
         role=st.sampled_from([*map(int, Role), 9]),
         now_ms=number,

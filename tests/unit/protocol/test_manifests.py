@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
+from p2prl.protocol.codec import decode, encode
+from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import (
+    NOTHING,
     BlobRef,
+    Patch,
     PolicyManifest,
     RunFile,
+    RunManifest,
     Sampling,
     TaskShare,
     TensorSpec,
@@ -28,7 +33,10 @@ from p2prl.sim.broadcast import run_manifest_of
 
 RUN = run_manifest_of(Identity(bytes(16)))
 REF = blob_of(bytes(10_000), 4096)
-POLICY = PolicyManifest(3, 5, REF, bytes(32), bytes(32), bytes(32), 0)
+SMALL = blob_of(bytes(5_000), 4096)
+PATCHES = (Patch(2, bytes(32), SMALL), Patch(NOTHING, b"", SMALL))
+POLICY = PolicyManifest(3, 5, REF, bytes(32), bytes(32), bytes(32), 0, PATCHES)
+LONG = BlobRef(4096 * (limits.MAX_PATCH_CHUNKS - 1), 4096, (bytes(32),) * (limits.MAX_PATCH_CHUNKS - 1))
 
 
 @given(st.binary(min_size=1, max_size=40_000), st.sampled_from([4096, 8192, 16384]))
@@ -137,6 +145,15 @@ def test_impossible_run_manifests_are_refused(changes: dict[str, object]) -> Non
         replaced(previous=b""),
         replaced(version=0),
         replaced(weights=BlobRef(10_000, 4096, ())),
+        replaced(weights=SMALL),
+        replaced(patches=(Patch(3, bytes(32), SMALL),)),
+        replaced(patches=(Patch(-2, b"", SMALL),)),
+        replaced(patches=(Patch(2, b"", SMALL),)),
+        replaced(patches=(Patch(NOTHING, bytes(32), SMALL),)),
+        replaced(patches=(Patch(2, bytes(32), REF),)),
+        replaced(patches=(Patch(2, bytes(32), SMALL),) * 2),
+        replaced(patches=(Patch(2, bytes(32), BlobRef(5_000, 4096, SMALL.chunks[:1])),)),
+        replaced(version=20, step=20, patches=tuple(Patch(i, bytes(32), SMALL) for i in range(limits.MAX_PATCHES + 1))),
     ],
 )
 def test_impossible_policy_manifests_are_refused(changes: dict[str, object]) -> None:
@@ -157,3 +174,30 @@ def test_layouts_differ_by_order_name_shape_and_dtype() -> None:
     ]
     assert len({layout_digest(layout) for layout in variants}) == len(variants)
     assert (one.size_bytes, two.size_bytes, TensorSpec("s", "float16", ()).size_bytes) == (24, 8, 2)
+
+
+def test_the_largest_manifest_fits_its_envelope() -> None:
+    """6,000 chunks of weights and as many of patches as may be: what the limits were chosen for."""
+    weights = BlobRef(4096 * limits.MAX_CHUNKS, 4096, (bytes(32),) * limits.MAX_CHUNKS)
+    policy = msgspec.structs.replace(POLICY, weights=weights, patches=(Patch(2, bytes(32), LONG),))
+    policy.check(max_weight_bytes=1 << 40)
+    assert len(seal(Identity(bytes(16)), policy, run=bytes(32), now=0.0)) <= limits.MAX_ENVELOPE_BYTES
+    with pytest.raises(RemoteProtocolError):
+        msgspec.structs.replace(policy, patches=(Patch(2, bytes(32), LONG), *PATCHES[1:])).check(
+            max_weight_bytes=1 << 40
+        )
+
+
+def test_documents_of_the_first_wire_version_still_open() -> None:
+    """Run folders and journals outlive a release: without the fields that were added at the end."""
+    run, policy = (msgspec.msgpack.decode(encode(body)) for body in (RUN, POLICY))
+    assert decode(msgspec.msgpack.encode(run[:-1]), RunManifest, limit_bytes=1 << 20) == RUN
+    old = decode(msgspec.msgpack.encode(policy[:-1]), PolicyManifest, limit_bytes=1 << 20)
+    assert old == msgspec.structs.replace(POLICY, patches=())
+
+
+def test_a_run_computes_in_the_type_its_weights_travel_in_unless_it_says_otherwise() -> None:
+    assert RUN.engine_dtype == RUN.dtype
+    assert msgspec.structs.replace(RUN, dtype="bfloat16", compute_dtype="float32").engine_dtype == "float32"
+    with pytest.raises(RemoteProtocolError):
+        msgspec.structs.replace(RUN, compute_dtype="int4").check()

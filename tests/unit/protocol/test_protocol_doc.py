@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2prl.protocol import limits, manifests, messages
+from p2prl.protocol import limits, manifests, messages, versions
 from p2prl.protocol.codec import Wire
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
 from p2prl.protocol.ledger import LedgerEntry
@@ -41,6 +41,8 @@ def test_kinds_with_their_numbers_families_and_fields() -> None:
 def test_inner_structs() -> None:
     structs: tuple[type[Wire], ...] = (
         manifests.BlobRef,
+        manifests.Patch,
+        versions.Edge,
         manifests.RunFile,
         manifests.TaskShare,
         manifests.Sampling,
