@@ -39,7 +39,7 @@ _EXPIRE_S = 10.0
 """How often the spool gives up what is too old or too much."""
 
 _LAST_RECEIPTS_S = 5.0
-"""How long a volunteer stays for receipts after the learner has ended the run."""
+"""How long a volunteer stays for the next receipt after the learner has ended the run."""
 
 _REPORT_S = 0.2
 """Progress is reported this often at most: counting the spool costs more than a small model's batch."""
@@ -106,7 +106,8 @@ class Volunteer:
         self._network: NetworkPort | None = None
         self._stopping = False
         self._parking = False
-        self._finished_at: float | None = None
+        self._awaited: int | None = None
+        self._awaited_since = 0.0
         self._roles: dict[str, int] = {}
         self._announced = -1
         self._last_reward = 0.0
@@ -172,14 +173,14 @@ class Volunteer:
         self._spool.close()
 
     def _is_over(self) -> bool:
-        """The run has ended, and the last groups have their receipts or have waited long enough for them."""
+        """The run has ended, and the last groups have their receipts or have waited long enough for the next."""
         if not self._agent.finished:
-            self._finished_at = None
+            self._awaited = None
             return False
-        if self._finished_at is None:
-            self._finished_at = self._clock.now()
-        waited_s = self._clock.now() - self._finished_at
-        return waited_s > _LAST_RECEIPTS_S or not self._spool.outstanding()
+        outstanding = self._spool.outstanding()
+        if outstanding != self._awaited:
+            self._awaited, self._awaited_since = outstanding, self._clock.now()
+        return not outstanding or self._clock.now() - self._awaited_since > _LAST_RECEIPTS_S
 
     def _next_action(self) -> Action:
         if self.arrival.prepared is None:

@@ -47,6 +47,8 @@ class NodeDriver:
         self._control: dict[PeerId, deque[bytes]] = {}
         self._bulk: dict[PeerId, deque[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._speaking: set[asyncio.Task[None]] = set()
+        """Tasks that hand over control frames; each ends when its neighbour has them all."""
         self._looking_up = False
         self._pump_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -56,6 +58,12 @@ class NodeDriver:
     async def wait(self) -> None:
         """Return only by raising: the error that ended the node."""
         await self._failure
+
+    async def say_last_words(self, timeout_s: float) -> None:
+        """Wait until neighbours have every control frame there is for them, and at most `timeout_s`."""
+        self._pump()
+        if self._speaking:
+            await asyncio.wait(self._speaking, timeout=timeout_s)
 
     async def close(self) -> None:
         """Stop every task; the transport is the caller's to close."""
@@ -119,7 +127,12 @@ class NodeDriver:
         queue = queues.get(peer)
         if queue is None:
             queue = queues[peer] = deque()
-            self._spawn(self._send_bulk(peer, queue) if bulk else self._send_control(peer, queue))
+            if bulk:
+                self._spawn(self._send_bulk(peer, queue))
+            else:
+                speaking = self._spawn(self._send_control(peer, queue))
+                self._speaking.add(speaking)
+                speaking.add_done_callback(self._speaking.discard)
         if len(queue) >= _QUEUED_FRAMES:
             self._lost(peer)
             return
@@ -186,10 +199,11 @@ class NodeDriver:
         self._node.lost(peer, self._clock.now())
         self.wake()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

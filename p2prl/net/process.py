@@ -34,6 +34,9 @@ from p2prl.swarm.relay import RelayConfig
 
 _STATUS_S = 2.0
 
+_LAST_WORDS_S = 3.0
+"""How long neighbours get to take what the role said last. A link that needs longer is as good as dead."""
+
 _REDIAL_S = 3.0
 """How often a node without a learner tries its bootstrap peers."""
 
@@ -134,10 +137,11 @@ class NetworkProcess:
             await asyncio.sleep(_PATIENT_REDIAL_S if patient else _REDIAL_S)
 
     async def _obey(self) -> None:
-        """Carry out the role's messages until it hangs up."""
+        """Carry out the role's messages until it hangs up; what it said last still reaches the neighbours."""
         while (message := await self._next()) is not None:
             bridge.obey(self._node, message, self._clock.now())
             self._driver.wake()
+        await self._driver.say_last_words(_LAST_WORDS_S)
 
     async def _report(self) -> None:
         while True:

@@ -269,6 +269,27 @@ def test_it_leaves_when_the_learner_has_ended_the_run_and_answered(bench: Bench)
     assert bench.volunteer.run(bench.ear) is True
 
 
+def test_it_stays_as_long_as_receipts_come_after_the_end(bench: Bench) -> None:
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(5)
+    raws = list(bench.ear.published)
+    assert len(raws) >= 3
+    late = raws[:-1]
+    bench.ear.inbox.append(control.Arrived(bench.says(LedgerHead(0, Digest(bytes(32)), 5, True))))
+    answer = bench.ear.poll
+
+    def slow(timeout_s: float) -> list[control.FromNetwork]:
+        bench.clock.time += 4.0  # less than its patience for one receipt, more for all of them
+        if late and not bench.ear.inbox:
+            bench.ear.inbox.append(control.Arrived(bench.says(Receipts(0, (settled(late.pop()),)))))
+        return answer(timeout_s)
+
+    bench.ear.poll = slow  # type: ignore[method-assign]
+    assert bench.volunteer.run(bench.ear) is True
+    assert bench.progress[-1].groups["verified"] == len(raws) - 1, "it left before it had all that came"
+
+
 def test_weights_that_are_not_numbers_are_passed_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.introduce()
     bench.offer(0)

@@ -131,6 +131,41 @@ def test_peers_find_each_other_through_the_directory_alone() -> None:
     run(story)
 
 
+def test_last_words_reach_the_neighbours_before_the_end() -> None:
+    async def story(hub: MemoryHub) -> None:
+        learner, volunteer = Peer(hub, "learner", Role.LEARNER), Peer(hub, "volunteer", Role.VOLUNTEER)
+        volunteer.know(learner)
+        await volunteer.until(lambda: volunteer.node.roles() == (("learner", 1),))
+        await learner.until(lambda: learner.node.roles() == (("volunteer", 1),))
+        volunteer.node.publish(seal(volunteer.identity, group_of(1), run=RUN, now=hub.clock.now()), hub.clock.now())
+        await volunteer.driver.say_last_words(5.0)
+        await volunteer.close()
+        await learner.until(lambda: any(isinstance(e, EnvelopeArrived) for e in learner.events))
+        await learner.close()
+
+    run(story)
+
+
+def test_last_words_wait_no_longer_than_they_are_given() -> None:
+    async def story(hub: MemoryHub) -> None:
+        learner, volunteer = Peer(hub, "learner", Role.LEARNER), Peer(hub, "volunteer", Role.VOLUNTEER)
+        volunteer.know(learner)
+        await volunteer.until(lambda: volunteer.node.roles() == (("learner", 1),))
+        never = asyncio.Event()
+
+        async def stuck(*_: object, **__: object) -> None:
+            await never.wait()
+
+        volunteer.transport.send = stuck  # type: ignore[method-assign]
+        volunteer.node.publish(seal(volunteer.identity, group_of(1), run=RUN, now=hub.clock.now()), hub.clock.now())
+        async with asyncio.timeout(5):
+            await volunteer.driver.say_last_words(0.01)
+        for peer in (learner, volunteer):
+            await peer.close()
+
+    run(story)
+
+
 def test_a_failed_send_loses_the_link_and_ends_its_sender_task() -> None:
     async def story(hub: MemoryHub) -> None:
         learner, volunteer = Peer(hub, "learner", Role.LEARNER), Peer(hub, "volunteer", Role.VOLUNTEER)
