@@ -49,9 +49,6 @@ _FAREWELL_S = 6.0
 _FAREWELL_AGAIN_S = 1.0
 """How often it repeats the end of the run meanwhile, for those that have just come back."""
 
-_LAST_WORDS_S = 0.5
-"""How long the learner stays for its own last words to leave."""
-
 _LONGEST_FAREWELL_S = 15.0
 """A swarm that never falls quiet does not keep the learner longer than this."""
 
@@ -349,7 +346,3 @@ class Learner:
             if self._intake.has_unchecked():
                 self._settle_the_rest()
                 quiet_since = now
-        # The network process drops what it has not sent when it is closed. What arrives now gets no storage receipt.
-        leave_at = self._clock.now() + _LAST_WORDS_S
-        while self._clock.now() < leave_at:
-            self._voice.network.poll(_LAST_WORDS_S)
