@@ -10,10 +10,10 @@ from typing import Any
 def read_status(path: Path) -> dict[str, Any]:
     """A status file, or nothing while it is not there."""
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return document
+    return document if isinstance(document, dict) else {}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

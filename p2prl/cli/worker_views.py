@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 
+from p2prl.config.needs import Needs, size_text
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.handles import handle_of
@@ -40,20 +42,24 @@ class SmoothRate:
         return self._mean
 
 
-def volunteer_introduction(manifest: RunManifest, identity: Identity, seat: str, device: str) -> list[str]:
+def volunteer_introduction(
+    manifest: RunManifest, needs: Needs, identity: Identity, seat: str, device: str
+) -> list[str]:
     """What a person should know before their machine volunteers."""
     return [
-        *_run_lines(manifest),
+        *_run_lines(manifest, needs),
         f"  You do    sample answers on {device}. Nobody sends code to your machine.",
         "  Leaves    generated tokens, their log-probs and timing, signed by the key below. No host name, no files.",
         *_identity_lines(identity, seat),
     ]
 
 
-def validator_introduction(manifest: RunManifest, identity: Identity, seat: str, device: str, rate: float) -> list[str]:
+def validator_introduction(
+    manifest: RunManifest, needs: Needs, identity: Identity, seat: str, device: str, rate: float
+) -> list[str]:
     """What a person should know before their machine validates."""
     return [
-        *_run_lines(manifest),
+        *_run_lines(manifest, needs),
         f"  You do    replay {rate:.0%} of the volunteers' groups on {device} to see whether their policy wrote them.",
         "            Nobody sends code to your machine.",
         "  Leaves    signed verdicts: which group, whose, passed or failed and by how much. No host name, no files.",
@@ -64,7 +70,7 @@ def validator_introduction(manifest: RunManifest, identity: Identity, seat: str,
 def progress_line(progress: Progress, tokens_per_s: float) -> str:
     """A volunteer's state in a line."""
     groups = progress.groups
-    version = _version(progress.version)
+    version = version_text(progress.version)
     if progress.announced_version > progress.version >= 0:
         _, held, total = progress.fetching
         version += f" (v{progress.announced_version} {held}/{total} chunks)" if total else ""
@@ -79,11 +85,11 @@ def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per
     """A volunteer's state, redrawn in place."""
     table = Table.grid(padding=(0, 2))
     table.add_row(name, f"{handle_of(identity.public_key)} ({identity.peer_id[-8:]})   {progress.state}")
-    policy = _version(progress.version)
+    policy = version_text(progress.version)
     if progress.announced_version > progress.version:
         policy += f", v{progress.announced_version} is out"
     table.add_row("policy", f"{policy}   {_rate(tokens_per_s)}")
-    table.add_row("peers", ", ".join(f"{count} {role}" for role, count in progress.peers.items()) or "none yet")
+    table.add_row("peers", peers_text(progress.peers))
     groups = progress.groups
     verified, rejected = groups.get("verified", 0), groups.get("rejected", 0)
     table.add_row("groups", f"{verified} verified   {_waiting(progress)} waiting   {rejected} rejected")
@@ -97,17 +103,29 @@ def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per
 def audit_line(audit: Audit) -> str:
     """A validator's state in a line."""
     return (
-        f"{_version(audit.version)}  seen {audit.seen}  replayed {audit.replayed}  passed {audit.passed}"
+        f"{version_text(audit.version)}  seen {audit.seen}  replayed {audit.replayed}  passed {audit.passed}"
         f"  failed {audit.failed}  waiting {audit.waiting}"
     )
 
 
-def _run_lines(manifest: RunManifest) -> list[str]:
+def peers_text(peers: Mapping[str, int]) -> str:
+    """Neighbours by role, in words."""
+    counted = (f"{count} {role}{'' if count == 1 else 's'}" for role, count in peers.items())
+    return ", ".join(counted) or "none yet"
+
+
+def _run_lines(manifest: RunManifest, needs: Needs) -> list[str]:
     tasks = ", ".join(share.task for share in manifest.tasks)
+    fetched, version = size_text(needs.download_bytes), size_text(needs.weights_bytes)
+    disk, memory = size_text(needs.disk_bytes), size_text(needs.memory_bytes)
     return [
         f"run {manifest.name} (manifest verified)",
         f"  Goal      {manifest.goal}",
-        f"  Model     {manifest.base_model}, {manifest.parameters:,} parameters; task {tasks}; {manifest.licence}",
+        f"  Model     {manifest.base_model}, {manifest.parameters:,} parameters; task {tasks}",
+        f"  Licence   {manifest.licence}, of the weights that come of it",
+        f"  Content   {manifest.content_policy}",
+        f"  Download  {fetched} now, up to {version} for each newer policy",
+        f"  Takes     {disk} of disk and from {memory} of memory, roughly",
     ]
 
 
@@ -118,7 +136,8 @@ def _identity_lines(identity: Identity, seat: str) -> list[str]:
     ]
 
 
-def _version(version: int) -> str:
+def version_text(version: int) -> str:
+    """A policy version; −1 is none."""
     return _NO_WEIGHTS if version < 0 else f"v{version}"
 
 

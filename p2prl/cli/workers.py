@@ -18,12 +18,14 @@ from p2prl.cli.worker_views import (
     volunteer_introduction,
 )
 from p2prl.config.home import Seat, default_home, take_seat, write_status
+from p2prl.config.needs import check_room, needs_of
 from p2prl.net.network import DEFAULT_LISTEN, Network
 from p2prl.protocol.link import JoinLink, parse_link
 from p2prl.protocol.messages import Role
 
 if TYPE_CHECKING:
     from p2prl.client.service import Progress
+    from p2prl.protocol.manifests import RunManifest
     from p2prl.validator.service import Audit
 
 _STATUS_PERIOD_S = 1.0
@@ -65,15 +67,18 @@ def join_run(
             lambda: progress_panel(link.name, seat.identity, progress, rate), lambda: progress_line(progress, rate)
         )
 
+    def introduce(manifest: RunManifest) -> None:
+        needs = needs_of(manifest, Role.VOLUNTEER)
+        _say_all(volunteer_introduction(manifest, needs, seat.identity, seat.directory.name, str(chosen)))
+        check_room(needs, seat.run_directory(link.run))
+
     agent = AgentConfig(slots_per_batch=slots)
     volunteer = build_volunteer(
         link,
         seat,
         VolunteerConfig(agent=agent),
         device=chosen,
-        on_manifest=lambda manifest: _say_all(
-            volunteer_introduction(manifest, seat.identity, seat.directory.name, str(chosen))
-        ),
+        on_manifest=introduce,
         on_progress=on_progress,
         on_notice=say,
     )
@@ -117,14 +122,17 @@ def validate_run(
         report.write(_audit_document(audit))
         view.update(lambda: audit_line(audit), lambda: audit_line(audit))
 
+    def introduce(manifest: RunManifest) -> None:
+        needs = needs_of(manifest, Role.VALIDATOR)
+        _say_all(validator_introduction(manifest, needs, seat.identity, seat.directory.name, str(chosen), rate))
+        check_room(needs, seat.run_directory(link.run))
+
     validator = build_validator(
         link,
         seat,
         ValidatorConfig(rate=rate),
         device=chosen,
-        on_manifest=lambda manifest: _say_all(
-            validator_introduction(manifest, seat.identity, seat.directory.name, str(chosen), rate)
-        ),
+        on_manifest=introduce,
         on_audit=on_audit,
         on_notice=say,
     )

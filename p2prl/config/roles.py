@@ -12,6 +12,7 @@ import torch
 from p2prl.client.service import Progress, Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.home import Seat
+from p2prl.config.needs import VERSIONS_KEPT
 from p2prl.config.runs import RunFolder, run_file_blobs
 from p2prl.errors import MachineError
 from p2prl.learner.service import Learner
@@ -167,7 +168,7 @@ def peer_network(link: JoinLink, seat: Seat, role: Role, listen: tuple[str, ...]
         listen=listen,
         bootstrap=link.bootstrap,
         manifest=known_run(directory, link.run),
-        keep_versions=64 if role is Role.VALIDATOR else 4,
+        keep_versions=VERSIONS_KEPT[role],
     )
 
 

@@ -16,6 +16,7 @@ from p2prl.cli.worker_views import (
     volunteer_introduction,
 )
 from p2prl.client.service import Progress
+from p2prl.config.needs import Needs
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.handles import handle_of
@@ -23,9 +24,24 @@ from p2prl.validator.service import Audit
 from tests.unit.scoreboard.ledgers import manifest
 
 IDENTITY = Identity.generate(bytes(range(16)))
+NEEDS = Needs(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)
 IDLE = Progress("connecting", -1, -1, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
 BUSY = Progress(
-    "sampling", 7, 8, {"learner": 1}, {"verified": 3, "generated": 1}, {}, 9, 0.0, 1234.0, (8, 2, 4), 1, 3, 0, 0, 0
+    "sampling",
+    7,
+    8,
+    {"learner": 1, "volunteer": 2},
+    {"verified": 3, "generated": 1},
+    {},
+    9,
+    0.0,
+    1234.0,
+    (8, 2, 4),
+    1,
+    3,
+    0,
+    0,
+    0,
 )
 
 
@@ -49,15 +65,19 @@ def test_what_was_measured_is_shown() -> None:
     shown = panel(BUSY, 1234.4)
     assert "v7, v8 is out   1,234 tok/s" in shown
     assert "75% from volunteers" in shown
+    assert "1 learner, 2 volunteers" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_both_roles_say_who_they_are_and_how_to_keep_it() -> None:
     run: RunManifest = manifest()
-    volunteer = "\n".join(volunteer_introduction(run, IDENTITY, "seat-2", "cpu"))
-    validator = "\n".join(validator_introduction(run, IDENTITY, "validator-1", "cpu", 0.25))
+    volunteer = "\n".join(volunteer_introduction(run, NEEDS, IDENTITY, "seat-2", "cpu"))
+    validator = "\n".join(validator_introduction(run, NEEDS, IDENTITY, "validator-1", "cpu", 0.25))
     for text, seat in ((volunteer, "seat-2"), (validator, "validator-1")):
         assert run.goal in text
+        assert run.licence in text
+        assert run.content_policy in text
+        assert all(cost in text for cost in ("1.5 MB", "7.0 MB of disk", "3.1 GB of memory"))
         assert handle_of(IDENTITY.public_key) in text
         assert IDENTITY.peer_id in text
         assert f"p2prl key backup --seat {seat}" in text

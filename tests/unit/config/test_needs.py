@@ -1,0 +1,66 @@
+"""What a run costs a machine, by its manifest, and a disk that has no room for it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from p2prl.config.needs import Needs, check_room, needs_of, size_text
+from p2prl.errors import MachineError
+from p2prl.protocol.manifests import RunFile, blob_of
+from p2prl.protocol.messages import Role
+from tests.unit.scoreboard.ledgers import manifest
+
+NEEDS = Needs(files_bytes=1_000, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_costs_follow_from_the_manifest() -> None:
+    files = tuple(RunFile(name, blob_of(bytes(5_000), 4096)) for name in ("config.json", "tokenizer.json"))
+    run = msgspec.structs.replace(manifest(), parameters=1_000_000, dtype="bfloat16", files=files)
+    volunteer, validator = needs_of(run, Role.VOLUNTEER), needs_of(run, Role.VALIDATOR)
+    assert volunteer.download_bytes == 2_010_000
+    assert volunteer.disk_bytes == 10_000 + 4 * 2_000_000
+    assert validator.disk_bytes > volunteer.disk_bytes
+    wide = needs_of(msgspec.structs.replace(run, dtype="float32"), Role.VOLUNTEER)
+    assert wide.weights_bytes == 2 * volunteer.weights_bytes
+    assert wide.memory_bytes - volunteer.memory_bytes == 2 * 2_000_000
+
+
+def test_a_disk_without_room_for_two_versions_is_refused_and_what_is_there_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 201_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, free))
+    check_room(NEEDS, tmp_path)
+    free = 200_999
+    with pytest.raises(MachineError, match=r"needs 201 kB of disk .* 201 kB are free") as caught:
+        check_room(NEEDS, tmp_path)
+    assert "P2PRL_HOME" in caught.value.remedy
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "a").write_bytes(bytes(1))
+    check_room(NEEDS, tmp_path)
+
+
+def test_a_disk_that_cannot_be_asked_is_left_to_whoever_writes_on_it(tmp_path: Path) -> None:
+    check_room(Needs(files_bytes=0, weights_bytes=1 << 60, disk_bytes=0, memory_bytes=0), tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (99_940, "99.9 kB"), (123_456, "123 kB"),
+        (999_499, "999 kB"), (999_500, "1.0 MB"), (2_500_000_000, "2.5 GB"), (1_234_000_000_000, "1,234.0 GB"),
+    ],
+)  # fmt: skip
+def test_sizes_read_well(size: int, text: str) -> None:
+    assert size_text(size) == text
