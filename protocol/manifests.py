@@ -144,7 +144,7 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     publish_every: int
     """κ: learner updates between published versions."""
     reward: str
-    """Name of the reward specification (`success`)."""
+    """What training rewards, as one line (`success`, `success+0.2*process:clip+delta`)."""
     licence: str
     """Licence of the resulting weights."""
     content_policy: str

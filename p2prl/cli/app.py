@@ -117,6 +117,9 @@ def init(
     group_size: Annotated[int, typer.Option("--group-size", min=1, help="Completions per prompt.")] = 8,
     temperature: Annotated[float, typer.Option("--temperature", help="Sampling temperature.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, help="Longest completion.")] = None,
+    reward: Annotated[
+        str, typer.Option("--reward", help="What is rewarded, e.g. success+0.2*process:clip+delta.")
+    ] = "success",
     dtype: Annotated[str, typer.Option("--dtype", help="Word type weights travel in.")] = "float32",
     root_dir: Annotated[Path, typer.Option("--in", help="Folder to make the run in.")] = Path("runs"),
     seed: Seed = 0,
@@ -136,6 +139,7 @@ def init(
         group_size=group_size,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
+        reward=reward,
         dtype=dtype,
         root=root_dir,
         seed=seed,

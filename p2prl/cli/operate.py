@@ -36,6 +36,7 @@ def init_command(
     group_size: int,
     temperature: float,
     max_new_tokens: int | None,
+    reward: str,
     dtype: str,
     root: Path,
     seed: int,
@@ -61,6 +62,7 @@ def init_command(
         max_new_tokens=max_new_tokens or chosen.max_new_tokens,
         staleness_bound=chosen.staleness_bound if staleness is None else staleness,
         publish_every=publish_every or chosen.publish_every,
+        reward=reward,
         dtype=dtype,
         seed=seed,
     )

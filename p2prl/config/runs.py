@@ -178,6 +178,7 @@ def describe(manifest: RunManifest) -> dict[str, Any]:
         "max_new_tokens": manifest.sampling.max_new_tokens,
         "staleness_bound": manifest.staleness_bound,
         "publish_every": manifest.publish_every,
+        "reward": manifest.reward,
         "licence": manifest.licence,
         "content_policy": manifest.content_policy,
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from p2prl.errors import require
 from p2prl.models.layout import layout_of
 from p2prl.models.loading import LoadedModel
+from p2prl.models.rewards import RunReward
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import (
     DTYPE_BYTES,
@@ -36,6 +37,8 @@ class RunPlan:
     """S: how old a rollout may be, in learner updates."""
     publish_every: int = 1
     """κ: updates between published versions."""
+    reward: str = "success"
+    """What training rewards: see `p2prl/algorithms/reward_spec.py`."""
     dtype: str = "float32"
     """Word type the weights travel in, and every engine computes in."""
     seed: int = 0
@@ -52,6 +55,7 @@ class RunPlan:
             require(name, value := getattr(self, name), 1 <= value <= most, f"within 1..{most}")
         require("temperature", self.temperature, 0.01 <= self.temperature <= 100.0, "within 0.01..100")
         require("dtype", self.dtype, self.dtype in DTYPE_BYTES, f"one of {', '.join(DTYPE_BYTES)}")
+        RunReward(self.reward, [self.task])
         # A version is the newest one for κ updates; below κ − 1 all work would be stale before the next came out.
         least = self.publish_every - 1
         legal = least <= self.staleness_bound <= limits.MAX_STALENESS
@@ -84,7 +88,7 @@ def run_manifest(
         sampling=Sampling(plan.temperature, plan.max_new_tokens, plan.group_size),
         staleness_bound=plan.staleness_bound,
         publish_every=plan.publish_every,
-        reward="success",
+        reward=plan.reward,
         licence="Apache-2.0",
         content_policy="Prompts are made by a public program from public seeds; completions are answers to them.",
     )

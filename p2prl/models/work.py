@@ -15,6 +15,7 @@ import numpy as np
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.models.engine import Engine, Generation, GenerationRequest
+from p2prl.models.rewards import RunReward
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Completion, EngineClass, RolloutGroup
@@ -106,6 +107,7 @@ class GroupWork:
         self._run = run
         self._codec = codec
         self._tasks: dict[str, Task] = {share.task: task_by_name(share.task) for share in manifest.tasks}
+        self._reward = RunReward(manifest.reward, [share.task for share in manifest.tasks])
 
     def assign(self, *, policy: bytes, beacon: bytes, peer: bytes, slot: int) -> SlotAssignment:
         """The one valid work of a slot. `RemoteProtocolError` when the run's files make a prompt no group may hold."""
@@ -129,10 +131,18 @@ class GroupWork:
         return SlotAssignment(slot, work.task, prompt, requests)
 
     def score(self, assignment: SlotAssignment, token_ids: Sequence[int]) -> Score:
-        """Score one completion; its last token says whether it finished."""
+        """The task's verdict on one completion; its last token says whether it finished."""
+        return self._tasks[assignment.task].score(assignment.prompt, *self._read(token_ids))
+
+    def rewards(self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
+        """What a slot's completions are worth to training, by the run's reward."""
+        success = [self.score(assignment, ids).reward for ids in token_ids]
+        return self._reward.of(assignment.task, assignment.prompt, [self._read(ids) for ids in token_ids], success)
+
+    def _read(self, token_ids: Sequence[int]) -> tuple[str, bool]:
+        """Text without the stop token, and whether there was one."""
         finished = bool(token_ids) and token_ids[-1] in self._codec.stop_ids
-        text = self._codec.decode(token_ids[:-1] if finished else token_ids)
-        return self._tasks[assignment.task].score(assignment.prompt, text, finished)
+        return self._codec.decode(token_ids[:-1] if finished else token_ids), finished
 
     def pack(
         self,
@@ -145,14 +155,15 @@ class GroupWork:
         seconds: float,
     ) -> RolloutGroup:
         """The group to sign and send."""
+        rewards = self.rewards(assignment, [generation.token_ids for generation in generations])
         completions = tuple(
             Completion(
                 tokens=np.asarray(generation.token_ids, dtype="<u4").tobytes(),
                 logprobs=np.asarray(generation.logprobs, dtype="<f2").tobytes(),
                 finished=generation.finished,
-                reward=self.score(assignment, generation.token_ids).reward,
+                reward=reward,
             )
-            for generation in generations
+            for generation, reward in zip(generations, rewards, strict=True)
         )
         return RolloutGroup(
             version=version,
@@ -172,7 +183,7 @@ class GroupWork:
             tuple(np.frombuffer(completion.tokens, dtype="<u4").tolist()) for completion in group.completions
         )
         reason = self._fault(group, assignment, token_ids)
-        rewards = () if reason else tuple(self.score(assignment, ids).reward for ids in token_ids)
+        rewards = () if reason else self.rewards(assignment, token_ids)
         return Inspection(reason, assignment, token_ids, rewards)
 
     def _fault(

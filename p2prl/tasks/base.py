@@ -18,10 +18,7 @@ class Score:
     """What a completion is worth."""
 
     reward: float
-    """Success as the task defines it, within 0..1."""
-
-    steps: tuple[float, ...] = ()
-    """Process rewards, one per reasoning step found in the completion, each within 0..1; empty when a task has none."""
+    """Success as the task defines it, within 0..1. What its steps are worth is for a `ProcessScorer` to say."""
 
 
 FAILED = Score(reward=0.0)

@@ -61,8 +61,7 @@ def running_values(prompt: str) -> tuple[int, ...] | None:
 class Chain4:
     """The task. The reward is 1 if and only if a completion of known symbols ends `#`, the right digit, end.
 
-    What stands before the mark is free: reasoning is the policy's own affair. The process rewards say which of the
-    digits before the mark, up to three, are the right running values at their place.
+    What stands before the mark is free: reasoning is the policy's own affair.
     """
 
     name: str = NAME
@@ -83,9 +82,4 @@ class Chain4:
         text = completion.replace(" ", "")
         if not set(text) <= set(SYMBOLS):
             return FAILED
-        reasoning, mark, _ = text.partition(ANSWER_MARK)
-        steps: tuple[float, ...] = ()
-        if mark and all(c in DIGITS for c in reasoning):
-            steps = tuple(float(c == str(v)) for c, v in zip(reasoning, values, strict=False))
-        right = finished and text.endswith(ANSWER_MARK + str(values[-1]))
-        return Score(reward=float(right), steps=steps)
+        return Score(reward=float(finished and text.endswith(ANSWER_MARK + str(values[-1]))))

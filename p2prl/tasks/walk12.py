@@ -7,6 +7,7 @@ tokens, are over fifty what they are in practice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2prl.tasks.base import FAILED, MAX_SCORED_CHARS, Score
@@ -45,8 +46,7 @@ def write_step(operator: str, digit: int, value: int) -> str:
 class Walk12:
     """The task. The reward is 1 if and only if a completion reads as steps, `#`, the right digit, end.
 
-    A step is an operator, a digit, `:` and a digit, any number of them, right or wrong: the answer alone decides. The
-    process rewards say which of the first twelve steps restate the prompt at their place and hold its running value.
+    A step is an operator, a digit, `:` and a digit, any number of them, right or wrong: the answer alone decides.
     """
 
     name: str = NAME
@@ -66,18 +66,22 @@ class Walk12:
             return FAILED
         reasoning, mark, answer = completion.replace(" ", "").partition(ANSWER_MARK)
         written = [reasoning[i : i + STEP_CHARS] for i in range(0, len(reasoning), STEP_CHARS)]
-        if not mark or not all(_is_step(step) for step in written) or len(answer) != 1 or answer not in DIGITS:
+        if not mark or not all(is_step(step) for step in written) or len(answer) != 1 or answer not in DIGITS:
             return FAILED
-        value, operations = parsed
-        right = []
-        for operator, digit in operations:
-            value = apply(operator, value, digit)
-            right.append(write_step(operator, digit, value))
-        steps = tuple(float(step == wanted) for step, wanted in zip(written, right, strict=False))
-        return Score(reward=float(finished and answer == str(value)), steps=steps)
+        return Score(reward=float(finished and answer == right_steps(*parsed)[-1][-1]))
 
 
-def _is_step(text: str) -> bool:
+def right_steps(first: int, operations: Sequence[tuple[str, int]]) -> list[str]:
+    """The steps of a prompt as an ideal completion writes them; the last character of the last is the answer."""
+    value, steps = first, []
+    for operator, digit in operations:
+        value = apply(operator, value, digit)
+        steps.append(write_step(operator, digit, value))
+    return steps
+
+
+def is_step(text: str) -> bool:
+    """Whether `text` reads as one step, right or wrong."""
     return (
         len(text) == STEP_CHARS
         and text[0] in OPERATORS

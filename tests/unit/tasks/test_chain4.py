@@ -34,33 +34,33 @@ def test_the_worked_chain_scores_one(seed: int) -> None:
     values = _oracle(prompt)
     assert list(running_values(prompt) or ()) == values
     completion = "".join(map(str, values)) + f"#{values[-1]}"
-    assert TASK.score(prompt, completion, finished=True) == Score(1.0, (1.0, 1.0, 1.0))
+    assert TASK.score(prompt, completion, finished=True) == Score(1.0)
     assert TASK.score(prompt, " ".join(completion), finished=True).reward == 1.0
     assert TASK.score(prompt, completion, finished=False).reward == 0.0
 
 
 @pytest.mark.parametrize(
-    ("completion", "reward", "steps"),
+    ("completion", "reward"),
     [
-        ("747#7", 1.0, (1.0, 1.0, 1.0)),
-        ("#7", 1.0, ()),
-        ("787#7", 1.0, (1.0, 0.0, 1.0)),
-        ("7#7", 1.0, (1.0,)),
-        ("74799#7", 1.0, (1.0, 1.0, 1.0)),
-        ("7=4#3#7", 1.0, ()),
-        ("747#6", 0.0, (1.0, 1.0, 1.0)),
-        ("747", 0.0, ()),
-        ("747#77", 0.0, (1.0, 1.0, 1.0)),
-        ("747#7\n", 0.0, ()),
-        ("747#<pad>7", 0.0, ()),
-        ("747#٧", 0.0, ()),
-        ("٧47#7", 0.0, ()),
-        ("", 0.0, ()),
-        ("#", 0.0, ()),
+        ("747#7", 1.0),
+        ("#7", 1.0),
+        ("787#7", 1.0),
+        ("7#7", 1.0),
+        ("74799#7", 1.0),
+        ("7=4#3#7", 1.0),
+        ("747#6", 0.0),
+        ("747", 0.0),
+        ("747#77", 0.0),
+        ("747#7\n", 0.0),
+        ("747#<pad>7", 0.0),
+        ("747#٧", 0.0),
+        ("٧47#7", 0.0),
+        ("", 0.0),
+        ("#", 0.0),
     ],
 )
-def test_scores_of_hand_worked_completions(completion: str, reward: float, steps: tuple[float, ...]) -> None:
-    assert TASK.score("3+4*2-7=", completion, finished=True) == Score(reward, steps)
+def test_scores_of_hand_worked_completions(completion: str, reward: float) -> None:
+    assert TASK.score("3+4*2-7=", completion, finished=True) == Score(reward)
 
 
 @given(st.text(), st.text(), st.booleans())

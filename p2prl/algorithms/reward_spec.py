@@ -1,0 +1,66 @@
+"""The reward of a run as one line of text, as it stands in the run manifest: `success+0.2*process:clip+delta`.
+
+Everyone who scores a completion reads the same line, so that a reward can be recomputed by whoever doubts it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from p2prl.algorithms.rewards import RewardConfig
+from p2prl.errors import ConfigError
+
+_PARTS = ("success", "outcome", "process")
+_REFINEMENTS = {"": (False, False), ":clip": (True, False), ":delta": (False, True), ":clip+delta": (True, True)}
+MAX_WEIGHT = 1000.0
+"""Beyond, one part drowns the others to the last bit of float32; a larger number is a slip of the pen."""
+
+
+def parse_reward(text: str) -> RewardConfig:
+    """The reward that `text` names; ConfigError on anything else.
+
+    Parts are joined by `+`, each at most once, `success` among them: `success` (the task's verdict), `outcome` and
+    `process` (the scores of the task's process scorer; process scores are summed over a completion's steps). A part
+    may have a factor, `0.2*process`; without one it is 1. `process` is raw, `process:clip`, `process:delta` and
+    `process:clip+delta` are refined (`rewards.clip_steps`, `rewards.delta_steps`).
+    """
+    weights: dict[str, float] = {}
+    refinement = ""
+    for piece in text.split("+"):
+        if piece == "delta" and refinement == ":clip" and list(weights)[-1] == "process":
+            refinement = ":clip+delta"
+            continue
+        factor, star, name = piece.rpartition("*")
+        part, colon, refined = name.partition(":")
+        refined = colon + refined
+        if part not in _PARTS or part in weights or refined not in _REFINEMENTS or (colon and part != "process"):
+            raise _unusable(text)
+        weights[part] = _weight(factor, text) if star else 1.0
+        refinement = refined or refinement
+    if "success" not in weights:
+        raise _unusable(text)
+    clip, delta = _REFINEMENTS[refinement]
+    return RewardConfig(
+        success_weight=weights["success"],
+        outcome_weight=weights.get("outcome", 0.0),
+        process_weight=weights.get("process", 0.0),
+        clip=clip,
+        delta=delta,
+    )
+
+
+def _weight(factor: str, text: str) -> float:
+    # Digits and one point only: float() would also read nan, 1e999, underscores and the digits of other scripts.
+    if not factor.isascii() or not factor.replace(".", "", 1).isdigit():
+        raise _unusable(text)
+    weight = float(factor)
+    if not (math.isfinite(weight) and 0.0 < weight <= MAX_WEIGHT):
+        raise _unusable(text)
+    return weight
+
+
+def _unusable(text: str) -> ConfigError:
+    return ConfigError(
+        f"reward = {text[:60]!r} is not known",
+        remedy="Write success, or for example success+0.2*process:clip+delta or success+outcome.",
+    )
