@@ -115,7 +115,16 @@ def beta_density(success_B: Tensor) -> Tensor:
     return ((alpha - 1) * p_B.log() + (beta - 1) * (1 - p_B).log() - log_normaliser).exp()
 
 
-def whiten(advantages_BG: Tensor, *, epsilon: float = 1e-8) -> Tensor:
-    """Advantages with mean 0 and deviation 1 over the batch (arXiv 2404.10719 §4: a key factor of PPO)."""
-    advantages_BG = computing(advantages_BG)
-    return (advantages_BG - advantages_BG.mean()) / (advantages_BG.std(unbiased=False) + epsilon)
+def whiten(advantages: Tensor, mask: Tensor | None = None, *, epsilon: float = 1e-8) -> Tensor:
+    """Advantages with mean 0 and deviation 1 over the batch (arXiv 2404.10719 §4: a key factor of PPO).
+
+    Any shape. With a mask of the same shape (per-token advantages) only what is on it counts, and the rest is 0.
+    """
+    if mask is None:
+        mask = torch.ones_like(advantages, dtype=torch.bool)
+    if mask.shape != advantages.shape or not bool(mask.any()):
+        raise LocalProtocolError(f"mask {tuple(mask.shape)} does not fit {tuple(advantages.shape)}, or is empty")
+    mask = mask.bool()
+    on_N = computing(advantages.detach())[mask]
+    centred = computing(advantages.detach()) - on_N.mean()
+    return torch.where(mask, centred / (on_N.std(unbiased=False) + epsilon), torch.zeros_like(centred))

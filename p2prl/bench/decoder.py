@@ -40,6 +40,8 @@ class DecoderShape:
     """Decoder layers."""
     heads: int = 2
     """Attention heads."""
+    value_head: bool = False
+    """Also estimate the value of what has been written: one more linear output of the last features."""
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "context", "width", "feedforward", "layers", "heads"):
@@ -70,7 +72,9 @@ class DecoderShape:
                 f"h.{layer}.mlp.c_proj.weight": (inner, width),
                 f"h.{layer}.mlp.c_proj.bias": (width,),
             }
-        return named | {"ln_f.weight": (width,), "ln_f.bias": (width,)}
+        named |= {"ln_f.weight": (width,), "ln_f.bias": (width,)}
+        # Last, so that a row of weights with a value head begins with the row of the same policy without one.
+        return named | ({"v_head.weight": (width,), "v_head.bias": (1,)} if self.value_head else {})
 
     def size(self) -> int:
         """Weights of one policy."""
@@ -82,7 +86,7 @@ def initial_weights(shape: DecoderShape, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for name, size in shape.layout().items():
-        if name.endswith("bias"):
+        if name.endswith("bias") or name.startswith("v_head"):
             parts.append(torch.zeros(math.prod(size)))
         elif "ln_" in name:
             parts.append(torch.ones(math.prod(size)))
@@ -101,17 +105,28 @@ def completion_logprobs(
 
     Token ids are int64; what follows a completion's end may be any legal id, since nothing before it looks there.
     """
-    policies, prompts, size, tokens = completions_MBGT.shape
     decoder = _Decoder(shape, weights_MW)
-    prefix = decoder.prefix(prompts_MBP)
-    first_MB1D = prefix.last_MBD.unsqueeze(2)
-    features = first_MB1D.unsqueeze(3).expand(-1, -1, size, -1, -1)
-    if tokens > 1:
-        inside_MBGTD = decoder.branches(prefix, completions_MBGT[..., :-1])
-        features = torch.cat([features, inside_MBGTD], dim=3)
-    logits = decoder.logits(features.reshape(policies, prompts * size * tokens, shape.width))
-    logprobs = torch.log_softmax(logits, dim=-1).view(policies, prompts, size, tokens, shape.vocabulary)
-    return logprobs.gather(-1, completions_MBGT.unsqueeze(-1)).squeeze(-1)
+    return _logprobs(decoder, decoder.before_tokens(prompts_MBP, completions_MBGT), completions_MBGT)
+
+
+def completion_values(
+    shape: DecoderShape, weights_MW: Tensor, prompts_MBP: Tensor, completions_MBGT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(log-probs, values) of completions, each (M, B, G, T), from one forward pass, with gradient to the weights.
+
+    The value at a token is the value head's estimate before that token is chosen, in reward units: it has seen the
+    prompt and what precedes. LocalProtocolError for a shape without a value head.
+    """
+    if not shape.value_head:
+        raise LocalProtocolError("this decoder has no value head")
+    decoder = _Decoder(shape, weights_MW)
+    features_MND = decoder.before_tokens(prompts_MBP, completions_MBGT)
+    return _logprobs(decoder, features_MND, completions_MBGT), decoder.values(features_MND).view_as(completions_MBGT)
+
+
+def _logprobs(decoder: _Decoder, features_MND: Tensor, completions_MBGT: Tensor) -> Tensor:
+    logprobs_MNV = torch.log_softmax(decoder.logits(features_MND), dim=-1)
+    return logprobs_MNV.gather(-1, completions_MBGT.flatten(1).unsqueeze(-1)).view(completions_MBGT.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,9 +280,23 @@ class _Decoder:
             x_MND = self._rest(layer, x_MND, mixed.transpose(1, 2).reshape(x_MND.shape))
         return x_MND.view(policies, prompts, size, length, self._shape.width)
 
+    def before_tokens(self, prompts_MBP: Tensor, completions_MBGT: Tensor) -> Tensor:
+        """Features (M, B·G·T, D) that each completion token is chosen from."""
+        policies, _, size, tokens = completions_MBGT.shape
+        prefix = self.prefix(prompts_MBP)
+        features = prefix.last_MBD[:, :, None, None].expand(-1, -1, size, -1, -1)
+        if tokens > 1:
+            features = torch.cat([features, self.branches(prefix, completions_MBGT[..., :-1])], dim=3)
+        return features.reshape(policies, -1, self._shape.width)
+
     def logits(self, features_MND: Tensor) -> Tensor:
         """Next-token logits (M, N, V)."""
         return torch.bmm(self._norm("ln_f", features_MND), self._weights["wte.weight"].transpose(1, 2))
+
+    def values(self, features_MND: Tensor) -> Tensor:
+        """The value head's estimates (M, N)."""
+        weight, bias = self._weights["v_head.weight"].unsqueeze(2), self._weights["v_head.bias"].unsqueeze(1)
+        return torch.baddbmm(bias, self._norm("ln_f", features_MND), weight).squeeze(2)
 
     def _embed(self, tokens_MN: Tensor, places_N: Tensor) -> Tensor:
         return self._weights["wte.weight"][self._rows, tokens_MN] + self._weights["wpe.weight"][:, places_N]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,3 +112,17 @@ def test_whitening_gives_mean_zero_and_deviation_one() -> None:
     assert float(got.mean()) == pytest.approx(0, abs=1e-12)
     assert float(got.std(unbiased=False)) == pytest.approx(1, abs=1e-6)
     assert whiten(torch.ones(2, 2)).count_nonzero() == 0
+
+
+def test_masked_whitening_reads_only_what_is_on_the_mask() -> None:
+    rng = np.random.default_rng(8)
+    values, mask = rng.normal(2.0, 3.0, (2, 3, 5)), rng.random((2, 3, 5)) < 0.6
+    on = values[mask]
+    spoiled = np.where(mask, values, np.nan)
+    got = whiten(torch.tensor(spoiled), torch.tensor(mask)).numpy()
+    np.testing.assert_allclose(got[mask], (on - on.mean()) / (on.std() + 1e-8), rtol=1e-9)
+    assert (got[~mask] == 0).all()
+    with pytest.raises(LocalProtocolError, match="mask"):
+        whiten(torch.tensor(values), torch.zeros(2, 3, 5))
+    with pytest.raises(LocalProtocolError, match="mask"):
+        whiten(torch.tensor(values), torch.ones(2, 3))

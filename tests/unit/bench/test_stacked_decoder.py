@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from p2prl.bench.decoder import DecoderShape, completion_logprobs, initial_weights, sample
+from p2prl.bench.decoder import DecoderShape, completion_logprobs, completion_values, initial_weights, sample
 from p2prl.errors import ConfigError, LocalProtocolError
 
 SHAPE = DecoderShape(vocabulary=11, context=14, width=12, feedforward=20, layers=2, heads=3)
@@ -78,6 +79,42 @@ def test_logprobs_and_gradients_are_those_of_transformers() -> None:
         named = dict(model.transformer.named_parameters())
         expected_gradient = torch.cat([named[name].grad.flatten() for name in SHAPE.layout()])
         torch.testing.assert_close(weights.grad[m], expected_gradient, rtol=0, atol=1e-9)
+
+
+def test_values_are_a_linear_reading_of_what_precedes_each_token() -> None:
+    """Against transformers' features, and their gradient against finite differences."""
+    weights, prompts, completions = random_case()
+    shape = dataclasses.replace(SHAPE, value_head=True)
+    head = torch.randn(POLICIES, SHAPE.width + 1, generator=torch.Generator().manual_seed(6))
+    with_head = torch.cat([weights, head], dim=1).requires_grad_()
+    logprobs, values = completion_values(shape, with_head, prompts, completions)
+    assert torch.equal(logprobs, completion_logprobs(SHAPE, weights, prompts, completions))
+    for m in range(POLICIES):
+        model = transformers_model(weights[m]).transformer
+        for b, g in [(b, g) for b in range(PROMPTS) for g in range(GROUP)]:
+            ids = torch.cat([prompts[m, b], completions[m, b, g]]).unsqueeze(0)
+            features = model(input_ids=ids).last_hidden_state[0, PROMPT_TOKENS - 1 : -1]
+            expected = features @ head[m, :-1] + head[m, -1]
+            torch.testing.assert_close(values[m, b, g].detach(), expected.detach(), rtol=0, atol=1e-10)
+    (gradient,) = torch.autograd.grad(values.square().sum(), with_head)
+    for place in (0, 333, SHAPE.size() - 1, SHAPE.size(), shape.size() - 1):
+        nudged = []
+        for sign in (1, -1):
+            moved = with_head.detach().clone()
+            moved[1, place] += sign * 1e-6
+            nudged.append(completion_values(shape, moved, prompts, completions)[1].square().sum().item())
+        assert gradient[1, place].item() == pytest.approx((nudged[0] - nudged[1]) / 2e-6, rel=1e-5, abs=1e-7)
+
+
+def test_a_value_head_comes_last_and_begins_at_zero() -> None:
+    shape = dataclasses.replace(SHAPE, value_head=True)
+    assert shape.size() == SHAPE.size() + SHAPE.width + 1
+    row = initial_weights(shape, 3)
+    assert torch.equal(row[: SHAPE.size()], initial_weights(SHAPE, 3))
+    assert row[SHAPE.size() :].count_nonzero() == 0
+    weights, prompts, completions = random_case()
+    with pytest.raises(LocalProtocolError, match="value head"):
+        completion_values(SHAPE, weights, prompts, completions)
 
 
 def test_samples_carry_the_logprobs_that_scoring_gives_them() -> None:
