@@ -313,6 +313,73 @@ def bench_staleness_(
     )
 
 
+@bench_app.command("rewards")
+def bench_rewards_(
+    rewards: Annotated[
+        str, typer.Option("--rewards", help="Rewards to compare, e.g. success,success+0.2*process:clip+delta.")
+    ] = ",".join(("success", *(f"success+0.2*process{refined}" for refined in ("", ":clip", ":delta", ":clip+delta")))),
+    recipe: Annotated[str, typer.Option("--recipe", help="How the policy is trained; see `p2prl bench ppo`.")] = "ppo",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per reward.")] = 5,
+    updates: Annotated[int, typer.Option("--updates", min=30, help="Batches per run, a multiple of 10.")] = 80,
+    learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
+    task: Annotated[str, typer.Option("--task", help="chain4 or walk12.")] = "chain4",
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=0, help="Longest completion; 0 is the task's own.")
+    ] = 16,
+    out: Annotated[Path, typer.Option("--out", help="Folder of results; a rerun goes on where it stopped.")] = Path(
+        "runs/bench-rewards"
+    ),
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Show a reward being farmed, and what cures it: table, curves and JSON."""
+    from p2prl.cli.bench import bench_rewards
+
+    bench_rewards(
+        rewards=rewards,
+        recipe=recipe,
+        seeds=seeds,
+        updates=updates,
+        learning_rate=learning_rate,
+        task=task,
+        max_new_tokens=max_new_tokens,
+        out=out,
+        seed=seed,
+        as_json=as_json,
+    )
+
+
+@bench_app.command("ppo")
+def bench_ppo_(
+    recipes: Annotated[
+        str, typer.Option("--recipes", help="Recipes to compare, each `loss[:option=value…]`; see docs/cli.md.")
+    ] = "ppo,ppo:normalise=off,ppo:prompts=4,ppo:reference=start,ppo:reference=ema,"
+    "dpo,dpo:reference=start,dpo:reference=ema,dpo:samples=start,grpo,ppo:prompts=64",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per recipe.")] = 5,
+    updates: Annotated[int, typer.Option("--updates", min=30, help="Batches per run, a multiple of 10.")] = 80,
+    learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
+    task: Annotated[str, typer.Option("--task", help="chain4 or walk12.")] = "chain4",
+    out: Annotated[Path, typer.Option("--out", help="Folder of results; a rerun goes on where it stopped.")] = Path(
+        "runs/bench-ppo"
+    ),
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Compare PPO's key factors, and DPO beside it: table, curves and JSON."""
+    from p2prl.cli.bench import bench_ppo
+
+    bench_ppo(
+        recipes=recipes,
+        seeds=seeds,
+        updates=updates,
+        learning_rate=learning_rate,
+        task=task,
+        out=out,
+        seed=seed,
+        as_json=as_json,
+    )
+
+
 app.add_typer(bench_app, name="bench", rich_help_panel=OPERATE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=INSPECT)
 app.add_typer(key_app, name="key", rich_help_panel=VOLUNTEER)

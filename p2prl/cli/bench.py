@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from p2prl.cli.console import emit, progress, say
 from p2prl.errors import P2PRLError
+
+if TYPE_CHECKING:
+    from p2prl.bench.comparison import ComparisonConfig
 
 
 def bench_staleness(
@@ -76,6 +80,84 @@ def bench_staleness(
             f"{failed} of {len(verdicts)} demands are not met or not measured",
             remedy="Demands are judged on 5 seeds or more: see docs/benchmarks/staleness.md.",
         )
+
+
+def bench_rewards(
+    *,
+    rewards: str,
+    recipe: str,
+    seeds: int,
+    updates: int,
+    learning_rate: float,
+    task: str,
+    max_new_tokens: int,
+    out: Path,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Train one recipe on several rewards. `rewards` are separated by commas; `seed` is the first of `seeds`."""
+    from p2prl.bench.comparison import Case, ComparisonConfig, plan_of
+
+    config = ComparisonConfig(
+        cases=tuple(Case(recipe=recipe, reward=reward) for reward in _split(rewards)),
+        seeds=seeds,
+        first_seed=seed,
+        task=task,
+        max_new_tokens=max_new_tokens or None,
+        plan=plan_of(updates, learning_rate),
+    )
+    _compare(config, out, name="rewards", shown=("success", "tokens", "true_steps"), as_json=as_json)
+
+
+def bench_ppo(
+    *,
+    recipes: str,
+    seeds: int,
+    updates: int,
+    learning_rate: float,
+    task: str,
+    out: Path,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Train several recipes on success. `recipes` are separated by commas; `seed` is the first of `seeds`."""
+    from p2prl.bench.comparison import Case, ComparisonConfig, plan_of
+
+    config = ComparisonConfig(
+        cases=tuple(Case(recipe=recipe) for recipe in _split(recipes)),
+        seeds=seeds,
+        first_seed=seed,
+        task=task,
+        plan=plan_of(updates, learning_rate),
+    )
+    _compare(config, out, name="ppo", shown=("success", "readable"), as_json=as_json)
+
+
+def _compare(config: ComparisonConfig, out: Path, *, name: str, shown: tuple[str, ...], as_json: bool) -> None:
+    from p2prl.bench.comparison import run_comparison
+    from p2prl.bench.comparison_report import as_documents, as_markdown
+    from p2prl.models.devices import use_threads
+
+    began = time.monotonic()
+    use_threads(1)  # products this small only lose by being shared out
+    with progress("benchmark", quiet=as_json) as tell:
+        rows = run_comparison(config, out, name=name, shown=shown, on_progress=tell)
+    if as_json:
+        emit(
+            {
+                "task": config.task,
+                "updates": config.plan.updates,
+                "learning_rate": config.plan.learning_rate,
+                "max_new_tokens": config.subject().max_new_tokens,
+                "seeds": list(config.seed_range),
+                "results": as_documents(rows),
+                "wall_s": time.monotonic() - began,
+            }
+        )
+    else:
+        for line in as_markdown(rows).splitlines():
+            say(line, whole=True)
+        say(f"written to {out}: results.jsonl, {name}.csv, {name}.md, {name}.png")
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -1,0 +1,122 @@
+"""Rewards and recipes side by side: resuming, summing up, the files and the JSON of both commands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from p2prl.bench import comparison
+from p2prl.bench.comparison import Case, ComparisonConfig, run_comparison
+from p2prl.bench.comparison_report import as_csv, as_markdown, row_of
+from p2prl.bench.decoder import initial_weights
+from p2prl.bench.onpolicy import Look, OnPolicyTraining, RecipeResult
+from p2prl.bench.subjects import subject_by_name
+from p2prl.bench.training import TrainingPlan
+from p2prl.cli.bench import bench_ppo, bench_rewards
+from p2prl.errors import ConfigError
+
+PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=4, final_prompts=4)
+SHOWN = ("success", "tokens")
+
+
+@pytest.fixture(autouse=True)
+def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm starts are plain initial weights, which cost nothing."""
+    import torch
+
+    shape = subject_by_name("chain4").shape
+    monkeypatch.setattr(
+        comparison, "warm_weights", lambda _, seeds, __, **___: torch.stack([initial_weights(shape, s) for s in seeds])
+    )
+
+
+def result(seed: int, success: float) -> RecipeResult:
+    looks = tuple(
+        Look(update=u, success=success - d, tokens=6.0 + u, true_steps=3.0, readable=1.0 - d)
+        for u, d in ((0, 0.3), (10, 0.1), (20, -0.1), (30, 0.0))
+    )
+    return RecipeResult(seed=seed, curve=looks, grad_norm_max=1.0 + seed)
+
+
+def config(*cases: Case, seeds: int = 2) -> ComparisonConfig:
+    return ComparisonConfig(cases=cases, seeds=seeds, max_new_tokens=10, plan=PLAN)
+
+
+def test_a_rerun_does_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, tuple[int, ...]]] = []
+
+    class Watched(OnPolicyTraining):
+        def __init__(self, subject, recipe, reward, plan, seeds, start) -> None:  # type: ignore[no-untyped-def]
+            ran.append((recipe.text, tuple(seeds)))
+            assert subject.max_new_tokens == 10
+            super().__init__(subject, recipe, reward, plan, seeds, start)
+
+    monkeypatch.setattr(comparison, "OnPolicyTraining", Watched)
+    shares: list[float] = []
+    small = config(Case(recipe="ppo:prompts=2"))
+    first = run_comparison(small, tmp_path, name="ppo", shown=SHOWN, on_progress=lambda _, share: shares.append(share))
+    assert ran == [("ppo:prompts=2", (0, 1))]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert run_comparison(small, tmp_path, name="ppo", shown=SHOWN) == first
+    assert len(ran) == 1
+    more = config(Case(recipe="ppo:prompts=2"), Case(recipe="dpo:prompts=2"), seeds=3)
+    rows = run_comparison(more, tmp_path, name="ppo", shown=SHOWN)
+    assert ran[1:] == [("ppo:prompts=2", (2,)), ("dpo:prompts=2", (0, 1, 2))]
+    assert [row.recipe for row in rows] == ["ppo:prompts=2", "dpo:prompts=2"]
+    assert rows[0].last_per_seed[:2] == first[0].last_per_seed
+    assert (tmp_path / "ppo.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 6
+
+
+def test_rows_hold_the_means_of_their_seeds_over_the_last_looks() -> None:
+    row = row_of("ppo", "success", [result(0, 0.6), result(1, 0.8)])
+    assert row.last_per_seed == pytest.approx((0.6, 0.8))
+    assert row.last == pytest.approx(0.7)
+    assert row.last_deviation == pytest.approx(0.02**0.5)
+    assert row.best == pytest.approx(0.8)
+    assert row.tokens == pytest.approx(26.0)
+    assert row.readable == pytest.approx(1.0)
+    assert row.grad_norm_max == 2.0
+    (read,) = csv.DictReader(io.StringIO(as_csv([row])))
+    assert read["last_per_seed"] == "0.6000 0.8000"
+    assert "| ppo | success | 0.800 | 0.700 | 0.141 | 26.00 | 3.00 | 1.000 |" in as_markdown([row])
+    assert row_of("ppo", "success", [result(0, 0.6)]).last_deviation == 0.0
+
+
+def test_both_commands_print_one_json_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(comparison, "plan_of", lambda updates, rate: PLAN)
+    shared = {"seeds": 1, "updates": 30, "learning_rate": 1e-3, "task": "chain4", "seed": 3, "as_json": True}
+    bench_rewards(
+        rewards="success, success+process", recipe="ppo:prompts=1", max_new_tokens=9, out=tmp_path / "r",
+        **shared,  # type: ignore[arg-type]
+    )  # fmt: skip
+    document = json.loads(capsys.readouterr().out)
+    assert [row["reward"] for row in document["results"]] == ["success", "success+process"]
+    assert (document["max_new_tokens"], document["seeds"]) == (9, [3])
+    bench_ppo(recipes="dpo:prompts=1", out=tmp_path / "p", **shared)  # type: ignore[arg-type]
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {
+        "task", "updates", "learning_rate", "max_new_tokens", "seeds", "results", "wall_s",
+    }  # fmt: skip
+    assert set(document["results"][0]) == {
+        "recipe", "reward", "best", "last", "last_per_seed", "last_deviation", "tokens", "true_steps", "readable",
+        "grad_norm_max",
+    }  # fmt: skip
+
+
+def test_illegal_comparisons_are_refused() -> None:
+    good = {"cases": (Case(recipe="ppo"),), "seeds": 1}
+    for wrong in (
+        {"cases": ()}, {"cases": (Case(recipe="pppo"),)}, {"cases": (Case(recipe="ppo", reward="fame"),)},
+        {"seeds": 0}, {"task": "chain5"}, {"max_new_tokens": 24}, {"max_new_tokens": 0},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            ComparisonConfig(**{**good, **wrong})  # type: ignore[arg-type]
+    ComparisonConfig(**{**good, "max_new_tokens": 23})  # type: ignore[arg-type]
