@@ -153,6 +153,7 @@ def learn(
     listen: Listen = None,
     updates: Annotated[int | None, typer.Option("--updates", min=0, help="Overrides run.toml.")] = None,
     track: Annotated[str, typer.Option("--track", help="none, tensorboard or trackio.")] = "none",
+    delay: Annotated[str, typer.Option("--delay", hidden=True)] = "",
     as_json: Json = False,
 ) -> None:
     """Train a run, and print its join link.
@@ -161,7 +162,7 @@ def learn(
     """
     from p2prl.cli.operate import learn_command
 
-    learn_command(run, listen=listen, updates=updates, track=track, as_json=as_json)
+    learn_command(run, listen=listen, updates=updates, track=track, delay=delay, as_json=as_json)
 
 
 @app.command(rich_help_panel=INSPECT)

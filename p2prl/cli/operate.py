@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from dataclasses import replace
@@ -16,6 +17,8 @@ from p2prl.config.folders import open_folder, refuse_folder_in_use
 from p2prl.config.home import write_status
 from p2prl.config.presets import preset_by_name
 from p2prl.errors import ConfigError
+from p2prl.net.bridge import NetworkPort
+from p2prl.net.late import LatePort
 from p2prl.net.network import Network
 
 if TYPE_CHECKING:
@@ -75,8 +78,13 @@ def init_command(
         emit({"run": str(folder.directory), "digest": folder.run.hex(), **describe(folder.manifest)})
 
 
-def learn_command(directory: Path, *, listen: list[str] | None, updates: int | None, track: str, as_json: bool) -> None:
-    """Train a run until its updates are done or it is interrupted."""
+def learn_command(
+    directory: Path, *, listen: list[str] | None, updates: int | None, track: str, delay: str, as_json: bool
+) -> None:
+    """Train a run until its updates are done or it is interrupted.
+
+    `delay`, for experiments, is a law of `p2prl.bench.delays`: groups then arrive late by so many updates' traffic.
+    """
     lock = open_folder(directory).lock()  # what can be refused is refused before torch takes its seconds to import
     crashes.keep_in(directory)
 
@@ -112,7 +120,9 @@ def learn_command(directory: Path, *, listen: list[str] | None, updates: int | N
         interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
         with view.shown(), interrupts.handled():
             config = learner_network(folder, kept_listen(folder, tuple(listen or ())))
-            network = Network(config, on_start=learner.introduce)
+            network: NetworkPort = Network(config, on_start=learner.introduce)
+            if delay:
+                network = _late(network, delay, groups_per_update=folder.settings.learner.groups_per_update)
             learner.run(network, on_up=on_up)
         document = {"run": str(directory), "step": learner.step, **newest}
         write_status(directory / "status.json", {"role": "learner", "state": "stopped", **document})
@@ -122,6 +132,13 @@ def learn_command(directory: Path, *, listen: list[str] | None, updates: int | N
         say(f"Stopped at step {learner.step}. Go on with:  p2prl learn {directory}")
         sys.exit(130)
     say(f"Done: {learner.step} updates. Measure it:  p2prl eval {directory}")
+
+
+def _late(network: NetworkPort, delay: str, *, groups_per_update: int) -> NetworkPort:
+    from p2prl.bench.delays import parse_delay
+
+    law, dice = parse_delay(delay), random.Random(delay)  # noqa: S311 - an experiment's dice
+    return LatePort(network, lambda: groups_per_update * law.draw(dice.random(), law.longest))
 
 
 def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,212 @@
+"""The staleness benchmark in a real swarm: processes, sockets, three volunteers, and groups that arrive late.
+
+    nice -n 19 python -m scripts.staleness_swarm --seeds 3 --out runs/staleness-swarm
+
+Each run is `p2prl init`, `learn --delay LAW` and three `join`s, then `p2prl eval` on fresh prompts. Methods share the
+seed's first weights. Results go to OUT/results.jsonl, one line a run: an interrupted benchmark goes on where it was.
+Needs the development checkout: it starts processes as `tests/loopback` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from p2prl.bench.seed_file import Line, SeedFile
+from tests.loopback.swarm_processes import LISTEN, SwarmProcesses, command, wait_until
+
+_EVALUATED = 4096
+"""Fresh prompts of the final evaluation: a standard error of .007 at a reward of .8."""
+
+_PATIENCE_S = 3600.0
+"""Longest time of one run, on a machine that does much else."""
+
+_PUBLISH_EVERY = 4
+"""Updates between versions: weights must reach everybody, and four of sixty-four updates blur nothing."""
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about a run but its seed."""
+
+    method: str
+    delay: str
+    updates: int
+    learning_rate: float
+    volunteers: int
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one run came to."""
+
+    seed: int
+    reward: float
+    """Of the last checkpoint, on fresh prompts."""
+    training_reward_last: float
+    """Mean reward of the last 20 batches: they were sampled from older policies."""
+    staleness_p50: float
+    """Updates, over all groups of the second half of the run."""
+    staleness_max: float
+    gradient_norm_max: float
+    weight_max: float
+    peers: int
+    """Volunteers whose groups were trained on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Where the runs of one setting live, and their seed."""
+
+    setting: Setting
+    seed: int
+    folder: Path
+
+    def run(self, first_weights: Path) -> Result:
+        """Train with a swarm of processes, measure what came of it, keep the metrics only."""
+        directory = self.folder / f"{self.setting.method}-{self.seed}"
+        shutil.rmtree(directory, ignore_errors=True)
+        swarm = SwarmProcesses(directory)
+        options = ("--model", str(first_weights), "--publish-every", str(_PUBLISH_EVERY), "--staleness", "256")
+        _succeed(swarm, "init", "run", "--in", str(directory), *options)
+        run = directory / "run"
+        (run / "run.toml").write_text(self._settings())
+        with swarm.running():
+            self._train(swarm, run)
+        answer = _succeed(
+            swarm, "eval", str(run), "--prompts", str(_EVALUATED), "--seed", str(1000 + self.seed), "--json"
+        )
+        shutil.copy(run / "metrics.jsonl", self.folder / f"{self.setting.method}-{self.seed}.metrics.jsonl")
+        result = self._result(run / "metrics.jsonl", json.loads(answer)["reward"])
+        shutil.rmtree(directory)
+        return result
+
+    def _settings(self) -> str:
+        setting = self.setting
+        return "\n".join(
+            (
+                'device = "cpu"',
+                "threads = 1",
+                "[learner]",
+                "groups_per_update = 16",
+                f"updates = {setting.updates}",
+                "checkpoint_every = 20",
+                "[learner.optimiser]",
+                f"learning_rate = {setting.learning_rate!r}",
+                "[loss]",
+                f'name = "{setting.method}"',
+            )
+        )
+
+    def _train(self, swarm: SwarmProcesses, run: Path) -> None:
+        learner = swarm.start("learner", "learn", str(run), "--delay", self.setting.delay, *LISTEN)
+        link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=300, what="a link")
+        volunteers = [
+            swarm.start(
+                name, "join", link.strip(), "--threads", "1", "--slots", "16", *LISTEN, home=swarm.folder / name
+            )
+            for name in (f"volunteer-{number}" for number in range(self.setting.volunteers))
+        ]
+        status = learner.wait(_PATIENCE_S)
+        if status != 0:
+            raise AssertionError(f"the learner ended with {status}:\n{learner.log[-2000:]}")
+        for volunteer in volunteers:
+            if volunteer.is_alive:
+                volunteer.process.send_signal(signal.SIGINT)
+        for volunteer in volunteers:
+            volunteer.wait(60)
+
+    def _result(self, metrics: Path, reward: float) -> Result:
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        ages = [age for line in lines[len(lines) // 2 :] for age in line["staleness"]]
+        return Result(
+            seed=self.seed,
+            reward=reward,
+            training_reward_last=statistics.fmean(line["reward"] for line in lines[-20:]),
+            staleness_p50=statistics.median(ages),
+            staleness_max=max(ages),
+            gradient_norm_max=max(line["gradient_norm"] for line in lines),
+            weight_max=max(line["loss/weight_max"] for line in lines),
+            peers=max(line["peers"] for line in lines),
+        )
+
+
+def main() -> int:
+    """Run what is missing and print the table; exit 1 unless the first method ends above every other on all seeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default="gepo_t,grpo", help="losses, the one expected to do best first")
+    parser.add_argument("--delay", default="const:64", help="law of delay, as in p2prl bench staleness")
+    parser.add_argument("--updates", type=int, default=200, help="learner updates of a run")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
+    parser.add_argument("--volunteers", type=int, default=3, help="volunteer processes")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds per method")
+    parser.add_argument("--out", type=Path, default=Path("runs/staleness-swarm"), help="folder of results")
+    arguments = parser.parse_args()
+    settings = [
+        Setting(
+            method=method,
+            delay=arguments.delay,
+            updates=arguments.updates,
+            learning_rate=arguments.lr,
+            volunteers=arguments.volunteers,
+        )
+        for method in arguments.methods.split(",")
+    ]
+    out: Path = arguments.out.absolute()
+    results = SeedFile(out / "results.jsonl", Line[Setting, Result])
+    seeds = range(arguments.seeds)
+    for seed in seeds:
+        for setting in settings:
+            if results.missing(setting, [seed]):
+                say(f"{setting.method} under {setting.delay}, seed {seed}")
+                result = Plan(setting=setting, seed=seed, folder=out).run(_first_weights(out, seed))
+                results.add(setting, [result])
+                say(f"  reward {result.reward:.3f}, staleness p50 {result.staleness_p50:g}")
+    by_method = [results.of(setting, seeds) for setting in settings]
+    print("| method | seed | reward | staleness p50 | max | gradient norm max | weight max | volunteers |")
+    print("|---|---|---|---|---|---|---|---|")
+    for setting, found in zip(settings, by_method, strict=True):
+        for each in found:
+            figures = (
+                f"{each.reward:.3f}",
+                f"{each.staleness_p50:g}",
+                f"{each.staleness_max:g}",
+                f"{each.gradient_norm_max:.2f}",
+                f"{each.weight_max:.2f}",
+                str(each.peers),
+            )
+            print(f"| {setting.method} | {each.seed} | {' | '.join(figures)} |")
+    best, *others = by_method
+    holds = all(a.reward > b.reward for other in others for a, b in zip(best, other, strict=True))
+    say(f"{settings[0].method} ends above every other method on every seed: {'yes' if holds else 'NO'}")
+    return 0 if holds else 1
+
+
+def _first_weights(out: Path, seed: int) -> Path:
+    """The seed's warm start, made once."""
+    base = out / f"seed-{seed}"
+    if not base.exists():
+        _succeed(SwarmProcesses(out), "init", base.name, "--in", str(out), "--seed", str(seed))
+    return base / "model"
+
+
+def _succeed(swarm: SwarmProcesses, *arguments: str) -> str:
+    done = command(*arguments, environment=swarm.environment(), timeout_s=600.0)
+    if done.returncode != 0:
+        raise AssertionError(f"p2prl {' '.join(arguments)} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def say(text: str) -> None:
+    """A line for the person watching."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
