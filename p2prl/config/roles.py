@@ -15,6 +15,7 @@ from p2prl.config.home import Seat
 from p2prl.config.needs import VERSIONS_KEPT
 from p2prl.config.runs import RunFolder, run_file_blobs
 from p2prl.errors import MachineError
+from p2prl.learner.estimator import Estimator
 from p2prl.learner.service import Learner
 from p2prl.learner.shelf import versions_kept
 from p2prl.models.codec import Codec
@@ -75,7 +76,8 @@ def build_learner(
         layout=layout,
         engine=TransformersEngine(replaying.model, layout),
         work=work,
-        objective=folder.settings.loss.build(),
+        estimator=Estimator(folder.settings.loss.build(folder.manifest.sampling)),
+        reference=folder.settings.loss.reference_config(),
         config=folder.settings.learner,
         clock=SystemClock(),
         random_bytes=os.urandom,

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from p2prl.algorithms.registry import Objective, build_loss
 from p2prl.config.folders import Folder, open_folder, refuse_folder_in_use
+from p2prl.config.losses import LossConfig
 from p2prl.config.settings import parse
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
 from p2prl.learner.founding import RunPlan, run_manifest
@@ -31,20 +31,6 @@ from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.manifests import RunFile, RunManifest
 from p2prl.tasks.registry import task_by_name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossConfig:
-    """Which loss trains the policy."""
-
-    name: str = "gepo_t"
-    """A name of `p2prl.algorithms.registry`."""
-    options: dict[str, object] = field(default_factory=dict)
-    """Fields of that loss's own configuration."""
-
-    def build(self) -> Objective:
-        """The loss with its options checked."""
-        return build_loss(self.name, options=self.options)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,9 +67,10 @@ class RunFolder(Folder):
 
 
 def open_run(directory: Path) -> RunFolder:
-    """Read a run folder and its settings. Raises `ConfigError` when it is not one."""
+    """Read a run folder and its settings. Raises `ConfigError` when it is not one, or when they do not fit together."""
     folder = open_folder(directory)
     settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
+    settings.loss.build(folder.manifest.sampling)
     return RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
 
 

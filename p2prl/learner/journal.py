@@ -207,6 +207,14 @@ class Journal:
             "UPDATE groups SET state = 'used', used_step = ? WHERE digest = ?", [(step, d) for d in digests]
         )
 
+    def trained_on(self, peer: bytes, *, before_step: int, most: int) -> int:
+        """Groups of a peer in the batches of earlier updates, counted up to `most`. A replay counts the same."""
+        row = self._db.execute(
+            "SELECT COUNT(*) FROM (SELECT 1 FROM groups WHERE state = 'used' AND peer = ? AND used_step < ? LIMIT ?)",
+            (peer, before_step, most),
+        ).fetchone()
+        return int(row[0])
+
     def batch(self, step: int) -> list[bytes] | None:
         """The batch recorded for an update, or None when it was not begun."""
         row = self._db.execute("SELECT digests FROM batches WHERE step = ?", (step,)).fetchone()

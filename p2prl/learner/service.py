@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from p2prl.algorithms.registry import Objective
 from p2prl.clock import Clock
 from p2prl.errors import MachineError, require
 from p2prl.learner.buffer import Buffer
 from p2prl.learner.epochs import Action, EpochConfig, Epochs
+from p2prl.learner.estimator import Estimator
 from p2prl.learner.folder import LearnerPaths, last_logged_step, newest_checkpoint, prune_checkpoints
 from p2prl.learner.intake import Intake
 from p2prl.learner.journal import Journal, StoredGroup
 from p2prl.learner.publication import Publication
+from p2prl.learner.reference import ReferenceConfig
 from p2prl.learner.shelf import Shelf
 from p2prl.learner.trainer import OptimiserConfig, Trainer, TrainingGroup
 from p2prl.learner.verification import Verification
@@ -92,12 +93,13 @@ class Learner:
         layout: Layout,
         engine: Engine,
         work: GroupWork,
-        objective: Objective,
+        estimator: Estimator,
         config: LearnerConfig,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
         on_metrics: Callable[[dict[str, Any]], None],
         on_notice: Callable[[str], None],
+        reference: ReferenceConfig | None = None,
     ) -> None:
         self._paths = paths
         self._manifest = manifest
@@ -132,7 +134,10 @@ class Learner:
             clock=clock,
             random_bytes=random_bytes,
         )
-        self._trainer = Trainer(model, objective, config.optimiser, temperature=manifest.sampling.temperature)
+        self._trainer = Trainer(
+            model, estimator, config.optimiser, temperature=manifest.sampling.temperature, reference=reference
+        )
+        self._trust = estimator.trust
         self._stopping = False
         self._logged_step = last_logged_step(paths.metrics)
         self._updated_at = clock.now()
@@ -302,6 +307,8 @@ class Learner:
                 ) from error
             self._logged_step = self.step
             self._on_metrics(metrics)
+            for notice in self._trainer.notices:
+                self._on_notice(f"update {self.step}: {notice}")
 
     def _training_group(self, stored: StoredGroup) -> TrainingGroup:
         group = body_of(open_envelope(stored.raw, now=None), RolloutGroup)
@@ -316,6 +323,9 @@ class Learner:
             behavior_logprobs=tuple(tuple(part.tolist()) for part in splits),
             rewards=tuple(np.frombuffer(stored.rewards, dtype="<f4").tolist()),
             staleness=self.step - policy.manifest.step,
+            trust=self._trust.trust(
+                self._journal.trained_on(stored.peer, before_step=self.step, most=self._trust.probation_groups)
+            ),
         )
 
     def _checkpoint(self) -> None:

@@ -1,7 +1,7 @@
 """One optimiser step from one batch of verified groups, and checkpoints that resume it exactly.
 
-The step depends on nothing but the batch, the weights and the optimiser's state: no dropout, no random draw. That is
-what lets the learner replay recorded batches after a crash and arrive at the same parameters.
+The step depends on nothing but the batch, the weights, and the state of the optimiser and of the estimator: no dropout,
+no random draw. That is what lets the learner replay recorded batches after a crash and arrive at the same parameters.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.registry import Objective
 from p2prl.errors import MachineError, require
+from p2prl.learner.estimator import Estimator, Rollouts
+from p2prl.learner.reference import Reference, ReferenceConfig
 from p2prl.models.policy import completion_logprobs
+
+_REFERENCE_FILE = "reference.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,15 +63,26 @@ class TrainingGroup:
     rewards: tuple[float, ...]
     staleness: int
     """Learner updates since the policy it was sampled with."""
+    trust: float = 1.0
+    """Of its peer, 0 to 1: below 1 it is on probation."""
 
 
 class Trainer:
     """A model under training."""
 
-    def __init__(self, model: Any, objective: Objective, config: OptimiserConfig, *, temperature: float) -> None:
+    def __init__(
+        self,
+        model: Any,
+        estimator: Estimator,
+        config: OptimiserConfig,
+        *,
+        temperature: float,
+        reference: ReferenceConfig | None = None,
+    ) -> None:
         # Never in training mode: dropout would draw random numbers that a replay after a crash could not repeat.
         self._model = model.eval()
-        self._objective = objective
+        self._estimator = estimator
+        self._reference = None if reference is None else Reference(model, reference)
         self._config = config
         self._temperature = temperature
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -81,31 +94,44 @@ class Trainer:
             foreach=False,  # one summation order on every machine and every build
         )
         self.step = 0
+        self.notices: tuple[str, ...] = ()
 
     @property
     def model(self) -> Any:
         """The model, at the current step."""
         return self._model
 
-    def update(self, groups: Sequence[TrainingGroup]) -> dict[str, float]:
+    def update(self, groups: Sequence[TrainingGroup]) -> dict[str, Any]:
         """One optimiser step. Returns the metrics of the update (`docs/metrics.md`)."""
-        batch, prompts, completions = self._batch(groups)
+        prompts = [group.prompt_ids for group in groups for _ in group.completions]
+        completions = [ids for group in groups for ids in group.completions]
+        rollouts = self._rollouts(groups, prompts, completions)
         learning_rate = self._config.learning_rate * min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
-        for group in self._optimiser.param_groups:
-            group["lr"] = learning_rate
         self._optimiser.zero_grad(set_to_none=True)
         flat_logprobs, _ = completion_logprobs(self._model, prompts, completions, self._temperature)
-        policy_logprobs_BGT = flat_logprobs.reshape(batch.mask_BGT.shape)
+        policy_logprobs_BGT = flat_logprobs.reshape(rollouts.mask_BGT.shape)
         if not bool(torch.isfinite(policy_logprobs_BGT.detach()).all()):
             raise self._diverged("the policy")
-        output = self._objective.loss(policy_logprobs_BGT, batch)
-        output.loss.backward()  # type: ignore[no-untyped-call]
+        estimate = self._estimator.estimate(policy_logprobs_BGT, rollouts)
+        estimate.loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)
         if not math.isfinite(float(norm)):
             raise self._diverged("the gradient")
+        learning_rate *= estimate.rate_factor
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate
         self._optimiser.step()
+        if self._reference is not None:
+            self._reference.follow(self._parameters)
         self.step += 1
-        return self._metrics(output, batch, policy_logprobs_BGT, groups, float(norm), learning_rate)
+        self.notices = estimate.notices
+        return _metrics(rollouts, policy_logprobs_BGT) | {
+            "step": float(self.step),
+            "loss": float(estimate.loss.detach()),
+            "gradient_norm": float(norm),
+            "learning_rate": learning_rate,
+            **estimate.metrics,
+        }
 
     def _diverged(self, what: str) -> MachineError:
         return MachineError(
@@ -121,7 +147,9 @@ class Trainer:
             self._model.save_pretrained(new, safe_serialization=True)
             tokenizer.save_pretrained(new)
             save_file(self._optimiser_tensors(), new / "optimizer.safetensors")
-            (new / "trainer.json").write_text(json.dumps({"step": self.step}))
+            if self._reference is not None:
+                save_file(self._reference.tensors(), new / _REFERENCE_FILE)
+            (new / "trainer.json").write_text(json.dumps({"step": self.step, "estimator": self._estimator.state()}))
             for path in new.iterdir():
                 _sync(path)
             shutil.rmtree(directory, ignore_errors=True)
@@ -135,7 +163,10 @@ class Trainer:
             ) from error
 
     def restore(self, directory: Path) -> None:
-        """Take the optimiser's state and the step of a checkpoint whose weights the model already holds."""
+        """Take all but the weights of a checkpoint; those the model already holds.
+
+        A checkpoint written without a reference leaves the reference at those weights.
+        """
         tensors = load_file(directory / "optimizer.safetensors")
         for index, parameter in enumerate(self._parameters):
             state = self._optimiser.state[parameter]
@@ -143,7 +174,11 @@ class Trainer:
                 state["step"] = tensors[f"{index}.step"]
                 state["exp_avg"] = tensors[f"{index}.exp_avg"].to(parameter.device)
                 state["exp_avg_sq"] = tensors[f"{index}.exp_avg_sq"].to(parameter.device)
-        self.step = int(json.loads((directory / "trainer.json").read_text())["step"])
+        if self._reference is not None and (directory / _REFERENCE_FILE).exists():
+            self._reference.restore(load_file(directory / _REFERENCE_FILE))
+        state = json.loads((directory / "trainer.json").read_text())
+        self._estimator.restore(state.get("estimator", {}))
+        self.step = int(state["step"])
 
     def _optimiser_tensors(self) -> dict[str, Tensor]:
         tensors = {}
@@ -152,56 +187,47 @@ class Trainer:
                 tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
         return tensors
 
-    def _batch(
-        self, groups: Sequence[TrainingGroup]
-    ) -> tuple[RolloutBatch, list[tuple[int, ...]], list[tuple[int, ...]]]:
+    def _rollouts(
+        self,
+        groups: Sequence[TrainingGroup],
+        prompts: Sequence[tuple[int, ...]],
+        completions: Sequence[tuple[int, ...]],
+    ) -> Rollouts:
         device = self._parameters[0].device
         size = len(groups[0].completions)
-        longest = max(len(ids) for group in groups for ids in group.completions)
+        longest = max(len(ids) for ids in completions)
         behavior_BGT = torch.zeros(len(groups), size, longest)
         mask_BGT = torch.zeros(len(groups), size, longest, dtype=torch.bool)
         for b, group in enumerate(groups):
             for g, logprobs in enumerate(group.behavior_logprobs):
                 behavior_BGT[b, g, : len(logprobs)] = torch.tensor(logprobs)
                 mask_BGT[b, g, : len(logprobs)] = True
-        rewards_BG = torch.tensor([group.rewards for group in groups])
-        advantages = self._objective.advantages(rewards_BG, mask_BGT.sum(dim=-1))
-        batch = RolloutBatch(
+        reference_BGT = None
+        if self._reference is not None:
+            reference_BGT = self._reference.logprobs(prompts, completions, self._temperature).reshape(mask_BGT.shape)
+        return Rollouts(
             behavior_logprobs_BGT=behavior_BGT.to(device),
             mask_BGT=mask_BGT.to(device),
-            advantages_BG=advantages.advantages_BG.to(device),
+            rewards_BG=torch.tensor([group.rewards for group in groups], device=device),
             staleness_BG=torch.tensor([[group.staleness] * size for group in groups], device=device),
+            trust_B=torch.tensor([group.trust for group in groups], device=device),
+            reference_logprobs_BGT=reference_BGT,
         )
-        prompts = [group.prompt_ids for group in groups for _ in group.completions]
-        completions = [ids for group in groups for ids in group.completions]
-        return batch, prompts, completions
 
-    def _metrics(
-        self,
-        output: LossOutput,
-        batch: RolloutBatch,
-        policy_logprobs_BGT: Tensor,
-        groups: Sequence[TrainingGroup],
-        gradient_norm: float,
-        learning_rate: float,
-    ) -> dict[str, float]:
-        mask_BGT = batch.mask_BGT
-        ratio_BGT = (policy_logprobs_BGT.detach() - batch.behavior_logprobs_BGT).masked_fill(~mask_BGT, 0.0)
-        rewards = [reward for group in groups for reward in group.rewards]
-        staleness = sorted(group.staleness for group in groups)
-        return {
-            "step": float(self.step),
-            "loss": float(output.loss.detach()),
-            "reward": sum(rewards) / len(rewards),
-            "gradient_norm": gradient_norm,
-            "learning_rate": learning_rate,
-            "kl_behavior_per_token": float(-ratio_BGT.sum() / mask_BGT.sum()),
-            "completion_tokens_mean": float(mask_BGT.sum() / mask_BGT[..., 0].numel()),
-            "staleness_p50": float(staleness[len(staleness) // 2]),
-            "staleness_p95": float(staleness[min(len(staleness) - 1, math.ceil(0.95 * len(staleness)) - 1)]),
-            "staleness_max": float(staleness[-1]),
-            **{f"loss/{name}": float(value) for name, value in output.metrics.items()},
-        }
+
+def _metrics(rollouts: Rollouts, policy_logprobs_BGT: Tensor) -> dict[str, float]:
+    """What describes the batch itself."""
+    mask_BGT = rollouts.mask_BGT
+    ratio_BGT = (policy_logprobs_BGT.detach() - rollouts.behavior_logprobs_BGT).masked_fill(~mask_BGT, 0.0)
+    staleness = sorted(rollouts.staleness_BG[:, 0].tolist())
+    return {
+        "reward": float(rollouts.rewards_BG.double().mean()),
+        "kl_behavior_per_token": float(-ratio_BGT.sum() / mask_BGT.sum()),
+        "completion_tokens_mean": float(mask_BGT.sum() / mask_BGT[..., 0].numel()),
+        "staleness_p50": float(staleness[len(staleness) // 2]),
+        "staleness_p95": float(staleness[min(len(staleness) - 1, math.ceil(0.95 * len(staleness)) - 1)]),
+        "staleness_max": float(staleness[-1]),
+    }
 
 
 def _sync(path: Path) -> None:

@@ -20,6 +20,7 @@ from p2prl.algorithms.registry import build_loss
 from p2prl.client.agent import AgentConfig, Sample
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.learner.epochs import Action
+from p2prl.learner.estimator import Estimator
 from p2prl.learner.folder import LearnerPaths
 from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.service import Learner, LearnerConfig
@@ -183,7 +184,7 @@ class Swarm:
             layout=self._layout,
             engine=SharedEngine(self._engine, self._owner),
             work=self._work,
-            objective=build_loss("gepo_t"),
+            estimator=Estimator.plain(build_loss("gepo_t")),
             config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
             clock=self.network.loop_clock,
             random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated

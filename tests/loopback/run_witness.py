@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from p2prl.config.runs import RunFolder, open_run
+from p2prl.learner.estimator import Estimator
 from p2prl.learner.folder import complete_checkpoints
 from p2prl.learner.journal import Journal
 from p2prl.learner.trainer import Trainer, TrainingGroup
@@ -218,7 +219,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
         layout = layout_of(loaded.model, folder.manifest.dtype)
         trainer = Trainer(
             loaded.model,
-            folder.settings.loss.build(),
+            Estimator(folder.settings.loss.build(folder.manifest.sampling)),
             folder.settings.learner.optimiser,
             temperature=folder.manifest.sampling.temperature,
         )

@@ -15,6 +15,7 @@ import pytest
 from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.epochs import Action
+from p2prl.learner.estimator import Estimator
 from p2prl.learner.folder import LearnerPaths
 from p2prl.learner.service import Learner, LearnerConfig
 from p2prl.learner.trainer import OptimiserConfig
@@ -94,7 +95,7 @@ def learner(world: World, **changes: Any) -> Learner:
         layout=world.layout,
         engine=TransformersEngine(replaying.model, world.layout),
         work=GroupWork(world.manifest, world.run, Codec(replaying.tokenizer, replaying.model)),
-        objective=build_loss("gepo_t", options={}),
+        estimator=Estimator.plain(build_loss("gepo_t", options={})),
         config=LearnerConfig(**config),
         clock=FakeClock(),
         random_bytes=lambda count: bytes([next(beacons)]) * count,

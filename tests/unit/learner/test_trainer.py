@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.registry import Objective, build_loss
+from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, MachineError
+from p2prl.learner.estimator import Estimator
 from p2prl.learner.folder import complete_checkpoints, newest_checkpoint
 from p2prl.learner.trainer import OptimiserConfig, Trainer, TrainingGroup
 from p2prl.models.layout import flatten, layout_of
@@ -47,7 +48,7 @@ def batches(count: int) -> Iterator[list[TrainingGroup]]:
 
 
 def trainer(model: Any) -> Trainer:
-    return Trainer(model, build_loss("gepo_t", options={}), CONFIG, temperature=1.0)
+    return Trainer(model, Estimator.plain(build_loss("gepo_t", options={})), CONFIG, temperature=1.0)
 
 
 def state(of: Trainer) -> bytes:
@@ -99,14 +100,11 @@ def test_a_gradient_that_is_not_finite_stops_before_it_is_applied() -> None:
     model = tiny_model(seed=2).model
     honest = build_loss("gepo_t", options={})
 
-    class Exploding:
-        advantages = staticmethod(honest.advantages)
+    def explode(policy_logprobs: torch.Tensor, batch: RolloutBatch, *_: object) -> LossOutput:
+        return replace(honest.loss(policy_logprobs, batch), loss=policy_logprobs.sum() * math.inf)
 
-        @staticmethod
-        def loss(policy_logprobs: torch.Tensor, batch: RolloutBatch) -> LossOutput:
-            return replace(honest.loss(policy_logprobs, batch), loss=policy_logprobs.sum() * math.inf)
-
-    subject = Trainer(model, cast("Objective", Exploding()), CONFIG, temperature=1.0)
+    exploding = replace(honest, spec=replace(honest.spec, function=explode))
+    subject = Trainer(model, Estimator.plain(exploding), CONFIG, temperature=1.0)
     before = state(subject)
     with pytest.raises(MachineError, match="the gradient at update 0 is not finite") as caught:
         subject.update(batch)
