@@ -183,12 +183,11 @@ class Estimator:
         trust = self._config.trust
         on_probation_B = rollouts.trust_B < 1.0
         counts = {"probation_groups": int(on_probation_B.sum()), "deflated_groups": 0}
-        if bool(on_probation_B.any()):
-            if self._config.unverified is None:
-                keep_B = trust.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
-                counts["deflated_groups"] = int((~keep_B).sum())
-                kept_BGT = spread(keep_B, batch.mask_BGT)
-                guard_BGT = kept_BGT if guard_BGT is None else guard_BGT * kept_BGT
+        if self._config.unverified is None and bool(on_probation_B.any()):
+            keep_B = trust.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
+            counts["deflated_groups"] = int((~keep_B).sum())
+            kept_BGT = spread(keep_B, batch.mask_BGT)
+            guard_BGT = kept_BGT if guard_BGT is None else guard_BGT * kept_BGT
             batch = replace(batch, weight_cap_BG=trust.caps(rollouts.trust_B, batch.mask_BGT.shape[1]))
         return replace(batch, guard_BGT=guard_BGT), counts
 
@@ -200,7 +199,7 @@ class Estimator:
         if unverified is None or not bool(on_probation_B.any()):
             return objective.loss(policy_logprobs_BGT, batch)
         lengths_N = batch.mask_BGT.sum(dim=-1).flatten()
-        free = replace(_batch(unverified, rollouts), guard_BGT=batch.guard_BGT, weight_cap_BG=batch.weight_cap_BG)
+        free = replace(_batch(unverified, rollouts), guard_BGT=batch.guard_BGT)
         parts = [(unverified, free, on_probation_B), (objective, batch, ~on_probation_B)]
         outputs = [
             (inside_B, loss.loss(policy_logprobs_BGT[inside_B], _part(whole, inside_B, lengths_N)))

@@ -232,6 +232,24 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(path: Path) -> None:
     journal.close()
 
 
+def test_a_peers_history_at_an_update_is_the_same_whenever_it_is_asked_for(path: Path) -> None:
+    journal = Journal(path)
+    for number in range(4):
+        journal.store(replace(group(number), peer=b"ab"[number % 2 : number % 2 + 1] * 32), NOW)
+    journal.begin_step(0, [group(0).digest, group(1).digest])
+    journal.begin_step(3, [group(2).digest])
+
+    def history(peer: bytes, most: int = 9) -> list[int]:
+        return [journal.trained_on(peer * 32, before_step=step, most=most) for step in range(6)]
+
+    seen = history(b"a"), history(b"b"), history(b"c"), history(b"a", most=1)
+    assert seen == ([0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1], [0] * 6, [0, 1, 1, 1, 1, 1])
+    journal.begin_step(4, [group(3).digest])
+    journal.forget_batches_before(4)
+    assert history(b"b") == [0, 1, 1, 1, 1, 2], "a later batch changes nothing before it, nor does forgetting one"
+    journal.close()
+
+
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     path.write_bytes(b"not a database, but long enough to look like a header of one" * 40)

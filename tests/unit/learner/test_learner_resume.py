@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from p2prl.algorithms.registry import build_loss
+from p2prl.algorithms.selection import CHOICES, SelectionConfig
 from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.epochs import Action
-from p2prl.learner.estimator import Estimator
+from p2prl.learner.estimator import Estimator, EstimatorConfig
 from p2prl.learner.folder import LearnerPaths
 from p2prl.learner.service import Learner, LearnerConfig
 from p2prl.learner.trainer import OptimiserConfig
+from p2prl.learner.trust import TrustConfig
 from p2prl.models.codec import Codec
 from p2prl.models.layout import flatten
 from p2prl.models.loading import load_pretrained
@@ -73,7 +75,7 @@ class Ear:
         return [opened.body for raw in self.said if (opened := open_envelope(raw, now=None)).kind is kind]
 
 
-def learner(world: World, **changes: Any) -> Learner:
+def learner(world: World, *, around: EstimatorConfig | None = None, **changes: Any) -> Learner:
     """The run's learner, as a fresh process would build it."""
     checkpoints = sorted((world.directory / "checkpoints").glob("step-*"))
     made = load_pretrained(str(checkpoints[-1]), dtype="float32") if checkpoints else tiny_model(seed=1)
@@ -95,7 +97,7 @@ def learner(world: World, **changes: Any) -> Learner:
         layout=world.layout,
         engine=TransformersEngine(replaying.model, world.layout),
         work=GroupWork(world.manifest, world.run, Codec(replaying.tokenizer, replaying.model)),
-        estimator=Estimator.plain(build_loss("gepo_t", options={})),
+        estimator=Estimator(around or EstimatorConfig(objectives={"gepo_t": build_loss("gepo_t")})),
         config=LearnerConfig(**config),
         clock=FakeClock(),
         random_bytes=lambda count: bytes([next(beacons)]) * count,
@@ -156,9 +158,11 @@ class KilledError(Exception):
     """Stands for SIGKILL: nothing after it runs."""
 
 
-def run_through(world: World, kill: int | None, *, within_update: bool = False) -> tuple[bytes, Swarm, int]:
+def run_through(
+    world: World, kill: int | None, *, within_update: bool = False, build: Callable[[World], Learner] | None = None
+) -> tuple[bytes, Swarm, int]:
     """Run to the end, killed before turn `kill`, or within it between the batch's record and its update."""
-    swarm = Swarm(world, lambda: learner(world))
+    swarm = Swarm(world, lambda: (build or learner)(world))
     for number in itertools.count():
         assert number < 60, "the run did not end"
         if number == kill and within_update:
@@ -195,6 +199,31 @@ def test_a_learner_killed_at_any_turn_ends_with_the_same_weights(
         assert len(digests) == UPDATES + 1, "one manifest a version, however often it was said"
         lines = [json.loads(line) for line in (world.directory / "metrics.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
+
+
+def test_probation_and_the_choice_of_a_loss_are_replayed_too(fresh: Callable[[str], World]) -> None:
+    def careful(world: World) -> Learner:
+        return learner(
+            world,
+            around=EstimatorConfig(
+                objectives={name: build_loss(name) for name in CHOICES},
+                trust=TrustConfig(probation_groups=3),
+                selection=SelectionConfig(dwell_updates=2),
+            ),
+        )
+
+    def outcome(name: str, kill: int | None) -> tuple[bytes, list[dict[str, Any]]]:
+        world = fresh(name)
+        weights, _, _ = run_through(world, kill, within_update=True, build=careful)
+        return weights, [json.loads(line) for line in (world.directory / "metrics.jsonl").read_text().splitlines()]
+
+    straight, lines = outcome("straight", None)
+    assert [line["probation_groups"] for line in lines] == [2, 2, 2, 0, 0], "two peers, one group an update each"
+    assert len({line["loss_name"] for line in lines}) > 1
+    for kill in (5, 8):
+        weights, again = outcome(f"killed-{kill}", kill)
+        assert weights == straight
+        assert [line["loss_name"] for line in again] == [line["loss_name"] for line in lines]
 
 
 def test_what_it_signs_adds_up(fresh: Callable[[str], World]) -> None:

@@ -1,0 +1,107 @@
+"""The `[loss]` table: what it builds, and that what does not fit together is refused by name, with what to do."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from p2prl.algorithms.registry import LOSSES
+from p2prl.algorithms.selection import CHOICES
+from p2prl.config.runs import RunSettings
+from p2prl.config.settings import parse
+from p2prl.errors import ConfigError
+from p2prl.learner.estimator import EstimatorConfig
+from p2prl.protocol.manifests import Sampling
+
+SAMPLING = Sampling(1.0, 8, 8)
+
+
+def built(text: str, sampling: Sampling = SAMPLING) -> EstimatorConfig:
+    settings = parse(RunSettings, tomllib.loads(text), where="run.toml")
+    return settings.loss.build(sampling)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_can_be_named_in_a_run(name: str) -> None:
+    (objective,) = built(f'[loss]\nname = "{name}"').objectives.values()
+    assert objective.spec.name == name
+    assert objective.advantage.kind == LOSSES[name].advantage
+    if objective.aggregation.kind == "fixed_length":
+        assert objective.aggregation.max_completion_tokens == SAMPLING.max_new_tokens
+
+
+def test_knobs_and_guards_reach_their_owners() -> None:
+    config = built(
+        """
+        [loss]
+        name = "gex"
+        options = {cap = 3.0, taper = "token"}
+        advantage = "mean_std"
+        aggregation = "delta_l"
+        guards = {kl_brake = 0.05, vcpo = true, second_moment = 0.04, negative_tail = 0.5, ess_warning = 0.1}
+        trust = {probation_groups = 8, loss = "asymre", cap = 0.5, max_rise_nats = 0.2}
+        reference = {kind = "ema", beta = 0.01, ema_rate = 0.002}
+        """
+    )
+    objective = config.objectives["gex"]
+    assert (objective.config.cap, objective.config.taper) == (3.0, "token")
+    assert (objective.advantage.kind, objective.aggregation.kind) == ("mean_std", "delta_l")
+    assert objective.aggregation.max_completion_tokens == 8
+    assert (config.guards.kl_brake, config.guards.vcpo, config.guards.ess_warning) == (0.05, True, 0.1)
+    assert config.unverified is not None
+    assert config.unverified.spec.name == "asymre"
+    assert (config.trust.cap, config.reference.beta) == (0.5, 0.01)
+
+
+def test_auto_has_all_its_losses_ready() -> None:
+    assert tuple(built('[loss]\nname = "auto"\nauto = {near_ess = 0.9}').objectives) == CHOICES
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "remedy"),
+    [
+        ('name = "gepot"', "loss.name", "gepo_t"),
+        ('name = "zzz"', "loss.name", "auto"),
+        ("options = {capp = 2}", "capp", "cap"),
+        ("options = {cap = -1}", "cap", "within"),
+        ('options = {cap = "two"}', "gepo_t", ""),
+        ('advantage = "men"', "loss.advantage", "mean"),
+        ('aggregation = "tokenmean"', "loss.aggregation", "token_mean"),
+        ("guard = {}", "'guard'", "guards"),
+        ("guards = {kl_break = 0.05}", "kl_break", "kl_brake"),
+        ("guards = {kl_brake = 0}", "loss.guards.kl_brake", "above 0"),
+        ("trust = {cap = 9}", "loss.trust.cap", "trusted_cap"),
+        ('name = "auto"\noptions = {cap = 2}', "loss.options", "Remove"),
+        ('name = "auto"\nadvantage = "mean"', "advantage", "Remove"),
+        ('name = "asymre"\nadvantage = "mean_std"', "advantage.kind", "mean"),
+        ('name = "dpo"\naggregation = "token_mean"', "aggregation.kind", "seq_mean"),
+        ('name = "m2po"\nguards = {second_moment = 0.04}', "second_moment", "budget"),
+        ('name = "dpo"\nguards = {negative_tail = 0.5}', "negative_tail", "Remove"),
+        ('name = "dpo"\ntrust = {probation_groups = 8}', "probation_groups", "Remove"),
+        ('trust = {probation_groups = 8, loss = "gspo"}', "loss.trust.loss", "asympo"),
+        ('trust = {probation_groups = 8, loss = "asimpo"}', "loss.trust.loss", "asympo"),
+        ('trust = {loss = "asympo"}', "loss.trust.loss", "probation_groups"),
+        ("reference = {beta = 0.1}", "loss.reference.beta", "kind"),
+        ('reference = {kind = "first"}', "loss.reference.kind", "beta"),
+        ('reference = {kind = "last"}', "kind", ""),
+        ('reference = {kind = "ema", ema_rate = 0.0}', "loss.reference.ema_rate", "within"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(text: str, named: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built(f"[loss]\n{text}")
+    assert named in str(caught.value)
+    assert remedy in caught.value.remedy
+
+
+def test_one_completion_a_prompt_has_no_baseline() -> None:
+    single = Sampling(1.0, 8, 1)
+    with pytest.raises(ConfigError, match=r"loss\.advantage") as caught:
+        built("[loss]", single)
+    assert "--group-size" in caught.value.remedy
+    built('[loss]\nname = "reinforce"\nadvantage = "none"', single)
+
+
+def test_dpo_may_have_a_reference_without_a_pull() -> None:
+    assert built('[loss]\nname = "dpo"\nreference = {kind = "first"}').reference.beta == 0

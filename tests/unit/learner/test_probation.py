@@ -1,0 +1,140 @@
+"""What a peer without history can do with wrong log-probs: the table of liars, against every defence there is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2prl.algorithms.registry import Objective, build_loss
+from p2prl.errors import ConfigError
+from p2prl.learner.estimator import Estimator, EstimatorConfig, Rollouts
+from p2prl.learner.trust import TrustConfig
+
+NEW, KNOWN = 0, 1
+"""Rows of the two groups: of a peer on probation, and of one that is trusted."""
+
+LIES = pytest.mark.parametrize("nats", [1.0, 2.0, 4.0])
+WIDE_GSPO: dict[str, object] = {"clip_low": 1.0, "clip_high": 1e9}
+"""GSPO without its clip shows the weight itself."""
+
+
+def honest() -> tuple[Tensor, Rollouts]:
+    """Two groups of eight on policy, the first of a peer without history."""
+    g = torch.Generator().manual_seed(8)
+    means = -0.35 + 0.05 * torch.randn(2, 8, 1, generator=g, dtype=torch.float64)
+    logprobs = means.expand(2, 8, 16).clone()
+    return logprobs.clone().requires_grad_(), Rollouts(
+        behavior_logprobs_BGT=logprobs,
+        mask_BGT=torch.ones(2, 8, 16, dtype=torch.bool),
+        rewards_BG=torch.tensor([[1.0, 0, 1, 0, 1, 0, 1, 0]] * 2, dtype=torch.float64),
+        staleness_BG=torch.zeros(2, 8, dtype=torch.int64),
+        trust_B=torch.tensor([0.0, 1.0]),
+    )
+
+
+def lying(batch: Rollouts, nats: float, members: slice) -> Rollouts:
+    told = batch.behavior_logprobs_BGT.clone()
+    told[NEW, members] -= nats
+    return replace(batch, behavior_logprobs_BGT=told)
+
+
+def probation(name: str, free: str = "", options: dict[str, object] | None = None) -> Estimator:
+    unverified = build_loss(free) if free else None
+    return Estimator(
+        EstimatorConfig(
+            objectives={name: build_loss(name, options=options)},
+            trust=TrustConfig(probation_groups=8, loss=free),
+            unverified=unverified,
+        )
+    )
+
+
+def gradient(subject: Estimator, policy: Tensor, batch: Rollouts) -> Tensor:
+    return torch.autograd.grad(subject.estimate(policy, batch).loss, policy)[0]
+
+
+@LIES
+def test_one_liar_gains_e_to_the_k_from_gspo_and_nothing_on_probation(nats: float) -> None:
+    policy, batch = honest()
+    batch = lying(batch, nats, slice(0, 1))
+    trusted = replace(batch, trust_B=torch.ones(2))
+    plain = Estimator.plain(build_loss("gspo", options=WIDE_GSPO)).estimate(policy, trusted)
+    assert plain.metrics["loss/weight_max"] == pytest.approx(math.exp(nats))
+    held = probation("gspo", options=WIDE_GSPO).estimate(policy, batch)
+    assert held.metrics["loss/weight_max"] <= 1.0 + 1e-9
+    assert held.metrics["probation_groups"] == 1
+
+
+@LIES
+def test_a_lying_group_on_probation_is_dropped_counted_and_hurts_nobody_else(nats: float) -> None:
+    policy, batch = honest()
+    subject = probation("gepo")
+    told = lying(batch, nats, slice(None))
+    assert subject.estimate(policy, told).metrics["deflated_groups"] == 1
+    after, before = gradient(subject, policy, told), gradient(subject, policy, batch)
+    assert after[NEW].count_nonzero() == 0
+    assert before[NEW].count_nonzero() > 0
+    torch.testing.assert_close(after[KNOWN], before[KNOWN])
+
+
+@LIES
+@pytest.mark.parametrize("free", ["asympo", "asymre"])
+@pytest.mark.parametrize("members", [slice(0, 1), slice(None)])
+def test_a_loss_that_reads_no_log_probs_cannot_be_lied_to(nats: float, free: str, members: slice) -> None:
+    policy, batch = honest()
+    subject = probation("gepo_t", free)
+    told = gradient(subject, policy, lying(batch, nats, members))
+    torch.testing.assert_close(told, gradient(subject, policy, batch))
+    assert told[NEW].count_nonzero() > 0
+    trusted = replace(batch, trust_B=torch.ones(2))
+    plain = gradient(Estimator.plain(build_loss("gepo_t")), policy, trusted)
+    torch.testing.assert_close(told[KNOWN], plain[KNOWN], msg="a trusted group keeps its share of the batch")
+
+
+def test_both_kinds_of_groups_add_up_to_one_batch() -> None:
+    policy, batch = honest()
+    split = probation("asympo", "asympo")
+    whole = Estimator.plain(build_loss("asympo"))
+    trusted = replace(batch, trust_B=torch.ones(2))
+    torch.testing.assert_close(gradient(split, policy, batch), gradient(whole, policy, trusted))
+
+
+def test_weights_of_all_groups_are_described_whichever_loss_made_them() -> None:
+    policy, batch = honest()
+    aged = replace(batch, staleness_BG=torch.tensor([[3], [90]]).expand(2, 8))
+    metrics = probation("gepo_t", "asympo").estimate(policy, aged).metrics
+    objective: Objective = build_loss("gepo_t")
+    trusted = Estimator.plain(objective).estimate(policy, replace(aged, trust_B=torch.ones(2)))
+    assert metrics["stale/65-256/weight_max"] == pytest.approx(trusted.metrics["stale/65-256/weight_max"])
+    largest = float((-1 / policy.detach()[NEW].mean(dim=-1)).max())
+    assert metrics["stale/1-4/weight_max"] == pytest.approx(largest), "asympo's 1/NLL: no claim, and so no cap"
+
+
+def test_trust_grows_with_groups_that_were_trained_on() -> None:
+    config = TrustConfig(probation_groups=4, cap=0.5, trusted_cap=2.5)
+    assert [config.trust(groups) for groups in (0, 1, 2, 4, 9)] == [0.0, 0.25, 0.5, 1.0, 1.0]
+    caps = config.caps(torch.tensor([0.0, 0.25, 0.5, 1.0]), 3)
+    assert caps[:, 0].tolist() == [0.5, 1.0, 1.5, math.inf]
+    assert caps.shape == (4, 3)
+    assert TrustConfig().trust(0) == 1.0, "without probation everybody is trusted"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("probation_groups", -1),
+        ("cap", -0.1),
+        ("cap", 3.0),
+        ("trusted_cap", math.inf),
+        ("max_rise_nats", -1.0),
+        ("max_fall_nats", math.nan),
+    ],
+)
+def test_impossible_rules_are_named(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"loss.trust.{field}") as caught:
+        TrustConfig(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.remedy
