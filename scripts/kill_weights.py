@@ -37,14 +37,14 @@ from p2prl.weights.following import PatchPreparation
 from p2prl.weights.records import Version
 from p2prl.weights.weight_file import WeightFile
 
-WORDS = 2 * SEGMENT_WORDS + 1_000_000
+WORDS = SEGMENT_WORDS + 300_000
 KINDS = 4
 """Different versions; number n has the words of n modulo this, so there is a next one for ever."""
 
-LEARNING_RATE = 1e-4
-"""Changes half of the words, so that a patch has a dozen chunks and a commit has much to write."""
+LEARNING_RATE = 1e-5
+"""Changes seven words in a hundred."""
 
-CHUNK_BYTES = 128 * 1024
+CHUNK_BYTES = 16 * 1024
 
 PHASES = ("download", "prepare", "commit")
 
@@ -149,7 +149,7 @@ class Torment:
     def kill_once(self) -> None:
         """One life of the child, ended in a phase chosen by the dice, and everything checked after it."""
         phase = PHASES[self._dice.integers(len(PHASES))]
-        spared = self._dice.integers(3)
+        spared = self._dice.integers(2)
         argv = [sys.executable, "-m", "scripts.kill_weights", "--child", str(self._folder)]
         child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None

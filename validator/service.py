@@ -158,6 +158,7 @@ class Validator:
 
     def _load(self, engine: Engine, policy: Digest) -> bool:
         if self._loaded != policy:
+            self._loaded = None  # whatever happens, the engine may hold the one before no more
             try:
                 engine.load_weights(self._policies[policy][1].read_bytes())
             except FileNotFoundError:

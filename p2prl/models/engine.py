@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2prl.errors import ConfigError, P2PRLError
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.messages import EngineClass
 
 Weights = bytes | bytearray | memoryview
@@ -61,6 +62,10 @@ class Generation:
     finished: bool
     """Whether a stop token ended it, rather than the length limit."""
 
+    spans: tuple[tuple[int, int], ...] = ()
+    """(first token, version) of each stretch sampled under one policy; empty where the engine does not say. Stays on
+    this machine: a group on the wire declares one policy, and is replayed under that one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -73,6 +78,20 @@ class Scored:
     """How far each token's noisy logit lies below the best one: 0 where the token is the seeded draw, else above."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagedPolicy:
+    """A policy that was checked, and waits to be taken up between two tokens."""
+
+    version: int
+    """What spans call it."""
+
+    weights: Weights
+    """Read once more when it is taken up; must not change until then."""
+
+    answer: Digest
+    """What the engine's own words must digest to afterwards."""
+
+
 class Engine(Protocol):
     """Samples and replays under one policy at a time."""
 
@@ -83,6 +102,22 @@ class Engine(Protocol):
 
     def load_weights(self, weights: Weights) -> None:
         """Take up a policy. `IntegrityError`, and the policy before stays, when the bytes do not fit the layout."""
+        ...
+
+    def stage(self, weights: Weights, version: int) -> StagedPolicy:
+        """Check a policy for `swap`, from any thread, while this engine goes on sampling.
+
+        `IntegrityError` when the bytes do not fit the layout or hold words that are not finite.
+        """
+        ...
+
+    def swap(self, staged: StagedPolicy) -> None:
+        """Take up a staged policy in place and test it by its known answer.
+
+        May be called by `on_step`, between two tokens of a `generate` under way: what it samples from there on comes
+        from the new policy, and the spans say so. `IntegrityError` when the words in the engine are not the staged
+        ones afterwards, or give no finite logits: it then holds no policy, and does nothing before it is given one.
+        """
         ...
 
     def generate(

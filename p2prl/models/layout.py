@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from blake3 import blake3
 from torch import Tensor, nn
 
 from p2prl.errors import ConfigError, IntegrityError
@@ -98,22 +99,53 @@ def flatten(model: nn.Module, layout: Layout) -> bytearray:
 
 
 def load_in_place(model: nn.Module, layout: Layout, weights: bytes | bytearray | memoryview) -> None:
-    """Write a weight byte string into the model's own memory, converting words to the model's type.
+    """Check a weight byte string, then write it into the model: `check_weights`, `copy_weights`.
 
-    Names, shapes, the length and every word (all must be finite) are checked first: on `IntegrityError` the model is
-    as it was. No second copy of the weights is made.
+    On `IntegrityError` the model is as it was.
+    """
+    check_weights(model, layout, weights)
+    copy_weights(model, layout, weights)
+
+
+def check_weights(model: nn.Module, layout: Layout, weights: bytes | bytearray | memoryview) -> Digest:
+    """The digest the model will have (`held_digest`) once it holds these weights.
+
+    Names, shapes, the length and every word (all must be finite) are checked: `IntegrityError` when they do not fit.
+    Reads none of the model's weights, so that another thread may sample with it meanwhile.
     """
     targets = _match(model, layout)
     view = memoryview(weights).cast("B")
     if view.nbytes != layout.size_bytes:
         raise IntegrityError(f"{view.nbytes} weight bytes do not fill a layout of {layout.size_bytes}")
-    for spec, _, block in _blocks(targets, view):
+    hasher = blake3()
+    for spec, destination, block in _blocks(targets, view):
         # A NaN would pass every later comparison and make the peer sample garbage in good faith.
         if not torch.isfinite(block).all():
             raise IntegrityError(f"weights of {spec.name!r} are not all finite")
+        hasher.update(_bytes(block.to(destination.dtype)))
+    return Digest(hasher.digest())
+
+
+def copy_weights(model: nn.Module, layout: Layout, weights: bytes | bytearray | memoryview) -> None:
+    """Write checked weights into the model's own memory, converting words to its type. No second copy is made."""
     with torch.no_grad():
-        for _, destination, block in _blocks(targets, view):
+        for _, destination, block in _blocks(_match(model, layout), memoryview(weights).cast("B")):
             destination.copy_(block.view_as(destination))
+
+
+def held_digest(model: nn.Module, layout: Layout) -> Digest:
+    """BLAKE3 of the model's own words in layout order. Where its word type is the layout's, the policy's state."""
+    hasher = blake3()
+    for _, tensor in _match(model, layout):
+        flat = tensor.detach().view(-1)
+        for start in range(0, flat.numel(), _BLOCK_WORDS):
+            hasher.update(_bytes(flat[start : start + _BLOCK_WORDS].cpu()))
+    return Digest(hasher.digest())
+
+
+def _bytes(words: Tensor) -> memoryview:
+    """The bytes of contiguous words on the CPU."""
+    return words.view(torch.uint8).numpy().data
 
 
 def weights_digest(weights: bytes | bytearray | memoryview) -> Digest:

@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
-from p2prl.models.engine import Generation, GenerationRequest, GenerationStopped, Scored, Weights
-from p2prl.models.layout import Layout, load_in_place
+from p2prl.models.engine import Generation, GenerationRequest, GenerationStopped, Scored, StagedPolicy, Weights
+from p2prl.models.layout import Layout, check_weights, copy_weights, held_digest
 from p2prl.models.loading import quiet_transformers
 from p2prl.models.noise import MAX_NOISE_ELEMENTS, check_noise, gumbel
 from p2prl.models.policy import pad_right
@@ -28,6 +28,12 @@ from p2prl.protocol.messages import EngineClass
 
 DEFAULT_BATCH_TOKENS = 16_384
 """Tokens of one batch, padding included: bounds activations and the key-value cache."""
+
+UNNAMED = -1
+"""The version that spans name when weights were loaded without one."""
+
+_KNOWN_PROMPT_TOKENS = 4
+"""Tokens 0, 1, … of the forward pass after a swap: enough for every layer to attend to something."""
 
 _COMPACT_SHARE = 0.75
 """The batch is compacted once no more than this share of its rows is still being sampled."""
@@ -40,6 +46,7 @@ class _Row:
     request: GenerationRequest
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
     finished: bool = False
 
     @property
@@ -68,6 +75,8 @@ class TransformersEngine:
             dtype=str(parameter.dtype).removeprefix("torch."),
             device=name[:MAX_NAME_CHARS],
         )
+        self._version = UNNAMED
+        self._has_policy = True
         check_noise(self._device)
 
     @property
@@ -77,7 +86,29 @@ class TransformersEngine:
 
     def load_weights(self, weights: Weights) -> None:
         """See `Engine.load_weights`."""
-        load_in_place(self._model, self._layout, weights)
+        self._fill(self.stage(weights, UNNAMED))
+
+    def stage(self, weights: Weights, version: int) -> StagedPolicy:
+        """See `Engine.stage`."""
+        answer = check_weights(self._model, self._layout, weights)
+        return StagedPolicy(version=version, weights=weights, answer=answer)
+
+    @torch.inference_mode()
+    def swap(self, staged: StagedPolicy) -> None:
+        """See `Engine.swap`."""
+        self._fill(staged)
+        prompt = torch.arange(min(_KNOWN_PROMPT_TOKENS, self._vocabulary), device=self._device)[None]
+        if not bool(torch.isfinite(self._forward(prompt, cache=None, keep=1)).all()):
+            self._has_policy = False
+            raise IntegrityError(f"version {staged.version} gives logits that are not numbers")
+
+    def _fill(self, staged: StagedPolicy) -> None:
+        self._has_policy = False
+        copy_weights(self._model, self._layout, staged.weights)
+        if held_digest(self._model, self._layout) != staged.answer:
+            raise IntegrityError("the words in the engine are not those it was given")
+        self._has_policy = True
+        self._version = staged.version
 
     @torch.inference_mode()
     def generate(
@@ -88,7 +119,7 @@ class TransformersEngine:
         on_step: Callable[[int], None] | None = None,
     ) -> list[Generation]:
         """See `Engine.generate`."""
-        self._check_prompts(requests)
+        self._check_ready(requests)
         rows = [_Row(request) for request in requests]
         sizes = [(len(request.prompt_ids), request.max_new_tokens) for request in requests]
         for batch in self._batches(sizes):
@@ -97,14 +128,14 @@ class TransformersEngine:
                     on_step(sampled)
                 if should_stop is not None and should_stop():
                     raise GenerationStopped("generation was called off")
-        return [Generation(tuple(row.token_ids), tuple(row.logprobs), row.finished) for row in rows]
+        return [Generation(tuple(row.token_ids), tuple(row.logprobs), row.finished, tuple(row.spans)) for row in rows]
 
     @torch.inference_mode()
     def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
         """See `Engine.replay`."""
         if len(requests) != len(token_ids):
             raise LocalProtocolError(f"{len(token_ids)} completions for {len(requests)} requests")
-        self._check_prompts(requests)
+        self._check_ready(requests)
         for request, ids in zip(requests, token_ids, strict=True):
             if not 0 < len(ids) <= request.max_new_tokens or min(ids) < 0 or max(ids) >= self._vocabulary:
                 raise IntegrityError("a completion is empty, too long or outside the vocabulary")
@@ -115,7 +146,9 @@ class TransformersEngine:
             scored.update(zip(batch, results, strict=True))
         return [scored[i] for i in range(len(requests))]
 
-    def _check_prompts(self, requests: Sequence[GenerationRequest]) -> None:
+    def _check_ready(self, requests: Sequence[GenerationRequest]) -> None:
+        if not self._has_policy:
+            raise IntegrityError("the engine holds no policy since the last one failed its test")
         for request in requests:
             if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._vocabulary:
                 raise ConfigError("a prompt holds token ids outside the model's vocabulary")
@@ -150,7 +183,7 @@ class TransformersEngine:
             scaled_NV = logits_NV.float() / temperatures_N[:, None]
             tokens_N = self._draw(scaled_NV, seeds_N, step)
             picked_N = torch.log_softmax(scaled_NV, dim=-1).gather(1, tokens_N[:, None])[:, 0]
-            _record(rows, tokens_N.tolist(), picked_N.tolist())
+            _record(rows, tokens_N.tolist(), picked_N.tolist(), self._version)
             yield sum(len(row.token_ids) == step + 1 for row in rows)
             alive = [i for i, row in enumerate(rows) if not row.ended]
             if not alive:
@@ -254,13 +287,15 @@ class TransformersEngine:
         return logits
 
 
-def _record(rows: Sequence[_Row], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-    """Append one step's tokens to the rows that have not ended."""
+def _record(rows: Sequence[_Row], tokens: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+    """Append one step's tokens, sampled under `version`, to the rows that have not ended."""
     for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
         if row.ended:
             continue
         if not math.isfinite(logprob):
             raise IntegrityError("the policy gives logits that are not numbers")
+        if not row.spans or row.spans[-1][1] != version:
+            row.spans.append((len(row.token_ids), version))
         row.token_ids.append(token)
         row.logprobs.append(logprob)
         row.finished = token in row.request.stop_ids

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from p2prl.errors import RemoteProtocolError
+from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.models.engine import Engine, Generation, GenerationRequest
 from p2prl.models.rewards import RunReward
 from p2prl.protocol import limits
@@ -154,7 +154,9 @@ class GroupWork:
         engine: EngineClass,
         seconds: float,
     ) -> RolloutGroup:
-        """The group to sign and send."""
+        """The group to sign and send. All of it was sampled under the policy it declares, or no replay would agree."""
+        if len({of for generation in generations for _, of in generation.spans}) > 1:
+            raise LocalProtocolError("a group cannot declare two policies: its completions were swapped half-way")
         rewards = self.rewards(assignment, [generation.token_ids for generation in generations])
         completions = tuple(
             Completion(

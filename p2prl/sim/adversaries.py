@@ -9,8 +9,9 @@ from pathlib import Path
 
 from p2prl.client.service import Volunteer
 from p2prl.errors import ConfigError
-from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, Weights
+from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, StagedPolicy, Weights
 from p2prl.models.work import Prepared
+from p2prl.protocol.digests import DIGEST_BYTES, Digest
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import EngineClass
 
@@ -31,6 +32,14 @@ class FabricatingEngine:
     def load_weights(self, weights: Weights) -> None:
         """Takes no weights: that is the saving it is after."""
         del weights
+
+    def stage(self, weights: Weights, version: int) -> StagedPolicy:
+        """Checks nothing either."""
+        return StagedPolicy(version=version, weights=weights, answer=Digest(bytes(DIGEST_BYTES)))
+
+    def swap(self, staged: StagedPolicy) -> None:
+        """See `load_weights`."""
+        del staged
 
     def generate(
         self,

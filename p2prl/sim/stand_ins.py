@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, Weights
+from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, StagedPolicy, Weights
 from p2prl.net import bridge, control
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import EngineClass
@@ -33,6 +33,14 @@ class SharedEngine:
         self._weights = bytes(weights)
         self._owner["holder"] = None
         self._claim()
+
+    def stage(self, weights: Weights, version: int) -> StagedPolicy:
+        """Check a policy, with the shared engine's layout."""
+        return self._engine.stage(bytes(weights), version)
+
+    def swap(self, staged: StagedPolicy) -> None:
+        """Take up a checked policy."""
+        self.load_weights(staged.weights)
 
     def generate(
         self,

@@ -16,6 +16,7 @@ from p2prl.models.engine import Engine, Generation, GenerationRequest, Generatio
 from p2prl.models.layout import flatten, layout_of
 from p2prl.models.noise import gumbel
 from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.protocol.digests import chunk_digest
 
 VOCABULARY, STOP = 18, 16
 
@@ -214,3 +215,96 @@ def test_requests_out_of_bounds_are_refused() -> None:
 def test_the_engine_says_what_computes_its_tokens() -> None:
     described = _engine(_model("llama")).engine_class
     assert (described.engine, described.dtype, described.device) == ("transformers", "float32", "cpu")
+
+
+# --- swapping between two tokens -------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _sample_through_a_swap(first: Any, second: Any, request: GenerationRequest, swap_after: int) -> list[int]:
+    """One request whose policy changes after `swap_after` tokens: old keys and values stay, new tokens use the new."""
+    ids = list(request.prompt_ids)
+    cache, fed = None, 0
+    for step in range(request.max_new_tokens):
+        model = first if step < swap_after else second
+        output = model(input_ids=torch.tensor([ids[fed:]]), past_key_values=cache, use_cache=True)
+        cache, fed = output.past_key_values, len(ids)
+        noise = gumbel(torch.tensor([request.seed]), torch.tensor([[step]]), VOCABULARY)[0, 0].double()
+        token = int((output.logits[0, -1].double() / request.temperature + noise).argmax())
+        ids.append(token)
+        if token in request.stop_ids:
+            break
+    return ids[len(request.prompt_ids) :]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_a_policy_is_swapped_between_two_tokens(kind: str) -> None:
+    first, second = _model(kind, seed=3), _model(kind, seed=4)
+    engine = _engine(_model(kind, seed=5))
+    engine.swap(engine.stage(flatten(first, layout_of(first, "float32")), 7))
+    staged = engine.stage(flatten(second, layout_of(second, "float32")), 8)
+    steps = itertools.count(1)
+
+    def swap_after_three(_: int) -> None:
+        if next(steps) == 3:
+            engine.swap(staged)
+
+    requests = [dataclasses.replace(request, prompt_ids=(1, 2, 3)) for request in _requests(6)]
+    got = engine.generate(requests, on_step=swap_after_three)
+    for request, generation in zip(requests, got, strict=True):
+        assert list(generation.token_ids) == _sample_through_a_swap(first, second, request, 3)
+        assert generation.spans == (((0, 7), (3, 8)) if len(generation.token_ids) > 3 else ((0, 7),))
+    again = engine.generate(requests)
+    assert [generation.spans for generation in again] == [((0, 8),)] * len(requests)
+    assert [list(g.token_ids) for g in again] == [list(_sample_alone(second, r).token_ids) for r in requests]
+
+
+def test_staging_leaves_the_policy_alone() -> None:
+    model, other = _model("gpt2"), _model("gpt2", seed=4)
+    engine = _engine(model)
+    before = flatten(model, layout_of(model, "float32"))
+    weights = flatten(other, layout_of(other, "float32"))
+    engine.stage(weights, 1)
+    assert flatten(model, layout_of(model, "float32")) == before
+    weights[:4] = b"\x00\x00\xc0\x7f"  # NaN
+    with pytest.raises(IntegrityError, match="not all finite"):
+        engine.stage(weights, 1)
+    assert engine.generate(_requests(2))
+
+
+def test_the_known_answer_is_the_policys_state_where_word_types_agree() -> None:
+    model = _model("gpt2")
+    layout = layout_of(model, "float32")
+    weights = flatten(model, layout)
+    assert _engine(model).stage(weights, 1).answer == chunk_digest(bytes(weights))
+    narrow = _engine(model.bfloat16())  # words of 32 bits come in, words of 16 are held
+    assert narrow.stage(weights, 1).answer == chunk_digest(bytes(flatten(model, layout_of(model, "bfloat16"))))
+    narrow.swap(narrow.stage(weights, 1))
+
+
+def test_an_engine_whose_words_are_not_the_staged_ones_samples_nothing_until_it_is_given_a_policy() -> None:
+    model = _model("gpt2")
+    engine = _engine(model)
+    good = bytes(flatten(model, layout_of(model, "float32")))
+    torn = bytearray(good)
+    staged = engine.stage(torn, 2)
+    torn[40] ^= 1  # as a file would be that moves on before it is read again
+    with pytest.raises(IntegrityError, match="not those it was given"):
+        engine.swap(staged)
+    for work in (lambda: engine.generate(_requests(1)), lambda: engine.replay(_requests(1), [[1]])):
+        with pytest.raises(IntegrityError, match="no policy"):
+            work()
+    engine.swap(engine.stage(good, 3))
+    assert engine.generate(_requests(1))[0].spans[0] == (0, 3)
+
+
+def test_a_policy_of_huge_words_fails_its_forward_pass() -> None:
+    model = _model("gpt2")
+    with torch.no_grad():
+        model.transformer.wte.weight.fill_(3e38)
+        model.transformer.h[0].mlp.c_fc.weight.fill_(3e38)
+    engine = _engine(_model("gpt2", seed=4))
+    with pytest.raises(IntegrityError, match="not numbers"):
+        engine.swap(engine.stage(flatten(model, layout_of(model, "float32")), 1))
+    with pytest.raises(IntegrityError, match="no policy"):
+        engine.generate(_requests(1))

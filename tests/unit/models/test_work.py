@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from p2prl.errors import RemoteProtocolError
+from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.models.codec import Codec
 from p2prl.models.work import TOLERANCES, replay_groups
 from p2prl.protocol import limits
@@ -89,4 +90,17 @@ def test_one_batch_of_groups_is_judged_as_each_alone(world: World) -> None:
         assert (alone.reason, alone.tokens, alone.mismatched) == (joint.reason, joint.tokens, joint.mismatched)
         for mine, theirs in zip(alone.behavior_logprobs, joint.behavior_logprobs, strict=True):
             assert np.allclose(mine, theirs, atol=1e-5)
+    world.close()
+
+
+def test_a_group_swapped_half_way_is_not_packed(world: World) -> None:
+    policy = world.publish(0, step=0)
+    assignment = world.work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=0)
+    sampled = world.engine.generate(assignment.requests)
+    mixed = [replace(sampled[0], spans=((0, 4), (1, 5))), *sampled[1:]]
+    for generations in (mixed, [replace(g, spans=((0, i),)) for i, g in enumerate(sampled)]):
+        with pytest.raises(LocalProtocolError, match="two policies"):
+            world.work.pack(
+                assignment, generations, version=5, policy=policy.digest, engine=world.engine.engine_class, seconds=1.0
+            )
     world.close()
