@@ -355,7 +355,7 @@ def bench_ppo_(
     recipes: Annotated[
         str, typer.Option("--recipes", help="Recipes to compare, each `loss[:option=value…]`; see docs/cli.md.")
     ] = "ppo,ppo:normalise=off,ppo:prompts=4,ppo:reference=start,ppo:reference=ema,"
-    "dpo,dpo:reference=start,dpo:reference=ema,dpo:samples=start,grpo,ppo:prompts=64",
+    "dpo,dpo:reference=start,dpo:reference=ema,dpo:samples=start,grpo,ppo:prompts=32",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per recipe.")] = 5,
     updates: Annotated[int, typer.Option("--updates", min=30, help="Batches per run, a multiple of 10.")] = 80,
     learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from p2prl.errors import LocalProtocolError, RemoteProtocolError
+from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from p2prl.models.engine import Engine, Generation, GenerationRequest
 from p2prl.models.rewards import RunReward
 from p2prl.protocol import limits
@@ -107,7 +107,12 @@ class GroupWork:
         self._run = run
         self._codec = codec
         self._tasks: dict[str, Task] = {share.task: task_by_name(share.task) for share in manifest.tasks}
-        self._reward = RunReward(manifest.reward, [share.task for share in manifest.tasks])
+        try:
+            self._reward = RunReward(manifest.reward, self._tasks)
+        except ConfigError as error:
+            raise ConfigError(
+                f"this release cannot work for the run: {error}", remedy="Install the release it was made with."
+            ) from error
 
     def assign(self, *, policy: bytes, beacon: bytes, peer: bytes, slot: int) -> SlotAssignment:
         """The one valid work of a slot. `RemoteProtocolError` when the run's files make a prompt no group may hold."""

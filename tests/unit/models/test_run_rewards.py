@@ -82,6 +82,15 @@ def test_the_run_says_what_its_groups_are_worth(tmp_path: Path) -> None:
     world.close()
 
 
+def test_a_run_of_an_unknown_reward_says_what_to_install(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    manifest = msgspec.structs.replace(world.manifest, reward="success+style")
+    with pytest.raises(ConfigError, match=r"cannot work for the run.*style") as caught:
+        GroupWork(manifest, world.run, Codec(world.loaded.tokenizer, world.loaded.model))
+    assert "Install" in caught.value.remedy
+    world.close()
+
+
 def eval_chain(prompt: str) -> list[int]:
     """Running values from unreduced integers."""
     total, values = int(prompt[0]), []
