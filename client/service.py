@@ -199,12 +199,13 @@ class Volunteer:
             match message:
                 case control.Run() | control.File():
                     self.arrival.take(message)
-                case control.Announced(version=version):
+                case control.Announced(version=version, step=step):
                     self._announced = max(self._announced, version)
+                    self._farewell.on_policy(step)
                 case control.Policy(digest=digest, manifest=raw, path=path):
                     manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
                     self._agent.policy_ready(HeldPolicy(manifest, Digest(digest), path))
-                    self._agent.run_finished(self._farewell.on_policy(manifest.step))
+                    self._farewell.on_policy(manifest.step)
                 case control.Arrived(envelope=raw):
                     self._on_envelope(open_envelope(raw, now=None))
                 case control.LedgerPage(from_height=height, entries=entries):
@@ -218,6 +219,7 @@ class Volunteer:
                     self._on_notice(f"{text}. {remedy}".strip())
                 case _:
                     pass
+        self._agent.run_finished(self._farewell.is_over(self._clock.now()))
 
     def _on_envelope(self, opened: Opened) -> None:
         if opened.kind is Kind.STORAGE_RECEIPT:
@@ -227,7 +229,7 @@ class Volunteer:
             self._settle(body_of(opened, Receipts))
             self._offer_more()
         elif opened.kind is Kind.LEDGER_HEAD:
-            self._agent.run_finished(self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms))
+            self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
     def _offer_more(self) -> None:
         """The learner has dealt with what it was last offered again: offer the next at once, if there is more.

@@ -96,7 +96,7 @@ class Validator:
         """Validate until told to stop. Returns True when the learner ended the run and nothing waits."""
         started = self._clock.now()
         try:
-            while not self._stopping and not (self._farewell.finished and not len(self._docket)):
+            while not self._stopping and not (self._is_over() and not len(self._docket)):
                 self._arrival.check_patience(self._clock.now() - started)
                 worked = self._replay(network)
                 for message in network.poll(0.0 if worked else 0.3):
@@ -104,9 +104,12 @@ class Validator:
                 newest = max((m.version for m, _ in self._policies.values()), default=-1)
                 failed = self._replayed - self._passed
                 self._on_audit(Audit(self._seen, self._replayed, self._passed, failed, len(self._docket), newest))
-            return self._farewell.finished
+            return self._is_over()
         finally:
             network.close()
+
+    def _is_over(self) -> bool:
+        return self._farewell.is_over(self._clock.now())
 
     def _receive(self, message: control.FromNetwork) -> None:
         match message:
@@ -116,6 +119,8 @@ class Validator:
                 manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
                 self._policies[Digest(digest)] = (manifest, Path(path))
                 self._farewell.on_policy(manifest.step)
+            case control.Announced(step=step):
+                self._farewell.on_policy(step)
             case control.Arrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None))
             case control.Warned(message=text, remedy=remedy):
@@ -129,7 +134,7 @@ class Validator:
             if is_selected(opened.digest, self._identity.secret_seed, self._config.rate):
                 self._docket.add(opened, Digest(body_of(opened, RolloutGroup).policy))
         elif opened.kind is Kind.LEDGER_HEAD:
-            self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms)
+            self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
     def _replay(self, network: NetworkPort) -> bool:
         """Replay one batch of one policy that is here; ask for the policies that are not. Whether it did anything."""
@@ -151,7 +156,7 @@ class Validator:
             if policy not in self._asked:
                 self._asked[policy] = now
                 network.send(control.FetchPolicy(policy))
-            elif now - self._asked[policy] > _PATIENCE_S or self._farewell.finished:
+            elif now - self._asked[policy] > _PATIENCE_S or self._is_over():
                 self._docket.drop(policy)
                 del self._asked[policy]
         return False

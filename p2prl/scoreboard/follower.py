@@ -13,6 +13,7 @@ from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.net import control
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
+from p2prl.protocol.heads import Farewell
 from p2prl.protocol.ledger import entry_digest, page_of
 from p2prl.protocol.messages import LedgerHead
 from p2prl.scoreboard.fold import Board
@@ -36,6 +37,7 @@ class _SignedHead:
     height: int
     head: bytes
     raw: bytes
+    sent_ms: int
     finished: bool
 
 
@@ -50,7 +52,8 @@ class Follower:
         self._board: Board | None = None
         self._heads: dict[int, _SignedHead] = {}
         self._signed: _SignedHead | None = None
-        self._finished = False
+        self._farewell = Farewell()
+        self._now = 0.0
         self._incident = store.incident
         self._policy_version: int | None = None
         self._learner_step: int | None = None
@@ -64,12 +67,14 @@ class Follower:
 
     def receive(self, message: control.FromNetwork, now: float) -> list[control.ToNetwork]:
         """One message of the network process; returns what to send it. `now` is seconds since the epoch."""
+        self._now = now
         match message:
             case control.Run(manifest=raw):
                 return self._on_manifest(raw)
             case control.Announced(version=version, step=step):
                 self._policy_version = max(version, self._policy_version or 0)
                 self._learner_step = max(step, self._learner_step or 0)
+                self._farewell.on_policy(step)
             case control.Status(peers=peers):
                 self._neighbours = dict(peers)
             case control.Arrived(envelope=raw):
@@ -85,13 +90,19 @@ class Follower:
 
     def handle_timer(self, now: float) -> list[control.ToNetwork]:
         """Ask for what follows, when it is time to."""
+        self._now = now
         if self._board is None or now < max(self._ask_at, self._asked_at + _HASTE_S):
             return []
         self._asked_at, self._ask_at = now, now + ASK_S
         return [control.AskLedger(self._board.height)]
 
     def introduce(self) -> list[control.ToNetwork]:
-        """What a fresh network process must know."""
+        """What a fresh network process must know: what can be served, and a farewell that nobody else may remember."""
+        signed = self._signed
+        is_farewell = signed is not None and signed.finished and self._farewell.is_said
+        return [*self._serve(), *([control.Publish(signed.raw)] if signed is not None and is_farewell else [])]
+
+    def _serve(self) -> list[control.ToNetwork]:
         return [control.LedgerHeight(self._board.height)] if self._board is not None else []
 
     def snapshot(self) -> Snapshot:
@@ -104,7 +115,7 @@ class Follower:
             neighbours=dict(sorted(self._neighbours.items())),
             signed_height=None if self._signed is None else self._signed.height,
             signed_head=b"" if self._signed is None else self._signed.raw,
-            finished=self._finished,
+            finished=self._farewell.is_over(self._now),
             incident=self._incident,
             join_link=self._join_link,
             total_steps=None,
@@ -116,7 +127,7 @@ class Follower:
         if self._board is None:
             self._begin(raw)
             self._store.keep_manifest(raw)
-        return self.introduce()
+        return self._serve()
 
     def _begin(self, raw: bytes) -> None:
         run = open_run(raw)
@@ -125,7 +136,8 @@ class Follower:
         self._run = run
         self._board = run.empty_board()
         for head in self._store.heads():
-            self._note_head(open_envelope(head, now=None))
+            opened = open_envelope(head, now=None)
+            self._note_head(opened, opened.sent_ms / 1000)  # it was believed when it came
         self._replay()
 
     def _replay(self) -> None:
@@ -158,7 +170,7 @@ class Follower:
             self._ask_at = now  # there may be more
         if false_history:
             self._cut_back()
-        return self.introduce() if self._board.height != before else []
+        return self._serve() if self._board.height != before else []
 
     def _contradicted(self, raw: bytes) -> bool:
         """Whether a signed head says that another entry stands in this place."""
@@ -189,22 +201,24 @@ class Follower:
 
     def _on_envelope(self, opened: Opened, now: float) -> None:
         if isinstance(opened.body, LedgerHead):
-            self._note_head(opened)
+            self._note_head(opened, now)
         self._ask_at = min(self._ask_at, now)
 
-    def _note_head(self, opened: Opened) -> None:
+    def _note_head(self, opened: Opened, now: float) -> None:
         body = body_of(opened, LedgerHead)
         if self._run is None:
             return
         if opened.author != self._run.manifest.learner or opened.run != self._run.run or body.height < 1:
             raise RemoteProtocolError("ledger head: not this run's learner's")
-        self._finished = self._finished or body.finished
+        self._farewell.on_head(body, opened.sent_ms, now=now)
         self._learner_step = max(body.step, self._learner_step or 0)
-        head = _SignedHead(body.height, body.head, opened.raw, body.finished)
+        head = _SignedHead(body.height, body.head, opened.raw, opened.sent_ms, body.finished)
         known = self._heads.setdefault(body.height, head)
         if known.head != head.head:
             self._report(f"the learner signed two different histories of {body.height} ledger entries")
             return
+        if head.sent_ms > known.sent_ms:  # the farewell often repeats the head before it
+            known = self._heads[body.height] = head
         self._check_against_chain(known)
         while len(self._heads) > _HEADS_AHEAD:
             del self._heads[min(self._heads)]
@@ -222,7 +236,7 @@ class Follower:
             self._cut_back()
 
     def _confirm(self, head: _SignedHead) -> None:
-        if self._signed is None or head.height > self._signed.height:
+        if self._signed is None or (head.height, head.sent_ms) > (self._signed.height, self._signed.sent_ms):
             self._signed = head
             self._store.keep_head(head.height, head.raw)
 

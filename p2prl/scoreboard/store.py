@@ -82,8 +82,8 @@ class LedgerStore:
         return _entries(self._db, from_height, limit)
 
     def keep_head(self, height: int, raw: bytes) -> None:
-        """Keep a learner's signed head that this chain was compared with."""
-        self._write("INSERT OR IGNORE INTO heads (height, raw) VALUES (?, ?)", [(height, raw)])
+        """Keep a learner's signed head that this chain was compared with; the newest of those of one height."""
+        self._write("INSERT OR REPLACE INTO heads (height, raw) VALUES (?, ?)", [(height, raw)])
         oldest = "SELECT height FROM heads ORDER BY height DESC LIMIT 1 OFFSET ?"
         self._write(f"DELETE FROM heads WHERE height <= ({oldest})", [(_HEADS_KEPT,)])  # noqa: S608 - constants only
 

@@ -48,6 +48,7 @@ from p2prl.swarm.events import (
 )
 from p2prl.swarm.following import Following
 from p2prl.swarm.gossip import AUDIENCE, Gossip, GossipConfig
+from p2prl.swarm.last_words import LastWords
 from p2prl.swarm.ledger_pages import LedgerPages
 from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
 from p2prl.swarm.ports import BlobStore, Randomness
@@ -86,6 +87,7 @@ class Node:
         self._links = Neighbourhood(self._me, rng, config.neighbourhood, now)
         self._gossip = Gossip(rng, config.gossip)
         self._pages = LedgerPages(rng)
+        self._last_words = LastWords()
         self._relay = Relay(store, rng, config.relay)
         self._following: Following | None = None
         self._learner = b""
@@ -113,12 +115,15 @@ class Node:
             self._me.ledger_height = height
 
     def publish(self, raw: bytes, now: float) -> None:
-        """Spread an envelope of our own; again, if it was spread before."""
+        """Spread an envelope of our own; again, if it was spread before. A head of the learner's may come from disk."""
         opened = open_envelope(raw, now=None)
-        if opened.author != self._me.identity.public_key:
-            raise LocalProtocolError("a node publishes only what its own key signed")
+        own = opened.author == self._me.identity.public_key
+        if not own and opened.kind is not Kind.LEDGER_HEAD:
+            raise LocalProtocolError("a node publishes only what its own key signed, and its learner's heads")
         if opened.kind is Kind.POLICY_MANIFEST:
             self._admit_policy(opened, now, own=True)
+        elif opened.kind is Kind.LEDGER_HEAD:
+            self._admit(opened, now)
         self._gossip.spread(opened, source=None)
 
     def fetch_policy(self, name: Digest, now: float) -> None:
@@ -282,6 +287,8 @@ class Node:
         newest = self._following.newest if self._following else None
         if newest is not None and newest.manifest.version > message.newest_version:
             self._send(source, Push(newest.raw))
+        if farewell := self._last_words.for_neighbour(source, link.role, now):
+            self._send(source, Push(farewell))
         self._report_roles()
 
     def _on_push(self, raw: bytes, source: PeerId, now: float) -> None:
@@ -307,6 +314,7 @@ class Node:
     def _admit(self, opened: Opened, now: float) -> None:
         """Everything checked before an envelope is forwarded. Raises `RemoteProtocolError`."""
         check_envelope(opened, run=self._me.run, learner=self._learner)
+        self._last_words.note_head(opened, now)
         if opened.kind is Kind.POLICY_MANIFEST:
             self._admit_policy(opened, now, own=False)
 
@@ -356,6 +364,7 @@ class Node:
         newest = self._following.newest
         if newest is not None:
             self._me.newest_version = newest.manifest.version
+            self._last_words.note_policy(newest.manifest.step)
 
     def _after(self, now: float) -> None:
         """Let what arrived have its consequences."""
@@ -370,6 +379,7 @@ class Node:
         self._gossip.outbox.append((peer, message))
 
     def _forget(self, peer: PeerId) -> None:
+        self._last_words.forget(peer)
         self._gossip.remove_neighbour(peer)
         self._relay.remove_neighbour(peer)
         self._report_roles()

@@ -26,6 +26,7 @@ from p2prl.sim.loop import START
 from p2prl.sim.network import VirtualNetwork
 from p2prl.swarm.events import (
     ClockOff,
+    EnvelopeArrived,
     Equivocation,
     FileReady,
     LedgerArrived,
@@ -49,6 +50,14 @@ def swarm(seed: int = 1, volunteers: int = 0) -> BroadcastSwarm:
 
 def of(member: Member, kind: type) -> list[object]:
     return [event for event in member.events if isinstance(event, kind)]
+
+
+def say_head(made: BroadcastSwarm, *, finished: bool) -> None:
+    """The learner says how its ledger stands, and whether the run is over."""
+    learner, now = made.members["learner"], made.network.now
+    raw = seal(learner.identity, LedgerHead(1, bytes(32), 1, finished), run=made.run, now=now)
+    made.network.node(learner.peer).publish(raw, now)
+    made.network.wake(learner.peer)
 
 
 def hello_of(run: bytes, *, wire: int = limits.WIRE_VERSION, now: float = START, role: Role = Role.VOLUNTEER) -> bytes:
@@ -105,6 +114,37 @@ def test_a_newcomer_gets_the_newest_policy_from_a_volunteer_when_the_learner_is_
     made.network.run_for(30)
     assert sorted(late.ready_at) == [1]
     assert made.network.node(late.peer).relay_stats.received_from_source == 0
+
+
+def test_who_comes_after_the_end_hears_of_it_from_those_who_were_there() -> None:
+    made = swarm(volunteers=2)
+    made.publish(20_000)
+    made.network.run_for(10)
+    say_head(made, finished=True)
+    made.network.run_for(10)
+    made.network.crash(made.members["learner"].peer)
+    made.network.run_for(600)
+    late = made.add("late", bootstrap=("v1",))
+    board = made.add("board", Role.BOARD, bootstrap=("v0",))
+    made.network.run_for(60)
+    for member in (late, board):
+        heads = [e.opened.body for e in of(member, EnvelopeArrived) if isinstance(e, EnvelopeArrived)]
+        assert [head.finished for head in heads if isinstance(head, LedgerHead)] == [True], "told once, not every hello"
+
+
+def test_a_farewell_that_has_been_taken_back_is_not_passed_on() -> None:
+    made = swarm(volunteers=2)
+    made.publish(20_000)
+    made.network.run_for(10)
+    say_head(made, finished=True)
+    made.network.run_for(60)
+    say_head(made, finished=False)
+    made.network.run_for(10)
+    made.network.crash(made.members["learner"].peer)
+    late = made.add("late", bootstrap=("v1",))
+    made.network.run_for(60)
+    heads = [e.opened.body for e in of(late, EnvelopeArrived) if isinstance(e, EnvelopeArrived)]
+    assert not any(head.finished for head in heads if isinstance(head, LedgerHead))
 
 
 def test_peers_of_another_run_are_left_alone() -> None:

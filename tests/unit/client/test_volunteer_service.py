@@ -320,6 +320,21 @@ def test_an_old_farewell_sends_nobody_home(bench: Bench) -> None:
     assert len(bench.groups()) > said
 
 
+def test_a_newcomer_to_a_finished_run_leaves_once_nobody_has_contradicted(bench: Bench) -> None:
+    bench.introduce()
+    bench.ear.inbox.append(control.Arrived(bench.says(LedgerHead(9, Digest(bytes(32)), 9, True))))
+
+    def wait(timeout_s: float) -> list[control.FromNetwork]:
+        bench.clock.time += timeout_s
+        messages, bench.ear.inbox = bench.ear.inbox, []
+        return messages
+
+    bench.ear.poll = wait  # type: ignore[method-assign]
+    began = bench.clock.time
+    assert bench.volunteer.run(bench.ear) is True
+    assert 10 < bench.clock.time - began < 60
+
+
 def test_a_dead_link_is_given_up_after_a_minute(bench: Bench) -> None:
     waits = iter(range(200))
 

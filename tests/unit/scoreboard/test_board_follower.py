@@ -11,7 +11,9 @@ import pytest
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.net import control
 from p2prl.protocol import ledger, limits
+from p2prl.protocol.envelope import seal
 from p2prl.protocol.ledger import page_of
+from p2prl.protocol.messages import LedgerHead
 from p2prl.scoreboard.follower import ASK_S, Follower
 from p2prl.scoreboard.store import LedgerStore
 from tests.unit.scoreboard.ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
@@ -163,8 +165,27 @@ def test_a_head_by_somebody_else_is_refused(store: LedgerStore) -> None:
 
 def test_the_end_of_the_run_is_heard(store: LedgerStore) -> None:
     follower = started(store)
-    follower.receive(control.Arrived(WRITER.signed_head(finished=True)), 0.0)
+    now = WRITER.now
+    follower.receive(page(WRITER.entries, 0), now)
+    follower.receive(control.Announced(1, 0), now)
+    follower.receive(control.Arrived(WRITER.signed_head()), now)
+    assert not follower.snapshot().finished
+    last = LedgerHead(len(WRITER.entries), WRITER.head, 0, True)
+    farewell = seal(WRITER.learner, last, run=WRITER.run, now=now + 1)
+    follower.receive(control.Arrived(farewell), now + 2)
     assert follower.snapshot().finished
+    resumed = Follower(store, run=WRITER.run)
+    assert control.Publish(farewell) in resumed.introduce(), "nobody else may be left who remembers"
+
+
+def test_an_old_farewell_does_not_end_the_run_on_the_page(store: LedgerStore) -> None:
+    follower = started(store)
+    follower.receive(page(WRITER.entries, 0), WRITER.now)
+    follower.receive(control.Arrived(WRITER.signed_head(finished=True, height=1, head=_head_at(1))), WRITER.now)
+    follower.receive(control.Announced(9, 1_000), WRITER.now)
+    follower.handle_timer(WRITER.now + 3_600)
+    assert not follower.snapshot().finished
+    assert not any(isinstance(message, control.Publish) for message in follower.introduce())
 
 
 def test_another_runs_manifest_is_refused(store: LedgerStore) -> None:
