@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_doc import json_keys
 from tests.loopback.run_witness import examine, install, recorded_steps
 from tests.loopback.swarm_processes import RoleProcess, SwarmProcesses, command, rows, spools, wait_until
 
@@ -25,7 +26,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     install(run)
     with swarm.running():
-        learner = swarm.start("learner", "learn", str(run), "--updates", str(UPDATES), home=home)
+        learner = swarm.start("learner", "learn", str(run), "--updates", str(UPDATES), "--json", home=home)
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a link")
         assert link.strip() in learner.log
         first, second = (swarm.start(f"join-{n}", "join", link.strip(), home=home) for n in (1, 2))
@@ -47,6 +48,10 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
         swarm.start_again(learner)
 
         assert learner.wait(180) == 0, learner.log[-2000:]
+        document = next(json.loads(line) for line in reversed(learner.log.splitlines()) if line.startswith("{"))
+        newest = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        assert json_keys("p2prl learn") <= set(document) == {"run", *newest}
+        assert document["step"] == UPDATES
         assert first.wait(60) == 9, first.log[-2000:]
         assert second.wait(60) == 9, second.log[-2000:]
         assert (run / "link").read_text() == link

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.command_doc import json_keys
 from tests.loopback.run_witness import settled_groups
 from tests.loopback.swarm_processes import (
     RoleProcess,
@@ -65,7 +66,7 @@ def test_a_demo_learns_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def _check(document: dict[str, Any], run: Path) -> None:
-    assert set(document) >= KEYS
+    assert set(document) == json_keys("p2prl demo") >= KEYS
     assert document["reward_before"] <= 0.45
     assert document["reward_after"] >= 0.80
     assert document["updates"] == UPDATES

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from p2prl import cli, errors
 from p2prl.cli import crashes
 from p2prl.cli.app import app
+from p2prl.cli.simulate import _document as _simulation_document
 from p2prl.cli.workers import _audit_document, _progress_document
 from p2prl.client.service import Progress
 from p2prl.config.presets import preset_by_name
@@ -28,10 +29,11 @@ from p2prl.config.runs import init_run, open_run
 from p2prl.learner.founding import RunPlan
 from p2prl.learner.journal import Journal
 from p2prl.models.tiny import tiny_model
+from p2prl.sim.swarm import SwarmConfig, SwarmResult
 from p2prl.validator.service import Audit
+from tests.command_doc import DOC, json_keys, section
 
 ROOT = Path(__file__).parents[3]
-DOC = (ROOT / "docs" / "cli.md").read_text()
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
@@ -47,15 +49,6 @@ def commands() -> dict[str, click.Command]:
 
     walk(typer.main.get_command(app), "p2prl")
     return found
-
-
-def section(name: str) -> str:
-    return DOC.split(f"\n## {name}\n")[1].split("\n## ")[0]
-
-
-def json_keys(name: str) -> set[str]:
-    listed = section(name).partition("JSON keys:")[2]
-    return set(re.findall(r"`([a-z_]+)`", listed))
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +184,15 @@ def test_workers_documents_have_the_documented_keys() -> None:
     progress = Progress("", 0, 0, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
     assert common | set(_progress_document(progress)) == json_keys("p2prl join")
     assert common | set(_audit_document(Audit(0, 0, 0, 0, 0, 0))) == json_keys("p2prl validate")
+
+
+def test_a_simulations_document_has_the_documented_keys() -> None:
+    config = SwarmConfig(volunteers=1, updates=1, delay="const:0")
+    result = SwarmResult(
+        trace_hash="", reward_before=0.0, reward_after=0.0, updates=1, staleness=(0.0, 0.0, 0.0), virtual_s=0.0,
+        messages=0, bytes=0, groups_verified=0, groups_rejected=0, caught_up_s=0.0,
+    )  # fmt: skip
+    assert set(_simulation_document(config, result, wall_s=0.0)) == json_keys("p2prl sim")
 
 
 def test_a_run_that_exists_is_shown_by_status(run: Path) -> None:
