@@ -26,15 +26,16 @@ from p2prl.config.runs import init_run
 from p2prl.errors import TransportError
 from p2prl.learner.founding import RunPlan
 from p2prl.models.tiny import tiny_model
+from p2prl.net import framing
 from p2prl.net.hivemind import HivemindOptions, HivemindTransport
 from p2prl.net.keyfile import create_identity
 from p2prl.net.p2pd import DaemonConfig
-from p2prl.protocol import frames
+from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.link import JoinLink, parse_link
-from p2prl.protocol.messages import LedgerHead, Push
+from p2prl.protocol.messages import Hello, LedgerHead, Push, Role
 
 pytestmark = pytest.mark.loopback
 
@@ -89,10 +90,24 @@ def eventually(condition: Callable[[], bool], *, seconds: float = 40.0) -> None:
         pause.wait(0.05)
 
 
+def meddling(folder: Path, code: str) -> Path:
+    """A folder whose `sitecustomize` runs `code` in every Python process, before anything else does."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code)
+    return folder
+
+
+def with_modules_of(folder: Path) -> dict[str, str]:
+    paths = [str(folder), *filter(None, [ENVIRONMENT.get("PYTHONPATH")])]
+    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 class Running:
     """A role in a process of its own."""
 
-    def __init__(self, log: Path, *arguments: object, file_limit: int | None = None) -> None:
+    def __init__(
+        self, log: Path, *arguments: object, file_limit: int | None = None, meddled: Path | None = None
+    ) -> None:
         self.log = log
         self._file = log.open("wb")
         self.process = subprocess.Popen(
@@ -100,7 +115,7 @@ class Running:
             stdin=subprocess.DEVNULL,
             stdout=self._file,
             stderr=subprocess.STDOUT,
-            env=ENVIRONMENT,
+            env=ENVIRONMENT if meddled is None else with_modules_of(meddled),
             preexec_fn=None if file_limit is None else limiter(file_limit),
         )
 
@@ -117,8 +132,10 @@ class Running:
 
 
 @contextmanager
-def running(log: Path, *arguments: object, file_limit: int | None = None) -> Iterator[Running]:
-    role = Running(log, *arguments, file_limit=file_limit)
+def running(
+    log: Path, *arguments: object, file_limit: int | None = None, meddled: Path | None = None
+) -> Iterator[Running]:
+    role = Running(log, *arguments, file_limit=file_limit, meddled=meddled)
     try:
         yield role
     finally:
@@ -266,6 +283,94 @@ def test_a_learner_outlives_garbage(live: tuple[Path, Running]) -> None:
     about = [line for line in news if rogue.peer_id[-8:] in line]
     assert len(about) == 1, news
     assert "Traceback" not in learner.said()
+
+
+def test_a_frame_longer_than_any_may_be_ends_its_stream_and_nothing_else(live: tuple[Path, Running]) -> None:
+    folder, learner = live
+    link = parse_link((folder / "link").read_text())
+    address = next(a for a in link.bootstrap if "/127.0.0.1/" in a)
+    hello = Hello(limits.WIRE_VERSION, link.run, int(Role.BOARD), int(time.time() * 1000), -1, 0)
+
+    async def attack() -> bytes:
+        options = HivemindOptions(daemon=DaemonConfig(nat_port_map=False, auto_nat=False))
+        transport = await HivemindTransport.start(
+            Identity(os.urandom(16)), listen=("/ip4/127.0.0.1/tcp/0",), bootstrap=[address], options=options
+        )
+        transport.set_receiver(lambda peer, frame: None)
+        try:
+            learner_id = await transport.connect(address)
+            reader, writer = await transport._daemon.open_stream(learner_id, framing.FRAME_PROTOCOL)
+            writer.write((limits.MAX_FRAME_BYTES + 1).to_bytes(4, "little") + bytes(1 << 16))
+            with suppress(OSError):
+                await writer.drain()
+            try:
+                answer = await asyncio.wait_for(reader.read(1), 20)
+            except ConnectionError:
+                answer = b""
+            await transport.send(learner_id, frames.pack(hello), timeout_s=10)  # raises when it is not answered
+            return answer
+        finally:
+            await transport.close()
+
+    assert asyncio.run(attack()) == b"", "a frame that cannot be is not acknowledged, its stream ends"
+    assert learner.process.poll() is None
+    assert "Traceback" not in learner.said()
+
+
+CLOCK_AHEAD = "import time\nreal = time.time\ntime.time = lambda: real() + 300.0\n"
+
+
+def test_a_clock_that_is_minutes_ahead_is_told_and_nothing_is_lost(live: tuple[Path, Running], tmp_path: Path) -> None:
+    folder, _ = live
+    link, home = (folder / "link").read_text().strip(), tmp_path / "home"
+    fast = meddling(tmp_path / "fast", CLOCK_AHEAD)
+    log = tmp_path / "fast.log"
+    with running(log, "join", link, "--home", home, *LISTEN, "--threads", 1, "--slots", 1, meddled=fast) as role:
+        eventually(lambda: "this machine's clock is" in role.said())
+        (told,) = [line for line in role.said().splitlines() if "clock is" in line]
+        assert "300 s ahead of its peers'" in told
+        assert "automatic time" in told
+        eventually(lambda: sum(volunteer_status(home).get("groups", {}).values()) > 0)
+        assert role.stop() == 130
+        assert "Traceback" not in role.said()
+    states = spool_states(home)
+    assert set(states) == {"generated"}, "refused as too early, and kept"
+    with running(tmp_path / "right.log", "join", link, "--home", home, *LISTEN, "--threads", 1) as role:
+        eventually(lambda: volunteer_status(home).get("groups", {}).get("verified", 0) > 0)
+        assert role.stop() == 130
+        assert "clock is" not in role.said()
+    after = spool_states(home)
+    assert after.get("rejected", 0) == after.get("expired", 0) == 0
+    assert sum(after.values()) > sum(states.values())
+
+
+POISONED_CHUNKS = """
+from p2prl.net.blobs import DiskBlobs
+honest = DiskBlobs.read
+DiskBlobs.read = lambda self, ref, index: bytes([honest(self, ref, index)[0] ^ 1]) + honest(self, ref, index)[1:]
+"""
+
+
+def test_weights_from_a_liar_are_refused_and_fetched_elsewhere(live: tuple[Path, Running], tmp_path: Path) -> None:
+    folder, _ = live
+    link = parse_link((folder / "link").read_text())
+    poison = meddling(tmp_path / "poison", POISONED_CHUNKS)
+    liars_home, home = tmp_path / "liar", tmp_path / "home"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        at = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
+    arguments = ("join", link, "--home", liars_home, "--listen", at, "--threads", 1)
+    with running(tmp_path / "liar.log", *arguments, meddled=poison) as liar:
+        eventually(lambda: sum(volunteer_status(liars_home).get("groups", {}).values()) > 0)
+        shown = json.loads(p2prl("key", "show", "--home", liars_home, "--json").stdout)
+        name = shown["seats"]["seat-1"]
+        both = JoinLink(link.name, link.run, (*link.bootstrap, f"{at}/p2p/{name}"))
+        with running(tmp_path / "victim.log", "join", both, "--home", home, *LISTEN, "--threads", 1) as victim:
+            eventually(lambda: f"ignoring peer {name[-8:]}" in victim.said())
+            eventually(lambda: volunteer_status(home).get("groups", {}).get("verified", 0) > 0)
+            assert victim.stop() == 130
+            assert "Traceback" not in victim.said()
+        assert liar.process.poll() is None
 
 
 def test_a_volunteer_leaves_a_run_that_speaks_a_newer_version(tmp_path: Path) -> None:
