@@ -41,6 +41,12 @@ _EXPIRE_S = 10.0
 _LAST_RECEIPTS_S = 5.0
 """How long a volunteer stays for the next receipt after the learner has ended the run."""
 
+_REWARD_WEIGHT = 0.1
+"""Of the newest group in the moving average of rewards that a volunteer is shown."""
+
+_REMEMBERED_REWARDS = 40
+"""Groups of an earlier start that the average takes up again: what is older weighs less than 2 % in it."""
+
 _REPORT_S = 0.2
 """Progress is reported this often at most: counting the spool costs more than a small model's batch."""
 
@@ -66,7 +72,7 @@ class Progress:
     groups: Mapping[str, int]
     reasons: Mapping[str, int]
     verified_tokens: int
-    last_reward: float
+    reward_recent: float | None
     tokens_per_s: float
     fetching: tuple[int, int, int]
     weight_bytes_from_learner: int
@@ -110,7 +116,9 @@ class Volunteer:
         self._awaited_since = 0.0
         self._roles: dict[str, int] = {}
         self._announced = -1
-        self._last_reward = 0.0
+        self._reward_recent: float | None = None
+        for reward in self._spool.newest_rewards(_REMEMBERED_REWARDS):
+            self._follow_reward(reward)
         self._tokens_per_s = 0.0
         self._report_at = 0.0
         self._redeliver_at = 0.0
@@ -186,9 +194,9 @@ class Volunteer:
         if self.arrival.prepared is None:
             return Wait("fetching the run's files" if self.arrival.manifest else "looking for the run")
         # Older groups that no learner has taken wait in the spool for their turn; fresh ones need not wait for them.
-        on_the_way_since = self._clock.now() - self._config.redeliver_s
+        now = self._clock.now()
         return self._agent.next_action(
-            outstanding=self._spool.with_learner(created_after=on_the_way_since),
+            outstanding=self._spool.with_learner(created_after=now - self._config.redeliver_s, now=now),
             learner_in_reach=self._roles.get("learner", 0) > 0,
         )
 
@@ -326,9 +334,13 @@ class Volunteer:
             )
             self._net.send(control.Publish(raw))
             tokens_in_all += tokens
-            self._last_reward += 0.1 * (reward - self._last_reward) if self._last_reward else reward
+            self._follow_reward(reward)
         self._tokens_per_s = tokens_in_all / max(seconds, 1e-9)
         self._agent.sampled(first, count, tokens=tokens_in_all, seconds=seconds)
+
+    def _follow_reward(self, reward: float) -> None:
+        before = reward if self._reward_recent is None else self._reward_recent
+        self._reward_recent = before + _REWARD_WEIGHT * (reward - before)
 
     def _deliver(self) -> None:
         """Offer again what no learner has confirmed, give up what none will take, and fetch missed receipts."""
@@ -364,7 +376,7 @@ class Volunteer:
                 groups=self._spool.counts(),
                 reasons=self._spool.reasons(),
                 verified_tokens=self._spool.verified_tokens(),
-                last_reward=self._last_reward,
+                reward_recent=self._reward_recent,
                 tokens_per_s=self._tokens_per_s,
                 fetching=(-1, 0, 0) if status is None else status.fetching,
                 weight_bytes_from_learner=0 if status is None else status.received_from_source,

@@ -122,10 +122,13 @@ class Spool:
         row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state = 'delivered'").fetchone()
         return int(row[0])
 
-    def with_learner(self, *, created_after: float) -> int:
-        """Groups the learner holds, with those so new that they are on their way to it, and that have no end yet."""
+    def with_learner(self, *, created_after: float, now: float) -> int:
+        """Groups the learner holds, with those so new that they are on their way to it, and that have no end yet.
+
+        Groups from after `now` were made under a clock since corrected: no learner takes them yet.
+        """
         row = self._db.execute(
-            "SELECT COUNT(*) FROM groups WHERE state = 'generated' AND created >= ?", (created_after,)
+            "SELECT COUNT(*) FROM groups WHERE state = 'generated' AND created BETWEEN ? AND ?", (created_after, now)
         ).fetchone()
         return self.delivered() + int(row[0])
 
@@ -169,6 +172,11 @@ class Spool:
             excess -= size
             given_up += 1
         return given_up
+
+    def newest_rewards(self, limit: int) -> list[float]:
+        """Rewards of the newest groups, oldest of them first."""
+        rows = self._db.execute("SELECT reward FROM groups ORDER BY rowid DESC LIMIT ?", (limit,)).fetchall()
+        return [float(row[0]) for row in reversed(rows)]
 
     def counts(self) -> dict[str, int]:
         """Groups by state."""

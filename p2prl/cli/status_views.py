@@ -56,8 +56,8 @@ def _identity(worker: Mapping[str, Any]) -> str:
 def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A volunteer's or a validator's figures."""
     rows = [("policy", _policy(worker)), ("groups", _groups(worker))]
-    if (groups := worker.get("groups")) and sum(groups.values()):
-        rows.append(("reward", f"{worker.get('reward_recent', 0.0):.2f}, recent groups of yours"))
+    if (reward := worker.get("reward_recent")) is not None:
+        rows.append(("reward", f"{reward:.2f}, recent groups of yours"))
     if reasons := worker.get("reasons"):
         rows.append(("refused", ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))))
     received = worker.get("weight_bytes_received", 0)

@@ -146,7 +146,7 @@ def _waiting(progress: Progress) -> int:
 
 
 def _reward(progress: Progress) -> str:
-    return f"{progress.last_reward:.2f}" if any(progress.groups.values()) else _NONE
+    return _NONE if progress.reward_recent is None else f"{progress.reward_recent:.2f}"
 
 
 def _rate(tokens_per_s: float) -> str:

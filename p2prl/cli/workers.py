@@ -192,7 +192,7 @@ def _progress_document(progress: Progress) -> dict[str, Any]:
         "reasons": dict(progress.reasons),
         "verified_tokens": progress.verified_tokens,
         "tokens_per_s": round(progress.tokens_per_s, 1),
-        "reward_recent": round(progress.last_reward, 4),
+        "reward_recent": None if progress.reward_recent is None else round(progress.reward_recent, 4),
         "weight_bytes_received": received,
         "weight_bytes_from_learner": progress.weight_bytes_from_learner,
         "weight_bytes_from_peers": progress.weight_bytes_from_peers,

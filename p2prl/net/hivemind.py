@@ -23,6 +23,7 @@ from p2prl.net.directory import start_directory
 from p2prl.net.p2pd import Daemon, DaemonConfig
 from p2prl.net.ports import Receiver
 from p2prl.net.records import MAX_RECORD_BYTES, MAX_RECORD_TTL_S
+from p2prl.protocol import limits
 from p2prl.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 
 logger = logging.getLogger(__name__)
@@ -263,7 +264,8 @@ class HivemindTransport:
                 remedy="Check your connection and firewall, or ask for a newer join link.",
             )
         skew = self.clock_skew_s
-        if skew is not None and abs(skew) > CLOCK_SKEW_WARNING_S:
+        # Past what the wire tolerates the node itself tells the person, with the remedy: once is enough.
+        if skew is not None and CLOCK_SKEW_WARNING_S < abs(skew) <= limits.MAX_CLOCK_SKEW_S:
             logger.warning(
                 "this machine's clock is %.1f s %s the swarm's: its directory records will be refused or short-lived. "
                 "Turn on automatic time (NTP).",

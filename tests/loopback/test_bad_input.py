@@ -307,6 +307,7 @@ def test_a_frame_longer_than_any_may_be_ends_its_stream_and_nothing_else(live: t
                 answer = await asyncio.wait_for(reader.read(1), 20)
             except ConnectionError:
                 answer = b""
+            writer.transport.abort()
             await transport.send(learner_id, frames.pack(hello), timeout_s=10)  # raises when it is not answered
             return answer
         finally:

@@ -25,7 +25,7 @@ from tests.unit.scoreboard.ledgers import manifest
 
 IDENTITY = Identity.generate(bytes(range(16)))
 NEEDS = Needs(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)
-IDLE = Progress("connecting", -1, -1, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
+IDLE = Progress("connecting", -1, -1, {}, {}, {}, 0, None, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
 BUSY = Progress(
     "sampling",
     7,

@@ -121,6 +121,25 @@ def test_redelivery_offers_the_oldest_first_and_not_the_newest(path: Path) -> No
     spool.close()
 
 
+def test_groups_from_a_clock_that_was_ahead_are_not_on_their_way(path: Path) -> None:
+    spool = Spool(path, SpoolConfig())
+    for number, made_at in enumerate((NOW - 60, NOW - 1, NOW, NOW + 300)):
+        add(spool, number, now=made_at)
+    assert spool.with_learner(created_after=NOW - 5, now=NOW) == 2
+    spool.stored([name(3)])
+    assert spool.with_learner(created_after=NOW - 5, now=NOW) == 3, "what the learner holds counts whenever it was made"
+    spool.close()
+
+
+def test_the_newest_rewards_are_found_again(path: Path) -> None:
+    spool = Spool(path, SpoolConfig())
+    assert spool.newest_rewards(3) == []
+    for number, reward in enumerate((0.1, 0.2, 0.3, 0.4)):
+        spool.add(name(number), b"", version=0, slot=number, tokens=1, reward=reward, now=NOW)
+    spool.close()
+    assert Spool(path, SpoolConfig()).newest_rewards(3) == [0.2, 0.3, 0.4]
+
+
 def test_what_is_too_old_or_too_much_is_given_up_oldest_first(path: Path) -> None:
     spool = Spool(path, SpoolConfig(max_bytes=250, max_age_s=100.0))
     for number, age in enumerate((101.0, 50.0, 40.0, 30.0, 20.0)):

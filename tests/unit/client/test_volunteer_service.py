@@ -320,6 +320,23 @@ def test_an_old_farewell_sends_nobody_home(bench: Bench) -> None:
     assert len(bench.groups()) > said
 
 
+def test_the_reward_shown_goes_on_where_it_was_before_a_restart(bench: Bench) -> None:
+    bench.introduce()
+    bench.turns(1)
+    assert {progress.reward_recent for progress in bench.progress} == {None}, "nothing was earned yet"
+    bench.offer(0)
+    for _ in range(4):
+        bench.clock.time += 1
+        bench.turns(1)
+    shown = bench.progress[-1].reward_recent
+    assert shown is not None
+    bench.volunteer.close()
+    bench.start()
+    bench.clock.time += 1
+    bench.turns(1)
+    assert bench.progress[-1].reward_recent == pytest.approx(shown)
+
+
 def test_a_newcomer_to_a_finished_run_leaves_once_nobody_has_contradicted(bench: Bench) -> None:
     bench.introduce()
     bench.ear.inbox.append(control.Arrived(bench.says(LedgerHead(9, Digest(bytes(32)), 9, True))))
