@@ -102,6 +102,7 @@ def learn_command(
 
         def on_metrics(metrics: dict[str, Any]) -> None:
             first = not newest  # its interval counts the wait for volunteers
+            newest.clear()  # not every update has every key
             newest.update(metrics)
             track_metrics(metrics)
             write_status(directory / "status.json", {"role": "learner", "run": folder.manifest.name, **metrics})
