@@ -24,6 +24,10 @@ VERDICTS_PER_VERSION = 4_096
 """Verdicts of one validator on one version's groups that enter the ledger: above what a version's window brings to a
 busy learner, so that a validator that replays everything is heard out, and none fills the disk."""
 
+VERDICTS_PER_GROUP = 16
+"""Verdicts on one group that enter the ledger, whoever signed them. Keys are free, so a quota of each key bounds
+nothing by itself; past this many independent replays another one says nothing new."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     digest BLOB PRIMARY KEY,
@@ -52,6 +56,7 @@ CREATE TABLE IF NOT EXISTS audits (
     PRIMARY KEY (validator, digest)
 );
 CREATE INDEX IF NOT EXISTS audits_version ON audits (validator, version);
+CREATE INDEX IF NOT EXISTS audits_group ON audits (digest);
 CREATE INDEX IF NOT EXISTS audits_waiting ON audits (digest) WHERE waiting IS NOT NULL;
 """
 
@@ -272,7 +277,7 @@ class Journal:
         self._height, self._head = self._height + 1, head
 
     def add_verdict(self, verdict: Verdict, validator: bytes, envelope: bytes) -> bool:
-        """Take a validator's verdict on a group that was taken in here, once, and at most so many for a version.
+        """Take a validator's verdict on a group that was taken in here, once, as far as the quotas go.
 
         The ledger gets it at once when the group has its receipt, else by `settled`. False when it was not taken.
         """
@@ -282,7 +287,8 @@ class Journal:
         (taken,) = self._db.execute(
             "SELECT COUNT(*) FROM audits WHERE validator = ? AND version = ?", (validator, verdict.version)
         ).fetchone()
-        if taken >= VERDICTS_PER_VERSION:
+        (heard,) = self._db.execute("SELECT COUNT(*) FROM audits WHERE digest = ?", (verdict.group,)).fetchone()
+        if taken >= VERDICTS_PER_VERSION or heard >= VERDICTS_PER_GROUP:
             return False
         waiting = envelope if row[2] == "stored" else None
         added = self._db.execute(

@@ -191,6 +191,23 @@ def test_verdicts_on_nothing_or_without_end_stay_out(path: Path, monkeypatch: py
     journal.close()
 
 
+def test_a_thousand_keys_of_one_liar_do_not_fill_the_ledger(path: Path) -> None:
+    journal = Journal(path)
+    one, two = group(1), group(2)
+    for each in (one, two):
+        journal.store(each, NOW)
+    journal.verified(two.digest, behavior=b"", rewards=b"")
+    keys = [number.to_bytes(32, "big") for number in range(1_000)]
+    waiting = sum(journal.add_verdict(verdict(one), key, receipts(1)) for key in keys)
+    at_once = sum(journal.add_verdict(verdict(two), key, receipts(1)) for key in keys)
+    assert waiting == at_once == journal.height <= 16
+    assert not journal.add_verdict(verdict(two), keys[0], receipts(1)), "one of each key, still"
+    journal.verified(one.digest, behavior=b"", rewards=b"")
+    journal.settled([one.digest])
+    assert journal.height == 2 * waiting
+    journal.close()
+
+
 def test_a_flood_of_one_peer_delays_nobody_else(path: Path) -> None:
     journal = Journal(path)
     for number in range(20):
