@@ -27,7 +27,7 @@ _EVALUATED = 4096
 """Fresh prompts of the final evaluation: a standard error of .007 at a reward of .8."""
 
 _PATIENCE_S = 3600.0
-"""Longest time of one run, on a machine that does much else."""
+"""Longest time of one process, on a machine that does much else."""
 
 _PUBLISH_EVERY = 4
 """Updates between versions: weights must reach everybody, and four of sixty-four updates blur nothing."""
@@ -197,7 +197,7 @@ def _first_weights(out: Path, seed: int) -> Path:
 
 
 def _succeed(swarm: SwarmProcesses, *arguments: str) -> str:
-    done = command(*arguments, environment=swarm.environment(), timeout_s=600.0)
+    done = command(*arguments, environment=swarm.environment(), timeout_s=_PATIENCE_S)
     if done.returncode != 0:
         raise AssertionError(f"p2prl {' '.join(arguments)} failed:\n{done.stderr}")
     return done.stdout

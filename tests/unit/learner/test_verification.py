@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from p2prl.learner.journal import StoredGroup
+from p2prl.models.engine import Scored
 from p2prl.protocol.messages import EngineClass, RolloutGroup, State
 from p2prl.protocol.reasons import Reason
 from tests.unit.learner.world import NOW, STALENESS, World, altered, identity, with_completion
@@ -135,6 +138,37 @@ def test_honest_groups_of_several_versions_are_verified_in_order(world: World) -
         receipt = outcome.receipt
         assert (receipt.tokens, receipt.completions) == (tokens, 2)
         assert receipt.reward == pytest.approx(sum(c.reward for c in group.completions) / 2)
+
+
+def test_a_small_lie_about_log_probs_passes_and_is_never_trained_on(world: World) -> None:
+    """Deflated by less than rounding may explain: the group is sound, and what trains are the learner's own."""
+    policy = world.publish(0, step=0)
+    lie = honest = world.group(policy, PEER, 0)
+    for index in range(2):
+        claimed = np.frombuffer(honest.completions[index].logprobs, dtype="<f2").astype(np.float32) - 0.01
+        lie = with_completion(lie, index, logprobs=claimed.astype("<f2").tobytes())
+    truth, lied = (world.check(world.sealed(group, PEER))[0] for group in (honest, lie))
+    assert truth.replay is not None
+    assert lied.replay is not None
+    assert lied.state is State.VERIFIED
+    assert lied.replay.behavior_logprobs == truth.replay.behavior_logprobs
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_replay_without_finite_log_probs_is_rejected_before_it_can_train(
+    world: World, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    policy = world.publish(0, step=0)
+    group = world.group(policy, PEER, 0)
+    honest = world.engine.replay
+
+    def broken(*arguments: Any) -> list[Scored]:
+        first, *others = honest(*arguments)
+        return [replace(first, logprobs=(value, *first.logprobs[1:])), *others]
+
+    monkeypatch.setattr(world.engine, "replay", broken)
+    (outcome,) = world.check(world.sealed(group, PEER))
+    assert (outcome.state, outcome.reason) == (State.REJECTED, Reason.LOGPROB_MISMATCH)
 
 
 def test_a_claimed_reward_is_never_read(world: World) -> None:

@@ -1,0 +1,67 @@
+"""`docs/algorithms.md` says what can be set and to what: its tables are compared with the code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from p2prl.algorithms.advantages import AdvantageKind
+from p2prl.algorithms.aggregation import AggregationKind
+from p2prl.algorithms.registry import LOSSES
+from p2prl.algorithms.selection import SelectionConfig
+from p2prl.config.losses import ReferenceTable
+from p2prl.learner.guards import GuardConfig
+from p2prl.learner.trust import TrustConfig
+
+TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
+
+
+def rows(title: str) -> list[list[str]]:
+    """Cells of the first table of a section, without its header."""
+    section = TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    table = section.split("\n|---")[1].split("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+
+
+def name(cell: str) -> str:
+    return cell.strip().strip("`")
+
+
+def defaults(kind: type[Any]) -> dict[str, str]:
+    assert not any(each.default is MISSING for each in fields(kind))
+    return {each.name: str(each.default) for each in fields(kind)}
+
+
+def test_every_loss_stands_there_with_its_knobs_and_their_defaults() -> None:
+    documented = {name(row[0]): row for row in rows("Losses")}
+    assert set(documented) == set(LOSSES)
+    for loss, (_, minimised, paper, knobs, options, use) in documented.items():
+        spec = LOSSES[loss]
+        assert knobs == f"{spec.advantage}, {spec.aggregation}", loss
+        said = dict(re.findall(r"`(\w+)` ([^,]+)", options))
+        assert said == defaults(spec.config_type), loss
+        assert min(len(minimised), len(paper), len(use)) > 3, loss
+
+
+@pytest.mark.parametrize(("title", "kind"), [("Advantage", AdvantageKind), ("Aggregation", AggregationKind)])
+def test_every_kind_stands_there(title: str, kind: Any) -> None:
+    assert {name(row[0]) for row in rows(title)} == set(get_args(kind))
+
+
+@pytest.mark.parametrize(
+    ("title", "kind"),
+    [
+        ("loss.guards", GuardConfig),
+        ("loss.trust", TrustConfig),
+        ("loss.reference", ReferenceTable),
+        ("loss.auto", SelectionConfig),
+    ],
+)
+def test_every_key_stands_there_with_its_default(title: str, kind: type[Any]) -> None:
+    spoken = {"None": "off", "False": "false", "": "none"}
+    expected = {key: spoken.get(value, value) for key, value in defaults(kind).items()}
+    assert {name(key): default for key, default, meaning in rows(title) if len(meaning) > 10} == expected
