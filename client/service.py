@@ -80,6 +80,12 @@ class Progress:
     weight_bytes_sent: int
     network_resident_bytes: int
     network_daemon_bytes: int
+    patch_bytes: int = 0
+    """Bytes of the patches that versions were rebuilt from."""
+    whole_bytes: int = 0
+    """Bytes of versions that were fetched whole."""
+    brought_bytes: int = 0
+    """What all versions that came would have cost whole."""
 
 
 class Volunteer:
@@ -382,6 +388,9 @@ class Volunteer:
                 weight_bytes_from_learner=0 if status is None else status.received_from_source,
                 weight_bytes_from_peers=0 if status is None else status.received_from_peers,
                 weight_bytes_sent=0 if status is None else status.sent,
+                patch_bytes=0 if status is None else status.patch_bytes,
+                whole_bytes=0 if status is None else status.whole_bytes,
+                brought_bytes=0 if status is None else status.brought_bytes,
                 network_resident_bytes=0 if status is None else status.resident_bytes,
                 network_daemon_bytes=0 if status is None else status.daemon_bytes,
             )

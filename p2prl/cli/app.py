@@ -120,7 +120,11 @@ def init(
     reward: Annotated[
         str, typer.Option("--reward", help="What is rewarded, e.g. success+0.2*process:clip+delta.")
     ] = "success",
-    dtype: Annotated[str, typer.Option("--dtype", help="Word type weights travel in.")] = "float32",
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Word type weights travel in.")] = None,
+    compute_dtype: Annotated[
+        str | None,
+        typer.Option("--compute-dtype", help="Word type engines compute in. Default: that of --dtype."),
+    ] = None,
     root_dir: Annotated[Path, typer.Option("--in", help="Folder to make the run in.")] = Path("runs"),
     seed: Seed = 0,
     as_json: Json = False,
@@ -141,6 +145,7 @@ def init(
         max_new_tokens=max_new_tokens,
         reward=reward,
         dtype=dtype,
+        compute_dtype=compute_dtype,
         root=root_dir,
         seed=seed,
         as_json=as_json,

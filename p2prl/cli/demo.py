@@ -24,6 +24,7 @@ from rich.table import Table
 from p2prl.cli.console import View, emit, progress, say
 from p2prl.cli.evaluate import evaluate_checkpoint
 from p2prl.cli.plots import plot_run
+from p2prl.cli.quantities import fetched_line
 from p2prl.cli.reading import read_lines, read_status
 from p2prl.config.presets import preset_by_name
 from p2prl.config.runs import RunFolder, init_run, open_run
@@ -170,6 +171,8 @@ def _make_run(directory: Path, seed: int, updates: int, *, quiet: bool) -> RunFo
         max_new_tokens=preset.max_new_tokens,
         staleness_bound=preset.staleness_bound,
         publish_every=_PUBLISH_EVERY,
+        dtype=preset.dtype,
+        compute_dtype=preset.compute_dtype,
         seed=seed,
     )
     with progress("making the model and its flawed warm start", quiet=quiet) as tell:
@@ -266,6 +269,9 @@ def _summary(swarm: Swarm, folder: RunFolder, before: float, after: float, *, wa
         "staleness_p95": staleness[int(0.95 * (len(staleness) - 1))],
         "staleness_max": staleness[-1],
         "weight_bytes_from_volunteers_share": from_peers / max(1, from_peers + from_learner),
+        "patch_bytes": sum(status.get("patch_bytes", 0) for status in statuses),
+        "whole_bytes": sum(status.get("whole_bytes", 0) for status in statuses),
+        "brought_bytes": sum(status.get("brought_bytes", 0) for status in statuses),
         "groups_verified": sum(person.verified_groups for person in people.values()),
         "groups_rejected": sum(person.rejected_groups for person in people.values()),
         "groups_by_contributor": {names.get(peer, peer): person.verified_groups for peer, person in people.items()},
@@ -304,6 +310,7 @@ def _print_summary(document: dict[str, Any], directory: Path) -> None:
     )
     share = document["weight_bytes_from_volunteers_share"]
     say(f"weights    {share:.0%} of the bytes volunteers received came from other volunteers")
+    say(fetched_line(document["patch_bytes"], document["whole_bytes"], document["brought_bytes"]))
     for name, count in document["groups_by_contributor"].items():
         say(f"groups     {name:<14} {count} verified")
     say(f"rejected   {document['groups_rejected']}")

@@ -9,7 +9,7 @@ from p2prl.config.runs import RunFolder
 from p2prl.models.codec import Codec
 from p2prl.models.devices import choose_device
 from p2prl.models.evaluation import Evaluation, evaluate
-from p2prl.models.layout import layout_of
+from p2prl.models.layout import TORCH_DTYPES, flatten, layout_of
 from p2prl.models.loading import load_pretrained
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.work import GroupWork
@@ -25,9 +25,13 @@ def evaluate_checkpoint(
     device: str = "cpu",
     on_progress: Callable[[str, float], None],
 ) -> Evaluation:
-    """The reward of a model directory on fresh prompts of a run's task."""
-    loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype=folder.manifest.dtype)
-    engine = TransformersEngine(loaded.model, layout_of(loaded.model, folder.manifest.dtype))
+    """The reward of a model directory on fresh prompts of a run's task, as the run would publish and sample it."""
+    manifest = folder.manifest
+    loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype="float32")
+    weights = flatten(loaded.model, layout_of(loaded.model, manifest.dtype))
+    loaded.model.to(TORCH_DTYPES[manifest.engine_dtype])
+    engine = TransformersEngine(loaded.model, layout_of(loaded.model, manifest.dtype))
+    engine.load_weights(weights)
     work = GroupWork(folder.manifest, folder.run, Codec(loaded.tokenizer, loaded.model))
     return evaluate(
         engine,

@@ -40,7 +40,8 @@ def init_command(
     temperature: float,
     max_new_tokens: int | None,
     reward: str,
-    dtype: str,
+    dtype: str | None,
+    compute_dtype: str | None,
     root: Path,
     seed: int,
     as_json: bool,
@@ -66,7 +67,9 @@ def init_command(
         staleness_bound=chosen.staleness_bound if staleness is None else staleness,
         publish_every=publish_every or chosen.publish_every,
         reward=reward,
-        dtype=dtype,
+        dtype=dtype or chosen.dtype,
+        # Whoever chooses how the weights travel computes in that type, unless told otherwise.
+        compute_dtype=compute_dtype or ("" if dtype else chosen.compute_dtype),
         seed=seed,
     )
     if model is None:

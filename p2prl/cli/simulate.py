@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from p2prl.cli.console import emit, progress, say
+from p2prl.cli.quantities import fetched_line
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.devices import use_threads
 from p2prl.models.tiny import tiny_model
@@ -65,6 +66,7 @@ def sim_command(
     say(f"updates    {result.updates} in {result.virtual_s / 60:.0f} virtual minutes")
     say(f"staleness  p50 {p50:.0f}  p95 {p95:.0f}  max {largest:.0f} updates")
     say(f"messages   {result.messages}, {result.bytes / 1e6:.0f} MB")
+    say(fetched_line(result.patch_bytes, result.whole_bytes, result.brought_bytes))
     say(f"groups     {result.groups_verified} verified, {result.groups_rejected} rejected")
     say(f"trace      {result.trace_hash}")
 
@@ -95,6 +97,9 @@ def _document(config: SwarmConfig, result: SwarmResult, *, wall_s: float) -> dic
         "staleness_max": largest,
         "groups_verified": result.groups_verified,
         "groups_rejected": result.groups_rejected,
+        "patch_bytes": result.patch_bytes,
+        "whole_bytes": result.whole_bytes,
+        "brought_bytes": result.brought_bytes,
         "caught_up_s": result.caught_up_s,
         "volunteers": config.volunteers,
         "delay": config.delay,

@@ -197,6 +197,9 @@ def _progress_document(progress: Progress) -> dict[str, Any]:
         "weight_bytes_from_learner": progress.weight_bytes_from_learner,
         "weight_bytes_from_peers": progress.weight_bytes_from_peers,
         "weight_bytes_sent": progress.weight_bytes_sent,
+        "patch_bytes": progress.patch_bytes,
+        "whole_bytes": progress.whole_bytes,
+        "brought_bytes": progress.brought_bytes,
         "network_resident_bytes": progress.network_resident_bytes,
         "network_daemon_bytes": progress.network_daemon_bytes,
     }

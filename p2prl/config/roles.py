@@ -39,14 +39,14 @@ from p2prl.validator.service import Audit, Validator, ValidatorConfig
 def prepare_engine(manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: torch.device) -> Prepared:
     """An engine without weights, and the meaning of the run's slots, from the files a run ships.
 
-    It computes in the word type the weights travel in: in any other, an honest peer's tokens would not replay.
+    It computes in the word type the run computes in: in any other, an honest peer's tokens would not replay.
     """
     loaded, layout = build_from_run(
         {name: path.read_bytes() for name, path in files.items()},
         layout_digest=manifest.layout,
         max_weight_bytes=MAX_WEIGHT_BYTES,
         device=device,
-        dtype=manifest.dtype,
+        dtype=manifest.engine_dtype,
     )
     engine = TransformersEngine(loaded.model, layout)
     return Prepared(engine, GroupWork(manifest, run, Codec(loaded.tokenizer, loaded.model)))
@@ -60,7 +60,7 @@ def build_learner(
     use_threads(folder.settings.threads)
     # Master weights in fp32, whatever they travel in: AdamW's small steps would be lost in shorter words.
     training = load_pretrained(str(folder.newest_weights()), device=device, dtype="float32")
-    replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.dtype)
+    replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     work = GroupWork(folder.manifest, folder.run, Codec(replaying.tokenizer, replaying.model))
     blobs = DiskBlobs(folder.paths.blobs)
@@ -171,6 +171,7 @@ def peer_network(link: JoinLink, seat: Seat, role: Role, listen: tuple[str, ...]
         bootstrap=link.bootstrap,
         manifest=known_run(directory, link.run),
         keep_versions=VERSIONS_KEPT[role],
+        rebuilds=role in (Role.VOLUNTEER, Role.VALIDATOR),
     )
 
 

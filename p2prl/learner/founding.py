@@ -40,7 +40,9 @@ class RunPlan:
     reward: str = "success"
     """What training rewards: see `p2prl/algorithms/reward_spec.py`."""
     dtype: str = "float32"
-    """Word type the weights travel in, and every engine computes in."""
+    """Word type the weights travel in. In a short one most words outlive an update, and patches are small."""
+    compute_dtype: str = ""
+    """Word type every engine computes in; empty for the one above."""
     seed: int = 0
     """Fixes the first weights of a model made here."""
 
@@ -54,8 +56,11 @@ class RunPlan:
         ):
             require(name, value := getattr(self, name), 1 <= value <= most, f"within 1..{most}")
         require("temperature", self.temperature, 0.01 <= self.temperature <= 100.0, "within 0.01..100")
-        require("dtype", self.dtype, self.dtype in DTYPE_BYTES, f"one of {', '.join(DTYPE_BYTES)}")
         RunReward(self.reward, [self.task])
+        types = ", ".join(DTYPE_BYTES)
+        require("dtype", self.dtype, self.dtype in DTYPE_BYTES, f"one of {types}")
+        computes = self.compute_dtype or self.dtype
+        require("compute_dtype", self.compute_dtype, computes in DTYPE_BYTES, f"empty or one of {types}")
         # A version is the newest one for κ updates; below κ − 1 all work would be stale before the next came out.
         least = self.publish_every - 1
         legal = least <= self.staleness_bound <= limits.MAX_STALENESS
@@ -91,4 +96,5 @@ def run_manifest(
         reward=plan.reward,
         licence="Apache-2.0",
         content_policy="Prompts are made by a public program from public seeds; completions are answers to them.",
+        compute_dtype=plan.compute_dtype,
     )

@@ -1,17 +1,34 @@
-"""What is published: the weights of a step as a signed version, once and for ever the same."""
+"""What is published: the weights of a step as a signed version, once and for ever the same, and the head that says
+which versions there are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from p2prl.clock import Clock
 from p2prl.learner.journal import Journal
+from p2prl.learner.patching import bases_of, make_patches
 from p2prl.learner.shelf import Shelf
 from p2prl.learner.voice import Voice
 from p2prl.models.layout import Layout, flatten, weights_digest
 from p2prl.net.blobs import DiskBlobs
+from p2prl.protocol import limits
 from p2prl.protocol.manifests import PolicyManifest, blob_of, chunk_bytes_for
+from p2prl.protocol.versions import Edge, PolicyHead
+
+_HEAD_LIFE_S = 900.0
+"""How long a head stays fresh: a volunteer says after a quarter of an hour that it has heard nothing."""
+
+_HEAD_AGAIN_S = 120.0
+"""How often it is signed again without a new version: several reach everybody before the first expires."""
+
+_FIRST_CADENCE_S = 60.0
+"""Taken for the time between two versions until two are out."""
+
+_LATEST_TARGET_S = 3600.0
+"""A run that stood still overnight does not tell its volunteers to take their time."""
 
 
 class Publication:
@@ -39,25 +56,69 @@ class Publication:
         self._chunk_pieces = chunk_pieces
         self._clock = clock
         self._random_bytes = random_bytes
+        self._cadence_s = _FIRST_CADENCE_S
+        self._head_at = -math.inf
 
     def publish(self, model: Any, *, step: int) -> None:
         """Sign the weights as the next version, or say again what was signed for this step before a crash."""
         raw = self._journal.policy_at(step) or self._sign(model, step)
         self._voice.send(raw)
+        self._voice.send(self._head())
+
+    def refresh(self) -> None:
+        """Sign the head again when that is due."""
+        if self._shelf.newest is not None and self._clock.now() - self._head_at >= _HEAD_AGAIN_S:
+            self._voice.send(self._head())
+
+    def head(self) -> list[bytes]:
+        """The head as of now, for a network that has just started; none before the first version."""
+        return [] if self._shelf.newest is None else [self._head()]
+
+    def _head(self) -> bytes:
+        newest = self._shelf.newest
+        assert newest is not None
+        self._head_at = now = self._clock.now()
+        kept = self._shelf.all()
+        edges = [
+            Edge(published.manifest.version, patch.base, patch.blob.size_bytes, published.digest)
+            for published in kept
+            for patch in published.manifest.patches
+        ]
+        head = PolicyHead(
+            version=newest.manifest.version,
+            manifest=newest.digest,
+            oldest=kept[-1].manifest.version,
+            weight_bytes=newest.manifest.weights.size_bytes,
+            edges=tuple(edges[: limits.MAX_HEAD_EDGES]),
+            target_ms=newest.manifest.created_ms + int(1000 * self._cadence_s),
+            expires_ms=int((now + _HEAD_LIFE_S) * 1000),
+        )
+        return self._voice.sealed(head)
 
     def _sign(self, model: Any, step: int) -> bytes:
         weights = memoryview(flatten(model, self._layout))
         ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=self._chunk_pieces))
         self._blobs.add(ref, weights)
         newest = self._shelf.newest
+        version = 0 if newest is None else newest.manifest.version + 1
+        now = self._clock.now()
+        if newest is not None:
+            self._cadence_s = min(_LATEST_TARGET_S, max(0.0, now - newest.manifest.created_ms / 1000))
         manifest = PolicyManifest(
-            version=0 if newest is None else newest.manifest.version + 1,
+            version=version,
             step=step,
             weights=ref,
             state=weights_digest(weights),
             previous=b"" if newest is None else newest.digest,
             beacon=self._random_bytes(32),
-            created_ms=int(self._clock.now() * 1000),
+            created_ms=int(now * 1000),
+            patches=make_patches(
+                weights,
+                self._layout.tensors[0].dtype,
+                bases_of(version, self._shelf, self._blobs),
+                self._blobs,
+                chunk_pieces=self._chunk_pieces,
+            ),
         )
         raw = self._voice.sealed(manifest)
         with self._journal.transaction():

@@ -172,6 +172,8 @@ class Learner:
         """Tell a fresh node every policy a volunteer may still need. Runs at every (re)start of the network."""
         for raw in self._journal.policies(from_step=self._trainer.step - self._manifest.staleness_bound):
             network.send(control.Publish(raw))
+        for raw in self._publication.head():
+            network.send(control.Publish(raw))
         network.send(control.LedgerHeight(self._journal.height))
         network.send(control.Publish(self._voice.head(step=self.step, finished=self._epochs.finished)))
 
@@ -206,6 +208,7 @@ class Learner:
             self._publish()
         elif action is Action.STEP:
             self._step()
+        self._publication.refresh()
         return action
 
     def close(self) -> None:

@@ -53,6 +53,14 @@ class Shelf:
         self._by_version[published.manifest.version] = published
         return published
 
+    def at(self, version: int) -> Published | None:
+        """The policy of a version, if it is still kept."""
+        return self._by_version.get(version)
+
+    def all(self) -> list[Published]:
+        """Every policy kept, the newest first."""
+        return [self._by_version[version] for version in sorted(self._by_version, reverse=True)]
+
     def get(self, version: int, digest: bytes) -> Published | None:
         """The policy a group declares, if the learner published exactly that and still keeps it."""
         published = self._by_version.get(version)

@@ -136,8 +136,11 @@ def _decode(shape: Shape, data: bytes) -> tuple[str | None, bytes]:
         return None, b""
     if shape == "peer":
         return peer_of_multihash(value), rest[size:]
-    name = value.decode("utf-8", "replace")
-    return (None if "/" in name or "\ufffd" in name else name), rest[size:]
+    try:
+        name = value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None, rest[size:]
+    return (None if "/" in name else name), rest[size:]
 
 
 def _varint(number: int) -> bytes:

@@ -50,6 +50,8 @@ def obey(node: Node, message: control.ToNetwork, now: float) -> None:
             node.publish(raw, now)
         case control.FetchPolicy(policy=name):
             node.fetch_policy(Digest(name), now)
+        case control.Rebuilt(policy=name, ok=ok):
+            node.rebuilt(Digest(name), ok, now)
         case control.LedgerHeight(height=height):
             node.set_ledger_height(height)
         case control.AskLedger(from_height=height):
@@ -73,6 +75,21 @@ def tell(
             return control.Announced(manifest.version, manifest.step)
         case events.PolicyReady(manifest=manifest, digest=policy):
             return control.Policy(policy, encode(manifest), str(path_of(manifest.weights.root)))
+        case events.PatchesReady(manifest=manifest, digest=policy, dtype=dtype, base=base, patches=patches):
+            return control.Patched(
+                policy=policy,
+                state=manifest.state,
+                size_bytes=manifest.weights.size_bytes,
+                dtype=dtype,
+                base="" if base is None else str(path_of(base)),
+                patches=tuple(str(path_of(root)) for root in patches),
+                target=str(path_of(manifest.weights.root)),
+            )
+        case events.LearnerSilent(version=version, since_s=since):
+            return control.Warned(
+                f"no word from the run's learner for {since / 60:.0f} minutes; going on with version {version}",
+                "It may be down, or this machine cut off; what is sampled meanwhile is kept.",
+            )
         case events.EnvelopeArrived(opened=opened):
             return control.Arrived(opened.raw)
         case events.LedgerWanted(peer=peer, from_height=height):

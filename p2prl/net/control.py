@@ -33,6 +33,10 @@ class Start(Message, frozen=True, array_like=True, tag=True):
     """The run manifest's envelope when it is known already, else empty."""
     fetch_policies: bool
     keep_versions: int
+    rebuilds: bool
+    """Whether the role answers `Patched`; otherwise weights are fetched whole."""
+    disk_bytes: int
+    """Most bytes of weights and patches kept; 0 sets no bound but `keep_versions`."""
     source_patience_s: float
     seed: int
     """Of the node's random choices; drawn by the owner."""
@@ -48,6 +52,13 @@ class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
     """Fetch one policy by its manifest envelope's digest."""
 
     policy: bytes
+
+
+class Rebuilt(Message, frozen=True, array_like=True, tag=True):
+    """The answer to `Patched`: the weights lie at its target, or could not be made."""
+
+    policy: bytes
+    ok: bool
 
 
 class LedgerHeight(Message, frozen=True, array_like=True, tag=True):
@@ -70,7 +81,7 @@ class SendLedger(Message, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
-ToNetwork = Start | Publish | FetchPolicy | LedgerHeight | AskLedger | SendLedger
+ToNetwork = Start | Publish | FetchPolicy | Rebuilt | LedgerHeight | AskLedger | SendLedger
 
 
 # --- from the network process -------------------------------------------------------------------------------------
@@ -111,6 +122,25 @@ class Policy(Message, frozen=True, array_like=True, tag=True):
     path: str
 
 
+class Patched(Message, frozen=True, array_like=True, tag=True):
+    """The patches that lead to a policy are here; the role makes its weights of them and answers `Rebuilt`.
+
+    Decoding is the role's: this process must answer its neighbours meanwhile, and stays as light as it is.
+    """
+
+    policy: bytes
+    state: bytes
+    """Digest that all words together must have."""
+    size_bytes: int
+    dtype: str
+    base: str
+    """Path of the weights the first patch starts from; empty for a keyframe."""
+    patches: tuple[str, ...]
+    """Paths of the streams, in the order in which they apply."""
+    target: str
+    """Where the weights must lie."""
+
+
 class Arrived(Message, frozen=True, array_like=True, tag=True):
     """A verified envelope."""
 
@@ -143,6 +173,12 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """(version, chunks held, chunks in all); version −1 when idle."""
     resident_bytes: int
     daemon_bytes: int
+    patch_bytes: int = 0
+    """Bytes of the patches versions were rebuilt from."""
+    whole_bytes: int = 0
+    """Bytes of versions that were fetched whole."""
+    brought_bytes: int = 0
+    """What all versions that came would have cost whole."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):
@@ -160,7 +196,9 @@ class Failed(Message, frozen=True, array_like=True, tag=True):
     remedy: str
 
 
-FromNetwork = Up | Run | File | Announced | Policy | Arrived | LedgerWanted | LedgerPage | Status | Warned | Failed
+FromNetwork = (
+    Up | Run | File | Announced | Policy | Patched | Arrived | LedgerWanted | LedgerPage | Status | Warned | Failed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_network: msgspec.msgpack.Decoder[ToNetwork] = msgspec.msgpack.Decoder(ToNetwork)

@@ -24,6 +24,7 @@ import msgspec
 
 from p2prl import errors
 from p2prl.net import control
+from p2prl.net.rebuilding import Rebuilder
 from p2prl.protocol.messages import Role
 
 log = logging.getLogger("p2prl.net")
@@ -66,6 +67,10 @@ class NetworkConfig:
     """The run manifest's envelope, when it is on disk already."""
     fetch_policies: bool = True
     keep_versions: int = 4
+    rebuilds: bool = False
+    """Whether the role decodes patches (`p2prl.net.rebuilding`)."""
+    disk_bytes: int = 0
+    """Most bytes of weights and patches kept on disk; 0 sets no bound but `keep_versions`."""
     source_patience_s: float = 1.5
     """Seconds without progress after which the learner is asked for chunks volunteers hold too."""
 
@@ -83,6 +88,8 @@ class Network:
         self._last_status: control.Status | None = None
         self._heard_at = time.monotonic()
         self._outgoing = bytearray()
+        self._sending = threading.Lock()
+        self._rebuilder = Rebuilder(self._rebuilt)
         self.addresses: tuple[str, ...] = ()
         self._start()
 
@@ -108,7 +115,8 @@ class Network:
         if len(self._outgoing) > _MOST_WAITING_BYTES:
             log.warning("the network process takes no messages; one was dropped")
             return
-        self._outgoing += control.pack(message)
+        with self._sending:  # the thread that rebuilds weights answers by itself
+            self._outgoing += control.pack(message)
         self._flush()
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
@@ -151,6 +159,7 @@ class Network:
             self._process.kill()
             self._process.wait()
         self._thread.join(timeout=5)
+        self._rebuilder.close(timeout_s=_LAST_WORDS_S)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -163,8 +172,9 @@ class Network:
             env=environment,
         )
         theirs.close()
-        self._socket = ours
-        self._outgoing.clear()
+        with self._sending:
+            self._socket = ours
+            self._outgoing.clear()
         self._thread = threading.Thread(target=self._read, args=(ours,), name="p2prl-network", daemon=True)
         self._thread.start()
         config = self._config
@@ -179,6 +189,8 @@ class Network:
                 manifest=config.manifest,
                 fetch_policies=config.fetch_policies,
                 keep_versions=config.keep_versions,
+                rebuilds=config.rebuilds,
+                disk_bytes=config.disk_bytes,
                 source_patience_s=config.source_patience_s,
                 seed=int.from_bytes(os.urandom(7), "little"),
             )
@@ -195,14 +207,21 @@ class Network:
         return [self._last_status]
 
     def _flush(self) -> None:
-        try:
-            while self._outgoing:
-                del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_DONTWAIT)]
-        except BlockingIOError:
-            return  # the rest goes with the next message or poll
-        except OSError:
-            log.debug("network process is gone; %d bytes dropped", len(self._outgoing))
-            self._outgoing.clear()
+        with self._sending:
+            try:
+                while self._outgoing:
+                    del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_DONTWAIT)]
+            except BlockingIOError:
+                return  # the rest goes with the next message or poll
+            except OSError:
+                log.debug("network process is gone; %d bytes dropped", len(self._outgoing))
+                self._outgoing.clear()
+
+    def _rebuilt(self, answer: control.Rebuilt, fault: str) -> None:
+        """On the rebuilder's thread."""
+        if fault:
+            self._events.put(control.Warned(f"patches could not be used, another way is taken: {fault}", ""))
+        self.send(answer)
 
     def _restart(self) -> None:
         if self._closing:
@@ -239,7 +258,11 @@ class Network:
     def _read(self, source: socket.socket) -> None:
         try:
             for body in _bodies(source):
-                self._events.put(control.parse_from_network(body))
+                message = control.parse_from_network(body)
+                if isinstance(message, control.Patched):
+                    self._rebuilder.take(message)  # at once: a role may be minutes into a batch
+                else:
+                    self._events.put(message)
         except OSError as error:
             log.debug("reading from the network process failed: %s", error)
         self._events.put(None)  # whatever ended it, `poll` must learn that nothing more will come

@@ -23,6 +23,7 @@ from p2prl.net import bridge, control
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.driver import NodeDriver
 from p2prl.net.hivemind import HivemindTransport
+from p2prl.net.holdings import Holdings
 from p2prl.net.keyfile import load_identity
 from p2prl.net.wire_watch import WireWatch
 from p2prl.protocol.digests import Digest
@@ -82,12 +83,15 @@ class NetworkProcess:
                 role=Role(start.role),
                 fetch_policies=start.fetch_policies,
                 keep_versions=start.keep_versions,
+                rebuilds=start.rebuilds,
+                disk_bytes=start.disk_bytes,
                 relay=RelayConfig(source_patience_s=start.source_patience_s),
             ),
             self._clock.now(),
         )
+        self._holdings = Holdings(Path(start.blob_dir))
         if start.manifest:
-            self._node.begin(start.manifest)
+            self._node.begin(start.manifest, self._holdings.found(start.manifest) if start.rebuilds else ())
         transport = await self._transport(identity, start)
         try:
             self._driver = NodeDriver(self._node, transport, self._clock, start.run, self._on_event)
@@ -149,7 +153,7 @@ class NetworkProcess:
             await asyncio.sleep(_STATUS_S)
 
     def _status(self) -> control.Status:
-        stats = self._node.relay_stats
+        stats, brought = self._node.relay_stats, self._node.fetch_stats
         daemons = self._process.children(recursive=True)
         daemon_bytes = 0
         for daemon in daemons:
@@ -164,6 +168,9 @@ class NetworkProcess:
             fetching=self._node.transfer_progress(),
             resident_bytes=self._process.memory_info().rss,
             daemon_bytes=daemon_bytes,
+            patch_bytes=brought.patch_bytes,
+            whole_bytes=brought.whole_bytes,
+            brought_bytes=brought.brought_bytes,
         )
 
     def _on_event(self, event: events.Event) -> None:
@@ -171,6 +178,8 @@ class NetworkProcess:
             event.peer, event.wire_version, neighbours=len(self._node.roles())
         ):
             return
+        if isinstance(event, events.PolicyReady):
+            self._holdings.keep(event.raw, event.manifest)
         self._tell(bridge.tell(event, path_of=self._blobs.path, status=self._status))
 
     def _tell(self, message: control.FromNetwork) -> None:

@@ -27,6 +27,11 @@ class MemoryBlobs:
         chunks = self._chunks[ref.root]
         return b"".join(chunks[index] for index in range(len(ref.chunks)))
 
+    def by_root(self, root: Digest) -> bytes:
+        """The bytes of a finished blob by its name. Raises `KeyError` for one that is not here."""
+        chunks = self._chunks[root]
+        return b"".join(chunks[index] for index in sorted(chunks))
+
     def holds(self, root: Digest) -> bool:
         """Whether a blob is here and whole."""
         return root in self._finished

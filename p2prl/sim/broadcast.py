@@ -9,13 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from blake3 import blake3
 
+from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.manifests import PolicyManifest, RunManifest, Sampling, TaskShare, blob_of
+from p2prl.protocol.manifests import Patch, PolicyManifest, RunManifest, Sampling, TaskShare, blob_of
 from p2prl.protocol.messages import Completion, EngineClass, Role, RolloutGroup, StorageReceipt
 from p2prl.sim.blobs import MemoryBlobs
 from p2prl.sim.loop import START
@@ -89,18 +91,11 @@ class BroadcastSwarm:
                 node.begin(self.manifest)
             return node
 
-        def on_event(event: Event) -> None:
-            member.events.append(event)
-            if isinstance(event, PolicyReady):
-                member.ready_at.setdefault(event.manifest.version, self.network.now)
-            elif isinstance(event, EnvelopeArrived) and isinstance(event.opened.body, RolloutGroup):
-                self._acknowledge(member, event.opened.digest)
-
         self.network.host(
             member.peer,
             self.run,
             make,
-            on_event,
+            partial(self.on_event, member),
             upload_bytes_s=upload_bytes_s,
             download_bytes_s=download_bytes_s,
             dialable=dialable,
@@ -110,8 +105,23 @@ class BroadcastSwarm:
             self.network.connect(member.peer, self.members[other].peer)
         return member
 
-    def publish(self, size_bytes: int, *, chunk_bytes: int = 16384, data: bytes | None = None) -> PolicyManifest:
-        """The learner publishes the next version: `data`, or random weights of `size_bytes`."""
+    def on_event(self, member: Member, event: Event) -> None:
+        """What a member's node tells it."""
+        member.events.append(event)
+        if isinstance(event, PolicyReady):
+            member.ready_at.setdefault(event.manifest.version, self.network.now)
+        elif isinstance(event, EnvelopeArrived) and isinstance(event.opened.body, RolloutGroup):
+            self._acknowledge(member, event.opened.digest)
+
+    def publish(
+        self,
+        size_bytes: int,
+        *,
+        chunk_bytes: int = 16384,
+        data: bytes | None = None,
+        patches: tuple[Patch, ...] = (),
+    ) -> PolicyManifest:
+        """The learner publishes the next version: `data`, or random weights of `size_bytes`, and ways to them."""
         learner = self.members[self._learner]
         weights = self._rng.randbytes(size_bytes) if data is None else data
         ref = blob_of(weights, chunk_bytes)
@@ -120,12 +130,20 @@ class BroadcastSwarm:
         previous = envelope_digest(self.published[-1][0]) if self.published else Digest(b"")
         beacon = self._rng.randbytes(32)
         created_ms = int(self.network.now * 1000)
-        manifest = PolicyManifest(version, version, ref, blake3(weights).digest(), previous, beacon, created_ms)
-        raw = seal(self._key, manifest, run=self.run, now=self.network.now)
+        manifest = PolicyManifest(
+            version, version, ref, blake3(weights).digest(), previous, beacon, created_ms, patches
+        )
+        raw = self.say(manifest)
         self.published.append((raw, manifest, self.network.now))
+        return manifest
+
+    def say(self, body: Wire) -> bytes:
+        """The learner signs and spreads something; the envelope."""
+        learner = self.members[self._learner]
+        raw = seal(self._key, body, run=self.run, now=self.network.now)
         self.network.node(learner.peer).publish(raw, self.network.now)
         self.network.wake(learner.peer)
-        return manifest
+        return raw
 
     def deliver(self, name: str, slot: int) -> Digest:
         """A volunteer publishes the group of a slot; returns the envelope's digest."""

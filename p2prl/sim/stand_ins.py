@@ -9,10 +9,11 @@ from pathlib import Path
 
 from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, StagedPolicy, Weights
 from p2prl.net import bridge, control
+from p2prl.net.rebuilding import carry_out
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import EngineClass
 from p2prl.sim.network import VirtualNetwork
-from p2prl.swarm.events import Event
+from p2prl.swarm.events import Event, PolicyReady
 
 
 class SharedEngine:
@@ -76,6 +77,8 @@ class SimulatedNetwork:
     hold_s: float = 0.0
     """Virtual seconds before messages sent now leave."""
     status: control.Status | None = None
+    held: dict[bytes, bytes] = field(default_factory=dict)
+    """Envelopes of the policies that have been whole here, by the root of their weights: what a disk remembers."""
 
     def send(self, message: control.ToNetwork) -> None:
         """Hand a message to the node, once the work it stands for is done."""
@@ -102,7 +105,14 @@ class SimulatedNetwork:
 
     def on_event(self, event: Event) -> None:
         """Take the node's event."""
-        self.inbox.append(bridge.tell(event, path_of=self.path_of, status=self.make_status))
+        if isinstance(event, PolicyReady):
+            self.held[event.manifest.weights.root] = event.raw
+        message = bridge.tell(event, path_of=self.path_of, status=self.make_status)
+        if isinstance(message, control.Patched):
+            bridge.obey(self.network.node(self.peer), carry_out(message)[0], self.network.now)
+            self.network.wake(self.peer)
+        else:
+            self.inbox.append(message)
 
     def make_status(self) -> control.Status:
         """Neighbours now; the simulator keeps no account of memory."""

@@ -37,7 +37,6 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Kind, Role
-from p2prl.sim.blobs import MemoryBlobs
 from p2prl.sim.broadcast import identity_of
 from p2prl.sim.delays import parse_delay
 from p2prl.sim.loop import START
@@ -45,7 +44,6 @@ from p2prl.sim.machines import slow_envelopes
 from p2prl.sim.network import LinkConfig, VirtualNetwork
 from p2prl.sim.stand_ins import SharedEngine, SimulatedNetwork
 from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.ports import BlobStore
 
 _IDLE_TURN_S = 5.0
 """A role with nothing to do looks around this often, as its polling loop does in life."""
@@ -98,6 +96,12 @@ class SwarmResult:
     groups_rejected: int
     caught_up_s: float
     """Virtual seconds after the run's end until every volunteer held the last version; −1 if ten minutes did not do."""
+    patch_bytes: int = 0
+    """Bytes of patches that volunteers rebuilt versions from."""
+    whole_bytes: int = 0
+    """Bytes of versions that volunteers fetched whole."""
+    brought_bytes: int = 0
+    """What all versions that reached volunteers would have cost whole."""
 
 
 class Swarm:
@@ -120,6 +124,8 @@ class Swarm:
             model=None,
             staleness_bound=config.staleness_bound,
             publish_every=config.publish_every,
+            dtype="bfloat16",
+            compute_dtype="float32",
             seed=config.seed,
         )
         files = export_run_files(loaded)
@@ -139,6 +145,7 @@ class Swarm:
         self._counts: dict[str, int] = {}
         self._volunteers: dict[PeerId, Volunteer] = {}
         self._boots: dict[PeerId, Callable[[], None]] = {}
+        self._disks: dict[PeerId, DiskBlobs] = {}
         self._learner = self._start_learner()
         for number in range(config.volunteers):
             self._start_volunteer(number)
@@ -154,8 +161,11 @@ class Swarm:
         self._learner.close()
         for volunteer in self._volunteers.values():
             volunteer.close()
+        for disk in self._disks.values():
+            disk.close()
         staleness = sorted(age for metrics in self._metrics for age in metrics["staleness"])
         counts = self._counts
+        fetched = [self.network.node(peer).fetch_stats for peer in self._volunteers if self.network.is_up(peer)]
         return SwarmResult(
             trace_hash=self.network.trace,
             reward_before=before,
@@ -167,6 +177,9 @@ class Swarm:
             staleness=_percentiles(staleness),
             groups_verified=sum(counts.get(state, 0) for state in ("verified", "used", "unused")),
             groups_rejected=counts.get("rejected", 0),
+            patch_bytes=sum(stats.patch_bytes for stats in fetched),
+            whole_bytes=sum(stats.whole_bytes for stats in fetched),
+            brought_bytes=sum(stats.brought_bytes for stats in fetched),
             caught_up_s=caught_up,
         )
 
@@ -211,7 +224,9 @@ class Swarm:
         identity = identity_of(f"volunteer {self._config.seed}/{number}")
         peer = identity.peer_id
         pace = self._config.sample_seconds * 2.0 ** (2 * self._dice.random() - 1)
-        port = self._host(identity, Role.VOLUNTEER, MemoryBlobs(), keep_versions=4)
+        blobs = DiskBlobs(self._directory / f"volunteer-{number}" / "blobs")
+        port = self._host(identity, Role.VOLUNTEER, blobs, keep_versions=4)
+        self._disks[peer] = blobs
 
         def boot() -> None:
             """Power on: everything but the spool and the blobs on disk is new."""
@@ -230,7 +245,10 @@ class Swarm:
             run=self._run,
             spool_path=self._directory / f"volunteer-{number}" / "spool.db",
             # Delayed groups have neither been lost nor refused: they are not sent again, and do not hold anyone up.
-            config=VolunteerConfig(redeliver_s=4 * 3600.0, agent=AgentConfig(slots_per_batch=2, backlog=1_000_000)),
+            config=VolunteerConfig(
+                redeliver_s=4 * 3600.0,
+                agent=AgentConfig(slots_per_batch=2, backlog=1_000_000),
+            ),
             clock=self.network.loop_clock,
             prepare=self._prepare,
             on_manifest=lambda *_: None,
@@ -250,14 +268,15 @@ class Swarm:
 
     # --- the stage ---------------------------------------------------------------------------------------------
 
-    def _host(self, identity: Identity, role: Role, store: BlobStore, keep_versions: int) -> SimulatedNetwork:
+    def _host(self, identity: Identity, role: Role, store: DiskBlobs, keep_versions: int) -> SimulatedNetwork:
         peer = identity.peer_id
-        port = SimulatedNetwork(self.network, peer, (self.network.address(peer),), self._blobs.path)
+        port = SimulatedNetwork(self.network, peer, (self.network.address(peer),), store.path)
+        config = NodeConfig(role=role, keep_versions=keep_versions, rebuilds=role is Role.VOLUNTEER)
 
         def make(now: float, rng: random.Random) -> Node:
-            node = Node(identity, self._run, store, rng, NodeConfig(role=role, keep_versions=keep_versions), now)
-            if role is Role.LEARNER:
-                node.begin(self._manifest_raw)
+            node = Node(identity, self._run, store, rng, config, now)
+            if role is Role.LEARNER or port.held:
+                node.begin(self._manifest_raw, [raw for root, raw in port.held.items() if store.path(root).exists()])
             return node
 
         self.network.host(peer, self._run, make, port.on_event)

@@ -1,6 +1,6 @@
 """Which signed messages a node passes on: the rules of each kind, beyond the envelope's own. Pure.
 
-Policy manifests have a history to be checked against, which `p2prl.swarm.following` does.
+Policy manifests and heads have a history to be checked against, which `p2prl.swarm.following` does.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ def check_envelope(opened: Opened, *, run: bytes, learner: bytes) -> None:
         body_of(opened, RolloutGroup).check()
     elif opened.kind is Kind.VERDICT:
         body_of(opened, Verdict).check()
-    elif opened.kind is not Kind.POLICY_MANIFEST:
+    elif opened.kind not in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):
         raise RemoteProtocolError(f"a {opened.kind.name.lower()} is not gossiped")

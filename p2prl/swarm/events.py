@@ -32,6 +32,31 @@ class PolicyReady:
 
     manifest: PolicyManifest
     digest: Digest
+    raw: bytes
+    """The manifest's envelope, to be kept beside the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchesReady:
+    """All patches that lead to a version are here and hash to their names: the owner decodes them and says how it went
+    (`Node.rebuilt`)."""
+
+    manifest: PolicyManifest
+    digest: Digest
+    dtype: str
+    """Word type of the weights."""
+    base: Digest | None
+    """Root of the weights they start from; None for a keyframe."""
+    patches: tuple[Digest, ...]
+    """Roots of the streams, in the order in which they apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSilent:
+    """The last head has expired: nothing fresh has been heard of the learner since it signed that."""
+
+    version: int
+    since_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +134,8 @@ Event = (
     RunKnown
     | PolicyAnnounced
     | PolicyReady
+    | PatchesReady
+    | LearnerSilent
     | FileReady
     | EnvelopeArrived
     | LedgerWanted

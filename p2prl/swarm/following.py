@@ -1,54 +1,120 @@
 """Following a run: which of its policies and files are here, on their way, asked for, or to be let go.
 
 The newest version is fetched as soon as the one under way is whole, particular ones when the owner asks, and versions
-that nobody should still be waiting for are dropped. Pure: it drives the relay and drains into `events`.
+that nobody should still be waiting for are dropped. Each is fetched by the way of the fewest bytes: patches from the
+words that are here, or the weights whole. A way that fails is never tried again. Pure: it drives the relay and drains
+into `events`.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of
-from p2prl.protocol.manifests import PolicyManifest, RunManifest
-from p2prl.swarm.events import Equivocation, Event, FileReady, PolicyAnnounced, PolicyReady
+from p2prl.protocol.manifests import BlobRef, PolicyManifest, RunManifest
+from p2prl.swarm.events import (
+    Equivocation,
+    Event,
+    FileReady,
+    LearnerSilent,
+    PatchesReady,
+    PolicyAnnounced,
+    PolicyReady,
+)
 from p2prl.swarm.gossip import Gossip
-from p2prl.swarm.policies import EquivocationError, KnownPolicy, PolicyBook
+from p2prl.swarm.policies import EquivocationError, KnownHead, KnownPolicy, PolicyBook, blobs_of, roots_of
+from p2prl.swarm.pursuit import Pursuit, streams_of
 from p2prl.swarm.relay import Relay
+from p2prl.swarm.routes import Way, cheapest_route
 
 _STALLED_TRANSFER_S = 20.0
-"""A transfer without a chunk for this long gives way to a newer version: its holders have moved on."""
+"""A transfer without a chunk for this long gives way to a newer version or another way: its holders have moved on."""
+
+_MANIFESTS_S = 8.0
+"""A route whose manifests nobody has sent by then is given up: four rounds of asking."""
+
+_HEAD_PATIENCE_S = 2.0
+"""A version that no known patch leads to waits this long for the head that may list a way."""
+
+_LONGEST_SPAN = 64
+"""Versions the longest patch leads over."""
 
 _REMEMBERED_REQUESTS = 1_024
 """Policies asked for by name; older requests are forgotten."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Appetite:
+    """What a node wants of a run."""
+
+    policies: bool = True
+    """Run files and the newest weights; a learner and a board only keep the books."""
+    rebuilds: bool = False
+    """Its owner decodes patches; otherwise weights are fetched whole."""
+    carries: bool = False
+    """It fetches every patch of a new version to serve it, whether or not it needs it: a seeder."""
+    keep_versions: int = 4
+    """Newest versions kept and served."""
+    disk_bytes: int = 0
+    """Most bytes of weights and patches kept, as far as what is in use allows; 0 sets no bound but `keep_versions`."""
+
+
+@dataclass(slots=True)
+class FetchStats:
+    """What the versions cost that came here."""
+
+    patch_bytes: int = 0
+    """Bytes of the patches they were rebuilt from."""
+    whole_bytes: int = 0
+    """Bytes of those that were fetched whole."""
+    brought_bytes: int = 0
+    """What all of them would have cost whole."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What has been asked for by name."""
+
+    policies: dict[Digest, None] = field(default_factory=dict)
+    manifests: set[Digest] = field(default_factory=set)
+
+    def __contains__(self, name: Digest) -> bool:
+        return name in self.policies or name in self.manifests
+
+
 class Following:
     """One node's policies and files of the run it knows."""
 
-    def __init__(
-        self, manifest: RunManifest, relay: Relay, gossip: Gossip, *, fetches: bool, keep_versions: int, now: float
-    ) -> None:
-        """`fetches` says whether files and newest weights are wanted; a learner and a board only keep the books."""
+    def __init__(self, manifest: RunManifest, relay: Relay, gossip: Gossip, appetite: Appetite) -> None:
         self._relay = relay
         self._gossip = gossip
-        self._fetches = fetches
-        self._keep_versions = keep_versions
+        self._appetite = appetite
+        self._dtype = manifest.dtype
         self._book = PolicyBook(manifest.learner)
         self._files: dict[Digest, list[str]] = {}
-        self._fetching: KnownPolicy | None = None
-        self._fetching_since = now
-        self._also_wanted: dict[Digest, KnownPolicy] = {}
-        self._requested: dict[Digest, None] = {}
-        self._overdue: list[KnownPolicy] = []
-        self._ready: set[Digest] = set()
+        self._main: Pursuit | None = None
+        self._announced_at = 0.0
+        self._also: dict[Digest, Pursuit] = {}
+        self._wanted = _Wanted()
+        self._ready: dict[Digest, KnownPolicy] = {}
+        self._failed: set[tuple[int, int]] = set()
+        self._silence_told = False
+        self.stats = FetchStats()
         self.events: deque[Event] = deque()
 
     @property
     def newest(self) -> KnownPolicy | None:
         """The highest version known."""
         return self._book.newest
+
+    @property
+    def head(self) -> KnownHead | None:
+        """The newest head."""
+        return self._book.head
 
     def fetch_files(self, manifest: RunManifest, now: float) -> None:
         """Fetch the run's files; each becomes an event when it is whole."""
@@ -58,45 +124,111 @@ class Following:
 
     def progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the policy being fetched; version −1 when idle."""
-        if self._fetching is None:
+        if self._main is None:
             return -1, 0, 0
-        manifest = self._fetching.manifest
-        return (manifest.version, *self._relay.progress(manifest.weights.root))
+        held = [self._relay.progress(ref.root) for ref in self._main.fetched()]
+        return self._main.goal.manifest.version, sum(have for have, _ in held), sum(total for _, total in held)
+
+    def hold(self, opened: Opened, now: float) -> None:
+        """Take up a version whose weights lie on this disk from before a restart; let go of what is not whole."""
+        known = self._book.admit(opened)
+        self._gossip.pin(known.raw, known.digest)
+        root = known.manifest.weights.root
+        self._relay.fetch(known.manifest.weights, now)
+        have, total = self._relay.progress(root)
+        if have < total:
+            self._relay.drop(root)
+            return
+        self._ready[known.digest] = known
+        self.events.append(PolicyReady(known.manifest, known.digest, known.raw))
 
     def request(self, name: Digest, now: float) -> None:
         """Fetch a particular policy by its manifest envelope's digest, besides the newest."""
         known = self._book.named(name)
-        self._requested[name] = None
-        if len(self._requested) > _REMEMBERED_REQUESTS:
-            del self._requested[next(iter(self._requested))]
+        self._wanted.policies[name] = None
+        if len(self._wanted.policies) > _REMEMBERED_REQUESTS:
+            del self._wanted.policies[next(iter(self._wanted.policies))]
         if known is None:
             self._gossip.ask_all(name)
         elif name in self._ready:
-            self.events.append(PolicyReady(known.manifest, name))
+            self.events.append(PolicyReady(known.manifest, name, known.raw))
         else:
             self._fetch_also(known, now)
+
+    def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
+        """The owner has decoded a version's patches into its weights, or could not."""
+        for pursuit in self._pursuits():
+            if pursuit.goal.digest != name or not pursuit.rebuilding:
+                continue
+            if ok:
+                pursuit.decoded_bytes = sum(ref.size_bytes for ref in pursuit.patches)
+                pursuit.take_whole(now)
+                self._relay.fetch(pursuit.goal.manifest.weights, now)
+            else:
+                self._avoid(pursuit, pursuit.route, now)
+
+    # --- the learner's word ------------------------------------------------------------------------------------
 
     def admit(self, opened: Opened, now: float, *, own: bool) -> None:
         """Take a policy manifest in. Raises `RemoteProtocolError` when it is not the learner's or contradicts another,
         `StaleWorkError` when nobody fetches its version any more."""
         before = self.newest
         version = body_of(opened, PolicyManifest).version
-        requested = opened.digest in self._requested
-        if before is not None and version <= before.manifest.version - self._keep_versions and not requested:
+        asked_for = opened.digest in self._wanted
+        past = before is not None and version <= before.manifest.version - self._appetite.keep_versions
+        if past and not asked_for:
             raise StaleWorkError("policy manifest of a version nobody fetches any more")
         try:
             known = self._book.admit(opened)
         except EquivocationError as error:
-            self.events.append(Equivocation(error.first, error.second))
-            raise RemoteProtocolError(str(error)) from error
+            raise self._proof(error) from error
         self._gossip.pin(opened.raw, known.digest)
         if own:
-            self._relay.offer(known.manifest.weights, now)
+            for ref in blobs_of(known.manifest):
+                self._relay.offer(ref, now)
         if before is None or known.manifest.version > before.manifest.version:
+            self._announced_at = now
             self.events.append(PolicyAnnounced(known.manifest, known.digest))
-            self._retire(known.manifest.version)
-        elif requested:
+            self._retire()
+            if self._appetite.carries:
+                for patch in known.manifest.patches:
+                    self._relay.fetch(patch.blob, now)
+        elif known.digest in self._wanted.policies:
             self._fetch_also(known, now)
+        if known.digest in self._wanted.manifests:
+            self._wanted.manifests.discard(known.digest)
+            for pursuit in self._pursuits():
+                if pursuit.awaits_manifests:
+                    self._go_on(pursuit, now)
+
+    def admit_head(self, opened: Opened, now: float) -> None:
+        """Take a policy head in. Raises as `PolicyBook.admit_head`, a contradiction as `RemoteProtocolError`."""
+        before = self._book.head
+        try:
+            known = self._book.admit_head(opened, now)
+        except EquivocationError as error:
+            raise self._proof(error) from error
+        if before is not None:
+            self._gossip.unpin(before.digest)
+        self._gossip.pin(known.raw, known.digest)
+        self._silence_told = False
+        name = Digest(known.head.manifest)
+        if self._book.named(name) is None:
+            self._gossip.ask_few([name])
+
+    def check_freshness(self, now: float) -> None:
+        """Say once when the last head has expired."""
+        known = self._book.head
+        if known is None or self._silence_told or not self._appetite.policies or now * 1000 <= known.head.expires_ms:
+            return
+        self._silence_told = True
+        self.events.append(LearnerSilent(known.head.version, now - known.sent_ms / 1000))
+
+    def _proof(self, error: EquivocationError) -> RemoteProtocolError:
+        self.events.append(Equivocation(error.first, error.second))
+        return RemoteProtocolError(str(error))
+
+    # --- fetching ----------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
         """Turn finished blobs into events and go on to the newest version."""
@@ -108,54 +240,179 @@ class Following:
             self._fetch_newest(now)
 
     def drop_stalled(self, now: float) -> None:
-        """Give up a version that has stopped arriving while there is a newer one."""
-        fetching, newest = self._fetching, self.newest
-        if fetching is None or newest is None or newest is fetching:
-            return
-        progressed_at = max(self._fetching_since, self._relay.progressed_at(fetching.manifest.weights.root))
-        if now - progressed_at > _STALLED_TRANSFER_S:
-            self._fetching = None
-            if newest.manifest.weights.root != fetching.manifest.weights.root:
-                self._relay.drop(fetching.manifest.weights.root)
+        """Give up what has stopped arriving: for a newer version, or for another way to the same one."""
+        main, newest = self._main, self.newest
+        for pursuit in self._pursuits():
+            if pursuit.awaits_manifests:
+                missing = pursuit.missing(self._book)
+                if now - pursuit.since > _MANIFESTS_S:
+                    self._avoid(pursuit, [way for way in pursuit.route if way.manifest in missing], now)
+                else:
+                    self._gossip.ask_few(missing)
+            elif not pursuit.rebuilding and now - self._progressed_at(pursuit) > _STALLED_TRANSFER_S:
+                if pursuit is main and newest is not None and newest is not pursuit.goal:
+                    self._give_up(pursuit, newest)
+                elif pursuit.route:
+                    self._avoid(pursuit, pursuit.route, now)
+                elif pursuit is not main and self._is_past(pursuit.goal):
+                    del self._also[pursuit.goal.digest]
 
-    def _retire(self, newest: int) -> None:
-        """Let go of versions nobody should still be waiting for."""
-        late, self._overdue = self._overdue, []
-        for old in (*late, *self._book.forget_before(newest - self._keep_versions + 1)):
-            self._gossip.unpin(old.digest)
-            if old is self._fetching or (old.digest in self._also_wanted and old not in late):
-                self._overdue.append(old)  # somebody waits for it: it goes one version later
-            else:
-                self._release_weights(old)
-
-    def _release_weights(self, old: KnownPolicy) -> None:
-        """Free a version's weights, unless another version consists of the same bytes."""
-        root = old.manifest.weights.root
-        self._ready.discard(old.digest)
-        self._also_wanted.pop(old.digest, None)
-        if not self._book.uses(root) and all(late.manifest.weights.root != root for late in self._overdue):
+    def _give_up(self, pursuit: Pursuit, newest: KnownPolicy) -> None:
+        self._main = None
+        root = pursuit.goal.manifest.weights.root
+        if not pursuit.route and newest.manifest.weights.root != root:
             self._relay.drop(root)
 
+    def _is_past(self, known: KnownPolicy) -> bool:
+        """Whether it is older than the versions that are kept."""
+        newest = self.newest
+        return newest is not None and known.manifest.version <= newest.manifest.version - self._appetite.keep_versions
+
+    def _progressed_at(self, pursuit: Pursuit) -> float:
+        return max(pursuit.since, *(self._relay.progressed_at(ref.root) for ref in pursuit.fetched()))
+
+    def _pursuits(self) -> list[Pursuit]:
+        return [*((self._main,) if self._main is not None else ()), *self._also.values()]
+
     def _fetch_also(self, known: KnownPolicy, now: float) -> None:
-        if known.digest not in self._ready:
-            self._also_wanted[known.digest] = known
-            self._relay.fetch(known.manifest.weights, now)
+        if known.digest not in self._ready and known.digest not in self._also:
+            pursuit = self._also[known.digest] = Pursuit(known, now)
+            self._choose_way(pursuit, now)
 
     def _fetch_newest(self, now: float) -> None:
         newest = self.newest
-        if newest is None or self._fetching is not None or not self._fetches:
+        if newest is None or self._main is not None or not self._appetite.policies or newest.digest in self._ready:
             return
-        if newest.digest not in self._ready:
-            self._fetching, self._fetching_since = newest, now
-            self._relay.fetch(newest.manifest.weights, now)
+        if self._awaits_head(newest, now):
+            return
+        self._main = Pursuit(newest, now)
+        self._choose_way(self._main, now)
+
+    def _awaits_head(self, newest: KnownPolicy, now: float) -> bool:
+        """Whether a head is on its way that may list a cheaper way to the newest version."""
+        head = self._book.head
+        if not self._appetite.rebuilds or head is None or head.head.version >= newest.manifest.version:
+            return False
+        held = {known.manifest.version for known in self._ready.values()}
+        leads = any(patch.base in held for patch in newest.manifest.patches)
+        return bool(held) and not leads and now - self._announced_at < _HEAD_PATIENCE_S
+
+    def _choose_way(self, pursuit: Pursuit, now: float) -> None:
+        route = None
+        goal = pursuit.goal.manifest
+        if self._appetite.rebuilds:
+            route = cheapest_route(
+                [way for way in self._book.ways() if (way.version, way.base) not in self._failed],
+                held=[known.manifest.version for known in self._ready.values()],
+                target=goal.version,
+                whole_bytes=goal.weights.size_bytes,
+            )
+        if route:
+            pursuit.take_route(route, now)
+            self._go_on(pursuit, now)
+        else:
+            pursuit.take_whole(now)
+            self._relay.fetch(goal.weights, now)
+
+    def _go_on(self, pursuit: Pursuit, now: float) -> None:
+        """Ask for the manifests of its route that are not here; with all of them, fetch its patches."""
+        missing = pursuit.missing(self._book)
+        if missing:
+            self._wanted.manifests.update(missing)
+            self._gossip.ask_few(missing)
+            return
+        streams = streams_of(pursuit.route, self._book)
+        if isinstance(streams, Way):
+            self._avoid(pursuit, [streams], now)
+            return
+        pursuit.patches = streams
+        for ref in streams:
+            self._relay.fetch(ref, now)
+
+    def _avoid(self, pursuit: Pursuit, ways: Iterable[Way], now: float) -> None:
+        """These ways have failed: choose another."""
+        self._failed.update((way.version, way.base) for way in ways)
+        self._choose_way(pursuit, now)
 
     def _completed(self, root: Digest) -> None:
         for name in self._files.get(root, ()):
             self.events.append(FileReady(name, root))
-        for known in (self._fetching, *self._also_wanted.values()):
-            if known is not None and known.manifest.weights.root == root and known.digest not in self._ready:
-                self._ready.add(known.digest)
-                self.events.append(PolicyReady(known.manifest, known.digest))
-        if self._fetching is not None and self._fetching.manifest.weights.root == root:
-            self._fetching = None
-        self._also_wanted = {d: k for d, k in self._also_wanted.items() if k.manifest.weights.root != root}
+        for pursuit in self._pursuits():
+            if not pursuit.route and pursuit.goal.manifest.weights.root == root:
+                self._arrived(pursuit)
+            elif any(ref.root == root for ref in pursuit.patches):
+                pursuit.arrived.add(root)
+                if pursuit.all_arrived and not pursuit.rebuilding:
+                    self._hand_over(pursuit)
+
+    def _hand_over(self, pursuit: Pursuit) -> None:
+        base = self._book.get(pursuit.base)
+        pursuit.rebuilding = True
+        self.events.append(
+            PatchesReady(
+                pursuit.goal.manifest,
+                pursuit.goal.digest,
+                self._dtype,
+                None if base is None else base.manifest.weights.root,
+                tuple(ref.root for ref in pursuit.patches),
+            )
+        )
+
+    def _arrived(self, pursuit: Pursuit) -> None:
+        goal = pursuit.goal
+        if goal.digest not in self._ready:
+            self._ready[goal.digest] = goal
+            self.stats.patch_bytes += pursuit.decoded_bytes
+            self.stats.whole_bytes += 0 if pursuit.decoded_bytes else goal.manifest.weights.size_bytes
+            self.stats.brought_bytes += goal.manifest.weights.size_bytes
+            self.events.append(PolicyReady(goal.manifest, goal.digest, goal.raw))
+        self._also.pop(goal.digest, None)
+        if self._main is pursuit:
+            self._main = None
+        self._retire()
+
+    # --- letting go --------------------------------------------------------------------------------------------
+
+    def _retire(self) -> None:
+        """Let go of versions nobody should still be waiting for, and of what the disk has no room for."""
+        newest = self.newest
+        assert newest is not None
+        in_use = self._in_use()
+        oldest = newest.manifest.version - self._appetite.keep_versions + 1
+        for old in self._book.forget_before(oldest, keep=in_use):
+            self._gossip.unpin(old.digest)
+            self._release(old, roots_of(old.manifest))
+        self._failed = {way for way in self._failed if way[0] > oldest - _LONGEST_SPAN}
+        if self._appetite.disk_bytes:
+            self._keep_within_budget(in_use)
+
+    def _in_use(self) -> set[Digest]:
+        """Policies that a pursuit needs, and the newest that is here: the next patch starts from it."""
+        used: set[Digest] = set()
+        for pursuit in self._pursuits():
+            base = self._book.get(pursuit.base)
+            used |= {pursuit.goal.digest, *(way.manifest for way in pursuit.route)}
+            used |= {base.digest} if base is not None else set()
+        if self._ready:
+            used.add(max(self._ready.values(), key=lambda known: known.manifest.version).digest)
+        return used
+
+    def _keep_within_budget(self, in_use: set[Digest]) -> None:
+        """Newest first, as many versions as fit; what is in use stays whatever it costs."""
+        room = self._appetite.disk_bytes
+        for known in self._book.known():
+            room -= sum(self._held_bytes(ref) for ref in blobs_of(known.manifest))
+            if room < 0 and known.digest not in in_use:
+                self._release(known, roots_of(known.manifest))
+
+    def _held_bytes(self, ref: BlobRef) -> int:
+        have, total = self._relay.progress(ref.root)
+        return ref.size_bytes * have // total if total else 0
+
+    def _release(self, known: KnownPolicy, roots: Iterable[Digest]) -> None:
+        """Free blobs of a version, unless another one consists of the same bytes."""
+        self._ready.pop(known.digest, None)
+        self._also.pop(known.digest, None)
+        for root in roots:
+            if not self._book.uses(root, besides=known.digest):
+                self._relay.drop(root)

@@ -94,8 +94,9 @@ class Gossip:
         self._remember(name)
 
     def unpin(self, name: Digest) -> None:
-        """Let go of a pinned envelope."""
+        """Let go of a pinned envelope. It may be asked for again: the manifests of a way once passed by, say."""
         self._pinned.pop(name, None)
+        self._seen.pop(name, None)
 
     def is_new(self, name: Digest) -> bool:
         """Whether an envelope of this name has not been accepted yet."""
@@ -109,6 +110,13 @@ class Gossip:
     def ask_all(self, name: Digest) -> None:
         """Ask every neighbour for an envelope by name."""
         self.ask(name, list(self._roles))
+
+    def ask_few(self, names: Iterable[Digest]) -> None:
+        """Ask the learner, and a few others, for envelopes by name: each may answer with all of them."""
+        wanted = tuple(names)
+        learners = [peer for peer, role in self._roles.items() if role is Role.LEARNER]
+        others = [peer for peer, role in self._roles.items() if role is not Role.LEARNER]
+        self.outbox.extend((peer, Want(wanted)) for peer in (*learners, *self._some(others)))
 
     def spread(self, opened: Opened, *, source: PeerId | None) -> None:
         """Pass on an envelope the owner has checked. `source` is None for the node's own.

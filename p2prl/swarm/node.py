@@ -8,6 +8,7 @@ here sleeps, logs, or reads a clock, a socket or a random source of its own.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
@@ -46,7 +47,7 @@ from p2prl.swarm.events import (
     Send,
     WireMismatch,
 )
-from p2prl.swarm.following import Following
+from p2prl.swarm.following import Appetite, FetchStats, Following
 from p2prl.swarm.gossip import AUDIENCE, Gossip, GossipConfig
 from p2prl.swarm.last_words import LastWords
 from p2prl.swarm.ledger_pages import LedgerPages
@@ -71,6 +72,10 @@ class NodeConfig:
     """Whether it fetches run files and the newest weights; a board does not."""
     keep_versions: int = 4
     """Newest policy versions kept and served. Two would do for oneself; slower neighbours need the rest."""
+    rebuilds: bool = False
+    """Whether its owner decodes patches when asked to (`PatchesReady`); otherwise weights are fetched whole."""
+    disk_bytes: int = 0
+    """Most bytes of weights and patches kept, as far as what is in use allows; 0 sets no bound but `keep_versions`."""
     neighbourhood: NeighbourhoodConfig = field(default_factory=NeighbourhoodConfig)
     gossip: GossipConfig = field(default_factory=GossipConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)
@@ -101,9 +106,16 @@ class Node:
 
     # --- what the owner does -----------------------------------------------------------------------------------
 
-    def begin(self, manifest: bytes) -> None:
-        """Start with a run manifest already on disk. Raises when it is not the run of the join link."""
+    def begin(self, manifest: bytes, policies: Iterable[bytes] = ()) -> None:
+        """Start with a run manifest already on disk, and with manifests of versions whose weights are there too.
+
+        Raises when it is not the run of the join link, or a policy is not the learner's.
+        """
         self._learn_run(open_envelope(manifest, now=None), self._born)
+        assert self._following is not None
+        for raw in policies:
+            self._following.hold(open_envelope(raw, now=None), self._born)
+        self._note_policies()
 
     def announce(self, addresses: tuple[str, ...], now: float) -> None:
         """Tell the directory where this node can be dialled; cheap to repeat."""
@@ -120,8 +132,11 @@ class Node:
         own = opened.author == self._me.identity.public_key
         if not own and opened.kind is not Kind.LEDGER_HEAD:
             raise LocalProtocolError("a node publishes only what its own key signed, and its learner's heads")
-        if opened.kind is Kind.POLICY_MANIFEST:
-            self._admit_policy(opened, now, own=True)
+        if opened.kind in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):
+            try:
+                self._admit_policy(opened, now, own=True)
+            except StaleWorkError:
+                return  # an earlier word of ours, said again
         elif opened.kind is Kind.LEDGER_HEAD:
             self._admit(opened, now)
         self._gossip.spread(opened, source=None)
@@ -130,6 +145,12 @@ class Node:
         """Fetch a particular policy by its manifest envelope's digest, besides the newest; not before `RunKnown`."""
         if self._following is not None:
             self._following.request(name, now)
+
+    def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
+        """The owner has decoded what `PatchesReady` handed it, and the weights lie where the store looks for them; or
+        it could not (`ok` False), and another way is taken."""
+        if self._following is not None:
+            self._following.rebuilt(name, ok, now)
 
     def send_ledger(self, peer: PeerId, from_height: int, entries: tuple[bytes, ...]) -> None:
         """Answer a `LedgerWanted` event with as many of these entries as one message may hold."""
@@ -143,6 +164,11 @@ class Node:
     def relay_stats(self) -> RelayStats:
         """Weight bytes moved so far."""
         return self._relay.stats
+
+    @property
+    def fetch_stats(self) -> FetchStats:
+        """What the versions cost that came here."""
+        return FetchStats() if self._following is None else self._following.stats
 
     def roles(self) -> tuple[tuple[str, int], ...]:
         """Neighbours by role name. Whoever calls itself a learner without the run's key only listens."""
@@ -213,6 +239,7 @@ class Node:
                 self._gossip.ask_all(self._me.run)
             else:
                 self._following.drop_stalled(now)
+                self._following.check_freshness(now)
         offset = self._links.clock_offset_s()
         if offset is not None and not self._clock_reported:
             self._events.append(ClockOff(offset))
@@ -286,6 +313,9 @@ class Node:
         self._relay.add_neighbour(source, is_source=self._is_learner(source))
         newest = self._following.newest if self._following else None
         if newest is not None and newest.manifest.version > message.newest_version:
+            head = self._following.head if self._following else None
+            if head is not None:
+                self._send(source, Push(head.raw))  # first: it lists the ways to the version
             self._send(source, Push(newest.raw))
         if farewell := self._last_words.for_neighbour(source, link.role, now):
             self._send(source, Push(farewell))
@@ -315,7 +345,7 @@ class Node:
         """Everything checked before an envelope is forwarded. Raises `RemoteProtocolError`."""
         check_envelope(opened, run=self._me.run, learner=self._learner)
         self._last_words.note_head(opened, now)
-        if opened.kind is Kind.POLICY_MANIFEST:
+        if opened.kind in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):
             self._admit_policy(opened, now, own=False)
 
     def _is_learner(self, peer: PeerId) -> bool:
@@ -338,9 +368,13 @@ class Node:
             manifest,
             self._relay,
             self._gossip,
-            fetches=self._config.fetch_policies and self._config.role is not Role.LEARNER,
-            keep_versions=self._config.keep_versions,
-            now=now,
+            Appetite(
+                policies=self._config.fetch_policies and self._config.role is not Role.LEARNER,
+                rebuilds=self._config.rebuilds,
+                carries=self._config.role is Role.SEEDER,
+                keep_versions=self._config.keep_versions,
+                disk_bytes=self._config.disk_bytes,
+            ),
         )
         self._gossip.pin(opened.raw, opened.digest)
         self._events.append(RunKnown(manifest, opened.raw))
@@ -357,10 +391,18 @@ class Node:
         if self._following is None:
             raise LocalProtocolError("a policy before its run")
         try:
-            self._following.admit(opened, now, own=own)
+            if opened.kind is Kind.POLICY_HEAD:
+                self._following.admit_head(opened, now)
+            else:
+                self._following.admit(opened, now, own=own)
         finally:
-            self._events.extend(self._following.events)
-            self._following.events.clear()
+            self._note_policies()
+
+    def _note_policies(self) -> None:
+        """Pass on what following the policies brought."""
+        assert self._following is not None
+        self._events.extend(self._following.events)
+        self._following.events.clear()
         newest = self._following.newest
         if newest is not None:
             self._me.newest_version = newest.manifest.version
@@ -370,8 +412,7 @@ class Node:
         """Let what arrived have its consequences."""
         if self._following is not None:
             self._following.advance(now)
-            self._events.extend(self._following.events)
-            self._following.events.clear()
+            self._note_policies()
 
     # --- links -------------------------------------------------------------------------------------------------
 

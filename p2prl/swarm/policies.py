@@ -1,4 +1,4 @@
-"""Which policy versions exist: manifests the learner signed, in order, and proof when it signed two for one version.
+"""Which policy versions exist: manifests and heads the learner signed, and proof when two of them contradict.
 
 Versions only grow. A transfer that has begun is never abandoned for a newer version: on a link slower than the
 learner's cadence that would be a transfer that never ends.
@@ -6,12 +6,15 @@ learner's cadence that would be a transfer that never ends.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from p2prl.errors import RemoteProtocolError
+from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of
-from p2prl.protocol.manifests import PolicyManifest
+from p2prl.protocol.manifests import BlobRef, PolicyManifest
+from p2prl.protocol.versions import PolicyHead
+from p2prl.swarm.routes import Way
 
 MAX_WEIGHT_BYTES = 24 * 1024**3
 """Largest weights a manifest may announce: what `MAX_CHUNKS` chunks of `MAX_CHUNK_BYTES` can carry."""
@@ -26,8 +29,18 @@ class KnownPolicy:
     digest: Digest
 
 
+@dataclass(frozen=True, slots=True)
+class KnownHead:
+    """A verified head, the envelope it came in, that envelope's digest, and when it was signed."""
+
+    head: PolicyHead
+    raw: bytes
+    digest: Digest
+    sent_ms: int
+
+
 class EquivocationError(Exception):
-    """Two different manifests of one version, both signed by the learner."""
+    """Two documents of the learner's that name different manifests for one version."""
 
     def __init__(self, first: bytes, second: bytes) -> None:
         super().__init__("the learner signed two different manifests for one version")
@@ -41,6 +54,8 @@ class PolicyBook:
     def __init__(self, learner: bytes) -> None:
         self._learner = learner
         self._by_version: dict[int, KnownPolicy] = {}
+        self.head: KnownHead | None = None
+        """The newest head."""
 
     @property
     def newest(self) -> KnownPolicy | None:
@@ -55,9 +70,27 @@ class PolicyBook:
         """The manifest whose envelope has this digest, if known."""
         return next((known for known in self._by_version.values() if known.digest == name), None)
 
-    def uses(self, root: Digest) -> bool:
-        """Whether a known version's weights are the blob of this root."""
-        return any(known.manifest.weights.root == root for known in self._by_version.values())
+    def known(self) -> list[KnownPolicy]:
+        """Every version known, the newest first."""
+        return sorted(self._by_version.values(), key=lambda known: -known.manifest.version)
+
+    def ways(self) -> list[Way]:
+        """Every patch that the head or a known manifest lists."""
+        listed = {
+            (known.manifest.version, patch.base): Way(
+                known.manifest.version, patch.base, patch.blob.size_bytes, known.digest
+            )
+            for known in self._by_version.values()
+            for patch in known.manifest.patches
+        }
+        for edge in self.head.head.edges if self.head is not None else ():
+            way = Way(edge.version, edge.base, edge.size_bytes, Digest(edge.manifest))
+            listed.setdefault((edge.version, edge.base), way)
+        return list(listed.values())
+
+    def uses(self, root: Digest, *, besides: Digest | None = None) -> bool:
+        """Whether the weights or a patch of a known version, other than the one named, are the blob of this root."""
+        return any(root in roots_of(known.manifest) for known in self._by_version.values() if known.digest != besides)
 
     def admit(self, opened: Opened) -> KnownPolicy:
         """Take a manifest in. Raises `RemoteProtocolError` when it is not the learner's or breaks the chain of
@@ -76,12 +109,55 @@ class PolicyBook:
             raise EquivocationError(before.raw, known.raw)
         if after is not None and after.manifest.previous != known.digest:
             raise EquivocationError(known.raw, after.raw)
+        if self.head is not None and self._named_in(self.head.head, manifest.version) not in (None, known.digest):
+            raise EquivocationError(self.head.raw, known.raw)
         self._by_version[manifest.version] = known
         return known
 
-    def forget_before(self, version: int) -> list[KnownPolicy]:
-        """Drop manifests older than `version`; returns them so that their blobs can go too."""
-        old = [known for v, known in self._by_version.items() if v < version]
+    def admit_head(self, opened: Opened, now: float) -> KnownHead:
+        """Take a head in. Raises `RemoteProtocolError` when it is not the learner's, `StaleWorkError` when it has
+        expired or is no newer than what is known here, `EquivocationError` when it contradicts a manifest or a head.
+
+        The highest version known counts too, so that after a restart no older head is believed either.
+        """
+        head = body_of(opened, PolicyHead)
+        if opened.author != self._learner:
+            raise RemoteProtocolError("policy head signed by somebody who is not the learner")
+        head.check(sent_ms=opened.sent_ms)
+        known = KnownHead(head, opened.raw, opened.digest, opened.sent_ms)
+        for policy in self._by_version.values():
+            if self._named_in(head, policy.manifest.version) not in (None, policy.digest):
+                raise EquivocationError(policy.raw, known.raw)
+        before = self.head
+        if before is not None and head.version == before.head.version and head.manifest != before.head.manifest:
+            raise EquivocationError(before.raw, known.raw)
+        newest = -1 if self.newest is None else self.newest.manifest.version
+        lowest = (newest, 0) if before is None else max((newest, 0), (before.head.version, before.sent_ms + 1))
+        if (head.version, opened.sent_ms) < lowest or head.expires_ms < now * 1000:
+            raise StaleWorkError("policy head that has expired or is older than the one known")
+        self.head = known
+        return known
+
+    @staticmethod
+    def _named_in(head: PolicyHead, version: int) -> bytes | None:
+        """Envelope digest of a version's manifest according to a head, if it says."""
+        if head.version == version:
+            return head.manifest
+        return next((edge.manifest for edge in head.edges if edge.version == version), None)
+
+    def forget_before(self, version: int, *, keep: Collection[Digest] = ()) -> list[KnownPolicy]:
+        """Drop manifests older than `version` but those in `keep`; returns them so that their blobs can go too."""
+        old = [known for v, known in self._by_version.items() if v < version and known.digest not in keep]
         for known in old:
             del self._by_version[known.manifest.version]
         return old
+
+
+def blobs_of(manifest: PolicyManifest) -> tuple[BlobRef, ...]:
+    """The blobs a manifest names: its weights, then its patches."""
+    return (manifest.weights, *(patch.blob for patch in manifest.patches))
+
+
+def roots_of(manifest: PolicyManifest) -> set[Digest]:
+    """Their names."""
+    return {ref.root for ref in blobs_of(manifest)}

@@ -34,6 +34,8 @@ async def main() -> None:
                 manifest=b"",
                 fetch_policies=True,
                 keep_versions=2,
+                rebuilds=False,
+                disk_bytes=0,
                 source_patience_s=1.5,
                 seed=1,
             )
