@@ -24,6 +24,7 @@ warmup_updates = 10
 
 [loss]
 name = "gepo_t"           # group expectation weights, tapered negatives: stable at any staleness
+                          # other losses, "auto", guards, probation and a reference: docs/algorithms.md
 
 [network]
 listen = ["/ip4/0.0.0.0/tcp/0"]
