@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.checks import require_positive
+from p2prl.algorithms.checks import require_between, require_positive
 from p2prl.algorithms.gepo import require_whole_groups
 from p2prl.algorithms.ratios import Terms, effective_sample_size, log_expectation_of, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
@@ -28,10 +28,14 @@ class GepoTConfig:
     """Largest weight, > 0: no completion counts more than this at any staleness."""
     taper: Taper = "sequence"
     """What bounds the weight of a negative: see `tapers.Taper`."""
+    negatives: float = 1.0
+    """ν in [0, 1]: factor on the weight of every negative after the taper. Below 1, successes teach more than failures,
+    and the policy keeps closer to its samplers."""
 
     def __post_init__(self) -> None:
         require_positive("cap", self.cap)
         require_taper("taper", self.taper)
+        require_between("negatives", self.negatives, 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class GexConfig(GepoTConfig):
 def gepo_t(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: GepoTConfig, aggregation: AggregationConfig
 ) -> LossOutput:
-    """GEPO-T: −sg(w) A log p with w = min(P/Ê, cap), and for A < 0: w ← min(w, 1, e^{Σℓ}) (or the chosen taper).
+    """GEPO-T: −sg(w) A log p with w = min(P/Ê, cap), and for A < 0: w ← ν min(w, 1, e^{Σℓ}) (or the chosen taper).
 
     This project's own loss; with seq_mean it is −mean_i sg(w_i) A_i LP_i. Needs no clip, no
     extra forward pass and no staleness label; weights never exceed the cap. Metric tapered_fraction: share of tokens
@@ -87,4 +91,5 @@ def _capped_and_tapered(
     log_weights, tapered = taper_negatives(log_weight_BG.clamp(max=log_cap), terms, cfg.taper)
     tapered_BGT = tapered.expand(terms.mask_BGT.shape) & terms.mask_BGT
     extra_metrics["tapered_fraction"] = tapered_BGT.sum() / terms.lengths_BG.sum()
-    return weighted_logprob(log_weights.exp(), capped_BG1 | tapered, terms, batch, aggregation, extra_metrics)
+    weights = torch.where(terms.advantages_BG1 < 0, cfg.negatives * log_weights.exp(), log_weights.exp())
+    return weighted_logprob(weights, capped_BG1 | tapered, terms, batch, aggregation, extra_metrics)

@@ -164,17 +164,34 @@ def build_loss(
     aggregation: AggregationConfig | None = None,
     max_completion_tokens: int | None = None,
 ) -> Objective:
-    """The objective called `name`, with its paper's advantage and aggregation unless others are given.
+    """The objective called `name`; see `build_objective`. Raises ConfigError for an unknown name too."""
+    return build_objective(
+        loss_by_name(name),
+        options=options,
+        advantage=advantage,
+        aggregation=aggregation,
+        max_completion_tokens=max_completion_tokens,
+    )
+
+
+def build_objective(
+    spec: LossSpec,
+    *,
+    options: Mapping[str, object] | None = None,
+    advantage: AdvantageConfig | None = None,
+    aggregation: AggregationConfig | None = None,
+    max_completion_tokens: int | None = None,
+) -> Objective:
+    """The loss of `spec` with its paper's advantage and aggregation unless others are given.
 
     `options` are fields of the loss's config; `max_completion_tokens` is the run's completion limit, which dr_grpo's
-    default aggregation divides by. Raises ConfigError, naming the field, for an unknown loss or option, a value out of
-    range, and a combination without meaning.
+    default aggregation divides by. Raises ConfigError, naming the field, for an unknown option, a value out of range,
+    and a combination without meaning.
     """
-    spec = loss_by_name(name)
     advantage = advantage or AdvantageConfig(kind=spec.advantage)
     aggregation = aggregation or AggregationConfig(kind=spec.aggregation, max_completion_tokens=max_completion_tokens)
-    _refuse("advantage.kind", advantage.kind, spec.advantages, name)
-    _refuse("aggregation.kind", aggregation.kind, spec.aggregations, name)
+    _refuse("advantage.kind", advantage.kind, spec.advantages, spec.name)
+    _refuse("aggregation.kind", aggregation.kind, spec.aggregations, spec.name)
     return Objective(spec=spec, config=_config(spec, options or {}), advantage=advantage, aggregation=aggregation)
 
 

@@ -69,6 +69,8 @@ OUT_OF_RANGE = [
     ("gepo_paper", "log_ratio_bound", 100.0),
     ("gepo_plus", "kl_switch", float("nan")),
     ("gepo_t", "cap", 0.0),
+    ("gepo_t", "negatives", 1.5),
+    ("gex", "negatives", -0.1),
     ("gex", "cap", float("inf")),
     ("tis", "cap", -2.0),
     ("cispo", "cap", 0.0),
