@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_BETA1, _BETA2, _EPSILON = 0.9, 0.99, 1e-8
+_BETA1, _EPSILON = 0.9, 1e-8
+BETA2 = 0.99
 _CLIP = 1.0
 
 
@@ -20,11 +21,13 @@ class StackedAdam:
 
     first_MW: Tensor
     second_MW: Tensor
+    beta2: float = BETA2
+    """Share of itself that the second moment keeps an update."""
 
     @classmethod
-    def fresh(cls, weights_MW: Tensor) -> StackedAdam:
+    def fresh(cls, weights_MW: Tensor, *, beta2: float = BETA2) -> StackedAdam:
         """Moments of zero."""
-        return cls(first_MW=torch.zeros_like(weights_MW), second_MW=torch.zeros_like(weights_MW))
+        return cls(first_MW=torch.zeros_like(weights_MW), second_MW=torch.zeros_like(weights_MW), beta2=beta2)
 
     @torch.no_grad()
     def step(self, weights_MW: Tensor, gradient_MW: Tensor, *, number: int, rate_M: Tensor) -> Tensor:
@@ -32,7 +35,7 @@ class StackedAdam:
         norm_M: Tensor = torch.linalg.vector_norm(gradient_MW, dim=1)
         clipped_MW = gradient_MW * (_CLIP / (norm_M + 1e-6)).clamp(max=1.0).unsqueeze(1)
         self.first_MW.lerp_(clipped_MW, 1 - _BETA1)
-        self.second_MW.mul_(_BETA2).addcmul_(clipped_MW, clipped_MW, value=1 - _BETA2)
-        deviation_MW = (self.second_MW / (1 - _BETA2**number)).sqrt_().add_(_EPSILON)
+        self.second_MW.mul_(self.beta2).addcmul_(clipped_MW, clipped_MW, value=1 - self.beta2)
+        deviation_MW = (self.second_MW / (1 - self.beta2**number)).sqrt_().add_(_EPSILON)
         weights_MW.sub_(rate_M.unsqueeze(1) * (self.first_MW / (1 - _BETA1**number)) / deviation_MW)
         return norm_M

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2prl.bench.methods import method_digest
 from p2prl.bench.seed_file import Line, SeedFile
 from p2prl.bench.training import SeedResult, TrainingPlan
 
@@ -21,6 +22,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     evaluate_every: int
     evaluation_prompts: int
     final_prompts: int
+    code: str = ""
+    """Digest of the code that gives the figures: a line of other code is another setting, and so is not used again."""
 
     @classmethod
     def of(cls, task: str, method: str, delay: str, plan: TrainingPlan) -> Setting:
@@ -34,6 +37,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             evaluate_every=plan.evaluate_every,
             evaluation_prompts=plan.evaluation_prompts,
             final_prompts=plan.final_prompts,
+            code=method_digest(method, task),
         )
 
 

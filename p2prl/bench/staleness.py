@@ -30,6 +30,8 @@ class StalenessConfig:
     """See `methods.parse_method`."""
     delays: tuple[str, ...]
     """See `delays.parse_delay`."""
+    step_s: float | None = None
+    """Seconds that an update takes; laws of seconds need it, unless each says so itself."""
     seeds: int
     """Number of seeds, at least 1."""
     first_seed: int = 0
@@ -46,8 +48,11 @@ class StalenessConfig:
         subject = subject_by_name(self.task)
         for method in self.methods:
             parse_method(method, max_completion_tokens=subject.max_new_tokens)
-        for delay in self.delays:
-            parse_delay(delay)
+        self.laws()
+
+    def laws(self) -> list[str]:
+        """The laws of delay, each written in full."""
+        return [parse_delay(delay, step_s=self.step_s).text for delay in self.delays]
 
     @property
     def seed_range(self) -> range:
@@ -74,7 +79,7 @@ def run_staleness(
     """
     results = ResultFile(out / "results.jsonl")
     seeds = config.seed_range
-    pairs = [BASELINE, *itertools.product(config.methods, [parse_delay(delay).text for delay in config.delays])]
+    pairs = [BASELINE, *itertools.product(config.methods, config.laws())]
     runs = dict.fromkeys((config.task, method, delay, config.plan) for method, delay in pairs)
     if config.check:
         runs |= dict.fromkeys((DEMANDED_TASK, *run) for run in runs_needed())

@@ -9,18 +9,18 @@ Shape legend: M seeds, S samplers, B prompts, G completions, T tokens, W weights
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from p2prl.algorithms.batch import RolloutBatch
+from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.ratios import effective_sample_size
 from p2prl.bench.decoder import Completions, completion_logprobs, sample
 from p2prl.bench.delays import DelayLaw
 from p2prl.bench.methods import Method
-from p2prl.bench.optimiser import StackedAdam
+from p2prl.bench.optimiser import BETA2, StackedAdam
 from p2prl.bench.seeded import seeded_uniforms
 from p2prl.bench.subjects import Subject
 from p2prl.errors import require
@@ -90,6 +90,18 @@ class SeedResult:
         return max(reward for _, reward in self.curve)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Fed:
+    """What one update learns from."""
+
+    tokens_MBP: Tensor
+    """Prompts."""
+    made: Completions
+    rewards_MBG: Tensor
+    delays: list[list[int]]
+    """Updates, for each seed and sampler."""
+
+
 class Training:
     """The seeds of one batch, update by update."""
 
@@ -107,8 +119,12 @@ class Training:
         self._subject, self._method, self._law, self._plan = subject, method, law, plan
         self._seeds = tuple(seeds)
         self._weights_MW = start_MW.clone().requires_grad_()
-        self._optimiser = StackedAdam.fresh(start_MW)
+        self._average_MW = start_MW.clone()
+        self._optimiser = StackedAdam.fresh(start_MW, beta2=method.additions.get("beta2", BETA2))
         self._history = {0: start_MW.clone()}
+        """Policies that samplers may still use, by the number of updates before them."""
+        self._fed: dict[int, _Fed] = {}
+        """Batches that may be used once more, by update."""
         self._delays = [np.random.default_rng([seed, _DELAYS]) for seed in seeds]
         self._curves: list[list[tuple[int, float]]] = [[] for _ in seeds]
         self._grad_norms: list[Tensor] = []
@@ -134,21 +150,41 @@ class Training:
         ]
         tokens_MBP = torch.tensor([[self._subject.prompt_tokens(p) for p in row] for row in prompts])
         made = self._rollouts(update, delays, tokens_MBP)
-        rewards_MBG = self._rewards(prompts, made)
-        logprobs_MBGT = completion_logprobs(self._subject.shape, self._weights_MW, tokens_MBP, made.tokens_MBGT)
-        losses, factors = [], []
-        for index, staleness in enumerate(delays):
-            loss, factor = self._loss(index, logprobs_MBGT[index], made, rewards_MBG[index], staleness)
-            losses.append(loss)
-            factors.append(factor)
+        fed = _Fed(tokens_MBP=tokens_MBP, made=made, rewards_MBG=self._rewards(prompts, made), delays=delays)
+        loss, factors = self._loss(fed, update)
+        again = self._again(fed, update)
+        if again is not None:
+            # Both batches teach half: the gradient keeps its scale, and no batch weighs more than it did.
+            loss = (loss + self._loss(again, update, noted=False)[0]) / 2
         # Sums over seeds share no weight: the gradient's rows are those of the seeds alone.
-        (gradient_MW,) = torch.autograd.grad(torch.stack(losses).sum(), self._weights_MW)
+        (gradient_MW,) = torch.autograd.grad(loss, self._weights_MW)
         rate = self._plan.learning_rate * min(1.0, (update + 1) / _WARMUP_UPDATES)
         rate_M = rate * torch.tensor(factors)
         norms_M = self._optimiser.step(self._weights_MW.detach(), gradient_MW, number=update + 1, rate_M=rate_M)
         self._grad_norms.append(norms_M)
-        self._history[update + 1] = self._weights_MW.detach().clone()
-        self._history.pop(update + 1 - self._law.longest - 1, None)
+        self._publish(update + 1)
+
+    def _again(self, fed: _Fed, update: int) -> _Fed | None:
+        """The batch that +replay uses once more, if there is one; keeps this one for later."""
+        if "replay" not in self._method.additions:
+            return None
+        lag = int(self._method.additions["replay"])
+        self._fed[update] = fed
+        again = self._fed.pop(update - lag, None)
+        if again is None:
+            return None
+        return replace(again, delays=[[delay + lag for delay in row] for row in again.delays])
+
+    def _publish(self, done: int) -> None:
+        """Average the weights, and keep what samplers get after `done` updates."""
+        additions = self._method.additions
+        kept = additions.get("published", additions.get("average", 0.0))
+        # Early averages reach no further back than a ninth of the run so far: the warm start is soon left behind.
+        kept = min(kept, done / (done + 9))
+        self._average_MW.lerp_(self._weights_MW.detach(), 1 - kept)
+        sampled_MW = self._average_MW if "published" in additions else self._weights_MW.detach()
+        self._history[done] = sampled_MW.clone()
+        self._history.pop(done - self._law.longest - 1, None)
 
     def _rollouts(self, update: int, delays: list[list[int]], tokens_MBP: Tensor) -> Completions:
         """Completions (M, B, G, T): sampler s works its own quarter of the prompts with its own old policy."""
@@ -184,18 +220,37 @@ class Training:
             made.finished_MBG.flatten().tolist(),
             strict=True,
         )
-        rewards = [self._subject.reward(text, tokens[:length], finished) for text, tokens, length, finished in rows]
+        known: dict[tuple[str, tuple[int, ...], bool], float] = {}  # a policy that has learnt repeats itself
+        rewards = []
+        for text, tokens, length, finished in rows:
+            case = (text, tuple(tokens[:length]), finished)
+            if case not in known:
+                known[case] = self._subject.reward(*case)
+            rewards.append(known[case])
         return torch.tensor(rewards).view(made.finished_MBG.shape)
 
-    def _loss(
-        self, index: int, logprobs_BGT: Tensor, made: Completions, rewards_BG: Tensor, staleness: list[int]
-    ) -> tuple[Tensor, float]:
-        """The seed's loss and the factor of its guards on the learning rate; notes its figures."""
-        mask_BGT = made.mask_MBGT[index]
-        behavior_BGT = made.logprobs_MBGT[index]
+    def _loss(self, fed: _Fed, update: int, *, noted: bool = True) -> tuple[Tensor, list[float]]:
+        """The sum of the seeds' losses, and their additions' factors on the learning rate; notes their figures."""
+        logprobs_MBGT = completion_logprobs(self._subject.shape, self._weights_MW, fed.tokens_MBP, fed.made.tokens_MBGT)
+        done = update / self._plan.updates
+        losses, factors = [], []
+        for index, logprobs_BGT in enumerate(logprobs_MBGT):
+            output, log_ratios_BGT, mask_BGT = self._seed_loss(index, logprobs_BGT, fed)
+            sequence_N = log_ratios_BGT.sum(dim=-1).flatten()
+            kl = -log_ratios_BGT.sum() / mask_BGT.sum()
+            losses.append(output.loss)
+            factors.append(self._method.rate_factor(kl, sequence_N, done=done))
+            if noted:
+                ess = float(effective_sample_size(sequence_N)) / sequence_N.numel()
+                self._figures[index].append((float(output.metrics["weight_max"]), ess, float(kl)))
+        return torch.stack(losses).sum(), factors
+
+    def _seed_loss(self, index: int, logprobs_BGT: Tensor, fed: _Fed) -> tuple[LossOutput, Tensor, Tensor]:
+        """One seed's loss, its log-ratios (B, G, T), 0 off the mask, and the mask."""
+        mask_BGT, behavior_BGT = fed.made.mask_MBGT[index], fed.made.logprobs_MBGT[index]
         objective = self._method.objective
-        advantages = objective.advantages(rewards_BG, mask_BGT.sum(dim=-1))
-        per_prompt = torch.tensor(staleness).repeat_interleave(_PROMPTS // _SAMPLERS)
+        advantages = objective.advantages(fed.rewards_MBG[index], mask_BGT.sum(dim=-1))
+        per_prompt = torch.tensor(fed.delays[index]).repeat_interleave(_PROMPTS // _SAMPLERS)
         batch = RolloutBatch(
             behavior_logprobs_BGT=behavior_BGT,
             mask_BGT=mask_BGT,
@@ -203,12 +258,7 @@ class Training:
             staleness_BG=per_prompt.unsqueeze(1).expand(_PROMPTS, _GROUP),
         )
         output = objective.loss(logprobs_BGT, batch)
-        ratios_BGT = torch.where(mask_BGT, logprobs_BGT.detach() - behavior_BGT, 0.0)
-        sequence_N = ratios_BGT.sum(dim=-1).flatten()
-        kl = -ratios_BGT.sum() / mask_BGT.sum()
-        ess = float(effective_sample_size(sequence_N)) / sequence_N.numel()
-        self._figures[index].append((float(output.metrics["weight_max"]), ess, float(kl)))
-        return output.loss, self._method.rate_factor(kl, sequence_N)
+        return output, torch.where(mask_BGT, logprobs_BGT.detach() - behavior_BGT, 0.0), mask_BGT
 
     def _evaluate(self, update: int) -> None:
         plan = self._plan
@@ -221,7 +271,7 @@ class Training:
             prompts = [[self._subject.task.prompt(first + i) for i in chunk] for first in firsts]
             made = sample(
                 self._subject.shape,
-                self._weights_MW.detach(),
+                self._average_MW,
                 torch.tensor([[self._subject.prompt_tokens(p) for p in row] for row in prompts]),
                 group_size=1,
                 max_new_tokens=self._subject.max_new_tokens,

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from p2prl.bench.decoder import completion_logprobs, initial_weights
+from p2prl.bench.digests import code_digest
 from p2prl.bench.optimiser import StackedAdam
 from p2prl.bench.subjects import Subject
 from p2prl.errors import IntegrityError
@@ -31,15 +32,15 @@ def warm_weights(
 ) -> Tensor:
     """Weights (M, W) of each seed after its warm start, from files in `cache` where they are there."""
     cache.mkdir(parents=True, exist_ok=True)
-    missing = [seed for seed in seeds if not _path(subject, seed, cache).exists()]
+    missing = [seed for seed in seeds if not warm_path(subject, seed, cache).exists()]
     if missing:
         trained = warm_start(subject, missing, on_step=on_step)
         for seed, weights in zip(missing, trained, strict=True):
-            path = _path(subject, seed, cache)
+            path = warm_path(subject, seed, cache)
             part = path.with_suffix(".part")
             save_file({"weights": weights.contiguous()}, part)
             part.rename(path)  # an interrupted write leaves no half file under the final name
-    return torch.stack([_load(subject, _path(subject, seed, cache)) for seed in seeds])
+    return torch.stack([_load(subject, warm_path(subject, seed, cache)) for seed in seeds])
 
 
 def warm_start(
@@ -89,8 +90,9 @@ def _demonstrations(subject: Subject, seeds: Sequence[int], step: int) -> tuple[
     )
 
 
-def _path(subject: Subject, seed: int, cache: Path) -> Path:
-    return cache / f"{subject.task.name}-{seed}.safetensors"
+def warm_path(subject: Subject, seed: int, cache: Path) -> Path:
+    """Where a seed's warm start is kept. The digest of its code is part of the name: other code makes it anew."""
+    return cache / f"{subject.task.name}-{seed}-{code_digest(__name__)}.safetensors"
 
 
 def _load(subject: Subject, path: Path) -> Tensor:

@@ -286,15 +286,23 @@ def sim(
 @bench_app.command("staleness")
 def bench_staleness_(
     methods: Annotated[
-        str, typer.Option("--methods", help="Losses to compare, each `loss[:option=value…][+brake][+vcpo]`.")
+        str, typer.Option("--methods", help="Losses to compare, each `loss[:option=value…][+addition[=value]…]`.")
     ] = "grpo,gspo,gepo,gepo_t,gex",
     delays: Annotated[
-        str, typer.Option("--delays", help="Laws of delay in updates: const:K, lognorm:M, weibull:M, exp:M, unif:M.")
+        str,
+        typer.Option(
+            "--delays",
+            help="Laws of delay in updates: const:K, lognorm:M, weibull:M, exp:M, unif:M; "
+            "in seconds: lognorm:L:Us, weibull:L:Us, const:Ks.",
+        ),
     ] = "const:0,lognorm:64,weibull:256,const:64,const:128",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per method and law.")] = 5,
     updates: Annotated[int, typer.Option("--updates", min=60, help="Updates per run, a multiple of 20.")] = 200,
     learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
     task: Annotated[str, typer.Option("--task", help="chain4 or walk12.")] = "chain4",
+    step_s: Annotated[
+        float | None, typer.Option("--step-s", help="Seconds an update takes, for laws of delay in seconds.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of results; a rerun goes on where it stopped.")] = Path(
         "runs/bench-staleness"
     ),
@@ -312,6 +320,7 @@ def bench_staleness_(
         updates=updates,
         learning_rate=learning_rate,
         task=task,
+        step_s=step_s,
         out=out,
         check=check,
         seed=seed,

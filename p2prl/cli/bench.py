@@ -21,6 +21,7 @@ def bench_staleness(
     updates: int,
     learning_rate: float,
     task: str,
+    step_s: float | None,
     out: Path,
     check: bool,
     seed: int,
@@ -39,6 +40,7 @@ def bench_staleness(
         seeds=seeds,
         first_seed=seed,
         task=task,
+        step_s=step_s,
         plan=TrainingPlan(updates=updates, learning_rate=learning_rate),
         check=check,
     )

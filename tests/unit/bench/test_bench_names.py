@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -61,6 +62,40 @@ def test_no_delay_is_longer_than_there_were_updates() -> None:
         assert 0 <= law.draw(0.0, LATE) <= law.draw(1 - 2**-53, LATE) <= law.longest
 
 
+def test_laws_of_seconds_are_counted_in_steps() -> None:
+    lognormal = parse_delay("lognorm:60:1800s", step_s=12.5)
+    assert lognormal.text == "lognorm:60:1800s@12.5"
+    assert parse_delay(lognormal.text).text == lognormal.text
+    delays = [lognormal.draw(p, LATE) for p in GRID]
+    assert (min(delays), sorted(delays)[10_000], max(delays)) == (5, 26, 144)  # 60 s, sqrt(60 * 1800) s, 1800 s
+    assert sum(lognormal.quantile(p) > 144 for p in GRID) / len(GRID) == pytest.approx(0.0025, abs=2e-4)
+    assert set(drawn("const:100s@8")) == {12}
+
+
+def test_the_weibull_law_of_seconds_leaves_a_quarter_of_a_percent_beyond_either_end() -> None:
+    law = parse_delay("weibull:60:1800s@1")
+    assert law.quantile(0.0025) == pytest.approx(60)
+    assert law.quantile(0.9975) == pytest.approx(1800)
+    assert min(drawn("weibull:60:1800s@1")) == 60
+    assert max(drawn("weibull:60:1800s@1")) == 1800
+    # Weibull: log(−log survival) is a line in log x; its slope between two other quantiles is that between the ends.
+    slopes = [
+        (math.log(-math.log(1 - high)) - math.log(-math.log(1 - low)))
+        / math.log(law.quantile(high) / law.quantile(low))
+        for low, high in ((0.0025, 0.9975), (0.3, 0.6), (0.01, 0.9))
+    ]
+    assert slopes == pytest.approx([slopes[0]] * 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["lognorm:60:1800s", "lognorm:60:1800s@0", "lognorm:1800:60s@5", "lognorm:1800s@5", "const:1:2s@5", "exp:9s@5"],
+)
+def test_laws_of_seconds_without_meaning_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_delay(text)
+
+
 @pytest.mark.parametrize(
     "text", ["", "const", "const:", "const:-1", "const:1.5", "const:١", "gauss:4", "unif:0", "exp:0", "const:9999999"]
 )
@@ -78,6 +113,16 @@ def test_methods_carry_options_and_guards() -> None:
     assert method.rate_factor(kl, log_ratios) == pytest.approx(0.5 * 0.5**0.5)
     assert parse_method("gepo_t+brake", max_completion_tokens=8).rate_factor(kl, log_ratios) == pytest.approx(0.5)
     assert parse_method("gepo_t", max_completion_tokens=8).rate_factor(kl, log_ratios) == 1.0
+    eased = parse_method("gepo_t+decay=.2+brake=.1", max_completion_tokens=8)
+    assert eased.rate_factor(torch.tensor(0.0), log_ratios, done=0.0) == pytest.approx(1.0)
+    assert eased.rate_factor(torch.tensor(0.4), log_ratios, done=0.5) == pytest.approx(0.6 * 0.5)
+    assert eased.rate_factor(torch.tensor(0.0), log_ratios, done=1.0) == pytest.approx(0.2)
+    assert dict(parse_method("gex+average+replay=3", max_completion_tokens=8).additions) == {
+        "average": 0.95,
+        "replay": 3,
+    }
+    scaled = parse_method("gepo_t:advantage=mean_std:aggregation=fixed_length", max_completion_tokens=8).objective
+    assert (scaled.advantage.kind, scaled.aggregation.kind) == ("mean_std", "fixed_length")
     assert parse_method("dr_grpo", max_completion_tokens=8).objective.aggregation.max_completion_tokens == 8
 
 
@@ -86,6 +131,8 @@ def test_methods_carry_options_and_guards() -> None:
     [
         ("gepo_tt", "gepo_tt"), ("grpo+handbrake", "handbrake"), ("grpo+brake+brake", "brake"), ("dpo", "reference"),
         ("gepo_t:cap", "cap"), ("gepo_t:hat=2", "hat"), ("ppo", "value head"),
+        ("gex+replay=0", "replay"), ("gex+replay=1.5", "replay"), ("gex+average=1", "average"), ("gex+vcpo=2", "vcpo"),
+        ("gex+decay=", "decay"), ("gex+average+published", "averages already"), ("gex:advantage=big", "advantage"),
     ],
 )  # fmt: skip
 def test_other_methods_are_refused(text: str, message: str) -> None:

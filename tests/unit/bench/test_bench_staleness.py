@@ -18,6 +18,7 @@ from p2prl.bench.staleness import StalenessConfig, StalenessReport, run_stalenes
 from p2prl.bench.subjects import subject_by_name
 from p2prl.bench.summary import as_csv, as_markdown, rows_of
 from p2prl.bench.training import SeedResult, TrainingPlan
+from p2prl.bench.warm import warm_path
 from p2prl.cli.bench import bench_staleness
 from p2prl.errors import ConfigError, IntegrityError, P2PRLError
 
@@ -40,10 +41,10 @@ def setting(method: str, delay: str, plan: TrainingPlan = CALM) -> Setting:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """An output folder whose warm starts are plain initial weights, which cost nothing."""
-    shape = subject_by_name("chain4").shape
+    subject = subject_by_name("chain4")
     (tmp_path / "warm").mkdir()
     for seed in range(4):
-        save_file({"weights": initial_weights(shape, seed)}, tmp_path / "warm" / f"chain4-{seed}.safetensors")
+        save_file({"weights": initial_weights(subject.shape, seed)}, warm_path(subject, seed, tmp_path / "warm"))
     return tmp_path
 
 
@@ -179,7 +180,7 @@ def test_the_command_prints_one_json_object_and_fails_where_demands_do(
     def command(*, check: bool) -> None:
         bench_staleness(
             methods="grpo, gepo_t", delays="const:64", seeds=5, updates=200, learning_rate=5e-4, task="chain4",
-            out=tmp_path, check=check, seed=0, as_json=True,
+            step_s=None, out=tmp_path, check=check, seed=0, as_json=True,
         )  # fmt: skip
 
     command(check=False)

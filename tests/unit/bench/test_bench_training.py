@@ -18,7 +18,7 @@ from p2prl.bench.methods import parse_method
 from p2prl.bench.optimiser import StackedAdam
 from p2prl.bench.subjects import subject_by_name
 from p2prl.bench.training import SeedResult, Training, TrainingPlan
-from p2prl.bench.warm import warm_start, warm_weights
+from p2prl.bench.warm import warm_path, warm_start, warm_weights
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.codec import Codec
 from p2prl.models.tiny import tiny_model
@@ -42,13 +42,14 @@ def trained(method: str, delay: str, seeds: range) -> list[SeedResult]:
     return Training(SUBJECT, parsed, parse_delay(delay), PLAN, seeds, start(seeds)).run()
 
 
-def test_the_optimiser_is_clipped_adamw_row_by_row() -> None:
+@pytest.mark.parametrize("beta2", [0.99, 0.999])
+def test_the_optimiser_is_clipped_adamw_row_by_row(beta2: float) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(3, 40, generator=generator, dtype=torch.float64)
     rows = [row.clone().requires_grad_() for row in weights]
     rates = (1e-2, 3e-3, 5e-2)
-    adams = [torch.optim.AdamW([row], lr=rate, betas=(0.9, 0.99), weight_decay=0.0) for row, rate in zip(rows, rates, strict=True)]  # fmt: skip  # noqa: E501
-    stacked = StackedAdam.fresh(weights)
+    adams = [torch.optim.AdamW([row], lr=rate, betas=(0.9, beta2), weight_decay=0.0) for row, rate in zip(rows, rates, strict=True)]  # fmt: skip  # noqa: E501
+    stacked = StackedAdam.fresh(weights, beta2=beta2)
     for number in range(1, 8):
         gradient = torch.randn(3, 40, generator=generator, dtype=torch.float64) * torch.tensor([[0.01], [0.3], [4.0]])
         norms = stacked.step(weights, gradient, number=number, rate_M=torch.tensor(rates, dtype=torch.float64))
@@ -92,12 +93,12 @@ def test_warm_start_lowers_the_loss_of_each_seed_as_if_it_ran_alone(tmp_path: Pa
 
 def test_warm_starts_are_read_from_the_cache_and_a_broken_one_is_refused(tmp_path: Path) -> None:
     marked = torch.full((SUBJECT.shape.size(),), 0.5)
-    save_file({"weights": marked}, tmp_path / "chain4-4.safetensors")
+    save_file({"weights": marked}, warm_path(SUBJECT, 4, tmp_path))
     assert torch.equal(warm_weights(SUBJECT, [4], tmp_path), marked.unsqueeze(0))
-    save_file({"weights": marked[1:].clone()}, tmp_path / "chain4-4.safetensors")
+    save_file({"weights": marked[1:].clone()}, warm_path(SUBJECT, 4, tmp_path))
     with pytest.raises(IntegrityError, match="another decoder"):
         warm_weights(SUBJECT, [4], tmp_path)
-    (tmp_path / "chain4-4.safetensors").write_bytes(b"nothing")
+    (warm_path(SUBJECT, 4, tmp_path)).write_bytes(b"nothing")
     with pytest.raises(IntegrityError, match="not a warm start"):
         warm_weights(SUBJECT, [4], tmp_path)
 
@@ -152,6 +153,62 @@ def test_samplers_use_the_policy_that_the_law_says(delay: str, monkeypatch: pyte
                 seen.add(age)
                 assert torch.equal(sampled[update][4 * index + sampler], learner[update - age][index])
     assert seen == {0, 1, 2} if delay == "const:2" else len(seen) > 2
+
+
+@pytest.mark.parametrize("addition", ["average", "published"])
+def test_averages_are_what_is_evaluated_and_published_ones_what_samplers_use(
+    addition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled: list[Tensor] = []
+    evaluated: list[Tensor] = []
+    learner: list[Tensor] = []
+
+    def watched_sample(shape: Any, weights: Tensor, prompts: Tensor, **rest: Any) -> Any:
+        (sampled if rest["group_size"] == 8 else evaluated).append(weights.clone())
+        return sample(shape, weights, prompts, **rest)
+
+    def watched_logprobs(shape: Any, weights: Tensor, prompts: Tensor, completions: Tensor) -> Tensor:
+        learner.append(weights.detach().clone())
+        return completion_logprobs(shape, weights, prompts, completions)
+
+    monkeypatch.setattr(training_module, "sample", watched_sample)
+    monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
+    trained(f"grpo+{addition}=.3", "const:2", range(1))
+    average, averages = learner[0], [learner[0]]
+    for done, weights in enumerate(learner[1:], start=1):
+        kept = min(0.3, done / (done + 9))
+        average = kept * average + (1 - kept) * weights
+        averages.append(average)
+    assert len(learner) == PLAN.updates
+    for got, expected in zip(evaluated, averages, strict=False):
+        torch.testing.assert_close(got, expected)
+    used = averages if addition == "published" else learner
+    for update in range(PLAN.updates):
+        torch.testing.assert_close(sampled[update][0], used[max(0, update - 2)][0])
+
+
+def test_a_replayed_batch_is_an_earlier_one_at_its_true_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked: list[Tensor] = []
+    ages: list[int] = []
+
+    def watched_logprobs(shape: Any, weights: Tensor, prompts: Tensor, completions: Tensor) -> Tensor:
+        worked.append(completions)
+        return completion_logprobs(shape, weights, prompts, completions)
+
+    def watched_batch(**fields: Any) -> Any:
+        ages.append(int(fields["staleness_BG"].max()))
+        return batch_type(**fields)
+
+    batch_type: Any = training_module.RolloutBatch  # type: ignore[attr-defined]
+    monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
+    monkeypatch.setattr(training_module, "RolloutBatch", watched_batch)
+    trained("gepo_t+replay=2", "const:1", range(1))
+    # Updates 0 and 1 have nothing to replay; from 2 on each batch is followed by the one of two updates before.
+    fresh = [worked[0], worked[1], *worked[2::2]]
+    assert len(worked) == 2 + 2 * (PLAN.updates - 2)
+    for update in range(2, PLAN.updates):
+        assert torch.equal(worked[2 * update - 1], fresh[update - 2])
+    assert ages == [0, 1, 1, 2, 1, 3, 1, 3, 1, 3]
 
 
 def test_without_delay_every_ratio_is_one_and_with_it_none_stays() -> None:
