@@ -32,6 +32,10 @@ class Kind(IntEnum):
     BLOB_QUERY = 9
     LEDGER_QUERY = 10
     LEDGER_PAGE = 11
+    LINK_RATES = 12
+    CHUNK_GRANT = 13
+    GRANT_DECLINED = 14
+    CHUNK_CANCEL = 15
 
     RUN_MANIFEST = 32
     POLICY_MANIFEST = 33
@@ -123,6 +127,33 @@ class ChunkRefused(Wire, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
     chunk: bytes
     retry_ms: int
+
+
+class LinkRates(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the sender's link carries, kbit/s; 0 where it does not know. Only orders queues, so a lie buys nothing."""
+
+    upload_kbit_s: int
+    download_kbit_s: int
+
+
+class ChunkGrant(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The receiver may ask for one chunk of a blob: one of these, or, with an empty bitmap, any the sender holds."""
+
+    root: bytes
+    bitmap: bytes
+
+
+class GrantDeclined(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """No use for a grant of this blob. `retry_ms` = 0 means not before the blob is asked about again."""
+
+    root: bytes
+    retry_ms: int
+
+
+class ChunkCancel(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A chunk that was asked for is wanted no more; what is on its way already may still come."""
+
+    chunk: bytes
 
 
 class LedgerQuery(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -340,5 +371,9 @@ LINK_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.BLOB_QUERY: BlobQuery,
     Kind.LEDGER_QUERY: LedgerQuery,
     Kind.LEDGER_PAGE: LedgerPage,
+    Kind.LINK_RATES: LinkRates,
+    Kind.CHUNK_GRANT: ChunkGrant,
+    Kind.GRANT_DECLINED: GrantDeclined,
+    Kind.CHUNK_CANCEL: ChunkCancel,
 }
 """Which struct each link message carries."""

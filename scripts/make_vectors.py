@@ -116,6 +116,10 @@ def vectors() -> dict[str, object]:
         messages.Chunk(b"chunk"),
         messages.ChunkRefused(BLOB.chunks[0], 500),
         messages.BlobQuery(BLOB.root),
+        messages.LinkRates(20_000, 100_000),
+        messages.ChunkGrant(BLOB.root, b"\x02"),
+        messages.GrantDeclined(BLOB.root, 500),
+        messages.ChunkCancel(BLOB.chunks[0]),
         messages.LedgerQuery(2),
         messages.LedgerPage(0, (b"one", b"two")),
     )

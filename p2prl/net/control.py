@@ -40,6 +40,12 @@ class Start(Message, frozen=True, array_like=True, tag=True):
     source_patience_s: float
     seed: int
     """Of the node's random choices; drawn by the owner."""
+    upload_bytes_s: float = 0.0
+    """What chunks may use of the uplink; 0 measures it."""
+    download_bytes_s: float = 0.0
+    """What the downlink carries; 0 when unknown."""
+    monthly_bytes: int = 0
+    """Bytes of chunks that may leave in a calendar month; 0 is no limit."""
 
 
 class Publish(Message, frozen=True, array_like=True, tag=True):
@@ -179,6 +185,12 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """Bytes of versions that were fetched whole."""
     brought_bytes: int = 0
     """What all versions that came would have cost whole."""
+    upload_bytes_s: float = 0.0
+    """What chunks may use of the uplink, set or measured; 0 while unknown."""
+    uploaded_bytes_month: int = 0
+    """Bytes of chunks this calendar month."""
+    budget_spent: bool = False
+    """Whether the month's bytes are used up."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):

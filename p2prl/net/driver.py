@@ -16,6 +16,7 @@ from typing import Any
 from p2prl.clock import Clock
 from p2prl.errors import P2PRLError, TransportError
 from p2prl.net.ports import Transport
+from p2prl.net.uplink import Uplink
 from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.events import Dial, Event, LookUp, Register, Send
@@ -37,12 +38,21 @@ class NodeDriver:
     """Runs one node until `close`."""
 
     def __init__(
-        self, node: Node, transport: Transport, clock: Clock, run: bytes, on_event: Callable[[Event], None]
+        self,
+        node: Node,
+        transport: Transport,
+        clock: Clock,
+        run: bytes,
+        on_event: Callable[[Event], None],
+        *,
+        uplink: Uplink | None = None,
     ) -> None:
+        """With an uplink, chunks are counted and their senders' budget and measured rate reach the node."""
         self._node = node
         self._transport = transport
         self._clock = clock
         self._on_event = on_event
+        self._uplink = uplink
         self._directory_key = digest("p2prl/directory/v1", run)
         self._control: dict[PeerId, deque[bytes]] = {}
         self._bulk: dict[PeerId, deque[bytes]] = {}
@@ -92,6 +102,8 @@ class NodeDriver:
     def _pump_node(self) -> None:
         now = self._clock.now()
         self._node.announce(self._transport.addresses, now)  # they change as relays and routers come
+        if self._uplink is not None:
+            self._node.allow_uploads(not self._uplink.is_spent())
         if self._node.next_deadline() <= now:
             self._node.handle_timer(now)
         for command in self._node.commands(now):
@@ -151,14 +163,19 @@ class NodeDriver:
 
     async def _send_bulk(self, peer: PeerId, queue: deque[bytes]) -> None:
         while queue:
-            done = 1
+            done, frame, carried = 1, queue.popleft(), 0
+            if self._uplink is not None:
+                self._uplink.sending(len(frame))
             try:
-                await self._transport.send(peer, queue.popleft(), timeout_s=_BULK_TIMEOUT_S)
+                await self._transport.send(peer, frame, timeout_s=_BULK_TIMEOUT_S)
+                carried = len(frame)
             except TransportError as error:
                 log.debug("chunk to %s failed: %s", peer, error)
                 # Chunks nobody waits for any more: a peer that came back never asked for them and would blame us.
                 done += len(queue)
                 queue.clear()
+            if self._uplink is not None and self._uplink.sent(peer, carried):
+                self._node.set_upload(self._uplink.rate_bytes_s)
             for _ in range(done):
                 self._node.upload_done(peer)
             self.wake()

@@ -21,6 +21,7 @@ from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError, T
 from p2prl.net import addresses, framing, hivemind_light, lanes
 from p2prl.net.directory import start_directory
 from p2prl.net.p2pd import Daemon, DaemonConfig
+from p2prl.net.pacing import Pacer
 from p2prl.net.ports import Receiver
 from p2prl.net.records import MAX_RECORD_BYTES, MAX_RECORD_TTL_S
 from p2prl.protocol import limits
@@ -58,6 +59,8 @@ class HivemindTransport:
     def __init__(self, daemon: Daemon, p2p: Any, directory: Any, clock: Clock) -> None:
         self.peer_id = daemon.peer_id
         self.addresses: tuple[str, ...] = ()
+        self.pacer: Pacer | None = None
+        """Set it before the first frame to cap what chunks use of the uplink."""
         self._daemon = daemon
         self._p2p = p2p
         self._directory = directory
@@ -208,7 +211,7 @@ class HivemindTransport:
     def _lane(self, peer: PeerId, *, bulk: bool) -> lanes.Lane:
         lane = self._lanes.get((peer, bulk))
         if lane is None or lane.closed:
-            lane = lanes.Lane(lambda: self._open_stream(peer))
+            lane = lanes.Lane(lambda: self._open_stream(peer), pacer=self.pacer, bulk=bulk)
             self._lanes[peer, bulk] = lane
         self._lanes.move_to_end((peer, bulk))
         if len(self._lanes) > _MAX_LANES:

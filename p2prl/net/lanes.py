@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from p2prl.errors import TransportError
 from p2prl.net import framing
+from p2prl.net.pacing import SLICE_BYTES, Pacer
 
 OpenStream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -23,8 +24,11 @@ IDLE_S = 120.0
 class Lane:
     """The outgoing stream of one size class to one peer. Build it on the event loop; `closed` lanes are thrown away."""
 
-    def __init__(self, open_stream: OpenStream) -> None:
+    def __init__(self, open_stream: OpenStream, *, pacer: Pacer | None = None, bulk: bool = False) -> None:
+        """With a pacer, bulk frames leave at its pace and the others are charged to it."""
         self.closed = False
+        self._pacer = pacer
+        self._bulk = bulk
         self._open_stream = open_stream
         self._turn = asyncio.Lock()
         self._writer: asyncio.StreamWriter | None = None
@@ -44,8 +48,13 @@ class Lane:
                 writer = self._writer or await self._open()
                 self._unanswered.append(answer)
                 writer.write(head)
-                writer.write(frame)
-                await writer.drain()
+                if self._pacer is not None and self._bulk:
+                    await self._write_paced(writer, frame, self._pacer)
+                else:
+                    if self._pacer is not None:
+                        self._pacer.charge(len(frame))
+                    writer.write(frame)
+                    await writer.drain()
             await answer
         except OSError as error:
             self.close()
@@ -57,6 +66,18 @@ class Lane:
         finally:
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, even if the write failed first
+
+    async def _write_paced(self, writer: asyncio.StreamWriter, frame: bytes, pacer: Pacer) -> None:
+        ticket, view = pacer.ticket(), memoryview(frame)
+        try:
+            for start in range(0, len(frame), SLICE_BYTES):
+                part = view[start : start + SLICE_BYTES]
+                await pacer.turn(ticket, len(part))
+                writer.write(part)
+                await writer.drain()
+        except asyncio.CancelledError:
+            self.close()  # half a frame stands on the stream: nothing can follow it
+            raise
 
     def close(self, why: str = "the connection ended") -> None:
         """Drops the stream; unanswered frames fail with `TransportError`."""

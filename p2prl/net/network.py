@@ -73,6 +73,12 @@ class NetworkConfig:
     """Most bytes of weights and patches kept on disk; 0 sets no bound but `keep_versions`."""
     source_patience_s: float = 1.5
     """Seconds without progress after which the learner is asked for chunks volunteers hold too."""
+    upload_bytes_s: float = 0.0
+    """What chunks may use of the uplink, bytes/s; 0 measures it and uses 80 %."""
+    download_bytes_s: float = 0.0
+    """What the downlink carries, bytes/s; 0 when unknown."""
+    monthly_bytes: int = 0
+    """Bytes of chunks that may leave in a calendar month; 0 is no limit."""
 
 
 class Network:
@@ -193,6 +199,9 @@ class Network:
                 disk_bytes=config.disk_bytes,
                 source_patience_s=config.source_patience_s,
                 seed=int.from_bytes(os.urandom(7), "little"),
+                upload_bytes_s=config.upload_bytes_s,
+                download_bytes_s=config.download_bytes_s,
+                monthly_bytes=config.monthly_bytes,
             )
         )
         if self._on_start is not None:

@@ -25,6 +25,7 @@ from p2prl.net.driver import NodeDriver
 from p2prl.net.hivemind import HivemindTransport
 from p2prl.net.holdings import Holdings
 from p2prl.net.keyfile import load_identity
+from p2prl.net.uplink import Uplink
 from p2prl.net.wire_watch import WireWatch
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
@@ -74,6 +75,12 @@ class NetworkProcess:
         # A learner is the run itself, and stays for whoever speaks its version.
         self._wire = WireWatch(() if start.role == Role.LEARNER else start.bootstrap)
         self._blobs = DiskBlobs(Path(start.blob_dir))
+        self._uplink = Uplink(
+            self._clock,
+            cap_bytes_s=start.upload_bytes_s,
+            monthly_bytes=start.monthly_bytes,
+            path=Path(start.key_file).parent / "uploads.json",  # a month's bytes are the seat's, whatever the run
+        )
         self._node = Node(
             identity,
             Digest(start.run),
@@ -85,7 +92,11 @@ class NetworkProcess:
                 keep_versions=start.keep_versions,
                 rebuilds=start.rebuilds,
                 disk_bytes=start.disk_bytes,
-                relay=RelayConfig(source_patience_s=start.source_patience_s),
+                relay=RelayConfig(
+                    source_patience_s=start.source_patience_s,
+                    upload_bytes_s=start.upload_bytes_s,
+                    download_bytes_s=start.download_bytes_s,
+                ),
             ),
             self._clock.now(),
         )
@@ -94,7 +105,10 @@ class NetworkProcess:
             self._node.begin(start.manifest, self._holdings.found(start.manifest) if start.rebuilds else ())
         transport = await self._transport(identity, start)
         try:
-            self._driver = NodeDriver(self._node, transport, self._clock, start.run, self._on_event)
+            transport.pacer = self._uplink.pacer
+            self._driver = NodeDriver(
+                self._node, transport, self._clock, start.run, self._on_event, uplink=self._uplink
+            )
             self._tell(control.Up(transport.addresses))
             self._driver.wake()
             work = (self._driver.wait(), self._obey(), self._report(), self._stay_linked(transport, start.bootstrap))
@@ -110,6 +124,7 @@ class NetworkProcess:
                 await self._driver.close()
         finally:
             await transport.close()
+            self._uplink.save()
             self._blobs.close()
 
     async def _transport(self, identity: Identity, start: control.Start) -> HivemindTransport:
@@ -171,6 +186,9 @@ class NetworkProcess:
             patch_bytes=brought.patch_bytes,
             whole_bytes=brought.whole_bytes,
             brought_bytes=brought.brought_bytes,
+            upload_bytes_s=self._uplink.rate_bytes_s,
+            uploaded_bytes_month=self._uplink.spent_bytes,
+            budget_spent=self._uplink.is_spent(),
         )
 
     def _on_event(self, event: events.Event) -> None:

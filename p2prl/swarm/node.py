@@ -19,11 +19,7 @@ from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envel
 from p2prl.protocol.identity import Identity, PeerId, peer_id_of
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import (
-    BlobQuery,
     Chunk,
-    ChunkRefused,
-    ChunkRequest,
-    Have,
     Hello,
     Kind,
     LedgerPage,
@@ -159,6 +155,14 @@ class Node:
     def ask_ledger(self, from_height: int) -> None:
         """Ask a neighbour that says it holds more of the ledger for what follows `from_height`."""
         self._pages.ask({peer: n.ledger_height for peer, n in self._links.links.items()}, from_height)
+
+    def set_upload(self, bytes_s: float) -> None:
+        """What chunks may use of the uplink was measured, bytes/s."""
+        self._relay.set_upload(bytes_s)
+
+    def allow_uploads(self, allowed: bool) -> None:
+        """Whether weights are given to anybody from now on; cheap to repeat."""
+        self._relay.allow_uploads(allowed)
 
     @property
     def relay_stats(self) -> RelayStats:
@@ -297,8 +301,8 @@ class Node:
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
                     self._events.append(LedgerArrived(source, height, entries))
-            case BlobQuery() | Have() | ChunkRequest() | Chunk() | ChunkRefused():
-                self._relay.receive(message, source, now)
+            case _:
+                self._relay.receive(message, source, now)  # everything else is the relay's, or nobody's
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
         if message.wire_version != limits.WIRE_VERSION:

@@ -3,83 +3,143 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.manifests import BlobRef
+from p2prl.swarm.chunk_choice import Rarity
+from p2prl.swarm.peer_choice import Pace, Rates
+from p2prl.swarm.ports import BlobStore, Randomness
 
 _REMEMBERED_REQUESTS = 16_384
 """Requests remembered per neighbour (512 KiB): far more than can be late at once."""
+
+_SMOOTHING = 0.3
+"""Weight of the newest chunk in a neighbour's measured pace."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayConfig:
     """Dials of the relay; the defaults suit home links."""
 
+    upload_bytes_s: float = 0.0
+    """What this node's uplink may carry, bytes/s; 0 while unknown. Sets its slots and its place with others."""
+    download_bytes_s: float = 0.0
+    """What its downlink carries, bytes/s; 0 while unknown."""
     pipeline_depth: int = 2
-    """Chunk requests outstanding per neighbour: one being sent, one waiting, so the link never idles."""
+    """Grants and waiting requests of one pair: one being served, one behind it, so that no link waits a round trip."""
+    grant_s: float = 2.0
+    """A grant that nobody answered lapses: a round trip to the other side of the world, six times over."""
+    declined_s: float = 0.5
+    """How long a neighbour that had no use for a grant is granted nothing."""
+    stall_s: float = 3.0
+    """Seconds without a byte of a chunk, beyond the time it should take, after which it is asked of somebody else."""
     request_timeout_s: float = 8.0
-    """A request unanswered for this long is taken back and asked of somebody else."""
+    """The same for a neighbour that has not said its rates: a 512 KiB chunk at half a Mbit/s."""
     strikes: int = 3
     """Timeouts after which a neighbour is not asked for chunks for `snub_s`."""
     snub_s: float = 30.0
     """How long a neighbour that kept timing out is left alone, seconds."""
-    uploads_per_peer: int = 4
-    """Chunks queued towards one neighbour; a request beyond is refused with a retry time."""
     busy_retry_s: float = 0.5
-    """When a neighbour refused for that reason may ask again, seconds."""
+    """When a neighbour refused for lack of a grant may ask again, seconds."""
+    window_s: float = 2.0
+    """Chunks under way are at most what the downlink takes in this time: more would only make each of them late."""
+    least_window: int = 4
+    """Chunks that may always be under way, however slow the downlink."""
     source_patience_s: float = 1.5
-    """Seconds without a chunk from a volunteer after which the learner may be asked for what it does not offer us."""
-    reveal_window: int = 2
-    """Chunks the learner shows a neighbour beyond those it fetched, until each chunk was sent once."""
-    reveal_timeout_s: float = 4.0
-    """A revealed chunk not fetched within this time is shown to somebody else."""
+    """Seconds without a chunk from a volunteer after which the learner helps a peer that lacks some."""
+    source_copies: float = 2.75
+    """Copies of a blob the learner sends to keep the swarm on time; past it, only to peers that get nothing else."""
+    endgame_gain: float = 0.7
+    """A chunk under way is asked of a second neighbour only if it would come within this share of the time left."""
+    duplicate_share: float = 0.01
+    """Second requests, over the chunks of the blob."""
     announce_s: float = 0.1
     """A volunteer tells its neighbours of new chunks at most this often: a frame costs far more than the bit in it."""
+    progress_s: float = 1.0
+    """Those that hold it all hear how far a volunteer is this often: it orders their queue."""
     requery_s: float = 5.0
     """Neighbours are asked again what they hold after this long without progress: an announcement was lost."""
 
 
 @dataclass(slots=True)
+class Watcher:
+    """What a neighbour has been told of a blob."""
+
+    told: int = 0
+    told_at: float = -math.inf
+
+
+@dataclass(slots=True)
 class Transfer:
-    """A blob this node holds or fetches."""
+    """A blob this node holds or fetches. Sets of chunks are whole numbers (`bitsets`)."""
 
     ref: BlobRef
-    have: set[int]
+    root: Digest
+    have: int
     origin: bool
     """Whether this node made the blob (the learner's own weights): super-seeding applies."""
     wanted: bool
+    began_at: float
     progressed_at: float
     """When the last chunk arrived, or the transfer began."""
-    volunteered_at: float
-    """When the last chunk from a volunteer arrived, or the transfer began."""
     queried_at: float
     """When neighbours were last asked what they hold."""
+    total: int = field(init=False)
+    whole: int = field(init=False)
+    rarity: Rarity = field(init=False)
+    flying: int = 0
+    """Chunks asked for that have not come."""
+    duplicates: int = 0
+    """Second requests made in the endgame."""
+    watchers: dict[PeerId, Watcher] = field(default_factory=dict)
+    """Neighbours to be told of new chunks: those that fetch it, and those that serve it and order their queue by it."""
+    news: bool = False
+    """Whether some watcher may have to be told something."""
     announced_at: float = -math.inf
-    """When watchers were last told of chunks."""
-    watchers: set[PeerId] = field(default_factory=set)
-    """Neighbours that asked about it, and hear of every new chunk they lack."""
-    revealed: dict[int, tuple[PeerId, float]] = field(default_factory=dict)
-    """Origin only: chunk → (neighbour it was shown to, when) until it was sent once."""
-    sent_once: set[int] = field(default_factory=set)
-    stale: set[PeerId] = field(default_factory=set)
-    """Watchers that have not yet been told of the latest chunks."""
+    takers: dict[PeerId, Taker] = field(default_factory=dict)
+    """Neighbours that asked for it and lack some of it."""
+    unsent: int = 0
+    """Origin only: chunks nobody was sent and nobody has a grant for."""
+    chunks_sent: int = 0
+    """Origin only."""
+    pace: Pace | None = None
+    """Computed when first needed, and again when rates change."""
 
-    @property
-    def total(self) -> int:
-        """Chunks in the blob."""
-        return len(self.ref.chunks)
+    def __post_init__(self) -> None:
+        self.total = len(self.ref.chunks)
+        self.whole = (1 << self.total) - 1
+        self.rarity = Rarity(self.total)
 
     @property
     def complete(self) -> bool:
-        return len(self.have) == len(self.ref.chunks)
+        return self.have == self.whole
 
     @property
     def arriving(self) -> bool:
         """Whether chunks of it are still to be fetched."""
-        return self.wanted and not self.complete
+        return self.wanted and self.have != self.whole
+
+    def missing_bytes(self, held: int) -> int:
+        """Bytes that a holder of that set lacks, to a chunk."""
+        return (self.total - held.bit_count()) * self.ref.chunk_bytes
+
+
+@dataclass(slots=True)
+class Taker:
+    """A neighbour that lacks chunks of a blob."""
+
+    given: int = 0
+    """Chunks we sent it."""
+    elsewhere: int = 0
+    """How many it has that we did not send."""
+    elsewhere_at: float = 0.0
+    """When that last grew."""
+    quiet_until: float = -math.inf
+    """It had no use for a grant, or did not answer one."""
 
 
 @dataclass(slots=True)
@@ -90,23 +150,35 @@ class Holder:
     """Whether it is the learner, whose uplink is to be spared."""
     ever_asked: dict[Digest, None]
     """Insertion-ordered and bounded: a late answer to a request taken back is no fault."""
-    holds: dict[Digest, set[int]] = field(default_factory=dict)
-    asked: dict[Digest, float] = field(default_factory=dict)
-    """Chunk digest → deadline of the outstanding request; the oldest stands first."""
-    uploads: int = 0
+    holds: dict[Digest, int] = field(default_factory=dict)
+    """What it said it has, by blob."""
+    asked: dict[Digest, Asked] = field(default_factory=dict)
+    """Outstanding requests by chunk; the oldest stands first."""
+    rates: Rates = field(default_factory=Rates)
+    chunk_s: float = 0.0
+    """Smoothed time from request to arrival; 0 before the first chunk."""
     strikes: int = 0
     snubbed_until: float = -math.inf
 
-    def has_room(self, depth: int, now: float) -> bool:
-        """Whether another request may be sent to it."""
-        return len(self.asked) < depth and self.snubbed_until <= now
-
-    def note_request(self, chunk: Digest, deadline: float) -> None:
+    def note_request(self, chunk: Digest, now: float, deadline: float) -> None:
         """A request leaves for it."""
-        self.asked[chunk] = deadline
+        self.asked[chunk] = Asked(now, deadline)
         self.ever_asked[chunk] = None
         if len(self.ever_asked) > _REMEMBERED_REQUESTS:
             del self.ever_asked[next(iter(self.ever_asked))]
+
+    def note_arrival(self, took_s: float) -> None:
+        """A chunk it was asked for has come."""
+        self.strikes = 0
+        self.chunk_s = took_s if not self.chunk_s else (1 - _SMOOTHING) * self.chunk_s + _SMOOTHING * took_s
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An outstanding request."""
+
+    at: float
+    deadline: float
 
 
 @dataclass(slots=True)
@@ -120,14 +192,26 @@ class RelayStats:
     """Received although already held."""
 
 
-def bitmap_of(indices: Iterable[int], total: int) -> bytes:
-    """One bit a chunk, the first in the lowest bit of the first byte."""
-    bits = bytearray((total + 7) // 8)
-    for index in indices:
-        bits[index >> 3] |= 1 << (index & 7)
-    return bytes(bits)
+@dataclass(slots=True)
+class RelayState:
+    """What both halves of the relay work on."""
 
+    store: BlobStore
+    rng: Randomness
+    config: RelayConfig
+    transfers: dict[Digest, Transfer] = field(default_factory=dict)
+    neighbours: dict[PeerId, Holder] = field(default_factory=dict)
+    former: OrderedDict[PeerId, dict[Digest, None]] = field(default_factory=OrderedDict)
+    """What former neighbours were asked: their answers may outlive the link."""
+    places: dict[Digest, dict[tuple[Digest, int], None]] = field(default_factory=dict)
+    """Chunk → every (blob, index) it fills. Equal chunks, of one blob or of two versions, travel once."""
+    stats: RelayStats = field(default_factory=RelayStats)
+    outbox: list[tuple[PeerId, Wire]] = field(default_factory=list)
 
-def indices_of(bitmap: bytes, total: int) -> set[int]:
-    """The chunks a bitmap names; bits past `total` are ignored."""
-    return {index for index in range(min(total, 8 * len(bitmap))) if bitmap[index >> 3] >> (index & 7) & 1}
+    def held(self, chunk: Digest) -> tuple[Transfer, int] | None:
+        """A blob and index where this node holds the chunk."""
+        for root, index in self.places.get(chunk, ()):
+            transfer = self.transfers[root]
+            if transfer.have >> index & 1:
+                return transfer, index
+        return None

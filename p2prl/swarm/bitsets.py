@@ -1,0 +1,31 @@
+"""Sets of chunks as whole numbers: bit i stands for chunk i. Differences and counts of them cost next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+
+def bits_of(indices: Iterable[int]) -> int:
+    """The set of these chunks."""
+    bits = 0
+    for index in indices:
+        bits |= 1 << index
+    return bits
+
+
+def indices_of(bits: int) -> Iterator[int]:
+    """The chunks of a set, lowest first."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def to_bitmap(bits: int, total: int) -> bytes:
+    """As on the wire: one bit a chunk, the first in the lowest bit of the first byte."""
+    return bits.to_bytes((total + 7) // 8, "little")
+
+
+def of_bitmap(bitmap: bytes, total: int) -> int:
+    """The chunks a bitmap names; bits past `total` are ignored."""
+    return int.from_bytes(bitmap, "little") & ((1 << total) - 1)

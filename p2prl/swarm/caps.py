@@ -1,0 +1,130 @@
+"""What a volunteer gives of its uplink: a rate, and bytes a month.
+
+The rate is the user's cap, or 80 % of what the uplink was seen to carry, so that a household does not notice. Control
+messages are charged to the same bucket and never wait for it: they may overdraw it, and chunks wait longer instead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from p2prl.protocol.identity import PeerId
+
+GIVEN_SHARE = 0.8
+"""Of a measured uplink, what chunks may use."""
+
+_BURST_S = 0.05
+"""A bucket holds this much of its rate: less than a person hears in a call."""
+
+_LEAST_BURST_BYTES = 16 * 1024
+
+_PROBE_BYTES = 8 * 1024 * 1024
+"""Bytes sent without a cap before an uplink counts as measured: home routers buffer a megabyte of them."""
+
+_LEAST_PROBE_S = 1.0
+
+_PROBE_AGAIN_S = 1_800.0
+"""How long a measurement is believed: evenings are slower than nights."""
+
+
+class TokenBucket:
+    """Bytes that may leave by a given time."""
+
+    def __init__(self, rate_bytes_s: float, now: float) -> None:
+        """A rate of 0 is no limit."""
+        self.rate_bytes_s = rate_bytes_s
+        self._level = 0.0
+        self._at = now
+
+    def take(self, size_bytes: int, now: float) -> None:
+        """Bytes leave, whether or not there is room for them."""
+        if self.rate_bytes_s > 0:
+            self._fill(now)
+            self._level -= size_bytes
+
+    def wait_s(self, now: float) -> float:
+        """How long until what has left is paid for; 0 when something may leave now."""
+        if self.rate_bytes_s <= 0:
+            return 0.0
+        self._fill(now)
+        return max(0.0, -self._level / self.rate_bytes_s)
+
+    def _fill(self, now: float) -> None:
+        burst = max(_LEAST_BURST_BYTES, _BURST_S * self.rate_bytes_s)
+        self._level = min(burst, self._level + max(0.0, now - self._at) * self.rate_bytes_s)
+        self._at = max(now, self._at)
+
+
+_PROBE_PEERS = 3
+"""Receivers in one measurement, at least: a single one may have the slower link of the two."""
+
+
+@dataclass(slots=True)
+class UplinkMeter:
+    """What an uplink carries, from chunks that peers acknowledged while nothing held them back."""
+
+    measured_bytes_s: float = 0.0
+    """0 before the first measurement."""
+    _measured_at: float = -math.inf
+    _outstanding: int = 0
+    _busy_since: float = 0.0
+    _busy_s: float = 0.0
+    _bytes: int = 0
+    _peers: set[PeerId] = field(default_factory=set)
+
+    def wants_probe(self, now: float) -> bool:
+        """Whether chunks should go uncapped now, to be measured."""
+        return now - self._measured_at >= _PROBE_AGAIN_S
+
+    def sending(self, now: float) -> None:
+        """A chunk is handed over. Time in which none is under way does not count."""
+        if self._outstanding == 0:
+            self._busy_since = now
+        self._outstanding += 1
+
+    def sent(self, peer: PeerId, size_bytes: int, now: float) -> bool:
+        """A chunk is acknowledged, or has failed (0 bytes). Returns whether the uplink was measured by that."""
+        self._outstanding -= 1
+        if not self.wants_probe(now):
+            return False
+        self._bytes += size_bytes
+        self._peers.add(peer)
+        busy_s = self._busy_s + now - self._busy_since
+        if self._outstanding == 0:
+            self._busy_s = busy_s
+        if self._bytes < _PROBE_BYTES or busy_s < _LEAST_PROBE_S or len(self._peers) < _PROBE_PEERS:
+            return False
+        self.measured_bytes_s = self._bytes / busy_s
+        self._measured_at, self._busy_since = now, now
+        self._bytes, self._busy_s = 0, 0.0
+        self._peers.clear()
+        return True
+
+
+@dataclass(slots=True)
+class MonthlyBudget:
+    """Bytes that may be uploaded in a calendar month (UTC)."""
+
+    limit_bytes: int
+    """0 is no limit."""
+    month: str = ""
+    """`2026-11`; empty before the first byte."""
+    spent_bytes: int = 0
+
+    def spend(self, size_bytes: int, now: float) -> None:
+        """Bytes leave at `now`, seconds since the Unix epoch. A new month begins from nothing."""
+        self._turn(now)
+        self.spent_bytes += size_bytes
+
+    def is_spent(self, now: float) -> bool:
+        """Whether the month's bytes are used up."""
+        self._turn(now)
+        return 0 < self.limit_bytes <= self.spent_bytes
+
+    def _turn(self, now: float) -> None:
+        month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
+        # A clock that is set back must not hand out a month a second time.
+        if month > self.month:
+            self.month, self.spent_bytes = month, 0

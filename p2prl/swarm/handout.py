@@ -1,0 +1,76 @@
+"""Who is introduced to whom: some 24 random neighbours each, more for large uplinks, most of them from nearby.
+
+Random graphs of that degree stay in one piece when a third of their peers die, and need no tree to be kept up; below
+16 neighbours the last peer came in 35 % later in simulation. Two thirds from the same region keep most chunks near.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from p2prl.swarm.ports import Randomness
+
+DEGREE = 24
+"""Neighbours of a median peer."""
+
+LEAST_DEGREE, MOST_DEGREE = 12, 64
+
+SOURCE_DEGREE = 48
+"""Peers the learner gives chunks to, drawn by their uplinks: what it sends must spread from there."""
+
+_NEAR_SHARE = 2 / 3
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A peer that may be introduced. A region is any value that near peers share."""
+
+    upload_bytes_s: float
+    region: object = None
+
+
+def degree_of(upload_bytes_s: float, median_bytes_s: float) -> int:
+    """Neighbours a peer should have: 24·√(uplink/median), between 12 and 64."""
+    if upload_bytes_s <= 0 or median_bytes_s <= 0:
+        return DEGREE
+    return min(MOST_DEGREE, max(LEAST_DEGREE, round(DEGREE * math.sqrt(upload_bytes_s / median_bytes_s))))
+
+
+def hand_out(peer: P, swarm: Mapping[P, Candidate], rng: Randomness, *, count: int | None = None) -> list[P]:
+    """Neighbours for one peer of a swarm: `count`, or as many as its uplink calls for."""
+    own = swarm[peer]
+    if count is None:
+        known = [c.upload_bytes_s for c in swarm.values() if c.upload_bytes_s > 0]
+        count = degree_of(own.upload_bytes_s, statistics.median(known) if known else 0.0)
+    near = [other for other, c in swarm.items() if other != peer and c.region == own.region]
+    chosen = _draw(near, round(count * _NEAR_SHARE), rng)
+    taken = {peer, *chosen}
+    rest = [other for other in swarm if other not in taken]
+    return chosen + _draw(rest, count - len(chosen), rng)
+
+
+def draw_by_upload(swarm: Mapping[P, Candidate], count: int, rng: Randomness) -> list[P]:
+    """`count` different peers, each as likely as its uplink is large (Efraimidis and Spirakis, 2006)."""
+
+    def key(peer: P) -> float:
+        return math.log(max(rng.random(), 1e-300)) / max(swarm[peer].upload_bytes_s, 1.0)
+
+    keys = {peer: key(peer) for peer in swarm}
+    return sorted(swarm, key=lambda peer: -keys[peer])[:count]
+
+
+def _draw(peers: list[P], count: int, rng: Randomness) -> list[P]:
+    """`count` of them without repetition, or all."""
+    pool = list(peers)
+    drawn: list[P] = []
+    while pool and len(drawn) < count:
+        at = int(rng.random() * len(pool))
+        pool[at], pool[-1] = pool[-1], pool[at]
+        drawn.append(pool.pop())
+    return drawn

@@ -1,0 +1,122 @@
+"""The pacer and the uplink's memory: order, shares, and what survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from p2prl.net.pacing import Pacer
+from p2prl.net.uplink import Uplink
+from p2prl.protocol.identity import PeerId
+
+NOVEMBER = 1_795_262_400.0
+
+
+class LoopClock:
+    """The event loop's own clock, from a date."""
+
+    def __init__(self) -> None:
+        self._start = asyncio.get_running_loop().time()
+
+    def now(self) -> float:
+        return NOVEMBER + asyncio.get_running_loop().time() - self._start
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def test_the_oldest_frame_leaves_first_and_a_frame_that_does_not_ask_holds_up_nobody() -> None:
+    async def scenario() -> None:
+        pacer = Pacer(LoopClock(), 1_000_000.0)
+        left: list[str] = []
+
+        async def send(name: str, ticket: int, slices: int) -> None:
+            for _ in range(slices):
+                await pacer.turn(ticket, 16_384)
+                left.append(name)
+
+        first, stalled, second = pacer.ticket(), pacer.ticket(), pacer.ticket()
+        assert stalled > first
+        pacer.charge(40_000)  # so that both have to wait
+        await asyncio.gather(send("second", second, 3), send("first", first, 3))
+        assert left == ["first"] * 3 + ["second"] * 3
+
+    run(scenario)
+
+
+def test_what_leaves_is_the_rate_and_control_messages_are_part_of_it() -> None:
+    async def scenario() -> None:
+        clock = LoopClock()
+        pacer, began = Pacer(clock, 1_000_000.0), clock.now()
+        for number in range(20):
+            if number % 4 == 0:
+                pacer.charge(20_000)
+            await pacer.turn(pacer.ticket(), 20_000)
+        # 500 kB at 1 MB/s, less one burst and the last frame, which is paid for after it left.
+        assert clock.now() - began >= 0.5 - 0.05 - 0.02 - 0.01
+
+    run(scenario)
+
+
+def test_a_turn_that_was_given_up_is_passed_over() -> None:
+    async def scenario() -> None:
+        pacer = Pacer(LoopClock(), 1_000_000.0)
+        pacer.charge(60_000)
+        given_up = asyncio.ensure_future(pacer.turn(pacer.ticket(), 10**9))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await pacer.turn(pacer.ticket(), 10)
+
+    run(scenario)
+
+
+def test_a_months_bytes_survive_a_restart_and_a_damaged_file_does_not_stop_anybody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "seat" / "uploads.json"
+        first = Uplink(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
+        first.sending(600)
+        assert not first.is_spent()
+        first.save()
+        again = Uplink(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
+        again.sending(400)
+        assert again.is_spent()
+        again.save()
+        assert json.loads(path.read_text()) == {"month": "2026-11", "uploaded_bytes": 1_000}
+        for damage in ("", "[]", '{"month": 3, "uploaded_bytes": 1}', '{"month": "2026-11"}', "\x00"):
+            path.write_text(damage)
+            assert Uplink(LoopClock(), cap_bytes_s=0, monthly_bytes=10, path=path).spent_bytes == 0
+
+    run(scenario)
+
+
+def test_an_uplink_without_a_cap_is_measured_and_four_fifths_of_it_are_used(tmp_path: Path) -> None:
+    class Clock:
+        time = NOVEMBER
+
+        def now(self) -> float:
+            return self.time
+
+    async def scenario() -> None:
+        clock = Clock()
+        uplink = Uplink(clock, cap_bytes_s=0.0, monthly_bytes=0, path=tmp_path / "uploads.json")
+        assert uplink.rate_bytes_s == uplink.pacer.rate_bytes_s == 0.0
+        changed = False
+        for number in range(12):
+            uplink.sending(1_000_000)
+            clock.time += 0.5
+            changed |= uplink.sent(PeerId(str(number % 3)), 1_000_000)
+        assert changed
+        assert abs(uplink.rate_bytes_s - 1.6e6) < 1.0
+        assert uplink.pacer.rate_bytes_s == uplink.rate_bytes_s
+        clock.time += 3_600
+        uplink.sending(1_000_000)
+        assert uplink.pacer.rate_bytes_s == 0.0, "measured again"
+
+    run(scenario)

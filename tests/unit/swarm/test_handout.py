@@ -1,0 +1,61 @@
+"""Hand-outs: how many neighbours, from where, and that the graph they make holds together."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from p2prl.swarm.handout import Candidate, degree_of, draw_by_upload, hand_out
+
+
+def test_degrees_follow_the_root_of_the_uplink_within_bounds() -> None:
+    assert [degree_of(up, 10.0) for up in (0.1, 2.5, 10.0, 40.0, 1e6)] == [12, 12, 24, 48, 64]
+    assert degree_of(0.0, 10.0) == degree_of(5.0, 0.0) == 24, "nothing known: the median's"
+
+
+def test_nobody_meets_itself_or_anybody_twice_and_two_thirds_live_near() -> None:
+    swarm = {number: Candidate(10.0, number % 4) for number in range(400)}
+    rng = random.Random(1)
+    for peer in range(0, 400, 37):
+        others = hand_out(peer, swarm, rng)
+        assert len(others) == len(set(others)) == 24
+        assert peer not in others
+        near = sum(swarm[other].region == swarm[peer].region for other in others)
+        assert 16 <= near <= 20  # the rest is drawn from everywhere, a quarter of it from here again
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 20])
+def test_small_swarms_know_everybody(size: int) -> None:
+    swarm = {number: Candidate(0.0) for number in range(size)}
+    for peer in swarm:
+        assert sorted(hand_out(peer, swarm, random.Random(2))) == [other for other in swarm if other != peer]
+
+
+def test_a_swarm_of_regions_stays_in_one_piece_when_a_third_dies() -> None:
+    rng = random.Random(3)
+    swarm = {number: Candidate(rng.choice([1.0, 5.0, 50.0]), number % 5) for number in range(500)}
+    near: dict[int, set[int]] = {peer: set() for peer in swarm}
+    for peer in swarm:
+        for other in hand_out(peer, swarm, rng, count=12):
+            near[peer].add(other)
+            near[other].add(peer)
+    alive = set(rng.sample(sorted(swarm), 350))
+    reached, frontier = set(), [min(alive)]
+    while frontier:
+        peer = frontier.pop()
+        if peer not in reached:
+            reached.add(peer)
+            frontier.extend(near[peer] & alive)
+    assert reached == alive
+
+
+def test_the_learner_draws_large_uplinks_more_often() -> None:
+    swarm = {number: Candidate(10.0 if number < 50 else 1.0) for number in range(100)}
+    rng, drawn = random.Random(4), Counter[bool]()
+    for _ in range(200):
+        chosen = draw_by_upload(swarm, 10, rng)
+        assert len(set(chosen)) == 10
+        drawn.update(peer < 50 for peer in chosen)
+    assert drawn[True] > 6 * drawn[False]
