@@ -156,7 +156,7 @@ class Fetching:
             for chunk in list(neighbour.asked):
                 self._release(peer, neighbour, chunk)
                 self._state.outbox.append((peer, ChunkCancel(chunk)))
-                neighbour.strikes += 1
+            neighbour.strikes += 1
             # Others first: it would be given the very same chunks again.
             pause_s = config.stall_s
             if neighbour.strikes >= config.strikes:
@@ -190,6 +190,8 @@ class Fetching:
         fresh = offered & ~transfer.flying
         if fresh:
             return transfer.rarity.rarest(fresh, state.rng)
+        if transfer.whole & ~(transfer.have | transfer.flying):
+            return None  # something is still to be asked of others
         return self._endgame(neighbour, transfer, offered, now)
 
     def _endgame(self, neighbour: Holder, transfer: Transfer, offered: int, now: float) -> int | None:

@@ -16,7 +16,7 @@ from p2prl.protocol.messages import Chunk, ChunkGrant, ChunkRefused, Have
 from p2prl.swarm.bitsets import indices_of, to_bitmap
 from p2prl.swarm.peer_choice import Pace, Rank, pace_of, rank
 from p2prl.swarm.transfers import RelayState, Taker, Transfer, Watcher
-from p2prl.swarm.uploads import Grant, Upload, UploadQueue, slots_for
+from p2prl.swarm.uploads import Grant, Upload, UploadQueue, pipeline_for, slots_for
 
 _DESPERATE = 4
 """A peer without a volunteer's chunk for this many times the learner's patience is served beyond the copies."""
@@ -148,6 +148,8 @@ class Serving:
         if not self.due:
             return
         self.due = False
+        served = [transfer.ref.chunk_bytes for transfer in self._state.transfers.values() if transfer.takers]
+        self.queue.pipeline = pipeline_for(self._state.config.upload_bytes_s, max(served, default=0))
         while (upload := self.queue.next_upload()) is not None:
             self._send(upload, now)
         self._timer_at = math.inf

@@ -21,6 +21,9 @@ the bound."""
 _SLOTS_UNKNOWN = 4
 """Slots of an uplink nobody has measured yet: enough to keep 100 Mbit/s busy."""
 
+_ROUND_TRIP_S = 0.3
+"""From one end of the world to the other and back."""
+
 _PER_PAIR = 2
 """Chunks in the shell's hands for one peer: one on its way, one behind it, so that acknowledgements cost no time."""
 
@@ -30,6 +33,12 @@ def slots_for(upload_bytes_s: float) -> int:
     if upload_bytes_s <= 0:
         return _SLOTS_UNKNOWN
     return min(8, max(1, round(upload_bytes_s / BYTES_S_PER_SLOT)))
+
+
+def pipeline_for(upload_bytes_s: float, chunk_bytes: int) -> int:
+    """Chunks handed over before the first is acknowledged: the slots, one more, and what leaves in a round trip."""
+    in_the_air = int(upload_bytes_s * _ROUND_TRIP_S / chunk_bytes) if chunk_bytes else 0
+    return slots_for(upload_bytes_s) + 1 + in_the_air
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class UploadQueue:
     def __init__(self, slots: int, pair_depth: int) -> None:
         """`pair_depth` bounds grants and waiting requests of one peer."""
         self.slots = slots
+        self.pipeline = slots + 1
+        """Chunks in the shell's hands at once."""
         self._pair_depth = pair_depth
         self._grants: deque[Grant] = deque()
         self._waiting: deque[Upload] = deque()
@@ -68,8 +79,8 @@ class UploadQueue:
 
     @property
     def room(self) -> int:
-        """Grants that may still be given: slots' worth on their way beyond what is being sent."""
-        return 2 * self.slots + 1 - len(self._grants) - len(self._waiting) - len(self._sending_deadlines)
+        """Grants that may still be given: as many are ahead of the shell's chunks as are with it."""
+        return 2 * self.pipeline - 1 - len(self._grants) - len(self._waiting) - len(self._sending_deadlines)
 
     def under_way(self, peer: PeerId) -> int:
         """Chunks the peer will have beyond what it says, if all goes well."""
@@ -108,7 +119,7 @@ class UploadQueue:
 
     def next_upload(self) -> Upload | None:
         """The next request for the shell, if a slot is free. Say `began` once it is handed over."""
-        if len(self._sending_deadlines) > self.slots:
+        if len(self._sending_deadlines) >= self.pipeline:
             return None
         for upload in self._waiting:
             if self._sending.get(upload.peer, 0) < _PER_PAIR:
