@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2prl.bench.spread_links import Population
+
+Tell = Callable[[float], None]
+"""Told now and then what share of the surviving peers is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,15 +7,13 @@ and chunk choices see the other side as it is, and a death is noticed after thre
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 from p2prl.bench.spread_links import MBIT_BYTES, HomeLink, Population
-from p2prl.bench.spread_outcome import Outcome
+from p2prl.bench.spread_outcome import Outcome, Tell
 from p2prl.sim.loop import START, VirtualLoop
 from p2prl.sim.wires import Link, Wires
 from p2prl.swarm.bitsets import indices_of
 
-Tell = Callable[[str], None] | None
 NOTICED_S = 3.0
 """How long a silent peer goes unnoticed."""
 
@@ -72,16 +70,14 @@ class Copies:
     def died(self, peer: int) -> None:
         """Those around have noticed a death."""
 
-    def run(self, scheme: str, tell: Tell) -> Outcome:
+    def run(self, tell: Tell) -> Outcome:
         """Until every survivor is done, or far beyond the bound."""
         limit = START + WORST * self.population.lower_bound_s()
         waiting = set(self.population.survivors)
         while waiting and self.loop.now < limit:
             self.loop.run_until(self.loop.now + 1.0)
             waiting -= self.finished_at.keys()
-            if tell is not None:
-                done = len(self.population.survivors) - len(waiting)
-                tell(f"{scheme}: {self.loop.now - START:.0f} s, {done}/{len(self.population.survivors)} peers")
+            tell(1.0 - len(waiting) / len(self.population.survivors))
         return Outcome(
             finished_at=self.finished_at,
             source_bytes=self.wires.links[self.source].sent_bytes,
@@ -214,8 +210,3 @@ class Relays(Copies):
                 self._waiting.setdefault((relay, chunk), []).append(peer)
 
         self.wires.tell(self.wires.latency_s(peer, relay), heard)
-
-
-def run_tree(population: Population, parents: Callable[[Population], list[int]], name: str, tell: Tell) -> Outcome:
-    """A scheme that is a tree."""
-    return Tree(population, parents(population)).run(name, tell)

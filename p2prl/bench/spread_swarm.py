@@ -6,11 +6,10 @@ Chunks are a few bytes that stand for many: the wires charge a chunk's full size
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from p2prl.bench.spread_links import Population
-from p2prl.bench.spread_outcome import Outcome
+from p2prl.bench.spread_outcome import Outcome, Tell
 from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
@@ -88,7 +87,7 @@ class _Swarm:
             self.relays[one].add_neighbour(self.names[other], is_source=False)
             self.relays[other].add_neighbour(self.names[one], is_source=one == self.source)
 
-    def run(self, on_progress: Callable[[str], None] | None) -> None:
+    def run(self, tell: Tell) -> None:
         self.introduce()
         self.relays[self.source].offer(self.ref, START)
         for number in range(self.source):
@@ -102,9 +101,7 @@ class _Swarm:
         while waiting and self.loop.now < limit:
             self.loop.run_until(self.loop.now + 0.5)
             waiting -= self.finished_at.keys()
-            if on_progress is not None:
-                done = len(self.population.survivors) - len(waiting)
-                on_progress(f"relay: {self.loop.now - START:.0f} s, {done}/{len(self.population.survivors)} peers")
+            tell(1.0 - len(waiting) / len(self.population.survivors))
 
     def _tick(self, peer: int) -> None:
         if not self.wires.links[peer].alive:
@@ -157,10 +154,10 @@ class _Swarm:
         self.wires.send(peer, other, size, arrived, acknowledged)
 
 
-def spread_by_relay(population: Population, on_progress: Callable[[str], None] | None = None) -> Outcome:
+def spread_by_relay(population: Population, tell: Tell) -> Outcome:
     """The product."""
     swarm = _Swarm(population)
-    swarm.run(on_progress)
+    swarm.run(tell)
     useful = sum(relay.progress(swarm.root)[0] for relay in swarm.relays[:-1]) * population.chunk_bytes
     return Outcome(
         finished_at=swarm.finished_at,

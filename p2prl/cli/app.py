@@ -395,6 +395,38 @@ def bench_ppo_(
     )
 
 
+@bench_app.command("spread")
+def bench_spread_(
+    schemes: Annotated[
+        str, typer.Option("--schemes", help="Ways to spread a blob: star, chain, tree, relays, bittorrent, p2prl.")
+    ] = "star,chain,tree,relays,bittorrent,p2prl",
+    peers: Annotated[str, typer.Option("--peers", help="Swarm sizes, comma-separated.")] = "8,64,512",
+    churn: Annotated[str, typer.Option("--churn", help="Shares of peers that die, comma-separated.")] = "0,0.3",
+    mib: Annotated[int, typer.Option("--mib", help="Size of the blob, MiB.")] = 128,
+    learner_mbit: Annotated[float, typer.Option("--learner-mbit", help="The learner's uplink, Mbit/s.")] = 100.0,
+    links: Annotated[
+        Path | None, typer.Option("--links", help="File of links, `DOWN UP [SHARE]` a line, Mbit/s. Default: homes.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of results.")] = Path("runs/bench-spread"),
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Spread weights over simulated home links, against the lower bound."""
+    from p2prl.cli.bench_spread import bench_spread
+
+    bench_spread(
+        schemes=schemes,
+        peers=peers,
+        churn=churn,
+        mib=mib,
+        learner_mbit=learner_mbit,
+        links=links,
+        out=out,
+        seed=seed,
+        as_json=as_json,
+    )
+
+
 app.add_typer(bench_app, name="bench", rich_help_panel=OPERATE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=INSPECT)
 app.add_typer(key_app, name="key", rich_help_panel=VOLUNTEER)

@@ -8,12 +8,10 @@ a paced sender does to a home link. Control messages only take the latency: the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from p2prl.sim.loop import Action, VirtualLoop
-
-HEARD = Callable[[], None]
 
 
 @dataclass(slots=True)

@@ -1,0 +1,192 @@
+"""The spread benchmark: its bound and its trees against arithmetic, its schemes on small swarms, its file of links."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from p2prl.bench.spread import SCHEMES, SpreadConfig, as_documents, as_markdown, judge, run_spread
+from p2prl.bench.spread_links import HOME_LINKS, HomeLink, Population, populate, read_links
+from p2prl.bench.spread_outcome import Outcome, SpreadRow, row_of
+from p2prl.bench.spread_rivals import Tree, chain, fast_tree, star
+from p2prl.errors import ConfigError
+
+MIB = 1024 * 1024
+MBIT = 125_000.0
+
+
+def swarm(peers: int, *, churn: float = 0.0, seed: int = 0, mib: int = 16) -> Population:
+    return populate(
+        HOME_LINKS,
+        peers=peers,
+        size_bytes=mib * MIB,
+        chunk_bytes=128 * 1024,
+        source_mbit=100.0,
+        churn=churn,
+        seed=seed,
+    )
+
+
+def even(peers: int, *, chunks: int = 8) -> Population:
+    """Equal links of 1 MB/s up and 10 down, and a learner of 2 MB/s, in one region."""
+    link = HomeLink(1e6, 10e6, 0)
+    return Population(
+        size_bytes=chunks * 100_000,
+        chunk_bytes=100_000,
+        source=HomeLink(2e6, 10e6, 0),
+        peers=(link,) * peers,
+        deaths={},
+        seed=0,
+    )
+
+
+def quiet(share: float) -> None:
+    assert 0.0 <= share <= 1.0
+
+
+def test_the_bound_is_the_largest_of_its_three_terms() -> None:
+    made = even(10)
+    assert made.lower_bound_s() == pytest.approx(10 * 0.8 / (2 + 10))  # the swarm's uplinks
+    assert even(1).lower_bound_s() == pytest.approx(0.8 / 2)  # the learner's
+    slow = Population(
+        size_bytes=800_000,
+        chunk_bytes=100_000,
+        source=HomeLink(2e6, 10e6, 0),
+        peers=(*even(19).peers, HomeLink(1e6, 0.1e6, 0)),
+        deaths={},
+        seed=0,
+    )
+    assert slow.lower_bound_s() == pytest.approx(8.0)  # the slowest downlink's
+    assert slow.lower_bound_s(0.95) == pytest.approx(19 * 0.8 / (2 + 20)), "which 95 % of the peers need not wait for"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_scheme_beats_the_bound_and_the_same_seed_gives_the_same_figures(scheme: str) -> None:
+    made = swarm(12)
+    first = row_of(scheme, made, 0.0, SCHEMES[scheme](made, quiet))
+    assert first.survivors_finished == 1.0
+    assert first.t50 <= first.t95 <= first.t100
+    if scheme != "relays":  # its servers' uplinks are not in the bound
+        assert first.t100 >= first.lower_bound
+        assert first.t95 >= first.lower_bound_95
+    assert first.source_copies >= 1.0 - 1e-9
+    assert row_of(scheme, swarm(12), 0.0, SCHEMES[scheme](swarm(12), quiet)) == first
+
+
+def test_a_star_takes_what_its_uplink_takes_and_a_chain_one_hop_after_the_other() -> None:
+    made = even(5)
+    by_star = Tree(made, star(made)).run(quiet)
+    # Five copies of 8 chunks of 50 ms leave one after the other; the last bit takes 15 ms.
+    assert max(by_star.finished_at.values()) == pytest.approx(5 * 8 * 0.05 + 0.015)
+    by_chain = Tree(made, chain(made)).run(quiet)
+    # A hop carries a chunk in 100 ms, the first one from the learner in 50; each adds 15 ms.
+    assert max(by_chain.finished_at.values()) == pytest.approx(0.05 + 3 * 0.1 + 8 * 0.1 + 5 * 0.015)
+    assert by_star.source_bytes == 5 * made.size_bytes
+    assert by_chain.source_bytes == made.size_bytes
+
+
+def test_the_tree_overloads_no_uplink() -> None:
+    made = swarm(200)
+    parents = fast_tree(made)
+    uplinks = [*(link.upload_bytes_s for link in made.peers), made.source.upload_bytes_s]
+    children = [parents.count(peer) for peer in range(201)]
+    rate = min(uplink / count for uplink, count in zip(uplinks, children, strict=True) if count)
+    assert sum(children) == 200
+    assert rate >= 4 * MBIT, "whoever has children feeds each at more than the smallest uplink"
+    for peer in range(200):
+        seen = set()
+        while peer != 200:
+            assert peer not in seen, "a circle"
+            seen.add(peer)
+            peer = parents[peer]
+
+
+def test_the_relay_keeps_its_demands_in_a_small_swarm_whoever_dies() -> None:
+    for seed, churn in ((1, 0.0), (2, 0.3)):
+        made = swarm(24, churn=churn, seed=seed, mib=32)
+        row = row_of("p2prl", made, churn, SCHEMES["p2prl"](made, quiet))
+        assert row.survivors_finished == 1.0
+        assert row.source_copies <= 3.0
+        assert row.waste_share <= 0.01
+        # A death goes unnoticed for three seconds, and an unlucky peer meets two: much of so short a transfer.
+        assert row.t95 <= 1.2 * row.lower_bound_95 + (6.0 if churn else 0.0)
+
+
+def test_the_dead_are_as_many_as_said_and_the_rest_waits_for_nobody() -> None:
+    made = swarm(20, churn=0.3)
+    assert len(made.deaths) == 6
+    assert all(0.0 <= at <= swarm(20).lower_bound_s() for at in made.deaths.values())
+    outcome = Outcome(
+        finished_at={peer: float(peer + 1) for peer in range(20)},
+        source_bytes=0.0,
+        sent_bytes=0.0,
+        arrived_bytes=200.0,
+        useful_bytes=150.0,
+    )
+    row = row_of("x", made, 0.3, outcome)
+    alive = sorted(set(range(20)) - made.deaths.keys())
+    assert row.t100 == alive[-1] + 1
+    assert row.t50 == alive[6] + 1
+    assert row.waste_share == 0.25
+
+
+def test_whoever_never_finishes_is_never_and_not_a_number() -> None:
+    made = swarm(4)
+    row = row_of(
+        "p2prl", made, 0.0, Outcome(finished_at={}, source_bytes=0, sent_bytes=0, arrived_bytes=0, useful_bytes=0)
+    )
+    assert math.isinf(row.t50)
+    assert as_documents([row])[0]["t50"] is None
+    assert "never" in as_markdown([row])
+    assert [verdict.met for verdict in judge([row]) if verdict.demand == "share of survivors not finished"] == [False]
+
+
+def test_a_file_of_links(tmp_path: Path) -> None:
+    path = tmp_path / "links"
+    path.write_text("# homes\n100 20 0.75\n\n25, 5, 0.25  # the slow\n")
+    assert read_links(path) == ((100.0, 20.0, 0.75), (25.0, 5.0, 0.25))
+    made = populate(
+        read_links(path), peers=8, size_bytes=MIB, chunk_bytes=MIB, source_mbit=10, churn=0, seed=0
+    )  # fmt: skip
+    assert sorted(link.download_bytes_s / MBIT for link in made.peers) == [25.0] * 2 + [100.0] * 6
+    assert {link.upload_bytes_s / MBIT for link in made.peers} == {16.0, 4.0}, "four fifths of each uplink"
+
+
+@pytest.mark.parametrize("text", ["", "100", "100 0", "a b", "1 2 3 4", "nan 1", "100 -20"])
+def test_a_bad_file_of_links_is_refused_by_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "links"
+    path.write_text("100 20\n" + text if text else "# nothing\n")
+    with pytest.raises(ConfigError) as refused:
+        read_links(path)
+    assert str(path) in str(refused.value)
+    assert not text or "line 2" in str(refused.value)
+
+
+def test_bad_settings_are_refused() -> None:
+    for wrong in (
+        {"schemes": ("telepathy",)},
+        {"schemes": ()},
+        {"peers": (0,)},
+        {"peers": (5_000,)},
+        {"churn": (1.0,)},
+        {"size_bytes": 0},
+        {"learner_mbit": 0.0},
+        {"learner_mbit": math.nan},
+    ):
+        with pytest.raises(ConfigError):
+            SpreadConfig(**wrong)
+
+
+def test_demands_are_judged_on_the_rows_that_measure_them() -> None:
+    config = SpreadConfig(schemes=("p2prl",), peers=(8,), churn=(0.0,), size_bytes=16 * MIB)
+    stages: list[tuple[str, float]] = []
+    rows = run_spread(config, lambda stage, share: stages.append((stage, share)))
+    assert [(row.scheme, row.n) for row in rows] == [("p2prl", 8)]
+    assert stages[-1][1] == pytest.approx(1.0)
+    judged = {verdict.demand: verdict for verdict in judge(rows)}
+    assert judged["t95 over its bound, 64 peers and more"].met is None
+    assert judged["t100 over its bound, 8 peers"].measured == pytest.approx(rows[0].t100_over)
+    late = SpreadRow(**{**{f: getattr(rows[0], f) for f in rows[0].__slots__}, "t100": 1e9})
+    assert [v.met for v in judge([late]) if v.demand == "t100 over its bound, 8 peers"] == [False]
