@@ -27,7 +27,7 @@ def require(name: str, value: object, legal: bool, legal_range: str) -> None:
     """Raise `ConfigError` naming a setting and its legal range unless `legal`."""
     if not legal:
         raise ConfigError(
-            f"{name} is {value!r}; it must be {legal_range}", remedy=f"Set {name} to a value {legal_range}."
+            f"{name} is {value!r}; it must be {legal_range}", remedy=f"Give {name} a value that is {legal_range}."
         )
 
 

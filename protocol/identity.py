@@ -24,6 +24,7 @@ PeerId = NewType("PeerId", str)
 """A libp2p peer id: base58btc of the identity multihash of the key's protobuf; 52 characters for Ed25519."""
 
 ENTROPY_BYTES = 16
+_WORDS = 12
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 
@@ -57,6 +58,8 @@ class Identity:
     def from_words(cls, words: str) -> Identity:
         """The identity of twelve BIP-39 English words. Raises `IdentityError` when a word or the checksum is wrong."""
         normal = " ".join(words.lower().split())
+        if (count := len(normal.split())) != _WORDS:
+            raise IdentityError(f"a key is {_WORDS} words, not {count}", remedy="Type all of them, in their order.")
         try:
             return cls(bytes(Mnemonic("english").to_entropy(normal)))
         except (ValueError, LookupError) as error:

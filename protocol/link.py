@@ -46,7 +46,9 @@ def parse_link(text: str) -> JoinLink:
         raise ConfigError(f"a join link starts with {SCHEME}, this one with {text[:12]!r}", remedy=_REMEDY)
     head, _, query = text[len(SCHEME) :].partition("?")
     name, at, digest_text = head.partition("@")
-    if not at or not _NAME.fullmatch(name):
+    if not at:
+        raise ConfigError("the link has no @ and nothing behind it: it was cut off", remedy=_REMEDY)
+    if not _NAME.fullmatch(name):
         raise ConfigError(f"the link's run name {name[:64]!r} is not usable", remedy=_REMEDY)
     if len(digest_text) != _DIGEST_CHARS:
         raise ConfigError(

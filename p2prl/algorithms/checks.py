@@ -17,7 +17,7 @@ def require_between(
     below = value < high if open_high else value <= high
     if math.isnan(value) or not (above and below):
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-        raise ConfigError(f"{field} = {value!r} is outside {interval}", remedy=f"set {field} within {interval}")
+        raise ConfigError(f"{field} = {value!r} is outside {interval}", remedy=f"Set {field} within {interval}")
 
 
 def require_positive(field: str, value: float) -> None:

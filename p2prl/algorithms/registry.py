@@ -211,5 +211,5 @@ def _refuse(field: str, kind: str, allowed: frozenset[Any] | None, name: str) ->
     if allowed is not None and kind not in allowed:
         raise ConfigError(
             f"{field} = {kind!r} has no meaning with loss {name!r}",
-            remedy=f"set {field} to one of: {', '.join(sorted(allowed))}",
+            remedy=f"Set {field} to one of: {', '.join(sorted(allowed))}",
         )

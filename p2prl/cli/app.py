@@ -255,7 +255,9 @@ def sim(
     delay: Annotated[
         str, typer.Option("--delay", help="Law of the groups' delay, e.g. lognormal:60:1800 (seconds).")
     ] = "const:0",
-    step_seconds: Annotated[float, typer.Option("--step-seconds", help="Virtual seconds of one update.")] = 20.0,
+    step_seconds: Annotated[
+        float, typer.Option("--step-seconds", min=0.001, help="Virtual seconds of one update.")
+    ] = 20.0,
     partition: Annotated[
         str | None, typer.Option("--partition", help="FROM:TO virtual seconds in which half the swarm is cut off.")
     ] = None,

@@ -46,7 +46,7 @@ class GenerationRequest:
         if not self.prompt_ids or self.max_new_tokens < 1 or not 0 <= self.seed < 1 << 63:
             raise ConfigError("a request needs a prompt, room for one token and a 63-bit seed")
         if not 0.0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}", remedy="sample at a temperature above 0")
+            raise ConfigError(f"temperature is {self.temperature}", remedy="Sample at a temperature above 0.")
 
 
 @dataclass(frozen=True, slots=True)

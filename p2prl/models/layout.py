@@ -77,7 +77,7 @@ def layout_of(model: nn.Module, dtype: str) -> Layout:
     floating-point, which a byte string of such words could not carry.
     """
     if dtype not in TORCH_DTYPES:
-        raise ConfigError(f"weights cannot travel as {dtype!r}", remedy=f"choose one of {', '.join(TORCH_DTYPES)}")
+        raise ConfigError(f"weights cannot travel as {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
     return Layout(tuple(TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in _weights(model)))
 
 
@@ -196,7 +196,7 @@ def _weights(model: nn.Module) -> list[tuple[str, Tensor]]:
         seen.add(id(tensor))
         if not tensor.is_floating_point():
             raise ConfigError(
-                f"weight {name!r} is of type {tensor.dtype}", remedy="use a model whose weights are all floating-point"
+                f"weight {name!r} is of type {tensor.dtype}", remedy="Use a model whose weights are all floating-point."
             )
         weights.append((name, tensor))
     return weights

@@ -65,7 +65,7 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     device = device or best_device()
     dtype = dtype or default_dtype(device)
     if dtype not in TORCH_DTYPES:
-        raise ConfigError(f"no word type is called {dtype!r}", remedy=f"choose one of {', '.join(TORCH_DTYPES)}")
+        raise ConfigError(f"no word type is called {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
     quiet_transformers()
     directory = _directory(source)
     _check_directory(directory, source)
@@ -83,17 +83,17 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise ConfigError(
             f"{source} cannot be loaded as a causal language model: {error}",
-            remedy="name a transformers causal LM with safetensors weights and a tokenizer.json",
+            remedy="Name a transformers causal LM with safetensors weights and a tokenizer.json.",
         ) from error
     # transformers fills missing weights with random ones and goes on; a policy must not be part noise.
     if report["missing_keys"] or report["mismatched_keys"]:
         lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
         raise ConfigError(
             f"the weights of {source} lack {', '.join(lacking[:3])} ({len(lacking)} in all)",
-            remedy="use weights saved for this architecture",
+            remedy="Use weights saved for this architecture.",
         )
     if not tokenizer.is_fast:
-        raise ConfigError(f"{source} has no fast tokenizer", remedy="save it with a tokenizer.json")
+        raise ConfigError(f"{source} has no fast tokenizer", remedy="Save it with a tokenizer.json.")
     return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer)
 
 
@@ -103,32 +103,32 @@ def _directory(source: str) -> Path:
     if source and path.is_dir():
         return path
     if not source or path.exists() or not _HUB_ID.fullmatch(source):
-        raise ConfigError(f"there is no directory {source}", remedy="give a model directory or a hub id, owner/name")
+        raise ConfigError(f"there is no directory {source}", remedy="Give a model directory or a hub id, owner/name.")
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=_HUB_FILES))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{source} is neither a directory here nor a model the hub would give: {error}",
-            remedy="check the name and the connection, or download the model and give its directory",
+            remedy="Check the name and the connection, or download the model and give its directory.",
         ) from error
 
 
 def _check_directory(directory: Path, source: str) -> None:
     """Refuse code and pickles before transformers looks at anything."""
     if not (directory / "config.json").is_file():
-        raise ConfigError(f"{source} holds no config.json", remedy="give the directory of a transformers model")
+        raise ConfigError(f"{source} holds no config.json", remedy="Give the directory of a transformers model.")
     for name in ("config.json", "tokenizer_config.json"):
         path = directory / name
         if path.is_file() and (named := names_code(read_json(path.read_bytes(), name))):
             raise ConfigError(
                 f"{name} of {source} asks for code through {named!r}",
-                remedy="use a model whose architecture is part of transformers, without quantisation",
+                remedy="Use a model whose architecture is part of transformers, without quantisation.",
             )
     if not any(directory.glob("*.safetensors")):
         unsafe = sorted(p.name for p in directory.iterdir() if p.suffix in _UNSAFE_SUFFIXES)
         kind = f"only {unsafe[0]}, which can hold code" if unsafe else "no weights"
         raise ConfigError(
-            f"{source} holds {kind}", remedy="convert the weights to safetensors (save_pretrained writes them)"
+            f"{source} holds {kind}", remedy="Convert the weights to safetensors (save_pretrained writes them)."
         )
 
 
@@ -137,7 +137,7 @@ def read_json(data: bytes, name: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} is not a JSON object: {error}", remedy="fetch the file again") from error
+        raise ConfigError(f"{name} is not a JSON object: {error}", remedy="Fetch the file again.") from error
 
 
 def names_code(config: object) -> str:

@@ -57,7 +57,7 @@ def check_noise(device: torch.device) -> None:
     if made != _KNOWN:
         raise MachineError(
             f"sampling noise on {device} is {made}, not {_KNOWN}",
-            remedy="choose another device; work sampled on this one would be rejected",
+            remedy="Choose another device; work sampled on this one would be rejected.",
         )
 
 

@@ -95,7 +95,7 @@ def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
     try:
         _check_config(_object(files, "config.json"))
     except RemoteProtocolError as error:
-        raise ConfigError(f"a run cannot use this model: {error}", remedy="choose another base model") from error
+        raise ConfigError(f"a run cannot use this model: {error}", remedy="Choose another base model.") from error
     return files
 
 

@@ -50,7 +50,7 @@ def tiny_model(preset: str = "chain4", *, seed: int = 0) -> LoadedModel:
     """
     shape = PRESETS.get(preset)
     if shape is None:
-        raise ConfigError(f"no tiny model is called {preset!r}", remedy=f"choose one of {', '.join(PRESETS)}")
+        raise ConfigError(f"no tiny model is called {preset!r}", remedy=f"Choose one of {', '.join(PRESETS)}")
     quiet_transformers()
     tokenizer = character_tokenizer(shape.symbols)
     config = GPT2Config(

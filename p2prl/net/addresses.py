@@ -105,8 +105,8 @@ def peer_of_multihash(data: bytes) -> PeerId | None:
 
 def _bad(address: str, why: str) -> ConfigError:
     return ConfigError(
-        f"{address[: limits.MAX_ADDRESS_CHARS]!r} is not a peer address: {why}",
-        remedy="An address looks like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…",
+        f"{address[: limits.MAX_ADDRESS_CHARS]!r} is not an address: {why}",
+        remedy="Listen on /ip4/0.0.0.0/tcp/4001, say; a peer's address is like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…",
     )
 
 

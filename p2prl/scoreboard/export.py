@@ -28,6 +28,8 @@ from p2prl.scoreboard.views import known, leaderboard_document, run_document
 FORMAT = "p2prl/ledger-export/v1"
 """First field of the header."""
 
+_REMEDY = "Name a run folder, or a file that `p2prl ledger dump` wrote."
+
 _READ_AT_ONCE = 256
 _MAX_ITEM_BYTES = 2 * limits.MAX_ENVELOPE_BYTES
 _LENGTH_BYTES = {b"\xc4": 1, b"\xc5": 2, b"\xc6": 4}
@@ -194,7 +196,7 @@ def _items(file: BinaryIO) -> Iterator[bytes]:
     while marker := file.read(1):
         width = _LENGTH_BYTES.get(marker)
         if width is None:
-            raise RemoteProtocolError(f"this file is not a ledger export ({FORMAT})")
+            raise RemoteProtocolError(f"this file is not a ledger export ({FORMAT})", remedy=_REMEDY)
         size = int.from_bytes(_exactly(file, width), "big")
         if size > _MAX_ITEM_BYTES:
             raise RemoteProtocolError(f"the export holds an item of {size} bytes")
@@ -211,5 +213,5 @@ def _exactly(file: BinaryIO, size: int) -> bytes:
 def _header(item: bytes | None) -> tuple[KnownRun, bytes]:
     header = decode(item or b"", _Header, limit_bytes=_MAX_ITEM_BYTES)
     if header.format != FORMAT:
-        raise RemoteProtocolError(f"this file is not a ledger export ({FORMAT})")
+        raise RemoteProtocolError(f"this file is not a ledger export ({FORMAT})", remedy=_REMEDY)
     return open_run(header.manifest), header.head

@@ -33,7 +33,7 @@ class DemonstrationFaults:
         for name in ("shortcut", "multiply_as_add", "step_error"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
-                raise ConfigError(f"{name} is {value}", remedy=f"set {name} to a probability within 0..1")
+                raise ConfigError(f"{name} is {value}", remedy=f"Set {name} to a probability within 0..1.")
 
 
 DEFAULT_FAULTS = DemonstrationFaults()

@@ -26,7 +26,7 @@ def task_by_name(name: str) -> Task:
     task = _TASKS.get(name)
     if task is None:
         near = difflib.get_close_matches(name[:64], _TASKS, n=3, cutoff=0.4) or task_names()
-        raise ConfigError(f"no task is called {name[:64]!r}", remedy=f"did you mean {', '.join(near)}?")
+        raise ConfigError(f"no task is called {name[:64]!r}", remedy=f"Did you mean {', '.join(near)}?")
     return task
 
 
