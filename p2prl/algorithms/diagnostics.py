@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.ratios import Terms, effective_sample_size, terms_of
+from p2prl.algorithms.ratios import Terms, effective_sample_size, terms_of, widest
 from p2prl.errors import ConfigError
 
 STALENESS_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -90,7 +90,7 @@ def _bucket(terms: Terms, output: LossOutput, inside_BG: Tensor, staleness_from:
         kl_k3=float((clamped_N.exp() - 1 - clamped_N).mean()),
         chi2=float((2 * clamped_N).exp().mean() - 1),
         m2=float(clamped_N.square().mean()),
-        bounded_fraction=float(output.bounded_BGT[token_mask_BGT].double().mean()),
+        bounded_fraction=float(widest(output.bounded_BGT[token_mask_BGT]).mean()),
         weight_max=float(weights_N.max()),
         weight_variance=float(weights_N.var(unbiased=False)),
     )

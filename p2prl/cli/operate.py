@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2prl.bench.delays import DelayLaw, parse_delay
 from p2prl.cli import crashes
 from p2prl.cli.console import Interrupts, View, emit, progress, say
 from p2prl.cli.reach import reach_warning, worth_sharing
@@ -88,7 +89,8 @@ def learn_command(
 
     `delay`, for experiments, is a law of `p2prl.bench.delays`: groups then arrive late by so many updates' traffic.
     """
-    lock = open_folder(directory).lock()  # what can be refused is refused before torch takes its seconds to import
+    law = parse_delay(delay) if delay else None  # what can be refused is refused before torch takes its seconds
+    lock = open_folder(directory).lock()
     crashes.keep_in(directory)
 
     from p2prl.config.roles import build_learner, learner_network
@@ -125,8 +127,8 @@ def learn_command(
         with view.shown(), interrupts.handled():
             config = learner_network(folder, kept_listen(folder, tuple(listen or ())))
             network: NetworkPort = Network(config, on_start=learner.introduce)
-            if delay:
-                network = _late(network, delay, groups_per_update=folder.settings.learner.groups_per_update)
+            if law is not None:
+                network = _late(network, law, groups_per_update=folder.settings.learner.groups_per_update)
             learner.run(network, on_up=on_up)
         document = {"run": str(directory), "step": learner.step, **newest}
         write_status(directory / "status.json", {"role": "learner", "state": "stopped", **document})
@@ -138,10 +140,8 @@ def learn_command(
     say(f"Done: {learner.step} updates. Measure it:  p2prl eval {directory}")
 
 
-def _late(network: NetworkPort, delay: str, *, groups_per_update: int) -> NetworkPort:
-    from p2prl.bench.delays import parse_delay
-
-    law, dice = parse_delay(delay), random.Random(delay)  # noqa: S311 - an experiment's dice
+def _late(network: NetworkPort, law: DelayLaw, *, groups_per_update: int) -> NetworkPort:
+    dice = random.Random(law.text)  # noqa: S311 - an experiment's dice
     return LatePort(network, lambda: groups_per_update * law.draw(dice.random(), law.longest))
 
 

@@ -131,8 +131,9 @@ class Estimator:
         """Take a checkpoint's state. What another loss left behind is not taken over."""
         if "ess_watch" in state:
             self._watch = EssWatch(**state["ess_watch"])
-        if self._choice is not None and state.get("choice"):
-            self._choice = SelectionState(**state["choice"])
+        choice = state.get("choice")
+        if self._choice is not None and choice and choice["loss"] in self._config.objectives:
+            self._choice = SelectionState(**choice)
 
     def estimate(self, policy_logprobs_BGT: Tensor, rollouts: Rollouts) -> Estimate:
         """The loss of a batch; gradients flow to `policy_logprobs_BGT`. Goes on to the next state.

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from p2prl.algorithms.ratios import widest
 from p2prl.errors import MachineError, require
 from p2prl.learner.estimator import Estimator, Rollouts
 from p2prl.learner.reference import Reference, ReferenceConfig
@@ -221,7 +222,7 @@ def _metrics(rollouts: Rollouts, policy_logprobs_BGT: Tensor) -> dict[str, float
     ratio_BGT = (policy_logprobs_BGT.detach() - rollouts.behavior_logprobs_BGT).masked_fill(~mask_BGT, 0.0)
     staleness = sorted(rollouts.staleness_BG[:, 0].tolist())
     return {
-        "reward": float(rollouts.rewards_BG.double().mean()),
+        "reward": float(widest(rollouts.rewards_BG).mean()),
         "kl_behavior_per_token": float(-ratio_BGT.sum() / mask_BGT.sum()),
         "completion_tokens_mean": float(mask_BGT.sum() / mask_BGT[..., 0].numel()),
         "staleness_p50": float(staleness[len(staleness) // 2]),

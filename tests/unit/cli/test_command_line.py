@@ -327,6 +327,7 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("join", "p2prl://chain@abc"), errors.ConfigError, "cut off"),
     (("validate", "p2prl://chain@" + "a" * 52), errors.ConfigError, "names no peer"),
     (("learn", "/nowhere"), errors.ConfigError, "not a run folder"),
+    (("learn", "/nowhere", "--delay", "sometimes"), errors.ConfigError, "not a law of delay"),
     (("eval", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("status", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("board", "/nowhere", "--json"), errors.ConfigError, "not a run folder"),

@@ -187,3 +187,11 @@ def test_a_warm_start_makes_the_presets_model(tmp_path: Path, monkeypatch: pytes
     folder = init_run(tmp_path / "run", PLAN, settings=SETTINGS, on_progress=lambda stage, share: stages.append(stage))
     assert stages
     assert folder.manifest.base_model.startswith("made here")
+
+
+def test_a_loss_that_does_not_fit_the_run_is_refused_when_the_folder_is_opened(made: Path) -> None:
+    toml = made / "run.toml"
+    toml.write_text(toml.read_text().replace('name = "gepo_t"', 'name = "gepo_t"\nadvantage = "mean_sdt"'))
+    with pytest.raises(ConfigError, match=r"loss\.advantage") as caught:
+        open_run(made)
+    assert "mean_std" in caught.value.remedy
