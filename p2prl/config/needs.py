@@ -21,9 +21,6 @@ groups that were sampled that many versions ago."""
 _PROGRAM_BYTES = 600_000_000
 """Memory of Python, torch and the network process before any model: 410 MB and 120 MB were measured on Linux."""
 
-_COPIES_IN_MEMORY = 2
-"""The engine's weights, and the file they are read from while a newer version is taken in."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
@@ -34,7 +31,8 @@ class Needs:
     weights_bytes: int
     """One policy version as it travels."""
     disk_bytes: int
-    """On disk once as many versions are here as are kept; finished work comes on top while no learner takes it."""
+    """On disk once as many versions are here as are kept, without the patches between them; finished work comes on
+    top while no learner takes it."""
     memory_bytes: int
     """Of all processes together, before the cache of keys and values, which grows with the slots decoded together."""
 
@@ -52,7 +50,8 @@ def needs_of(manifest: RunManifest, role: Role) -> Needs:
         files_bytes=files,
         weights_bytes=weights,
         disk_bytes=files + VERSIONS_KEPT[role] * weights,
-        memory_bytes=_PROGRAM_BYTES + _COPIES_IN_MEMORY * weights,
+        # The engine's weights in its own word type, and the file a newer version is read from.
+        memory_bytes=_PROGRAM_BYTES + manifest.parameters * DTYPE_BYTES[manifest.engine_dtype] + weights,
     )
 
 

@@ -34,6 +34,9 @@ def test_costs_follow_from_the_manifest() -> None:
     wide = needs_of(msgspec.structs.replace(run, dtype="float32"), Role.VOLUNTEER)
     assert wide.weights_bytes == 2 * volunteer.weights_bytes
     assert wide.memory_bytes - volunteer.memory_bytes == 2 * 2_000_000
+    computed_wide = needs_of(msgspec.structs.replace(run, compute_dtype="float32"), Role.VOLUNTEER)
+    assert computed_wide.weights_bytes == volunteer.weights_bytes
+    assert computed_wide.memory_bytes - volunteer.memory_bytes == 2_000_000
 
 
 def test_a_disk_without_room_for_two_versions_is_refused_and_what_is_there_counts(
