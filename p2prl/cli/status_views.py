@@ -74,7 +74,7 @@ def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "step" not in worker:
         return [("updates", "none yet")]
-    rows = [("updates", f"{worker['step']:,}"), ("policy", version_text(worker.get("version", -1)))]
+    rows = [("updates", f"{worker['step']:,.0f}"), ("policy", version_text(worker.get("version", -1)))]
     if "reward" in worker:
         rows.append(("reward", f"{worker['reward']:.3f}, the newest batch's mean"))
     if "staleness_p50" in worker:

@@ -71,10 +71,10 @@ def test_validator_and_learner_have_their_own_figures() -> None:
     validator = {"role": "validator", "running": True, "version": 3, "groups_seen": 90, "groups_replayed": 20,
                  "verdicts_passed": 19, "verdicts_failed": 1, "groups_waiting": 2}  # fmt: skip
     assert "20 replayed of 90 heard of: 19 passed, 1 failed; 2 waiting" in shown(validator)
-    learner = {"role": "learner", "running": True, "state": "training", "step": 1_500, "version": 40, "reward": 0.5,
+    learner = {"role": "learner", "running": True, "state": "training", "step": 1_500.0, "version": 40, "reward": 0.5,
                "staleness_p50": 13, "staleness_max": 74, "groups": 16, "peers": 3}  # fmt: skip
     text = shown(learner)
-    assert all(words in text for words in ("1,500", "v40", "0.500", "median 13, largest 74", "16 groups of 3"))
+    assert all(words in text for words in ("1,500\n", "v40", "0.500", "median 13, largest 74", "16 groups of 3"))
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(-4, "0 s"), (59, "59 s"), (60, "1 min"), (7_200, "2 h"), (2e5, "2 d")])
