@@ -72,7 +72,7 @@ def observe(
     `ess_fraction` in (0, 1] and `kl_per_token` in nats (k3, never below 0), over all completions of the batch.
     """
     ess = _blend(state.ess, ess_fraction, config.smoothing)
-    kl = _blend(state.kl, kl_per_token, config.smoothing)
+    kl = _blend(state.kl, max(0.0, kl_per_token), config.smoothing)  # k3 of equal log-probs may round below 0
     updates = state.updates + 1
     wanted = _wanted(state.loss, ess, kl, config)
     if wanted == state.loss or updates < config.dwell_updates:

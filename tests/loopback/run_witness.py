@@ -222,6 +222,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
             Estimator(folder.settings.loss.build(folder.manifest.sampling)),
             folder.settings.learner.optimiser,
             temperature=folder.manifest.sampling.temperature,
+            reference=folder.settings.loss.reference_config(),
         )
         kept = _kept(folder.directory)
         published = {manifest.step: manifest for manifest in manifests}
