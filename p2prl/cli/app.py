@@ -288,8 +288,11 @@ def sim(
 @bench_app.command("staleness")
 def bench_staleness_(
     methods: Annotated[
-        str, typer.Option("--methods", help="Losses to compare, each `loss[:option=value…][+addition[=value]…]`.")
-    ] = "grpo,gspo,gepo,gepo_t,gex",
+        str,
+        typer.Option(
+            "--methods", help="Losses to compare, each `loss[:option=value…]`, with `+addition[=value]` behind it."
+        ),
+    ] = "grpo, gspo, gepo, gepo_t, gex",
     delays: Annotated[
         str,
         typer.Option(
@@ -297,7 +300,7 @@ def bench_staleness_(
             help="Laws of delay in updates: const:K, lognorm:M, weibull:M, exp:M, unif:M; "
             "in seconds: lognorm:L:Us, weibull:L:Us, const:Ks.",
         ),
-    ] = "const:0,lognorm:64,weibull:256,const:64,const:128",
+    ] = "const:0, lognorm:64, weibull:256, const:64, const:128",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per method and law.")] = 5,
     updates: Annotated[int, typer.Option("--updates", min=60, help="Updates per run, a multiple of 20.")] = 200,
     learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
@@ -333,8 +336,10 @@ def bench_staleness_(
 @bench_app.command("rewards")
 def bench_rewards_(
     rewards: Annotated[
-        str, typer.Option("--rewards", help="Rewards to compare, e.g. success,success+0.2*process:clip+delta.")
-    ] = ",".join(("success", *(f"success+0.2*process{refined}" for refined in ("", ":clip", ":delta", ":clip+delta")))),
+        str, typer.Option("--rewards", help="Rewards to compare, e.g. success, success+0.2*process:clip+delta.")
+    ] = ", ".join(
+        ("success", *(f"success+0.2*process{refined}" for refined in ("", ":clip", ":delta", ":clip+delta")))
+    ),
     recipe: Annotated[str, typer.Option("--recipe", help="How the policy is trained; see `p2prl bench ppo`.")] = "ppo",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per reward.")] = 5,
     updates: Annotated[int, typer.Option("--updates", min=30, help="Batches per run, a multiple of 10.")] = 80,
@@ -370,8 +375,8 @@ def bench_rewards_(
 def bench_ppo_(
     recipes: Annotated[
         str, typer.Option("--recipes", help="Recipes to compare, each `loss[:option=value…]`; see docs/cli.md.")
-    ] = "ppo,ppo:normalise=off,ppo:prompts=4,ppo:reference=start,ppo:reference=ema,"
-    "dpo,dpo:reference=start,dpo:reference=ema,dpo:samples=start,grpo,ppo:prompts=32",
+    ] = "ppo, ppo:normalise=off, ppo:prompts=4, ppo:reference=start, ppo:reference=ema, "
+    "dpo, dpo:reference=start, dpo:reference=ema, dpo:samples=start, grpo, ppo:prompts=32",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per recipe.")] = 5,
     updates: Annotated[int, typer.Option("--updates", min=30, help="Batches per run, a multiple of 10.")] = 80,
     learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
@@ -401,7 +406,7 @@ def bench_ppo_(
 def bench_spread_(
     schemes: Annotated[
         str, typer.Option("--schemes", help="Ways to spread a blob: star, chain, tree, relays, bittorrent, p2prl.")
-    ] = "star,chain,tree,relays,bittorrent,p2prl",
+    ] = "star, chain, tree, relays, bittorrent, p2prl",
     peers: Annotated[str, typer.Option("--peers", help="Swarm sizes, comma-separated.")] = "8,64,512",
     churn: Annotated[str, typer.Option("--churn", help="Shares of peers that die, comma-separated.")] = "0,0.3",
     mib: Annotated[int, typer.Option("--mib", help="Size of the blob, MiB.")] = 128,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2prl.cli.console import emit, progress, say
+from p2prl.cli.listed import listed
 from p2prl.errors import P2PRLError
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def bench_staleness(
 
     began = time.monotonic()
     config = StalenessConfig(
-        methods=_split(methods),
-        delays=_split(delays),
+        methods=listed(methods),
+        delays=listed(delays),
         seeds=seeds,
         first_seed=seed,
         task=task,
@@ -101,7 +102,7 @@ def bench_rewards(
     from p2prl.bench.comparison import Case, ComparisonConfig, plan_of
 
     config = ComparisonConfig(
-        cases=tuple(Case(recipe=recipe, reward=reward) for reward in _split(rewards)),
+        cases=tuple(Case(recipe=recipe, reward=reward) for reward in listed(rewards)),
         seeds=seeds,
         first_seed=seed,
         task=task,
@@ -126,7 +127,7 @@ def bench_ppo(
     from p2prl.bench.comparison import Case, ComparisonConfig, plan_of
 
     config = ComparisonConfig(
-        cases=tuple(Case(recipe=recipe) for recipe in _split(recipes)),
+        cases=tuple(Case(recipe=recipe) for recipe in listed(recipes)),
         seeds=seeds,
         first_seed=seed,
         task=task,
@@ -160,10 +161,6 @@ def _compare(config: ComparisonConfig, out: Path, *, name: str, shown: tuple[str
         for line in as_markdown(rows).splitlines():
             say(line, whole=True)
         say(f"written to {out}: results.jsonl, {name}.csv, {name}.md, {name}.png")
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _verdict_line(text: str, bound: float, measured: float | None, met: bool | None) -> str:

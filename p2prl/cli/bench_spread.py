@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from p2prl.cli.console import emit, progress, say
+from p2prl.cli.listed import listed
 from p2prl.errors import ConfigError, P2PRLError
 
 N = TypeVar("N", int, float)
@@ -30,7 +31,7 @@ def bench_spread(
 
     began = time.monotonic()
     config = SpreadConfig(
-        schemes=_split(schemes),
+        schemes=listed(schemes),
         peers=_numbers(peers, int, "--peers"),
         churn=_numbers(churn, float, "--churn"),
         size_bytes=mib * MIB,
@@ -71,13 +72,9 @@ def bench_spread(
         )
 
 
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
 def _numbers(text: str, kind: Callable[[str], N], option: str) -> tuple[N, ...]:
     try:
-        return tuple(kind(part) for part in _split(text))
+        return tuple(kind(part) for part in listed(text))
     except ValueError as error:
         raise ConfigError(
             f"{option} {text[:40]!r} is not a list of numbers", remedy="Separate them by commas."

@@ -162,6 +162,16 @@ def test_the_documentation_knows_no_other_command_or_option() -> None:
         assert set(re.findall(r"`(--[a-z-]+)`", " ".join(documented))) <= options, name
 
 
+def test_no_default_is_cut_off_on_a_narrow_terminal() -> None:
+    for name in commands():
+        result = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "80"})
+        shown = re.sub(r"[\s│]", "", result.stdout)
+        assert result.exit_code == 0
+        for parameter in commands()[name].params:
+            if isinstance(parameter.default, str) and parameter.default and not parameter.hidden:  # type: ignore[attr-defined]
+                assert parameter.default.replace(" ", "") in shown, (name, parameter.name)
+
+
 # --- JSON ---------------------------------------------------------------------------------------------------------
 
 
