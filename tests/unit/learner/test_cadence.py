@@ -1,0 +1,88 @@
+"""How often to publish, against the rule tried for every κ, and on simulated swarms of known speed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2prl.learner.cadence import Cadence, CadenceConfig, choose
+
+CONFIG = CadenceConfig(staleness_bound=32, least=1, most=64)
+seconds = st.floats(0.01, 1e4)
+
+
+@given(seconds, st.floats(0.0, 1e5), st.floats(0.0, 1e5), st.integers(0, 200), st.integers(1, 8))
+def test_the_smallest_cadence_that_fits_is_chosen(
+    train_s: float, broadcast_s: float, queue_s: float, bound: int, least: int
+) -> None:
+    config = CadenceConfig(staleness_bound=bound, least=least, most=64)
+    choice = choose(config, train_s=train_s, broadcast_s=broadcast_s, queue_s=queue_s)
+    room = bound - math.ceil(broadcast_s / train_s) - math.ceil(queue_s / train_s)
+    fitting = [k for k in range(least, 65) if broadcast_s / train_s < k <= room]
+    assert least <= choice.publish_every <= 64
+    assert choice.feasible == bool(fitting)
+    if fitting:
+        assert choice.publish_every == fitting[0]
+    else:
+        assert choice.publish_every <= max(least, room), "never past what is still in time"
+
+
+def swarm(cadence: Cadence, *, train_s: float, delays: list[float], updates: int) -> list[int]:
+    """A learner of one update every `train_s`, and peers whose first group of a version comes after their delay."""
+    now, version, behind, chosen = 0.0, -1, 10**9, []
+    arrivals: list[tuple[float, bytes, int]] = []
+    for _ in range(updates):
+        if behind >= cadence.choice.publish_every:
+            version, behind = version + 1, 0
+            cadence.published(version, now)
+            arrivals += [(now + delay, bytes([peer]), version) for peer, delay in enumerate(delays)]
+        now += train_s
+        behind += 1
+        cadence.updated(now)
+        for at, peer, of in sorted(arrivals):
+            if at <= now:
+                cadence.delivered(peer, of, at)
+        arrivals = [arrival for arrival in arrivals if arrival[0] > now]
+        chosen.append(cadence.choice.publish_every)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("delays", "expected"),
+    [([2.0] * 10, 1), ([35.0] * 10, 4), ([35.0] * 19 + [300.0], 4), ([2.0] * 10 + [65.0] * 10, 7)],
+)
+def test_it_settles_on_what_nearly_all_peers_need(delays: list[float], expected: int) -> None:
+    assert swarm(Cadence(CONFIG, publish_every=2), train_s=10.0, delays=delays, updates=120)[-1] == expected
+
+
+def test_it_follows_a_swarm_that_becomes_faster() -> None:
+    cadence = Cadence(CONFIG, publish_every=1)
+    assert swarm(cadence, train_s=10.0, delays=[75.0] * 5, updates=100)[-1] == 8
+    for peer in range(5):  # they left, and faster ones came
+        cadence.delivered(bytes([peer]), 0, 1000.0)
+    now = 10_000.0
+    for version in range(100, 120):
+        cadence.published(version, now)
+        for peer in range(10, 15):
+            cadence.delivered(bytes([peer]), version, now + 5.0)
+        now += 10.0
+        cadence.updated(now)
+    assert cadence.choice.publish_every == 1
+
+
+def test_nothing_is_chosen_before_it_is_measured() -> None:
+    cadence = Cadence(CONFIG, publish_every=5)
+    cadence.published(0, 0.0)
+    cadence.delivered(b"a", 0, 500.0)
+    cadence.updated(1.0)
+    assert cadence.choice.publish_every == 5
+
+
+def test_a_bound_too_small_is_said_and_the_work_stays_in_time() -> None:
+    tight = CadenceConfig(staleness_bound=6, least=1, most=64)
+    choice = choose(tight, train_s=1.0, broadcast_s=5.0, queue_s=0.0)
+    assert not choice.feasible
+    assert choice.publish_every == 1
