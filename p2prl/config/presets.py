@@ -17,6 +17,7 @@ threads = 1
 groups_per_update = 16    # prompts per update, with 8 completions each
 updates = {updates:<16}# 0 goes on until stopped
 checkpoint_every = 10     # updates; a crash replays what came after from the journal
+publish = "manifest"      # "auto": no more often than a version takes to reach the swarm
 
 [learner.optimiser]
 learning_rate = 5e-4

@@ -38,6 +38,7 @@ class Epochs:
         self._config = config
         self._step = step
         self._published_step = published_step
+        self._publish_every = config.publish_every
 
     @property
     def step(self) -> int:
@@ -52,7 +53,7 @@ class Epochs:
     def next_action(self, ready_groups: int) -> Action:
         """What is due, given how many verified groups wait."""
         done = self.finished
-        behind = self._published_step is None or self._step - self._published_step >= self._config.publish_every
+        behind = self._published_step is None or self._step - self._published_step >= self._publish_every
         if behind or (done and self._published_step != self._step):
             return Action.PUBLISH
         if done:
@@ -66,3 +67,7 @@ class Epochs:
     def published(self) -> None:
         """A version of the current step is out."""
         self._published_step = self._step
+
+    def repace(self, publish_every: int) -> None:
+        """Publish every so many updates from now on."""
+        self._publish_every = publish_every

@@ -6,7 +6,7 @@ Everything is in the journal before it is said, and in one transaction with what
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,14 +28,24 @@ class Intake:
     """Groups and verdicts on their way into the journal, the buffer and the ledger."""
 
     def __init__(
-        self, *, journal: Journal, shelf: Shelf, verification: Verification, buffer: Buffer, voice: Voice, clock: Clock
+        self,
+        *,
+        journal: Journal,
+        shelf: Shelf,
+        verification: Verification,
+        buffer: Buffer,
+        voice: Voice,
+        clock: Clock,
+        on_verified: Callable[[StoredGroup, float], None] = lambda group, now: None,  # noqa: ARG005
     ) -> None:
+        """`on_verified` hears of every group that stands its check, and when."""
         self._journal = journal
         self._shelf = shelf
         self._verification = verification
         self._buffer = buffer
         self._voice = voice
         self._clock = clock
+        self._on_verified = on_verified
         self._turned_away: Counter[str] = Counter(dict.fromkeys(TURNED_AWAY, 0))
 
     def turned_away(self) -> dict[str, int]:
@@ -82,6 +92,7 @@ class Intake:
                 reward = float(np.mean(outcome.inspection.rewards))
                 ready = ReadyGroup(outcome.stored.digest, outcome.stored.peer, outcome.policy.manifest.step, reward)
                 self._buffer.add(ready)
+                self._on_verified(outcome.stored, self._clock.now())
         self._voice.send(envelope)
         return True
 

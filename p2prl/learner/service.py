@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from p2prl.clock import Clock
 from p2prl.errors import MachineError, require
 from p2prl.learner.buffer import Buffer
+from p2prl.learner.cadence import Cadence, CadenceConfig
 from p2prl.learner.epochs import Action, EpochConfig, Epochs
 from p2prl.learner.estimator import Estimator
 from p2prl.learner.folder import LearnerPaths, last_logged_step, newest_checkpoint, prune_checkpoints
@@ -68,6 +69,9 @@ class LearnerConfig:
     """Verified groups to keep ready, in updates' worth; more only makes them older."""
     chunk_pieces: int = 32
     """Pieces a policy's weights are cut into, so that volunteers relay while they receive."""
+    publish: Literal["manifest", "auto"] = "manifest"
+    """When versions come: as often as the run manifest says, or as measured times of updates and broadcasts ask, but
+    never more often than that."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
@@ -122,7 +126,18 @@ class Learner:
             buffer=self._buffer,
             voice=self._voice,
             clock=clock,
+            on_verified=self._note_verified,
         )
+        self._cadence = Cadence(
+            CadenceConfig(
+                staleness_bound=manifest.staleness_bound,
+                least=manifest.publish_every,
+                most=max(manifest.publish_every, manifest.staleness_bound + 1),
+            ),
+            publish_every=manifest.publish_every,
+        )
+        self._publish_every = manifest.publish_every
+        self._verified_at: dict[bytes, float] = {}
         self._publication = Publication(
             journal=self._journal,
             blobs=self._blobs,
@@ -279,6 +294,7 @@ class Learner:
         with self._journal.transaction():
             for stale in self._buffer.drop_stale(self.step):
                 self._journal.unused(stale.digest)
+                self._verified_at.pop(stale.digest, None)
             if len(self._buffer) < self._config.groups_per_update:
                 return
             batch = self._buffer.take(self._config.groups_per_update)
@@ -286,8 +302,30 @@ class Learner:
             self._journal.begin_step(self.step, digests)
         self._train(digests)
         self._epochs.stepped()
+        self._pace(digests)
         if self.step % self._config.checkpoint_every == 0:
             self._checkpoint()
+
+    def _note_verified(self, group: StoredGroup, now: float) -> None:
+        self._verified_at[group.digest] = now
+        self._cadence.delivered(group.peer, group.version, now)
+
+    def _pace(self, digests: Sequence[bytes]) -> None:
+        """Follow what updates and broadcasts take, and change how often versions come where the run lets us."""
+        now = self._clock.now()
+        self._cadence.updated(now)
+        for digest in digests:
+            if (at := self._verified_at.pop(digest, None)) is not None:
+                self._cadence.used(now - at)
+        choice = self._cadence.choice
+        if self._config.publish == "auto" and choice.publish_every != self._publish_every:
+            self._publish_every = choice.publish_every
+            self._epochs.repace(choice.publish_every)
+            fits = "" if choice.feasible else "; the staleness bound leaves no room for more"
+            self._on_notice(
+                f"a version every {choice.publish_every} updates from now on: it takes {choice.broadcast_s:.0f} s to"
+                f" reach the swarm, an update {choice.train_s:.1f} s{fits}"
+            )
 
     def _train(self, digests: Sequence[bytes]) -> None:
         stored = self._journal.groups(digests)
@@ -297,6 +335,7 @@ class Learner:
         metrics |= {"seconds": now - self._updated_at, "time": now, "groups": len(stored), "version": self.version}
         metrics |= {"peers": len({group.peer for group in stored}), "ready_groups": len(self._buffer)}
         metrics |= {f"turned_away/{why}": count for why, count in self._intake.turned_away().items()}
+        metrics["publish_every"] = self._publish_every
         metrics["staleness"] = sorted(group.staleness for group in groups)
         self._updated_at = now
         if self.step > self._logged_step:
@@ -346,6 +385,7 @@ class Learner:
     def _publish(self) -> None:
         self._publication.publish(self._trainer.model, step=self.step)
         self._epochs.published()
+        self._cadence.published(self.version, self._clock.now())
 
     def _say_goodbye(self) -> None:
         """Tell everyone the run is over; stay until what was still on its way has its receipt."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.learner.cadence import Cadence, CadenceConfig, choose
+from p2prl.learner.epochs import Action
+from tests.unit.learner.test_learner_resume import PEERS, Swarm, learner
+from tests.unit.learner.world import NOW, World
 
 CONFIG = CadenceConfig(staleness_bound=32, least=1, most=64)
 seconds = st.floats(0.01, 1e4)
@@ -86,3 +90,24 @@ def test_a_bound_too_small_is_said_and_the_work_stays_in_time() -> None:
     choice = choose(tight, train_s=1.0, broadcast_s=5.0, queue_s=0.0)
     assert not choice.feasible
     assert choice.publish_every == 1
+
+
+@pytest.mark.parametrize(("publish", "then"), [("auto", Action.COLLECT), ("manifest", Action.PUBLISH)])
+def test_a_learner_follows_its_measurements_where_its_settings_let_it(
+    tmp_path: Path, publish: str, then: Action
+) -> None:
+    world = World(tmp_path)
+    world.journal.close()  # the learner under test owns it
+    notices: list[str] = []
+    running = Swarm(world, lambda: learner(world, publish=publish))
+    running.learner._on_notice = notices.append
+    for version in range(-4, 0):  # measured earlier: one and a half updates until a version is everywhere
+        running.learner._cadence.published(version, NOW + 10.0 * version)
+        running.learner._cadence.updated(NOW + 10.0 * version)
+        running.learner._cadence.delivered(PEERS[0].public_key, version, NOW + 10.0 * version + 15.0)
+    while running.turn() is not Action.STEP:
+        pass
+    assert running.learner._epochs.next_action(0) is then
+    assert [notice.startswith("a version every 2 updates") for notice in notices] == [True] * (publish == "auto")
+    running.learner.close()
+    world.blobs.close()
