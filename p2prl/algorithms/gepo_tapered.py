@@ -31,11 +31,18 @@ class GepoTConfig:
     negatives: float = 1.0
     """ν in [0, 1]: factor on the weight of every negative after the taper. Below 1, successes teach more than failures,
     and the policy keeps closer to its samplers."""
+    sharpness: float = 0.0
+    """κ in [0, 1]: every weight is divided by max(NLL, nll_floor)^κ, NLL = −LP, after cap and taper. log p of a nearly
+    certain completion has hardly a gradient left; κ = 1 gives it back, as ASymPO does. Weights then exceed the cap."""
+    nll_floor: float = 0.01
+    """Nats a token, > 0: least NLL that divides. Without sharpness it does nothing."""
 
     def __post_init__(self) -> None:
         require_positive("cap", self.cap)
         require_taper("taper", self.taper)
         require_between("negatives", self.negatives, 0.0, 1.0)
+        require_between("sharpness", self.sharpness, 0.0, 1.0)
+        require_positive("nll_floor", self.nll_floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +56,9 @@ def gepo_t(
     """GEPO-T: −sg(w) A log p with w = min(P/Ê, cap), and for A < 0: w ← ν min(w, 1, e^{Σℓ}) (or the chosen taper).
 
     This project's own loss; with seq_mean it is −mean_i sg(w_i) A_i LP_i. Needs no clip, no
-    extra forward pass and no staleness label; weights never exceed the cap. Metric tapered_fraction: share of tokens
-    whose weight the taper lowered. Shapes (B, G, T); nats. Raises LocalProtocolError (see `terms_of`).
+    extra forward pass and no staleness label; weights never exceed the cap while sharpness is 0. Metric
+    tapered_fraction: share of tokens whose weight the taper lowered. Shapes (B, G, T); nats. Raises LocalProtocolError
+    (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     log_weight_BG = terms.policy_mean_BG.detach() - log_expectation_of(terms, batch)
@@ -92,4 +100,6 @@ def _capped_and_tapered(
     tapered_BGT = tapered.expand(terms.mask_BGT.shape) & terms.mask_BGT
     extra_metrics["tapered_fraction"] = tapered_BGT.sum() / terms.lengths_BG.sum()
     weights = torch.where(terms.advantages_BG1 < 0, cfg.negatives * log_weights.exp(), log_weights.exp())
+    if cfg.sharpness > 0:
+        weights = weights * (-terms.policy_mean_BG.detach()).clamp(min=cfg.nll_floor).unsqueeze(-1) ** -cfg.sharpness
     return weighted_logprob(weights, capped_BG1 | tapered, terms, batch, aggregation, extra_metrics)

@@ -71,6 +71,8 @@ OUT_OF_RANGE = [
     ("gepo_t", "cap", 0.0),
     ("gepo_t", "negatives", 1.5),
     ("gex", "negatives", -0.1),
+    ("gepo_t", "sharpness", 2.0),
+    ("gex", "nll_floor", 0.0),
     ("gex", "cap", float("inf")),
     ("tis", "cap", -2.0),
     ("cispo", "cap", 0.0),

@@ -198,7 +198,21 @@ def test_the_command_prints_one_json_object_and_fails_where_demands_do(
     assert len(json.loads(capsys.readouterr().out)["demands"]) == 12
 
 
+def test_laws_of_seconds_take_the_step_time_of_the_comparison_or_their_own() -> None:
+    config = StalenessConfig(
+        methods=("grpo",), delays=("const:64", "lognorm:60:1800s", "weibull:60:1800s@5"), seeds=1, step_s=12.5
+    )
+    assert config.laws() == ["const:64", "lognorm:60:1800s@12.5", "weibull:60:1800s@5"]
+
+
 def test_illegal_comparisons_are_refused() -> None:
-    for wrong in ({"methods": ()}, {"methods": ("nothing",)}, {"delays": ("soon",)}, {"task": "chain5"}, {"seeds": 0}):
+    for wrong in (
+        {"methods": ()},
+        {"methods": ("nothing",)},
+        {"delays": ("soon",)},
+        {"task": "chain5"},
+        {"seeds": 0},
+        {"step_s": 0.0, "delays": ("const:60s",)},
+    ):
         with pytest.raises(ConfigError):
             StalenessConfig(**{"methods": ("grpo",), "delays": ("const:0",), "seeds": 1, **wrong})  # type: ignore[arg-type]
