@@ -77,6 +77,11 @@ class Agent:
         return self._loaded
 
     @property
+    def waiting(self) -> HeldPolicy | None:
+        """A newer policy than the one in the engine."""
+        return None if self._newest is self._loaded else self._newest
+
+    @property
     def held_version(self) -> int:
         """Newest version whose weights are on disk; −1 before the first."""
         return -1 if self._newest is None else self._newest.manifest.version
@@ -98,6 +103,10 @@ class Agent:
         if self._newest is policy:
             self._newest = self._loaded
 
+    def emptied(self) -> None:
+        """The engine holds no policy any more; the one before, if it is still wanted, has to be loaded again."""
+        self._loaded = None
+
     def loaded_policy(self, policy: HeldPolicy, *, next_slot: int) -> None:
         """The engine holds `policy`; `next_slot` is its first slot without a group."""
         self._loaded = policy
@@ -113,15 +122,18 @@ class Agent:
         """Whether, by the newest the learner has said, no further group will be used. A run may be taken up again."""
         self._finished = finished
 
-    def next_action(self, *, outstanding: int, learner_in_reach: bool) -> Action:
-        """What to do now. `outstanding` is the number of groups without a receipt."""
+    def next_action(self, *, outstanding: int, learner_in_reach: bool, staged: bool = True) -> Action:
+        """What to do now. `outstanding` is the number of groups without a receipt.
+
+        Until the waiting policy is `staged`, the one in the engine goes on sampling.
+        """
         if self._finished:
             return Wait("the run is finished")
         if self._newest is None:
             return Wait("waiting for the first weights")
-        if self._loaded is not self._newest:
+        if self._loaded is None or (staged and self._loaded is not self._newest):
             return Load(self._newest)
         if learner_in_reach and outstanding >= max(self._config.backlog, 4 * self._batching.count):
             self._in_demand = False
             return Wait("the learner has a backlog of our groups")
-        return Sample(self._newest, self._next_slot, self._batching.count)
+        return Sample(self._loaded, self._next_slot, self._batching.count)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from p2prl.client.agent import Action, Agent, AgentConfig, HeldPolicy, Load, Sample, Wait
 from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.client.staging import Staging
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.models.engine import GenerationStopped
@@ -103,8 +104,13 @@ class Volunteer:
         on_manifest: OnManifest,
         on_progress: Callable[[Progress], None],
         on_notice: Callable[[str], None],
+        background: bool = False,
     ) -> None:
-        """`prepare` turns the run's files into an engine; `on_manifest` shows the run to a person first."""
+        """`prepare` turns the run's files into an engine; `on_manifest` shows the run to a person first.
+
+        With `background` the next policy is read and checked by a thread of its own.
+        """
+        self._staging = Staging(background=background)
         self._identity = identity
         self._run = run
         self._clock = clock
@@ -183,7 +189,8 @@ class Volunteer:
         return action
 
     def close(self) -> None:
-        """Close the spool; everything is already on disk."""
+        """Let the staging thread end and close the spool; everything is already on disk."""
+        self._staging.close()
         self._spool.close()
 
     def _is_over(self) -> bool:
@@ -201,7 +208,9 @@ class Volunteer:
             return Wait("fetching the run's files" if self.arrival.manifest else "looking for the run")
         # Older groups that no learner has taken wait in the spool for their turn; fresh ones need not wait for them.
         now = self._clock.now()
+        waiting = self._agent.waiting
         return self._agent.next_action(
+            staged=waiting is None or self._staging.ready(waiting, self.arrival.prepared.engine),
             outstanding=self._spool.with_learner(created_after=now - self._config.redeliver_s, now=now),
             learner_in_reach=self._roles.get("learner", 0) > 0,
         )
@@ -284,14 +293,19 @@ class Volunteer:
 
     def _load(self, policy: HeldPolicy) -> None:
         assert self.arrival.prepared is not None
+        engine = self.arrival.prepared.engine
+        staged = None
         try:
-            self.arrival.prepared.engine.load_weights(Path(policy.path).read_bytes())
+            staged = self._staging.take(policy, engine)
+            engine.swap(staged)
         except FileNotFoundError:
             self._agent.policy_lost(policy)
             return
         except IntegrityError as error:
             self._on_notice(f"version {policy.manifest.version} cannot be used: {error}")
             self._agent.policy_lost(policy)
+            if staged is not None:
+                self._agent.emptied()
             return
         self._agent.loaded_policy(policy, next_slot=self._spool.next_slot(policy.manifest.version))
 

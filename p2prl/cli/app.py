@@ -434,6 +434,42 @@ def bench_spread_(
     )
 
 
+@bench_app.command("patch")
+def bench_patch_(
+    words: Annotated[int, typer.Option("--words", help="Words of a simulated segment.")] = 1 << 22,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Speeds are the best of so many.")] = 3,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="A run folder whose published versions are measured too.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the table, the plot and the JSON.")] = Path(
+        "runs/bench-patch"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Also judge the table of demands.")] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure weight patches beside other layouts: bits per changed word, ratio, speed."""
+    from p2prl.cli.bench_patch import bench_patch
+
+    bench_patch(words=words, repeats=repeats, run=run, out=out, check=check, seed=seed, as_json=as_json)
+
+
+@bench_app.command("swap")
+def bench_swap_(
+    swaps: Annotated[int, typer.Option("--swaps", min=1, help="Policies swapped in, one after the other.")] = 10,
+    dtype: Annotated[str, typer.Option("--dtype", help="Word type of the weights: bfloat16, float16, float32.")] = (
+        "bfloat16"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Exit 1 when a swap stalls for more than .3 s.")] = False,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure how long a policy swap keeps sampling waiting: 30 million parameters, a transfer running."""
+    from p2prl.cli.bench_patch import bench_swap
+
+    bench_swap(swaps=swaps, dtype=dtype, check=check, seed=seed, as_json=as_json)
+
+
 app.add_typer(bench_app, name="bench", rich_help_panel=OPERATE)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=INSPECT)
 app.add_typer(key_app, name="key", rich_help_panel=VOLUNTEER)

@@ -127,6 +127,7 @@ def build_volunteer(
         on_manifest=keep,
         on_progress=on_progress,
         on_notice=on_notice,
+        background=True,
     )
 
 

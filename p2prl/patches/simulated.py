@@ -19,15 +19,15 @@ def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def adam_versions(
-    words: int, learning_rate: float, updates: int, seed: int
+    words: int, learning_rate: float, updates: int, seed: int, *, scale: float = 0.02
 ) -> tuple[NDArray[np.uint16], list[NDArray[np.uint16]]]:
-    """(version 0, versions 1..updates) in bf16 of an fp32 master, weights N(0, .02), stationary moments.
+    """(version 0, versions 1..updates) in bf16 of an fp32 master, weights N(0, `scale`), stationary moments.
 
     Gradients have unit variance and one tenth of it as signal, so that second moments are 1 and a step is the first
     moment times the learning rate.
     """
     rng = np.random.default_rng(seed)
-    master = (0.02 * rng.standard_normal(words)).astype(np.float32)
+    master = (scale * rng.standard_normal(words)).astype(np.float32)
     signal = (0.1 * rng.standard_normal(words)).astype(np.float32)
     first = signal + (np.sqrt(0.1 / 1.9) * rng.standard_normal(words)).astype(np.float32)
     before, after = bf16(master), []
@@ -38,15 +38,32 @@ def adam_versions(
     return before, after
 
 
-def entropy_bits(old: NDArray[np.uint16], new: NDArray[np.uint16]) -> float:
-    """Plug-in entropy of position and step given the old word's exponent, in bits for the whole array."""
+def lora_versions(words: int, learning_rate: float, seed: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Adapters before and after one update in bf16 of an fp32 master, both halves of `words` under Adam.
+
+    The first half (A) began as N(0, .02), the second (B) at zero; both were trained for twenty updates before, in which
+    B has come to a few learning rates.
+    """
+    _, (*_, old_a, new_a) = adam_versions(words - words // 2, learning_rate, 21, seed)
+    _, (*_, old_b, new_b) = adam_versions(words // 2, learning_rate, 21, seed + 1, scale=0.0)
+    return np.concatenate([old_a, old_b]), np.concatenate([new_a, new_b])
+
+
+def entropy_bits(old: NDArray[Any], new: NDArray[Any]) -> float:
+    """Plug-in entropy of position and step given the old word's exponent, in bits for the whole array.
+
+    For bf16 (words of 16 bits) and fp32. It is a bound where steps repeat; of fp32 steps, almost all different from
+    each other, a few thousand tell the logarithm of their own number and no more.
+    """
 
     def information(counts: NDArray[Any]) -> float:
         counts = counts[counts > 0].astype(np.float64)
         return float((counts * np.log2(counts.sum() / counts)).sum())
 
-    exponents = (old.astype(np.int64) >> 7) & 255
-    line_old, line_new = (np.where(w < 0x8000, w, 0x7FFF - w) for w in (old.astype(np.int64), new.astype(np.int64)))
+    bits_per_word = 8 * old.dtype.itemsize
+    exponents = (old.astype(np.int64) >> (bits_per_word - 9)) & 255
+    sign = 1 << (bits_per_word - 1)
+    line_old, line_new = (np.where(w < sign, w, sign - 1 - w) for w in (old.astype(np.int64), new.astype(np.int64)))
     bits = 0.0
     for exponent in np.unique(exponents):
         own = exponents == exponent

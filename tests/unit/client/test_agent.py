@@ -98,3 +98,31 @@ def test_no_slot_twice_and_no_version_back(events: list[tuple[str, int]], in_rea
                 assert (loaded, action.first - 1) in done or action.first == 0, "no slot is passed over"
                 done |= slots
                 subject.sampled(action.first, action.count, tokens=1, seconds=1.0)
+
+
+def test_the_loaded_policy_goes_on_until_the_next_is_staged() -> None:
+    subject = agent()
+    subject.policy_ready(first := held(0))
+    assert subject.next_action(outstanding=0, learner_in_reach=True, staged=False) == Load(first)
+    subject.loaded_policy(first, next_slot=0)
+    subject.policy_ready(second := held(1))
+    assert subject.waiting is second
+    assert subject.next_action(outstanding=0, learner_in_reach=True, staged=False) == Sample(first, 0, 4)
+    assert subject.next_action(outstanding=0, learner_in_reach=True, staged=True) == Load(second)
+
+
+def test_nothing_waits_once_the_newest_is_loaded() -> None:
+    subject = agent()
+    subject.policy_ready(first := held(0))
+    subject.loaded_policy(first, next_slot=0)
+    assert subject.waiting is None
+
+
+def test_an_emptied_engine_takes_up_the_policy_before() -> None:
+    subject = agent()
+    subject.policy_ready(first := held(0))
+    subject.loaded_policy(first, next_slot=3)
+    subject.policy_ready(second := held(1))
+    subject.policy_lost(second)
+    subject.emptied()
+    assert subject.next_action(outstanding=0, learner_in_reach=True) == Load(first)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 from p2prl.client.agent import AgentConfig, Wait
 from p2prl.client.service import Progress, Volunteer, VolunteerConfig
 from p2prl.errors import IntegrityError, UnreachableError
+from p2prl.models.engine import StagedPolicy, Weights
 from p2prl.models.work import Prepared
 from p2prl.net import control
 from p2prl.protocol import ledger
 from p2prl.protocol.codec import encode
-from p2prl.protocol.digests import Digest
+from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.messages import (
@@ -79,7 +82,7 @@ class Bench:
         self.progress: list[Progress] = []
         self.start()
 
-    def start(self) -> None:
+    def start(self, *, background: bool = False) -> None:
         self.ear = Ear()
         self.volunteer = Volunteer(
             identity=ME,
@@ -91,6 +94,7 @@ class Bench:
             on_manifest=lambda manifest, raw: None,
             on_progress=self.progress.append,
             on_notice=self.notices.append,
+            background=background,
         )
         self.volunteer.attach(self.ear)
 
@@ -253,6 +257,54 @@ def test_damaged_or_vanished_weights_are_passed_over(bench: Bench) -> None:
     path.unlink()
     bench.ear.inbox.append(control.Policy(newest.digest, encode(newest.manifest), str(path)))
     bench.turns(3)
+    assert {group.version for group in bench.groups()} == {0}
+
+
+def test_it_samples_on_while_the_next_policy_is_staged(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread reads and checks; the version before is in use until it has."""
+    bench.volunteer.close()
+    bench.start(background=True)
+    stage, may_go_on, done = bench.world.engine.stage, threading.Event(), threading.Event()
+
+    def slow(weights: Weights, version: int) -> StagedPolicy:
+        assert version != 1 or may_go_on.wait(30)
+        return stage(weights, version)
+
+    monkeypatch.setattr(bench.world.engine, "stage", slow)
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(3)
+    bench.offer(1)
+    sampled = len(bench.groups())
+    bench.turns(4)
+    assert len(bench.groups()) >= sampled + 8
+    assert {group.version for group in bench.groups()} == {0}
+    bench.volunteer._staging._executor.submit(done.set)  # type: ignore[union-attr]
+    may_go_on.set()
+    assert done.wait(30)
+    bench.turns(3)
+    assert [group.version for group in bench.groups()][-1] == 1
+    assert [group.version for group in bench.groups()] == sorted(group.version for group in bench.groups())
+
+
+def test_a_policy_that_fails_its_known_answer_gives_way_to_the_one_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(3)
+    stage = bench.world.engine.stage
+
+    def wrong(weights: Weights, version: int) -> StagedPolicy:
+        staged = stage(weights, version)
+        return replace(staged, answer=digest("p2prl/test", b"other words")) if version == 1 else staged
+
+    monkeypatch.setattr(bench.world.engine, "stage", wrong)
+    bench.offer(1)
+    sampled = len(bench.groups())
+    bench.turns(5)
+    assert any("version 1 cannot be used" in notice for notice in bench.notices)
+    assert len(bench.groups()) > sampled
     assert {group.version for group in bench.groups()} == {0}
 
 

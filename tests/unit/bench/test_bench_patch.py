@@ -1,0 +1,106 @@
+"""The patch benchmark: its codecs give words back, its sizes are right where they can be counted by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from p2prl.bench.patch import CodecRow, PatchBenchConfig, PatchReport, as_document, run_patch_bench
+from p2prl.bench.patch_codecs import INDEX, RAW, codecs, sent_bytes
+from p2prl.bench.patch_updates import run_updates
+from p2prl.cli.app import app
+from p2prl.errors import ConfigError
+from p2prl.patches.simulated import entropy_bits, lora_versions
+from p2prl.patches.words import BF16, FP32, WordType
+from tests.unit.learner.world import World
+
+WORDS = 65_536
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[PatchReport, Path]:
+    out = tmp_path_factory.mktemp("bench")
+    return run_patch_bench(PatchBenchConfig(words=WORDS, repeats=1), out), out
+
+
+@pytest.mark.parametrize("word_type", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("share", [0.0, 0.02, 1.0])
+def test_every_codec_gives_any_update_back(word_type: WordType, share: float) -> None:
+    rng = np.random.default_rng(3)
+    old = rng.integers(0, 1 << word_type.bits, 30_000).astype(word_type.dtype)
+    new = old.copy()
+    moved = rng.random(len(old)) < share
+    moved[:1] = share > 0
+    new[moved] += word_type.dtype.type(3)
+    for name, (encode, decode) in codecs(word_type).items():
+        assert np.array_equal(decode(old, encode(old, new)), new), name
+
+
+def test_sizes_counted_by_hand(report: tuple[PatchReport, Path]) -> None:
+    for case in report[0].cases:
+        assert case.codecs[INDEX].bits_per_change == 48.0
+        assert case.codecs[RAW].ratio == 1.0
+        assert case.codecs[RAW].bits_per_change == pytest.approx(16 / case.changed_share)
+        assert case.codecs["patch (numba)"].bits_per_change == case.codecs["patch (numpy)"].bits_per_change
+        assert case.codecs["ec1"].bits_per_change > case.codecs["ec1"].entropy_bits_per_change
+
+
+def test_entropy_of_a_case_small_enough_for_pencil_and_paper() -> None:
+    """Eight words of one exponent, two move: one up, one down. Position: 8·H(1/4) bits; step: one bit each."""
+    old = np.full(8, 0x3F80, dtype=np.uint16)
+    new = old.copy()
+    new[[1, 5]] = 0x3F81, 0x3F82
+    expected = 8 * (0.25 * 2 + 0.75 * np.log2(4 / 3)) + 2
+    assert entropy_bits(old, new) == pytest.approx(expected)
+    wide_old = np.full(8, 0x3F800000, dtype=np.uint32)
+    wide_new = wide_old.copy()
+    wide_new[[1, 5]] += np.array([1, 2], dtype=np.uint32)
+    assert entropy_bits(wide_old, wide_new) == pytest.approx(expected)
+
+
+def test_adapters_have_a_half_that_began_at_zero() -> None:
+    old, new = lora_versions(20_000, 1e-5, 0)
+    first, second = (np.abs((half.astype(np.uint32) << 16).view(np.float32)) for half in (old[:10_000], old[10_000:]))
+    assert np.median(first) == pytest.approx(0.02 * 0.6745, rel=0.05)
+    assert np.median(second) < 1e-3
+    changed = old != new
+    assert changed[10_000:].mean() > 0.9 > changed[:10_000].mean()
+
+
+def test_the_files_hold_what_was_measured(report: tuple[PatchReport, Path]) -> None:
+    measured, out = report
+    document = json.loads((out / "patches.json").read_text())
+    assert document == json.loads(json.dumps(as_document(PatchBenchConfig(words=WORDS, repeats=1), measured)))
+    assert [case["name"] for case in document["cases"]] == [case.name for case in measured.cases]
+    assert set(document["cases"][0]["codecs"]["ec1"]) == set(CodecRow.__dataclass_fields__)
+    table = (out / "patches-table.md").read_text().splitlines()
+    assert len(table) == 2 + sum(len(case.codecs) for case in measured.cases)
+    assert (out / "patches.png").read_bytes().startswith(b"\x89PNG")
+    judged = {demand.text: demand for demand in measured.demands()}
+    assert judged["16 versions in one patch, of the chain"].measured == measured.merged_over_chain
+    assert 0.2 < measured.merged_over_chain < 0.6
+
+
+def test_the_versions_of_a_run_are_measured(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    (tmp_path / "run.manifest").write_bytes(world.manifest_raw)
+    policies = [world.publish(version, step=version) for version in (0, 1, 3)]
+    own, rounded = run_updates(tmp_path)
+    assert (own.word_type, rounded.word_type, len(own.pairs), len(rounded.pairs)) == (FP32, BF16, 1, 1)
+    for words, policy in zip(own.pairs[0], policies, strict=False):
+        assert words.tobytes() == world.shelf.weights(policy.manifest.version)
+    encode, _ = codecs(FP32)["patch (numpy)"]
+    assert sent_bytes(encode(*own.pairs[0])) < own.pairs[0][1].nbytes
+    world.close()
+
+
+def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        run_updates(tmp_path)
+    answer = CliRunner().invoke(app, ["bench", "patch", "--words", "5", "--json"])
+    assert isinstance(answer.exception, ConfigError)
+    assert "words is 5" in str(answer.exception)
