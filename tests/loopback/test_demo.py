@@ -72,6 +72,9 @@ def _check(document: dict[str, Any], run: Path) -> None:
     assert document["updates"] == UPDATES
     assert document["versions_published"] == UPDATES // 5 + 1
     assert document["weight_bytes_from_volunteers_share"] > 0.25
+    fetched_bytes = document["patch_bytes"] + document["whole_bytes"]
+    assert document["patch_bytes"] > 0
+    assert fetched_bytes < 0.6 * document["brought_bytes"], "versions come as patches"
     assert document["network_resident_bytes_max"] < 80e6
     people = document["groups_by_contributor"]
     assert people["cheat-1"] == 0
