@@ -33,6 +33,12 @@ Listen = Annotated[
 ]
 RunDir = Annotated[Path, typer.Argument(help="A run folder made by `p2prl init`.")]
 Link = Annotated[str, typer.Argument(help="A join link: p2prl://NAME@…?b=…")]
+UploadMbit = Annotated[
+    float, typer.Option("--upload-mbit", min=0.0, help="Uplink for weights, Mbit/s; 0 measures and uses 80 %.")
+]
+MonthlyGb = Annotated[
+    float, typer.Option("--monthly-gb", min=0.0, help="Weights uploaded in a calendar month, GB; 0 is no limit.")
+]
 Seed = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
 
 
@@ -61,6 +67,8 @@ def join(
     threads: Threads = 0,
     listen: Listen = None,
     slots: Annotated[int, typer.Option("--slots", min=0, help="Slots decoded together; 0 measures this machine.")] = 0,
+    upload_mbit: UploadMbit = 0.0,
+    monthly_gb: MonthlyGb = 0.0,
     as_json: Json = False,
     adversary: Annotated[str, typer.Option("--adversary", hidden=True)] = "",
 ) -> None:
@@ -77,9 +85,29 @@ def join(
         threads=threads,
         listen=listen,
         slots=slots,
+        upload_mbit=upload_mbit,
+        monthly_gb=monthly_gb,
         as_json=as_json,
         adversary=adversary,
     )
+
+
+@app.command(rich_help_panel=VOLUNTEER)
+def seed(
+    link: Link,
+    home: Home = None,
+    listen: Listen = None,
+    upload_mbit: UploadMbit = 0.0,
+    monthly_gb: MonthlyGb = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Pass a run's weights on, without a GPU.
+
+    Needs no torch and little memory: chunks go from disk to peers.
+    """
+    from p2prl.cli.seeding import seed_run
+
+    seed_run(link, home=home, listen=listen, upload_mbit=upload_mbit, monthly_gb=monthly_gb, as_json=as_json)
 
 
 @app.command(rich_help_panel=VOLUNTEER)

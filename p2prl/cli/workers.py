@@ -19,6 +19,7 @@ from p2prl.cli.worker_views import (
 )
 from p2prl.config.home import Seat, default_home, take_seat, write_status
 from p2prl.config.needs import check_room, needs_of
+from p2prl.config.peers import UploadCaps, peer_network
 from p2prl.net.network import DEFAULT_LISTEN, Network
 from p2prl.protocol.link import JoinLink, parse_link
 from p2prl.protocol.messages import Role
@@ -41,15 +42,18 @@ def join_run(
     threads: int,
     listen: list[str] | None,
     slots: int,
+    upload_mbit: float,
+    monthly_gb: float,
     as_json: bool,
     adversary: str,
 ) -> None:
     """Volunteer until interrupted or until the run ends."""
     link = parse_link(link_text)
+    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
 
     from p2prl.client.agent import AgentConfig
     from p2prl.client.service import VolunteerConfig
-    from p2prl.config.roles import build_volunteer, peer_network
+    from p2prl.config.roles import build_volunteer
     from p2prl.models.devices import choose_device, use_threads
 
     chosen = choose_device(device)
@@ -90,7 +94,8 @@ def join_run(
         volunteer.finish, volunteer.park, finishing="Finishing the slots under way; Ctrl-C again stops now (kept)."
     )
     with view.shown(), interrupts.handled():
-        finished = volunteer.run(Network(peer_network(link, seat, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN))))
+        network = peer_network(link, seat, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), caps)
+        finished = volunteer.run(Network(network))
     _leave(report, interrupts, finished=finished, as_json=as_json)
 
 
@@ -107,7 +112,7 @@ def validate_run(
     """Validate until interrupted or until the run ends."""
     link = parse_link(link_text)
 
-    from p2prl.config.roles import build_validator, peer_network
+    from p2prl.config.roles import build_validator
     from p2prl.models.devices import choose_device, use_threads
     from p2prl.validator.service import ValidatorConfig
 

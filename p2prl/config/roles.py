@@ -12,9 +12,8 @@ import torch
 from p2prl.client.service import Progress, Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.home import Seat
-from p2prl.config.needs import VERSIONS_KEPT
+from p2prl.config.peers import remember_run
 from p2prl.config.runs import RunFolder, run_file_blobs
-from p2prl.errors import MachineError
 from p2prl.learner.estimator import Estimator
 from p2prl.learner.service import Learner
 from p2prl.learner.shelf import versions_kept
@@ -28,7 +27,6 @@ from p2prl.models.work import GroupWork, Prepared
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.network import NetworkConfig
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.link import JoinLink
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
@@ -158,41 +156,3 @@ def build_validator(
         on_audit=on_audit,
         on_notice=on_notice,
     )
-
-
-def peer_network(link: JoinLink, seat: Seat, role: Role, listen: tuple[str, ...]) -> NetworkConfig:
-    """How a worker takes part in the network; it starts from the run it knows already, when it knows it."""
-    directory = seat.run_directory(link.run)
-    return NetworkConfig(
-        key_file=seat.key_file,
-        run=link.run,
-        role=role,
-        blob_dir=directory / "blobs",
-        listen=listen,
-        bootstrap=link.bootstrap,
-        manifest=known_run(directory, link.run),
-        keep_versions=VERSIONS_KEPT[role],
-        rebuilds=role in (Role.VOLUNTEER, Role.VALIDATOR),
-    )
-
-
-def remember_run(directory: Path, raw: bytes) -> None:
-    """Keep the run manifest, so that the next start needs no peer to begin."""
-    new = directory / "run.manifest.new"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        new.write_bytes(raw)
-        new.rename(directory / "run.manifest")
-    except OSError as error:
-        raise MachineError(
-            f"cannot write in {directory}: {error.strerror}", remedy="Free some space and start again; nothing is lost."
-        ) from error
-
-
-def known_run(directory: Path, run: Digest) -> bytes:
-    """The run manifest kept by `remember_run`; nothing when there is none, or when the disk has damaged it."""
-    try:
-        raw = (directory / "run.manifest").read_bytes()
-    except OSError:
-        return b""
-    return raw if envelope_digest(raw) == run else b""

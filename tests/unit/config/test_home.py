@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.config.home import default_home, take_seat, try_lock, write_status
-from p2prl.config.roles import known_run, remember_run
+from p2prl.config.peers import known_run, remember_run
 from p2prl.errors import IdentityError, MachineError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest

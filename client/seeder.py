@@ -1,0 +1,122 @@
+"""A seeder: passes a run's weights on and does no work. All of it happens in the network process; this one watches.
+
+It needs no torch: chunks go from disk to peers, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from p2prl.clock import Clock
+from p2prl.net import control
+from p2prl.net.arrival import Arrival, OnManifest
+from p2prl.net.bridge import NetworkPort
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.heads import Farewell
+from p2prl.protocol.messages import Kind, LedgerHead
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seeding:
+    """What a seeder wants to see."""
+
+    state: str
+    version: int
+    """Newest version heard of; −1 before the first."""
+    chunks_held: int
+    """Of the version that is being fetched; 0 when nothing is."""
+    chunks: int
+    peers: Mapping[str, int] = field(default_factory=dict)
+    received_bytes: int = 0
+    received_from_learner_bytes: int = 0
+    sent_bytes: int = 0
+    uploaded_bytes_month: int = 0
+    """By this seat in this calendar month, all runs together."""
+    upload_bytes_s: float = 0.0
+    """The cap, set or measured; 0 while unknown."""
+    network_resident_bytes: int = 0
+    network_daemon_bytes: int = 0
+
+
+class Seeder:
+    """Seeds one run until it is told to stop or the run ends."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        on_manifest: OnManifest,
+        on_progress: Callable[[Seeding], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._clock = clock
+        self._arrival: Arrival[None] = Arrival(lambda _, __: None, on_manifest)
+        self._on_progress = on_progress
+        self._on_notice = on_notice
+        self._farewell = Farewell()
+        self._version = -1
+        self._status: control.Status | None = None
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Leave at the next turn."""
+        self._stopping = True
+
+    def run(self, network: NetworkPort) -> bool:
+        """Seed until told to stop. Returns True when the learner has ended the run."""
+        began = self._clock.now()
+        try:
+            while not self._stopping and not self._farewell.is_over(self._clock.now()):
+                self._arrival.check_patience(self._clock.now() - began)
+                for message in network.poll(0.5):
+                    self._take(message)
+                self._on_progress(self.progress())
+            return not self._stopping
+        finally:
+            network.close()
+
+    def progress(self) -> Seeding:
+        """How it stands."""
+        status = self._status
+        if status is None:
+            return Seeding(state="looking for the run", version=self._version, chunks_held=0, chunks=0)
+        fetching, held, total = status.fetching
+        if status.budget_spent:
+            state = "paused: the month's bytes are used up"
+        elif self._arrival.manifest is None:
+            state = "looking for the run"
+        else:
+            state = "fetching" if fetching >= 0 else "seeding"
+        return Seeding(
+            state=state,
+            version=self._version,
+            chunks_held=held,
+            chunks=total,
+            peers=dict(status.peers),
+            received_bytes=status.received_from_source + status.received_from_peers,
+            received_from_learner_bytes=status.received_from_source,
+            sent_bytes=status.sent,
+            uploaded_bytes_month=status.uploaded_bytes_month,
+            upload_bytes_s=status.upload_bytes_s,
+            network_resident_bytes=status.resident_bytes,
+            network_daemon_bytes=status.daemon_bytes,
+        )
+
+    def _take(self, message: control.FromNetwork) -> None:
+        match message:
+            case control.Run():
+                self._arrival.take(message)
+            case control.Announced(version=version, step=step):
+                self._version = max(self._version, version)
+                self._farewell.on_policy(step)
+            case control.Arrived(envelope=raw):
+                opened = open_envelope(raw, now=None)
+                if opened.kind is Kind.LEDGER_HEAD:
+                    self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
+            case control.Status():
+                self._status = message
+            case control.Warned(message=text, remedy=remedy):
+                self._on_notice(f"{text}. {remedy}".strip())
+            case _:
+                pass

@@ -1,0 +1,77 @@
+"""How workers take part in the network of a run, from a join link and a seat. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.config.home import Seat
+from p2prl.config.needs import VERSIONS_KEPT
+from p2prl.errors import ConfigError, MachineError
+from p2prl.net.network import NetworkConfig
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
+from p2prl.protocol.link import JoinLink
+from p2prl.protocol.messages import Role
+
+_MOST_CAP = 1e6
+"""1 Tbit/s, or a petabyte a month: more is a slip of the keyboard."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadCaps:
+    """What a person gives of an uplink."""
+
+    upload_mbit: float = 0.0
+    """Mbit/s chunks may use; 0 measures the uplink and uses 80 %."""
+    monthly_gb: float = 0.0
+    """GB (10⁹ bytes) of chunks a calendar month; 0 is no limit."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("--upload-mbit", self.upload_mbit), ("--monthly-gb", self.monthly_gb)):
+            if not (math.isfinite(value) and 0.0 <= value <= _MOST_CAP):
+                raise ConfigError(f"{name} {value:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
+
+
+def peer_network(
+    link: JoinLink, seat: Seat, role: Role, listen: tuple[str, ...], caps: UploadCaps | None = None
+) -> NetworkConfig:
+    """How a worker takes part in the network; it starts from the run it knows already, when it knows it."""
+    caps = caps or UploadCaps()
+    directory = seat.run_directory(link.run)
+    return NetworkConfig(
+        key_file=seat.key_file,
+        run=link.run,
+        role=role,
+        blob_dir=directory / "blobs",
+        listen=listen,
+        bootstrap=link.bootstrap,
+        manifest=known_run(directory, link.run),
+        keep_versions=VERSIONS_KEPT[role],
+        rebuilds=role in (Role.VOLUNTEER, Role.VALIDATOR),
+        upload_bytes_s=caps.upload_mbit * 125_000.0,
+        monthly_bytes=int(caps.monthly_gb * 1e9),
+    )
+
+
+def remember_run(directory: Path, raw: bytes) -> None:
+    """Keep the run manifest, so that the next start needs no peer to begin."""
+    new = directory / "run.manifest.new"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(raw)
+        new.rename(directory / "run.manifest")
+    except OSError as error:
+        raise MachineError(
+            f"cannot write in {directory}: {error.strerror}", remedy="Free some space and start again; nothing is lost."
+        ) from error
+
+
+def known_run(directory: Path, run: Digest) -> bytes:
+    """The run manifest kept by `remember_run`; nothing when there is none, or when the disk has damaged it."""
+    try:
+        raw = (directory / "run.manifest").read_bytes()
+    except OSError:
+        return b""
+    return raw if envelope_digest(raw) == run else b""

@@ -1,0 +1,104 @@
+"""A seeder watches its network process: what it shows, and when it leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from p2prl.client.seeder import Seeder, Seeding
+from p2prl.errors import UnreachableError
+from p2prl.net import control
+from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.messages import LedgerHead
+from p2prl.sim.broadcast import identity_of, run_manifest_of
+
+NOW = 1_800_000_000.0
+LEARNER = identity_of("learner")
+MANIFEST = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=NOW)
+STATUS = control.Status((("learner", 1),), 100, 300, 700, 0, (-1, 0, 0), 50, 20, upload_bytes_s=250_000.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = NOW
+
+    def now(self) -> float:
+        return self.time
+
+
+class Script:
+    """A network port that says what it was given, one batch a poll; five seconds pass at each."""
+
+    addresses: tuple[str, ...] = ()
+    status = None
+
+    def __init__(self, clock: Clock, *batches: list[control.FromNetwork]) -> None:
+        self._clock = clock
+        self._batches = list(batches)
+        self.closed = False
+
+    def send(self, message: control.ToNetwork) -> None:
+        raise AssertionError("a seeder has nothing to say")
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        self._clock.time += 5.0
+        return self._batches.pop(0) if self._batches else []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def seeder(clock: Clock, seen: list[Seeding]) -> Seeder:
+    return Seeder(clock=clock, on_manifest=lambda *_: None, on_progress=seen.append, on_notice=lambda _: None)
+
+
+def test_it_says_what_it_carries_and_leaves_when_the_learner_ends_the_run() -> None:
+    clock, seen = Clock(), list[Seeding]()
+    farewell = seal(LEARNER, LedgerHead(9, bytes(32), 40, True), run=envelope_digest(MANIFEST), now=NOW)
+    fetching = msgspec.structs.replace(STATUS, fetching=(3, 5, 64))
+    script = Script(
+        clock,
+        [],
+        [control.Run(MANIFEST), STATUS],
+        [control.Announced(3, 30), fetching],
+        [STATUS],
+        [control.Arrived(farewell)],
+    )
+    assert seeder(clock, seen).run(script) is True
+    assert script.closed
+    assert [view.state for view in seen] == ["looking for the run", "seeding", "fetching", "seeding", "seeding"]
+    assert (seen[2].version, seen[2].chunks_held, seen[2].chunks) == (3, 5, 64)
+    assert (seen[3].received_bytes, seen[3].received_from_learner_bytes, seen[3].sent_bytes) == (400, 100, 700)
+
+
+def test_it_says_that_the_months_bytes_are_used_up() -> None:
+    clock, seen = Clock(), list[Seeding]()
+    made = seeder(clock, seen)
+    spent = msgspec.structs.replace(STATUS, budget_spent=True)
+
+    def stop_then(view: Seeding) -> None:
+        seen.append(view)
+        made.stop()
+
+    made._on_progress = stop_then
+    assert made.run(Script(clock, [control.Run(MANIFEST), spent])) is False
+    assert seen[-1].state == "paused: the month's bytes are used up"
+
+
+def test_a_run_nobody_knows_is_given_up_after_a_minute() -> None:
+    clock = Clock()
+    script = Script(clock)
+    with pytest.raises(UnreachableError):
+        seeder(clock, []).run(script)
+    assert script.closed
+
+
+def test_neither_of_its_processes_imports_torch() -> None:
+    probe = (
+        "import sys, p2prl.cli.seeding, p2prl.net.process\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy'"
+    )
+    subprocess.run([sys.executable, "-c", probe], check=True)
