@@ -30,7 +30,7 @@ def plot_curves(
     columns = min(_COLUMNS, len(delays))
     lines = math.ceil(len(delays) / columns)
     figure, axes = pyplot.subplots(
-        lines, columns, figsize=(4.4 * columns, 3.2 * lines), sharey=True, squeeze=False, constrained_layout=True
+        lines, columns, figsize=(4.4 * columns + 2.2, 3.2 * lines), sharey=True, squeeze=False, constrained_layout=True
     )
     colours = pyplot.get_cmap("tab10" if len(methods) <= 10 else "tab20").colors
     for axis in axes.flat[len(delays) :]:
@@ -58,6 +58,10 @@ def plot_curves(
         axis.set_ylim(0, 1)
         axis.spines[["top", "right"]].set_visible(False)
     axes.flat[0].set_ylabel("reward on fresh prompts")
-    axes.flat[0].legend(loc="lower right", frameon=False, fontsize=8)
+    # A method need not have been run under every law: the legend is gathered from all panels.
+    lines_by_method = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
+    figure.legend(
+        lines_by_method.values(), lines_by_method.keys(), loc="outside right upper", frameon=False, fontsize=8
+    )
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
