@@ -396,7 +396,7 @@ def test_a_volunteer_leaves_a_run_that_speaks_a_newer_version(tmp_path: Path) ->
         address = peer.stdout.readline().strip()
         link = JoinLink("newer", run_name, (address,))
         result = p2prl("join", link, "--home", tmp_path / "home", *LISTEN)
-        refused(result, 5, "speak wire version 2")
+        refused(result, 5, f"speak wire version {limits.WIRE_VERSION + 1}")
         assert "pip install --upgrade p2prl" in result.stderr
     finally:
         peer.kill()
