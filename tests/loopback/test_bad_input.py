@@ -220,6 +220,27 @@ def test_a_port_somebody_else_has(run: Path, taken_port: int) -> None:
     refused(p2prl("learn", run, "--listen", f"/ip4/127.0.0.1/tcp/{taken_port}"), 4, "another program already uses")
 
 
+def test_a_volunteer_that_starts_again_with_nobody_in_reach_samples_on(
+    live: tuple[Path, Running], tmp_path: Path
+) -> None:
+    folder, _ = live
+    link, home = parse_link((folder / "link").read_text()), tmp_path / "home"
+    with running(tmp_path / "first.log", "join", link, "--home", home, *LISTEN, "--threads", 1) as first:
+        eventually(lambda: sum(volunteer_status(home).get("groups", {}).values()) > 0)
+        assert first.stop() == 130
+    before = sum(spool_states(home).values())
+    stranger = Identity(bytes(range(16))).peer_id
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}/p2p/{stranger}"
+    alone = JoinLink(link.name, link.run, (nobody,))
+    with running(tmp_path / "again.log", "join", alone, "--home", home, *LISTEN, "--threads", 1) as again:
+        eventually(lambda: sum(spool_states(home).values()) > before)
+        assert again.stop() == 130
+        assert "going on alone and trying again" in again.said()
+        assert "Traceback" not in again.said()
+
+
 # --- a full disk --------------------------------------------------------------------------------------------------
 
 
