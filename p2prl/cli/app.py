@@ -69,6 +69,9 @@ def join(
     slots: Annotated[int, typer.Option("--slots", min=0, help="Slots decoded together; 0 measures this machine.")] = 0,
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
+    disk_gb: Annotated[
+        float, typer.Option("--disk-gb", min=0.0, help="Weights kept for others, GB; 0 keeps the newest four versions.")
+    ] = 0.0,
     as_json: Json = False,
     adversary: Annotated[str, typer.Option("--adversary", hidden=True)] = "",
 ) -> None:
@@ -87,6 +90,7 @@ def join(
         slots=slots,
         upload_mbit=upload_mbit,
         monthly_gb=monthly_gb,
+        disk_gb=disk_gb,
         as_json=as_json,
         adversary=adversary,
     )

@@ -44,6 +44,7 @@ def join_run(
     slots: int,
     upload_mbit: float,
     monthly_gb: float,
+    disk_gb: float,
     as_json: bool,
     adversary: str,
 ) -> None:
@@ -94,7 +95,7 @@ def join_run(
         volunteer.finish, volunteer.park, finishing="Finishing the slots under way; Ctrl-C again stops now (kept)."
     )
     with view.shown(), interrupts.handled():
-        network = peer_network(link, seat, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), caps)
+        network = peer_network(link, seat, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), caps, disk_gb=disk_gb)
         finished = volunteer.run(Network(network))
     _leave(report, interrupts, finished=finished, as_json=as_json)
 

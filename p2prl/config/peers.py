@@ -35,9 +35,20 @@ class UploadCaps:
 
 
 def peer_network(
-    link: JoinLink, seat: Seat, role: Role, listen: tuple[str, ...], caps: UploadCaps | None = None
+    link: JoinLink,
+    seat: Seat,
+    role: Role,
+    listen: tuple[str, ...],
+    caps: UploadCaps | None = None,
+    *,
+    disk_gb: float = 0.0,
 ) -> NetworkConfig:
-    """How a worker takes part in the network; it starts from the run it knows already, when it knows it."""
+    """How a worker takes part in the network; it starts from the run it knows already, when it knows it.
+
+    `disk_gb` bounds the weights and patches it keeps for others, GB (10⁹ bytes); 0 leaves it to the number of versions.
+    """
+    if not (math.isfinite(disk_gb) and 0.0 <= disk_gb <= _MOST_CAP):
+        raise ConfigError(f"--disk-gb {disk_gb:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
     caps = caps or UploadCaps()
     directory = seat.run_directory(link.run)
     return NetworkConfig(
@@ -52,6 +63,7 @@ def peer_network(
         rebuilds=role in (Role.VOLUNTEER, Role.VALIDATOR),
         upload_bytes_s=caps.upload_mbit * 125_000.0,
         monthly_bytes=int(caps.monthly_gb * 1e9),
+        disk_bytes=int(disk_gb * 1e9),
     )
 
 
