@@ -12,6 +12,7 @@ import struct
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.protocol import limits
+from p2prl.protocol.messages import Kind
 
 FRAME_PROTOCOL = "/p2prl/frames/1"
 """The libp2p protocol id of a frame stream; its number changes when anything in this file changes."""
@@ -26,6 +27,8 @@ MAX_INBOUND_STREAMS = 512
 """All peers together: bounds file descriptors, and memory to one frame each."""
 
 _HEADER = struct.Struct("<I")
+_CHUNK = bytes((Kind.CHUNK,))
+"""A chunk travels alone in its frame, which so begins with its kind."""
 
 
 def header(frame: bytes) -> bytes:
@@ -44,5 +47,8 @@ def frame_length(received: bytes) -> int:
 
 
 def is_bulk(frame: bytes) -> bool:
-    """Whether the frame takes the bulk stream, so that control frames never queue behind a weight chunk."""
-    return len(frame) > limits.MAX_CONTROL_FRAME_BYTES
+    """Whether the frame takes the bulk stream, so that control frames never queue behind a weight chunk.
+
+    Chunks of small models are small: what a frame begins with decides, and its size where that says nothing.
+    """
+    return frame[:1] == _CHUNK or len(frame) > limits.MAX_CONTROL_FRAME_BYTES

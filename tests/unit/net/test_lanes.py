@@ -10,7 +10,8 @@ import pytest
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, TransportError
 from p2prl.net import framing, lanes
-from p2prl.protocol import limits
+from p2prl.protocol import frames, limits
+from p2prl.protocol.messages import Chunk, ChunkRequest
 
 
 class PipeTransport(asyncio.Transport):
@@ -188,3 +189,5 @@ def test_frames_outside_the_limits_are_our_own_bug() -> None:
     assert framing.frame_length(framing.header(bytes(limits.MAX_FRAME_BYTES))) == limits.MAX_FRAME_BYTES
     assert not framing.is_bulk(bytes(limits.MAX_CONTROL_FRAME_BYTES))
     assert framing.is_bulk(bytes(limits.MAX_CONTROL_FRAME_BYTES + 1))
+    assert framing.is_bulk(frames.pack(Chunk(b"a few bytes"))), "small chunks wait for their turn too"
+    assert not framing.is_bulk(frames.pack(ChunkRequest(bytes(32))))
