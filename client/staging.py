@@ -6,10 +6,12 @@ the words, between two batches: a group declares one policy and is replayed unde
 
 from __future__ import annotations
 
+import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from p2prl.client.agent import HeldPolicy
+from p2prl.errors import IntegrityError
 from p2prl.models.engine import Engine, StagedPolicy
 
 
@@ -57,4 +59,10 @@ class Staging:
 
 
 def _stage(policy: HeldPolicy, engine: Engine) -> StagedPolicy:
-    return engine.stage(Path(policy.path).read_bytes(), policy.manifest.version)
+    with Path(policy.path).open("rb") as file:
+        try:
+            # Mapped, not read: a model of gigabytes stands in memory once. A file dropped meanwhile stays readable.
+            words = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise IntegrityError("its file of weights is empty") from error
+    return engine.stage(memoryview(words), policy.manifest.version)

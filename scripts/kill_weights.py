@@ -1,10 +1,12 @@
-"""Kill a process at random moments of fetching, preparing and committing weights, and hold the weight file to its word.
+"""Kill a process at random moments of fetching a patch, rebuilding weights and taking them up, and look at the disk.
 
     python -m scripts.kill_weights --kills 200 --seed 0
 
-A child follows an endless line of versions: chunks of a patch into the blob store, segments into the weight file,
-commit, the next. The parent ends it with SIGKILL, opens what is left, compares every word with the version it claims
-to be, and starts the child again, which must go on from there: no version back, no prepared segment and no chunk lost.
+A child follows an endless line of versions with what a volunteer uses: chunks of a patch into the blob store
+(`p2prl.net.blobs`), the patch and the weights before it into new weights (`p2prl.net.rebuilding`), every chunk of those
+hashed again, their signed manifest beside them (`p2prl.net.holdings`). The parent ends it with SIGKILL, takes stock as
+a restarted node does, compares every word of what is held with the version it claims to be, and starts the child
+again, which must go on from there: no version back, no chunk of the next patch lost.
 Prints a report as JSON; exits 1 at the first broken promise, and keeps the folder.
 """
 
@@ -24,29 +26,33 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from p2prl.net import control
 from p2prl.net.blobs import DiskBlobs
-from p2prl.patches.kernels import NUMPY_KERNELS, fastest_kernels
+from p2prl.net.holdings import Holdings
+from p2prl.net.rebuilding import rebuild
+from p2prl.patches.kernels import fastest_kernels
 from p2prl.patches.segments import SEGMENT_WORDS
 from p2prl.patches.simulated import adam_versions
 from p2prl.patches.stream import encode_patch, segment_spans
-from p2prl.patches.words import BF16, Words
-from p2prl.protocol.digests import Digest
-from p2prl.protocol.manifests import BlobRef, blob_of
-from p2prl.weights.disk import DiskFiles
-from p2prl.weights.following import PatchPreparation
-from p2prl.weights.records import Version
-from p2prl.weights.weight_file import WeightFile
+from p2prl.patches.words import BF16
+from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
+from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
+from p2prl.sim.broadcast import identity_of, run_manifest_of
 
 WORDS = SEGMENT_WORDS + 300_000
 KINDS = 4
-"""Different versions; number n has the words of n modulo this, so there is a next one for ever."""
+"""Different weights; version n has those of n modulo this, so there is a next one for ever."""
 
 LEARNING_RATE = 1e-5
 """Changes seven words in a hundred."""
 
-CHUNK_BYTES = 16 * 1024
+PATCH_CHUNK_BYTES, WEIGHT_CHUNK_BYTES = 16 * 1024, 256 * 1024
 
-PHASES = ("download", "prepare", "commit")
+PHASES = ("download", "rebuild", "take up")
+
+LEARNER = identity_of("learner")
+RUN_RAW = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=1.0)
+RUN = envelope_digest(RUN_RAW)
 
 
 @dataclass
@@ -68,54 +74,84 @@ class Source:
             (folder / f"patch-{kind}").write_bytes(b"".join(stream))
         return cls(folder)
 
-    def words(self, number: int) -> Words:
-        return np.fromfile(self.folder / f"words-{number % KINDS}", dtype=BF16.dtype)
+    def words(self, number: int) -> bytes:
+        return (self.folder / f"words-{number % KINDS}").read_bytes()
 
-    def version(self, number: int) -> Version:
-        return Version(number=number, state=Digest(blake3(self.words(number).tobytes()).digest()))
+    def patch(self, number: int) -> bytes:
+        return (self.folder / f"patch-{number % KINDS}").read_bytes()
 
-    def patch(self, number: int) -> tuple[BlobRef, bytes]:
-        data = (self.folder / f"patch-{number % KINDS}").read_bytes()
-        return blob_of(data, CHUNK_BYTES), data
+    def manifest(self, number: int) -> tuple[bytes, PolicyManifest]:
+        words = self.words(number)
+        before = blake3(self.words(number - 1)).digest()
+        manifest = PolicyManifest(
+            version=number,
+            step=number,
+            weights=blob_of(words, WEIGHT_CHUNK_BYTES),
+            state=blake3(words).digest(),
+            previous=bytes(32) if number else b"",
+            beacon=bytes(32),
+            created_ms=0,
+            patches=(Patch(number - 1, before, blob_of(self.patch(number), PATCH_CHUNK_BYTES)),) if number else (),
+        )
+        return seal(LEARNER, manifest, run=RUN, now=2.0), manifest
 
 
-def opened(folder: Path) -> WeightFile:
-    # numba would compile for seconds in every one of two hundred processes; the results are the same.
-    return WeightFile(DiskFiles(folder / "weights"), words=WORDS, word_type=BF16, kernels=NUMPY_KERNELS)
+def holds(blobs: DiskBlobs, ref: BlobRef) -> int:
+    """Chunks of a blob that are on disk and are what they should be."""
+    return len(blobs.begin(ref))
+
+
+def take_stock(folder: Path) -> list[PolicyManifest]:
+    """The whole versions on this disk, oldest first, found as a node finds them at its start."""
+    blobs = DiskBlobs(folder)
+    manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in Holdings(folder).found(RUN_RAW)]
+    whole = [held for held in manifests if holds(blobs, held.weights) == len(held.weights.chunks)]
+    blobs.close()
+    return whole
 
 
 def follow(folder: Path, source: Source) -> None:
-    """The child: version after version, saying what it has done so far."""
-    weights = opened(folder)
-    blobs = DiskBlobs(folder / "blobs")
-    if weights.held is None:
-        whole = folder / "whole"
-        whole.write_bytes(source.words(0).tobytes())
-        weights.adopt(whole, source.version(0))
+    """The child: version after version, saying what it does."""
+    disk = folder / "blobs"
+    held = take_stock(disk)
+    blobs, holdings = DiskBlobs(disk), Holdings(disk)
+    if not held:
+        raw, first = source.manifest(0)
+        blobs.add(first.weights, source.words(0))
+        holdings.keep(raw, first)
+        held = [first]
     while True:
-        assert weights.held is not None
-        number = weights.held.number + 1
-        target = source.version(number)
-        ref, data = source.patch(number)
-        present = blobs.begin(ref)
-        tell("download", number, len(present))
-        for index in sorted(set(range(len(ref.chunks))) - present):
-            offset, length = ref.span(index)
-            blobs.write(ref, index, data[offset : offset + length])
-            tell("chunk", number, index + 1)
-        blobs.finish(ref)
-        preparation = PatchPreparation(weights, target)
-        tell("prepare", number, len(weights.prepared))
-        with blobs.path(ref.root).open("rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                before = len(weights.prepared)
-                preparation.receive(piece)
-                if len(weights.prepared) > before:
-                    tell("segment", number, len(weights.prepared))
-        tell("commit", number, 0)
-        weights.commit()
-        tell("held", number, 0)
-        blobs.drop(ref.root)
+        raw, target = source.manifest(held[-1].version + 1)
+        (patch,) = target.patches
+        present = blobs.begin(patch.blob)
+        tell("download", target.version, len(present))
+        data = source.patch(target.version)
+        for index in sorted(set(range(len(patch.blob.chunks))) - present):
+            offset, length = patch.blob.span(index)
+            blobs.write(patch.blob, index, data[offset : offset + length])
+            tell("chunk", target.version, index + 1)
+        blobs.finish(patch.blob)
+        tell("rebuild", target.version, 0)
+        rebuild(
+            control.Patched(
+                policy=bytes(32),
+                state=target.state,
+                size_bytes=target.weights.size_bytes,
+                dtype="bfloat16",
+                base=str(blobs.path(held[-1].weights.root)),
+                patches=(str(blobs.path(patch.blob.root)),),
+                target=str(blobs.path(target.weights.root)),
+            )
+        )
+        tell("take up", target.version, 0)
+        assert holds(blobs, target.weights) == len(target.weights.chunks)
+        holdings.keep(raw, target)
+        tell("held", target.version, 0)
+        held.append(target)
+        for old in held[:-2]:
+            for ref in (old.weights, *(patch.blob for patch in old.patches)):
+                blobs.drop(ref.root)
+        held = held[-2:]
 
 
 def tell(event: str, number: int, count: int) -> None:
@@ -130,10 +166,10 @@ class Report:
     """By what the child was doing."""
     found: Counter[str] = field(default_factory=Counter)
     """What was held afterwards: the version before, or the one that was coming."""
-    resumed_segments: int = 0
     resumed_chunks: int = 0
+    """Chunks of a patch under way that the next life did not fetch again."""
     versions: int = 0
-    slowest_open_s: float = 0.0
+    slowest_stock_s: float = 0.0
 
 
 class Torment:
@@ -173,36 +209,34 @@ class Torment:
             rest = child.stdout.read()  # what it still said before the signal
             child.wait()
         events = [json.loads(said) for said in (line + rest).splitlines() if said.endswith("]")]
-        self._check([tuple(event) for event in events])
+        self._check(*events[-1])
 
-    def _check(self, events: list[tuple[str, int, int]]) -> None:
-        said, number, count = events[-1]
-        doing = {"chunk": "download", "segment": "prepare", "held": "between versions"}.get(said, said)
+    def _check(self, said: str, number: int, count: int) -> None:
+        doing = {"chunk": "download", "held": "between versions"}.get(said, said)
         self.report.kills[doing] += 1
+        disk = self._folder / "blobs"
         before_s = time.monotonic()
-        weights = opened(self._folder)
-        self.report.slowest_open_s = max(self.report.slowest_open_s, time.monotonic() - before_s)
-        held = weights.held
-        assert held is not None, "no version is held"
-        assert not weights.damaged, f"segments {weights.damaged} are damaged"
+        held = take_stock(disk)
+        self.report.slowest_stock_s = max(self.report.slowest_stock_s, time.monotonic() - before_s)
+        assert held, "no version is held"
+        newest = held[-1].version
         least = number if said == "held" else number - 1
-        assert least <= held.number <= number + (said == "held"), f"version {held.number} after {said} of {number}"
-        assert held == self._source.version(held.number), f"version {held.number} claims another state"
-        found = np.frombuffer(weights.view(), dtype=BF16.dtype)
-        assert np.array_equal(found, self._source.words(held.number)), f"words of version {held.number} differ"
-        self.report.found["the version before" if held.number < number else "the version coming"] += 1
-        self.report.versions = held.number
-        if held.number == number - 1 and said in ("segment", "commit"):
-            least_segments = count if said == "segment" else len(segment_spans(WORDS))
-            assert len(weights.prepared) >= least_segments, f"{len(weights.prepared)} segments of {least_segments}"
-            self.report.resumed_segments += len(weights.prepared)
-        if said == "chunk":
-            ref, _ = self._source.patch(number)
-            store = DiskBlobs(self._folder / "blobs")
-            present = store.begin(ref)
-            store.close()
-            assert len(present) >= count, f"{len(present)} chunks of {count}"
-            self.report.resumed_chunks += len(present)
+        assert least <= newest <= number, f"version {newest} after {said} of {number}"
+        for manifest in held:
+            words = (disk / manifest.weights.root.hex()).read_bytes()
+            assert words == self._source.words(manifest.version), f"words of version {manifest.version} differ"
+        self.report.found["the version before" if newest < number else "the version coming"] += 1
+        self.report.versions = newest
+        if newest < number:
+            (patch,) = self._source.manifest(number)[1].patches
+            blobs = DiskBlobs(disk)
+            present = holds(blobs, patch.blob)
+            blobs.close()
+            wanted = count if said in ("download", "chunk") else len(patch.blob.chunks)
+            assert present >= wanted, f"{present} chunks of {wanted} after {said} of {number}"
+            self.report.resumed_chunks += present
+        left = {path.suffix for path in disk.iterdir()} - {"", ".part", ".policy"}
+        assert not left, f"{left} left behind"
 
 
 def main() -> int:

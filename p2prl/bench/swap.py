@@ -1,12 +1,13 @@
 """The swap benchmark: how long sampling stands still while a peer moves to the next policy under a running transfer.
 
 As in life: another process receives, hashes and writes chunks as fast as it can; a thread of this one decodes the
-patch into the weight file, commits it and stages the policy; this thread samples without pause and swaps between two
+patch into a new file of weights and stages the policy; this thread samples without pause and swaps between two
 tokens. What is timed is the gap between one token and the next.
 """
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import tempfile
 import time
@@ -20,18 +21,16 @@ import torch
 from blake3 import blake3
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from p2prl.bench.traffic import CHUNK_BYTES, receive_chunks
+from p2prl.bench.traffic import receive_chunks
 from p2prl.errors import require
 from p2prl.models.engine import GenerationRequest, StagedPolicy
 from p2prl.models.layout import flatten, layout_of
 from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.net import control
+from p2prl.net.rebuilding import rebuild
 from p2prl.patches.kernels import fastest_kernels
 from p2prl.patches.stream import encode_patch, segment_spans
 from p2prl.patches.words import WORD_TYPES, Words, WordType
-from p2prl.protocol.digests import Digest
-from p2prl.weights.following import PatchPreparation
-from p2prl.weights.records import Version
-from p2prl.weights.weight_file import WeightFile
 
 STALL_BOUND_S = 0.3
 
@@ -75,7 +74,7 @@ class SwapReport:
     """Median gap while a transfer runs and the next policy is prepared."""
     busy_step_longest_s: float
     prepare_s: float
-    """Median time of the background thread: decode, commit, stage."""
+    """Median time of the background thread: decode, write, stage."""
     transfer_mb_s: float
 
     @property
@@ -99,10 +98,11 @@ class _Bench:
         self._engine = TransformersEngine(model, self._layout)
         first = np.frombuffer(flatten(model, self._layout), dtype=self._word_type.dtype)
         self._versions = [first, _moved(first, config.seed)]
-        self._patches = [_patch(self._versions[1 - kind], self._versions[kind], self._word_type) for kind in (0, 1)]
-        self._weights = WeightFile.open(folder / "weights", words=len(first), word_type=self._word_type)
-        (folder / "whole").write_bytes(first.tobytes())
-        self._weights.adopt(folder / "whole", self._version(0))
+        self._states = [blake3(words.tobytes()).digest() for words in self._versions]
+        for kind in (0, 1):
+            patch = _patch(self._versions[1 - kind], self._versions[kind], self._word_type)
+            (folder / f"patch-{kind}").write_bytes(patch)
+        (folder / "words-0").write_bytes(first.tobytes())
         self._gaps: dict[str, list[float]] = {"quiet": [], "busy": [], "swap": []}
         self._swaps_s: list[float] = []
         self._prepare_s: list[float] = []
@@ -129,7 +129,7 @@ class _Bench:
             network.join()
         return SwapReport(
             parameters=self._layout.parameters,
-            patch_bytes=len(self._patches[1]),
+            patch_bytes=(self._folder / "patch-1").stat().st_size,
             stalls_s=tuple(self._gaps["swap"]),
             swaps_s=tuple(self._swaps_s),
             step_s=float(np.median(self._gaps["quiet"])),
@@ -139,18 +139,24 @@ class _Bench:
             transfer_mb_s=transferred,
         )
 
-    def _version(self, number: int) -> Version:
-        return Version(number=number, state=Digest(blake3(self._versions[number % 2].tobytes()).digest()))
-
     def _prepare(self, number: int) -> StagedPolicy:
         """The background thread's part."""
         began = time.monotonic()
-        preparation = PatchPreparation(self._weights, self._version(number))
-        stream = memoryview(self._patches[number % 2])
-        for start in range(0, len(stream), CHUNK_BYTES):
-            preparation.receive(stream[start : start + CHUNK_BYTES])
-        self._weights.commit()
-        staged = self._engine.stage(self._weights.view(), number)
+        kind = number % 2
+        target = self._folder / f"words-{kind}"
+        rebuild(
+            control.Patched(
+                policy=b"",
+                state=self._states[kind],
+                size_bytes=self._layout.size_bytes,
+                dtype=self._config.dtype,
+                base=str(self._folder / f"words-{1 - kind}"),
+                patches=(str(self._folder / f"patch-{kind}"),),
+                target=str(target),
+            )
+        )
+        with target.open("rb") as file:
+            staged = self._engine.stage(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), number)
         self._prepare_s.append(time.monotonic() - began)
         return staged
 

@@ -15,6 +15,9 @@ from p2prl.protocol.manifests import PolicyManifest, RunManifest
 
 _SUFFIX = ".policy"
 
+_HALF_WRITTEN = frozenset({".new", ".new-policy", ".rebuilt"})
+"""Suffixes of what only a process that was killed leaves behind."""
+
 _MOST = 256
 """Manifests looked at; a learner's window is far smaller, and a directory full of them must not delay the start."""
 
@@ -43,21 +46,26 @@ class Holdings:
         """Envelopes of versions of this run whose weights are still here, oldest first.
 
         What no version needs is removed on the way: files of versions dropped long ago, and what a process that was
-        killed left half written.
+        killed left half written. What came after the newest version that is here stays: it may be the patch that leads
+        to the next one, and is swept at a later start if it is not.
         """
         run = open_envelope(run_manifest, now=None)
         manifest = body_of(run, RunManifest)
         versions: list[tuple[int, bytes]] = []
         needed = {file.blob.root.hex() for file in manifest.files}
+        newest_at = 0.0
         for path in sorted(self._directory.glob(f"*{_SUFFIX}"))[:_MOST]:
             held = self._read(path, run, manifest.learner)
             if held is None or not path.with_suffix("").exists():
                 continue
             versions.append((held.version, path.read_bytes()))
+            newest_at = max(newest_at, path.stat().st_mtime)
             needed |= {path.name, *(ref.root.hex() for ref in (held.weights, *(p.blob for p in held.patches)))}
         for path in self._directory.iterdir():
             # What is half fetched of a version not known yet may be wanted again; it is no larger than one version.
-            if path.name not in needed and path.suffix != ".part" and path.is_file():
+            if path.name in needed or path.suffix == ".part" or not path.is_file():
+                continue
+            if path.suffix in (*_HALF_WRITTEN, _SUFFIX) or path.stat().st_mtime < newest_at:
                 path.unlink(missing_ok=True)
         return [raw for _, raw in sorted(versions)]
 

@@ -243,7 +243,8 @@ def test_receipts_somebody_else_signed_settle_nothing(bench: Bench) -> None:
     assert bench.progress[-1].groups["delivered"] == 1
 
 
-def test_damaged_or_vanished_weights_are_passed_over(bench: Bench) -> None:
+@pytest.mark.parametrize("left", [0, -4])
+def test_damaged_or_vanished_weights_are_passed_over(bench: Bench, left: int) -> None:
     bench.introduce()
     bench.offer(0)
     bench.turns(3)
@@ -251,7 +252,7 @@ def test_damaged_or_vanished_weights_are_passed_over(bench: Bench) -> None:
     newest = bench.world.shelf.newest
     assert newest is not None
     path = bench.world.blobs.path(newest.manifest.weights.root)
-    path.write_bytes(path.read_bytes()[:-4])
+    path.write_bytes(path.read_bytes()[:left])
     bench.turns(2)
     assert any("version 1 cannot be used" in notice for notice in bench.notices)
     path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def test_what_no_version_needs_is_swept_and_half_fetched_blobs_stay(holdings: Ho
     raw, manifest = version(tmp_path, 3)
     holdings.keep(raw, manifest)
     stale = write(tmp_path, b"old" * 3000)
+    os.utime(tmp_path / stale.root.hex(), (1.0, 1.0))
     (tmp_path / "dead.rebuilt").write_bytes(b"half")
     (tmp_path / f"{'ab' * 32}.part").write_bytes(b"half")
     assert holdings.found(RUN_RAW) == [raw]
@@ -83,3 +85,18 @@ def test_what_no_version_needs_is_swept_and_half_fetched_blobs_stay(holdings: Ho
     assert "dead.rebuilt" not in left
     assert f"{'ab' * 32}.part" in left
     assert manifest.patches[0].blob.root.hex() in left
+
+
+def test_a_patch_that_came_after_the_newest_version_waits_for_its_own(holdings: Holdings, tmp_path: Path) -> None:
+    raw, manifest = version(tmp_path, 3)
+    holdings.keep(raw, manifest)
+    coming = write(tmp_path, b"patch of version 4")
+    held_at = (tmp_path / f"{manifest.weights.root.hex()}.policy").stat().st_mtime
+    os.utime(tmp_path / coming.root.hex(), (held_at + 1, held_at + 1))
+    assert holdings.found(RUN_RAW) == [raw]
+    assert (tmp_path / coming.root.hex()).exists()
+    next_raw, next_manifest = version(tmp_path, 5)
+    holdings.keep(next_raw, next_manifest)
+    os.utime(tmp_path / f"{next_manifest.weights.root.hex()}.policy", (held_at + 2, held_at + 2))
+    assert holdings.found(RUN_RAW) == [raw, next_raw]
+    assert not (tmp_path / coming.root.hex()).exists(), "a later version is here: nothing leads over it any more"
