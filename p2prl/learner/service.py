@@ -243,8 +243,9 @@ class Learner:
         while (digests := self._journal.batch(self._trainer.step)) is not None:
             self._train(digests)
             replayed += 1
-        if replayed:
-            self._on_notice(f"replayed {replayed} updates since the last checkpoint: resuming at step {self.step}")
+        if self.step:
+            since = f"replayed {replayed} updates since the last checkpoint: " if replayed else ""
+            self._on_notice(f"{since}resuming at step {self.step}")
         self._intake.refill_buffer()
         newest = self._shelf.newest
         config = EpochConfig(
