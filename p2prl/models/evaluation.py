@@ -12,8 +12,9 @@ from p2prl.models.work import GroupWork, SlotAssignment
 from p2prl.protocol.digests import digest
 
 _BATCH = 256
-_GREEDY_TEMPERATURE = 1e-4
-"""Divides logits until the noise cannot change the best one; the seeded draw stays the only sampler there is."""
+_GREEDY_TEMPERATURE = 1e-6
+"""Divides logits until the noise, some ten nats, cannot change the best one: two that are closer than 1e-5 are as good
+as equal in single precision. The seeded draw stays the only sampler there is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.devices import choose_device
 from p2prl.models.engine import Generation, GenerationRequest
-from p2prl.models.evaluation import evaluate
+from p2prl.models.evaluation import _GREEDY_TEMPERATURE, evaluate
 from p2prl.models.tiny import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
 from tests.unit.learner.world import World
@@ -69,7 +69,11 @@ def test_greedy_does_not_depend_on_the_draws(world: World) -> None:
         engine.generate(
             [
                 GenerationRequest(
-                    prompt_ids=prompt, seed=seed, max_new_tokens=4, temperature=1e-4, stop_ids=frozenset({99})
+                    prompt_ids=prompt,
+                    seed=seed,
+                    max_new_tokens=4,
+                    temperature=_GREEDY_TEMPERATURE,
+                    stop_ids=frozenset({99}),
                 )
             ]
         )[0].token_ids
