@@ -117,6 +117,7 @@ class Swarm:
         self.learner = build()
         self.learner.attach(self.ear)
         self.worked: set[int] = set()
+        self.actions: list[Action] = []
 
     def restart(self) -> None:
         self.learner.close()
@@ -135,7 +136,8 @@ class Swarm:
                     for peer in PEERS:
                         group = self.world.group(shelved, peer, 0)
                         self.ear.inbox.append(control.Arrived(seal(peer, group, run=self.world.run, now=NOW)))
-        return self.learner.turn(wait_s=0.0)
+        self.actions.append(self.learner.turn(wait_s=0.0))
+        return self.actions[-1]
 
     def weights(self) -> bytes:
         return bytes(flatten(self.learner._trainer.model, self.world.layout))
@@ -189,9 +191,10 @@ def run_through(
 def test_a_learner_killed_at_any_turn_ends_with_the_same_weights(
     fresh: Callable[[str], World], within_update: bool
 ) -> None:
-    straight, _, turns = run_through(fresh("straight"), None)
-    assert turns > UPDATES
-    for kill in range(turns + 1):
+    straight, undisturbed, turns = run_through(fresh("straight"), None)
+    steps = [turn for turn, action in enumerate(undisturbed.actions) if action is Action.STEP]
+    assert len(steps) == UPDATES
+    for kill in steps if within_update else range(turns + 1):
         world = fresh(f"killed-{kill}")
         weights, killed, _ = run_through(world, kill, within_update=within_update)
         assert weights == straight, f"killed at turn {kill}"
