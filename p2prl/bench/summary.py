@@ -30,6 +30,8 @@ class Row:
     """Standard deviation of `last` from seed to seed; 0 for one seed."""
     loss_vs_on_policy: float | None
     """1 − last / last of on-policy GRPO on the same seeds; None where that was not run."""
+    loss_error: float | None
+    """Standard error of the loss, each seed's against on-policy GRPO of its own; None for one seed."""
     grad_norm_max: float
     """Over seeds and updates, before the clip."""
     weight_max: float
@@ -47,18 +49,26 @@ def rows_of(
         for delay in delays:
             found = results.of(Setting.of(task, method, delay, plan), seeds)
             if found:
-                rows.append(_row(method, delay, found, on_policy_last(results, task, plan, [r.seed for r in found])))
+                rows.append(_row(method, delay, found, _baseline(results, task, plan, [r.seed for r in found])))
     return rows
 
 
 def on_policy_last(results: ResultFile, task: str, plan: TrainingPlan, seeds: Sequence[int]) -> float | None:
     """`last` of the baseline over exactly these seeds, or None where one of them is missing."""
+    found = _baseline(results, task, plan, seeds)
+    return fmean(found) if found else None
+
+
+def _baseline(results: ResultFile, task: str, plan: TrainingPlan, seeds: Sequence[int]) -> list[float]:
+    """`last` of the baseline on each of these seeds, in their order; empty where one of them is missing."""
     found = results.of(Setting.of(task, *BASELINE, plan), seeds)
-    return fmean(result.last for result in found) if len(found) == len(seeds) else None
+    return [result.last for result in found] if len(found) == len(seeds) else []
 
 
-def _row(method: str, delay: str, found: Sequence[SeedResult], baseline: float | None) -> Row:
+def _row(method: str, delay: str, found: Sequence[SeedResult], baseline: Sequence[float]) -> Row:
     lasts = tuple(result.last for result in found)
+    # What is hard about a seed is hard for every method: seed against seed, most of that noise is gone.
+    losses = [1 - last / own for last, own in zip(lasts, baseline, strict=True) if own] if baseline else []
     return Row(
         method=method,
         delay=delay,
@@ -66,7 +76,8 @@ def _row(method: str, delay: str, found: Sequence[SeedResult], baseline: float |
         last=fmean(lasts),
         last_per_seed=lasts,
         last_deviation=stdev(lasts) if len(lasts) > 1 else 0.0,
-        loss_vs_on_policy=None if not baseline else 1 - fmean(lasts) / baseline,
+        loss_vs_on_policy=1 - fmean(lasts) / fmean(baseline) if losses else None,
+        loss_error=stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None,
         grad_norm_max=max(result.grad_norm_max for result in found),
         weight_max=max(result.weight_max for result in found),
         ess_min=min(result.ess_min for result in found),
@@ -98,6 +109,8 @@ def as_markdown(rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         loss = "" if row.loss_vs_on_policy is None else f"{100 * row.loss_vs_on_policy:.1f} %"
+        if row.loss_error is not None:
+            loss += f" ± {100 * row.loss_error:.1f}"
         lines.append(
             f"| {row.method} | {row.delay} | {row.best:.3f} | {row.last:.3f} | {row.last_deviation:.3f} | {loss} "
             f"| {row.grad_norm_max:.3g} | {row.weight_max:.3g} | {row.ess_min:.3f} | {row.kl_mean:.3f} |"

@@ -113,7 +113,7 @@ def test_rows_hold_the_means_and_extremes_of_their_seeds(tmp_path: Path) -> None
     table = list(csv.DictReader(io.StringIO(as_csv([row]))))
     assert float(table[0]["last"]) == pytest.approx(0.78)
     assert table[0]["last_per_seed"] == "0.7000 0.8000 0.8400"
-    assert "| gex | const:64 | 0.803 | 0.780 | 0.072 | 13.3 % |" in as_markdown([row])
+    assert "| gex | const:64 | 0.803 | 0.780 | 0.072 | 13.3 % ± 4.6 |" in as_markdown([row])
 
 
 def test_a_loss_needs_the_baseline_on_the_same_seeds(tmp_path: Path) -> None:
@@ -122,6 +122,21 @@ def test_a_loss_needs_the_baseline_on_the_same_seeds(tmp_path: Path) -> None:
     file.add(setting("gex", "const:64"), [result(0, 0.7), result(1, 0.8)])
     (row,) = rows_of(file, "chain4", ["gex"], ["const:64"], CALM, range(2))
     assert row.loss_vs_on_policy is None
+    assert row.loss_error is None
+
+
+def test_the_error_of_a_loss_compares_each_seed_with_its_own_baseline(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "results.jsonl")
+    file.add(setting("grpo", "const:0"), [result(0, 0.5), result(1, 0.8), result(2, 1.0)])
+    file.add(setting("gex", "const:64"), [result(2, 0.8), result(0, 0.4), result(1, 0.64)])
+    file.add(setting("gepo", "const:64"), [result(0, 0.5), result(1, 0.64), result(2, 0.6)])
+    even, uneven = rows_of(file, "chain4", ["gex", "gepo"], ["const:64"], CALM, range(3))
+    assert even.last_deviation > 0.1
+    assert even.loss_error == pytest.approx(0.0, abs=1e-12)  # a fifth lost on every seed
+    # Losses 0, .2 and .4: deviation .2, error .2/√3.
+    assert uneven.loss_error == pytest.approx(0.2 / 3**0.5)
+    (alone,) = rows_of(file, "chain4", ["gepo"], ["const:64"], CALM, range(1))
+    assert alone.loss_error is None
 
 
 def _filled(path: Path, *, seeds: int, stale_gepo: float) -> ResultFile:
@@ -190,7 +205,8 @@ def test_the_command_prints_one_json_object_and_fails_where_demands_do(
         ("gepo_t", "const:64"),
     ]
     assert set(document["results"][0]) >= {
-        "best", "last", "last_per_seed", "loss_vs_on_policy", "grad_norm_max", "weight_max", "ess_min", "kl_mean",
+        "best", "last", "last_per_seed", "loss_vs_on_policy", "loss_error", "grad_norm_max", "weight_max", "ess_min",
+        "kl_mean",
     }  # fmt: skip
     assert document["demands"] == []
     with pytest.raises(P2PRLError, match=r"of 12 demands"):
