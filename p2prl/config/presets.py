@@ -25,6 +25,7 @@ warmup_updates = 10
 
 [loss]
 name = "gepo_t"           # group expectation weights, tapered negatives: stable at any staleness
+options = {{sharpness = 1}} # what is nearly certain still teaches; leave out with another loss
                           # other losses, "auto", guards, probation and a reference: docs/algorithms.md
 
 [network]
