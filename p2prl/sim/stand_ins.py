@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, StagedPolicy, Weights
+from p2prl.models.transformers_engine import UNNAMED
 from p2prl.net import bridge, control
 from p2prl.net.rebuilding import carry_out
 from p2prl.protocol.identity import PeerId
@@ -17,12 +18,13 @@ from p2prl.swarm.events import Event, PolicyReady
 
 
 class SharedEngine:
-    """One model for all simulated peers: each loads its own weights before it computes, as if it had its own."""
+    """One model for all simulated peers: each takes up its own policy before it computes, as if it had its own."""
 
-    def __init__(self, engine: Engine, owner: dict[str, object]) -> None:
+    def __init__(self, engine: Engine, loaded: dict[str, Weights]) -> None:
+        """`loaded` is shared too: the weights that are in the engine, under one key."""
         self._engine = engine
-        self._owner = owner
-        self._weights: bytes = b""
+        self._loaded = loaded
+        self._staged: StagedPolicy | None = None
 
     @property
     def engine_class(self) -> EngineClass:
@@ -31,9 +33,7 @@ class SharedEngine:
 
     def load_weights(self, weights: Weights) -> None:
         """Take up a policy."""
-        self._weights = bytes(weights)
-        self._owner["holder"] = None
-        self._claim()
+        self.swap(self.stage(weights, UNNAMED))
 
     def stage(self, weights: Weights, version: int) -> StagedPolicy:
         """Check a policy, with the shared engine's layout."""
@@ -41,7 +41,8 @@ class SharedEngine:
 
     def swap(self, staged: StagedPolicy) -> None:
         """Take up a checked policy."""
-        self.load_weights(staged.weights)
+        self._staged = staged
+        self._claim()
 
     def generate(
         self,
@@ -60,9 +61,12 @@ class SharedEngine:
         return self._engine.replay(requests, token_ids)
 
     def _claim(self) -> None:
-        if self._owner.get("holder") is not self:
-            self._engine.load_weights(self._weights)
-            self._owner["holder"] = self
+        """Most peers sample with the same few versions: words that are in the engine already are not copied again."""
+        assert self._staged is not None
+        if self._loaded.get("weights") != self._staged.weights:
+            self._loaded.clear()
+            self._engine.swap(self._staged)
+            self._loaded["weights"] = self._staged.weights
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.service import Learner, LearnerConfig
 from p2prl.learner.shelf import versions_kept
 from p2prl.models.codec import Codec
+from p2prl.models.engine import Weights
 from p2prl.models.evaluation import evaluate
 from p2prl.models.layout import layout_of
 from p2prl.models.loading import LoadedModel
@@ -135,7 +136,7 @@ class Swarm:
         self._layout = layout_of(loaded.model, self._manifest.dtype)
         self._loaded = loaded
         self._engine = TransformersEngine(_copy(loaded), self._layout)
-        self._owner: dict[str, object] = {}
+        self._in_engine: dict[str, Weights] = {}
         self._work = GroupWork(self._manifest, self._run, Codec(loaded.tokenizer, loaded.model))
         self._blobs = DiskBlobs(directory / "learner" / "blobs")
         for file in self._manifest.files:
@@ -195,7 +196,7 @@ class Swarm:
             model=self._loaded.model,
             tokenizer=self._loaded.tokenizer,
             layout=self._layout,
-            engine=SharedEngine(self._engine, self._owner),
+            engine=SharedEngine(self._engine, self._in_engine),
             work=self._work,
             estimator=Estimator.plain(build_loss("gepo_t")),
             config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
@@ -258,7 +259,7 @@ class Swarm:
 
     def _prepare(self, manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
         del manifest, files
-        return Prepared(SharedEngine(self._engine, self._owner), self._work)
+        return Prepared(SharedEngine(self._engine, self._in_engine), self._work)
 
     def _volunteer_turn(self, volunteer: Volunteer, port: SimulatedNetwork, pace: float) -> float:
         port.hold_s = pace
