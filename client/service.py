@@ -42,6 +42,9 @@ _EXPIRE_S = 10.0
 _LAST_RECEIPTS_S = 5.0
 """How long a volunteer stays for the next receipt after the learner has ended the run."""
 
+_SETTLING_S = 30.0
+"""And how long while a learner is in reach that holds groups of ours: a busy one checks them in its time."""
+
 _REWARD_WEIGHT = 0.1
 """Of the newest group in the moving average of rewards that a volunteer is shown."""
 
@@ -201,7 +204,9 @@ class Volunteer:
         outstanding = self._spool.outstanding()
         if outstanding != self._awaited:
             self._awaited, self._awaited_since = outstanding, self._clock.now()
-        return not outstanding or self._clock.now() - self._awaited_since > _LAST_RECEIPTS_S
+        settling = self._roles.get("learner", 0) > 0 and self._spool.delivered() > 0
+        patience_s = _SETTLING_S if settling else _LAST_RECEIPTS_S
+        return not outstanding or self._clock.now() - self._awaited_since > patience_s
 
     def _next_action(self) -> Action:
         if self.arrival.prepared is None:

@@ -343,6 +343,27 @@ def test_it_stays_as_long_as_receipts_come_after_the_end(bench: Bench) -> None:
     assert bench.progress[-1].groups["verified"] == len(raws) - 1, "it left before it had all that came"
 
 
+def test_it_stays_longer_for_what_a_learner_in_reach_has_taken(bench: Bench) -> None:
+    bench.introduce()
+    bench.offer(0)
+    bench.turns(5)
+    stored = bench.ear.published[0]
+    bench.ear.inbox.append(control.Arrived(bench.says(StorageReceipt((envelope_digest(stored),)))))
+    bench.ear.inbox.append(control.Arrived(bench.says(LedgerHead(0, Digest(bytes(32)), 5, True))))
+    said_at, answer = bench.clock.time, bench.ear.poll
+
+    def slow(timeout_s: float) -> list[control.FromNetwork]:
+        bench.clock.time += 3.0
+        if said_at + 20.0 < bench.clock.time <= said_at + 23.0:
+            bench.ear.inbox.append(control.Arrived(bench.says(Receipts(0, (settled(stored),)))))
+        return answer(timeout_s)
+
+    bench.ear.poll = slow  # type: ignore[method-assign]
+    assert bench.volunteer.run(bench.ear) is True
+    assert bench.progress[-1].groups["verified"] == 1
+    assert bench.clock.time < said_at + 40.0, "nothing more was taken: it leaves"
+
+
 def test_weights_that_are_not_numbers_are_passed_over(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.introduce()
     bench.offer(0)
