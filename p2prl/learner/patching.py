@@ -15,7 +15,7 @@ import numpy as np
 
 from p2prl.learner.shelf import Shelf
 from p2prl.net.blobs import DiskBlobs
-from p2prl.patches.kernels import NUMPY_KERNELS, fastest_kernels
+from p2prl.patches.kernels import kernels_for
 from p2prl.patches.stream import encode_patch, segment_spans
 from p2prl.patches.words import WORD_TYPES, Words, WordType
 from p2prl.protocol import limits
@@ -26,9 +26,6 @@ SPANS = (1, 4, 16, 64)
 
 BRIDGE_EVERY = 16
 """Versions between two that have a patch from the starting weights, and a keyframe: a newcomer goes on from there."""
-
-_COMPILE_BYTES = 256 * 1024 * 1024
-"""Weights from which compiled kernels pay for the two seconds that they cost to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ def make_patches(
     One as large as the weights is left out.
     """
     word_type = WORD_TYPES[dtype]
-    kernels = NUMPY_KERNELS if len(weights) < _COMPILE_BYTES else fastest_kernels()
+    kernels = kernels_for(len(weights))
     words = np.frombuffer(weights, dtype=word_type.dtype)
     patches: list[Patch] = []
     chunks = 0

@@ -20,13 +20,10 @@ from blake3 import blake3
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.net import control
 from p2prl.patches.chain import apply_chain
-from p2prl.patches.kernels import NUMPY_KERNELS, Kernels, fastest_kernels
+from p2prl.patches.kernels import Kernels, kernels_for
 from p2prl.patches.words import WORD_TYPES, Words, WordType
 
 _PIECE_BYTES = 1 << 20
-
-_COMPILE_BYTES = 256 * 1024 * 1024
-"""Weights from which compiled kernels pay for the two seconds and 150 MB that they cost to make."""
 
 log = logging.getLogger("p2prl.net")
 
@@ -40,7 +37,7 @@ def rebuild(order: control.Patched) -> None:
     word_type = WORD_TYPES[order.dtype]
     target = Path(order.target)
     part = target.with_suffix(".rebuilt")
-    kernels = NUMPY_KERNELS if order.size_bytes < _COMPILE_BYTES else fastest_kernels()
+    kernels = kernels_for(order.size_bytes)
     state = blake3()
     try:
         with part.open("wb") as file:

@@ -97,6 +97,9 @@ def _by_class(old: Words, word_type: WordType, table: ClassTable) -> NDArray[np.
 
 NUMPY_KERNELS: Kernels = NumpyKernels()
 
+_COMPILE_BYTES = 256 * 1024 * 1024
+"""Weights from which compiled kernels pay for the two seconds and 150 MB that they cost to make."""
+
 
 @cache
 def fastest_kernels() -> Kernels:
@@ -106,3 +109,8 @@ def fastest_kernels() -> Kernels:
     except ImportError:
         return NUMPY_KERNELS
     return NumbaKernels()
+
+
+def kernels_for(size_bytes: int) -> Kernels:
+    """What is quickest, compiling included, for weights of this size. Both give the same bytes."""
+    return NUMPY_KERNELS if size_bytes < _COMPILE_BYTES else fastest_kernels()
