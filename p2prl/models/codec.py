@@ -37,6 +37,10 @@ class Codec:
         """Prompt text to token ids, with the special tokens the tokenizer adds to a text."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=True))
 
+    def encode_all(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Each text as `encode` has it; many short ones in a fraction of the time."""
+        return [tuple(row) for row in self._tokenizer(list(texts), add_special_tokens=True)["input_ids"]]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Completion token ids (without the stop token) to text.
 

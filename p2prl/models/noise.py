@@ -24,6 +24,12 @@ _FINAL_2 = 0xC2B2AE35 - (1 << 32)
 _BYTES_HASHED = 16
 _LOW_WORD = 0xFFFFFFFF
 
+_STEPS_AHEAD = 16
+"""Beyond it nothing is gained, and completions that end early waste what was worked for them."""
+
+_ELEMENTS_AHEAD = 1 << 18
+"""Noise worked ahead, at most: a large vocabulary's is worked step by step and costs little beside its model."""
+
 MAX_NOISE_ELEMENTS = 1 << 24
 """Noise worked at once: float64 temporaries of 128 MiB. Callers cut positions so as to stay below."""
 
@@ -47,6 +53,38 @@ def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     uniform = hashed.to(torch.float64)
     uniform = torch.where(uniform < 0, uniform + 4294967296.0, uniform).add_(0.5).mul_(2.0**-32)
     return uniform.log_().neg_().log_().neg_().to(torch.float32)
+
+
+class StepNoise:
+    """Noise of a batch of completions that are sampled step by step, worked for several steps at once.
+
+    For a small model the forty small operations of one step's noise take as long as a layer.
+    """
+
+    def __init__(self, seeds: Tensor, vocabulary: int) -> None:
+        """`seeds` (N,) int64 as for `gumbel`."""
+        self._seeds = seeds
+        self._vocabulary = vocabulary
+        self._first = 0
+        self._ahead_NKV = torch.empty(len(seeds), 0, vocabulary, device=seeds.device)
+
+    def at(self, step: int) -> Tensor:
+        """Noise (N, V) of token `step` of each completion; steps are asked for in order."""
+        if step >= self._first + self._ahead_NKV.shape[1]:
+            self._first, self._ahead_NKV = step, self._work(step)
+        return self._ahead_NKV[:, step - self._first]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone."""
+        self._seeds, self._ahead_NKV = self._seeds[rows], self._ahead_NKV[rows]
+
+    def _work(self, step: int) -> Tensor:
+        count = len(self._seeds)
+        ahead = max(1, min(_STEPS_AHEAD, _ELEMENTS_AHEAD // (count * self._vocabulary)))
+        steps_K = torch.arange(step, step + ahead, dtype=torch.int64, device=self._seeds.device)
+        rows = max(1, MAX_NOISE_ELEMENTS // (ahead * self._vocabulary))
+        parts = (self._seeds[i : i + rows] for i in range(0, count, rows))
+        return torch.cat([gumbel(seeds, steps_K.expand(len(seeds), ahead), self._vocabulary) for seeds in parts])
 
 
 def check_noise(device: torch.device) -> None:

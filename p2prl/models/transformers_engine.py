@@ -21,7 +21,7 @@ from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
 from p2prl.models.engine import Generation, GenerationRequest, GenerationStopped, Scored, StagedPolicy, Weights
 from p2prl.models.layout import Layout, check_weights, copy_weights, held_digest
 from p2prl.models.loading import quiet_transformers
-from p2prl.models.noise import MAX_NOISE_ELEMENTS, check_noise, gumbel
+from p2prl.models.noise import MAX_NOISE_ELEMENTS, StepNoise, check_noise, gumbel
 from p2prl.models.policy import pad_right
 from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.messages import EngineClass
@@ -178,10 +178,11 @@ class TransformersEngine:
         logits_NV, cache, mask_NL = self._prefill([row.request.prompt_ids for row in rows])
         seeds_N = torch.tensor([row.request.seed for row in rows], dtype=torch.int64, device=self._device)
         temperatures_N = torch.tensor([row.request.temperature for row in rows], device=self._device)
+        noise = StepNoise(seeds_N, logits_NV.shape[-1])
         step = 0
         while True:
             scaled_NV = logits_NV.float() / temperatures_N[:, None]
-            tokens_N = self._draw(scaled_NV, seeds_N, step)
+            tokens_N = (scaled_NV + noise.at(step)).argmax(dim=-1)
             picked_N = torch.log_softmax(scaled_NV, dim=-1).gather(1, tokens_N[:, None])[:, 0]
             _record(rows, tokens_N.tolist(), picked_N.tolist(), self._version)
             yield sum(len(row.token_ids) == step + 1 for row in rows)
@@ -192,7 +193,8 @@ class TransformersEngine:
                 kept = torch.tensor(alive, device=self._device)
                 cache.batch_select_indices(kept)
                 rows = [rows[i] for i in alive]
-                tokens_N, seeds_N, temperatures_N = tokens_N[kept], seeds_N[kept], temperatures_N[kept]
+                noise.keep(kept)
+                tokens_N, temperatures_N = tokens_N[kept], temperatures_N[kept]
                 mask_NL = None if mask_NL is None else mask_NL[kept]
             positions_N1 = None
             if mask_NL is not None:
@@ -225,16 +227,6 @@ class TransformersEngine:
             logits = logits[owners]
             mask = None if mask is None else mask[owners]
         return logits, cache, mask
-
-    def _draw(self, scaled_NV: Tensor, seeds_N: Tensor, step: int) -> Tensor:
-        """Token of each row: the argmax of its noisy logits."""
-        rows = max(1, MAX_NOISE_ELEMENTS // self._vocabulary)
-        positions = torch.full((len(seeds_N), 1), step, dtype=torch.int64, device=self._device)
-        drawn = []
-        for i in range(0, len(seeds_N), rows):
-            noise = gumbel(seeds_N[i : i + rows], positions[i : i + rows], scaled_NV.shape[-1])[:, 0]
-            drawn.append((scaled_NV[i : i + rows] + noise).argmax(dim=-1))
-        return torch.cat(drawn)
 
     def _score(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
         """Log-probs and margins of one batch."""

@@ -76,8 +76,8 @@ def warm_start(
     for step in range(config.steps):
         first = seed * _SEEDS_PER_RUN + step * config.batch
         pairs = [demonstration(first + i, config.faults) for i in range(config.batch)]
-        prompts = [codec.encode(prompt) for prompt, _ in pairs]
-        completions = [codec.encode(completion)[1:] + end for _, completion in pairs]
+        prompts = codec.encode_all([prompt for prompt, _ in pairs])
+        completions = [ids[1:] + end for ids in codec.encode_all([completion for _, completion in pairs])]
         for group in optimizer.param_groups:
             group["lr"] = config.rate_at(step)
         logprobs_NT, mask_NT = completion_logprobs(model, prompts, completions, 1.0)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from blake3 import blake3
+
 from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, StagedPolicy, Weights
 from p2prl.models.transformers_engine import UNNAMED
 from p2prl.net import bridge, control
@@ -16,20 +18,48 @@ from p2prl.protocol.messages import EngineClass
 from p2prl.sim.network import VirtualNetwork
 from p2prl.swarm.events import Event, PolicyReady
 
+_STAGED_KEPT = 8
+"""Checked policies kept: simulated peers sample with the same few versions."""
+
+
+class SharedModel:
+    """The one model behind every simulated peer's engine. A policy is checked once, and copied in when it changes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._staged: dict[tuple[int, bytes], StagedPolicy] = {}
+        self._in_engine: StagedPolicy | None = None
+
+    def stage(self, weights: Weights, version: int) -> StagedPolicy:
+        """Check a policy, unless it has been."""
+        words = bytes(weights)
+        name = version, blake3(words).digest()
+        if name not in self._staged:
+            if len(self._staged) == _STAGED_KEPT:
+                del self._staged[next(iter(self._staged))]
+            self._staged[name] = self.engine.stage(words, version)
+        return self._staged[name]
+
+    def claim(self, staged: StagedPolicy) -> Engine:
+        """The engine, with this policy in it."""
+        if self._in_engine is not staged:
+            self._in_engine = None
+            self.engine.swap(staged)
+            self._in_engine = staged
+        return self.engine
+
 
 class SharedEngine:
-    """One model for all simulated peers: each takes up its own policy before it computes, as if it had its own."""
+    """A simulated peer's engine: it takes up its own policy before it computes, as if it had a model of its own."""
 
-    def __init__(self, engine: Engine, loaded: dict[str, Weights]) -> None:
-        """`loaded` is shared too: the weights that are in the engine, under one key."""
-        self._engine = engine
-        self._loaded = loaded
+    def __init__(self, model: SharedModel) -> None:
+        self._model = model
         self._staged: StagedPolicy | None = None
 
     @property
     def engine_class(self) -> EngineClass:
         """That of the shared engine."""
-        return self._engine.engine_class
+        return self._model.engine.engine_class
 
     def load_weights(self, weights: Weights) -> None:
         """Take up a policy."""
@@ -37,7 +67,7 @@ class SharedEngine:
 
     def stage(self, weights: Weights, version: int) -> StagedPolicy:
         """Check a policy, with the shared engine's layout."""
-        return self._engine.stage(bytes(weights), version)
+        return self._model.stage(weights, version)
 
     def swap(self, staged: StagedPolicy) -> None:
         """Take up a checked policy."""
@@ -52,21 +82,15 @@ class SharedEngine:
         on_step: Callable[[int], None] | None = None,
     ) -> list[Generation]:
         """Sample under this peer's weights."""
-        self._claim()
-        return self._engine.generate(requests, should_stop=should_stop, on_step=on_step)
+        return self._claim().generate(requests, should_stop=should_stop, on_step=on_step)
 
     def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
         """Replay under this peer's weights."""
-        self._claim()
-        return self._engine.replay(requests, token_ids)
+        return self._claim().replay(requests, token_ids)
 
-    def _claim(self) -> None:
-        """Most peers sample with the same few versions: words that are in the engine already are not copied again."""
+    def _claim(self) -> Engine:
         assert self._staged is not None
-        if self._loaded.get("weights") != self._staged.weights:
-            self._loaded.clear()
-            self._engine.swap(self._staged)
-            self._loaded["weights"] = self._staged.weights
+        return self._model.claim(self._staged)
 
 
 @dataclass(slots=True)

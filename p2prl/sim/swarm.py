@@ -26,7 +26,6 @@ from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.service import Learner, LearnerConfig
 from p2prl.learner.shelf import versions_kept
 from p2prl.models.codec import Codec
-from p2prl.models.engine import Weights
 from p2prl.models.evaluation import evaluate
 from p2prl.models.layout import layout_of
 from p2prl.models.loading import LoadedModel
@@ -43,7 +42,7 @@ from p2prl.sim.delays import parse_delay
 from p2prl.sim.loop import START
 from p2prl.sim.machines import slow_envelopes
 from p2prl.sim.network import LinkConfig, VirtualNetwork
-from p2prl.sim.stand_ins import SharedEngine, SimulatedNetwork
+from p2prl.sim.stand_ins import SharedEngine, SharedModel, SimulatedNetwork
 from p2prl.swarm.node import Node, NodeConfig
 
 _IDLE_TURN_S = 5.0
@@ -135,8 +134,7 @@ class Swarm:
         self._run = envelope_digest(self._manifest_raw)
         self._layout = layout_of(loaded.model, self._manifest.dtype)
         self._loaded = loaded
-        self._engine = TransformersEngine(_copy(loaded), self._layout)
-        self._in_engine: dict[str, Weights] = {}
+        self._model = SharedModel(TransformersEngine(_copy(loaded), self._layout))
         self._work = GroupWork(self._manifest, self._run, Codec(loaded.tokenizer, loaded.model))
         self._blobs = DiskBlobs(directory / "learner" / "blobs")
         for file in self._manifest.files:
@@ -196,7 +194,7 @@ class Swarm:
             model=self._loaded.model,
             tokenizer=self._loaded.tokenizer,
             layout=self._layout,
-            engine=SharedEngine(self._engine, self._in_engine),
+            engine=SharedEngine(self._model),
             work=self._work,
             estimator=Estimator.plain(build_loss("gepo_t")),
             config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
@@ -259,7 +257,7 @@ class Swarm:
 
     def _prepare(self, manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
         del manifest, files
-        return Prepared(SharedEngine(self._engine, self._in_engine), self._work)
+        return Prepared(SharedEngine(self._model), self._work)
 
     def _volunteer_turn(self, volunteer: Volunteer, port: SimulatedNetwork, pace: float) -> float:
         port.hold_s = pace

@@ -2,7 +2,7 @@
 
 An envelope is checked by the owner (signature, schema, run, author) before a byte of it is passed on, so junk dies at
 the first honest peer. Those a message is meant for get it pushed at once by its author; everybody else who may want
-it is offered its digest and asks. A peer without a link to a learner hands its groups to a few carriers instead.
+it is soon offered its digest and asks. A peer without a link to a learner hands its groups to a few carriers instead.
 
 Pure: the owner feeds it and drains `outbox`.
 """
@@ -20,6 +20,7 @@ from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import Kind, Offer, Push, Role, Want
+from p2prl.swarm.offering import Offering
 from p2prl.swarm.ports import Randomness
 
 AUDIENCE: dict[Kind, frozenset[Role]] = {
@@ -58,6 +59,8 @@ class GossipConfig:
     """Envelopes kept to answer wants: several minutes of a busy swarm, and little memory."""
     seen: int = 100_000
     """Digests remembered so that nothing is forwarded twice."""
+    offer_s: float = 1.0
+    """An offer waits up to this long for company. What must reach a learner does not wait."""
     answer_bytes: int = 4 * 1024 * 1024
     """Envelopes pushed to one neighbour, for its wants, between two drains of the outbox. A want costs 33 bytes to
     send and may be answered with 256 KiB: without a bound one frame of them fills the memory. The asker asks again."""
@@ -66,7 +69,9 @@ class GossipConfig:
 class Gossip:
     """Who has been told what, and what is left to tell."""
 
-    def __init__(self, rng: Randomness, config: GossipConfig) -> None:
+    def __init__(self, role: Role, rng: Randomness, config: GossipConfig) -> None:
+        """`role` is what this node itself is there for."""
+        self._is_learner = role is Role.LEARNER
         self._rng = rng
         self._config = config
         self._roles: dict[PeerId, Role] = {}
@@ -76,6 +81,7 @@ class Gossip:
         self._pinned: dict[Digest, bytes] = {}
         self._wanted: dict[Digest, set[PeerId]] = {}
         self._answered: dict[PeerId, int] = {}
+        self._offering = Offering(rng, config.offer_s)
         self.outbox: list[tuple[PeerId, Wire]] = []
 
     def set_role(self, peer: PeerId, role: Role) -> None:
@@ -85,6 +91,7 @@ class Gossip:
     def remove_neighbour(self, peer: PeerId) -> None:
         """The link is gone."""
         self._roles.pop(peer, None)
+        self._offering.forget(peer)
         for askers in self._wanted.values():
             askers.discard(peer)
 
@@ -131,9 +138,13 @@ class Gossip:
         for peer, role in self._roles.items():
             if peer in told or role not in audience:
                 continue
-            message: Wire = Push(opened.raw) if role in eager else Offer((opened.digest,))
-            self.outbox.append((peer, message))
-        if opened.kind in CARRIED and Role.LEARNER not in self._roles.values():
+            if role in eager:
+                self.outbox.append((peer, Push(opened.raw)))
+            elif opened.kind in CARRIED and role is Role.LEARNER:
+                self.outbox.append((peer, Offer((opened.digest,))))
+            else:
+                self._offering.add(peer, opened.digest)
+        if opened.kind in CARRIED and not self._is_learner and Role.LEARNER not in self._roles.values():
             others = [p for p, role in self._roles.items() if p not in told and role not in audience]
             for peer in self._some(others):
                 self.outbox.append((peer, Push(opened.raw) if source is None else Offer((opened.digest,))))
@@ -161,6 +172,7 @@ class Gossip:
         fresh = []
         for name in _names(message.digests):
             if name in self._seen:
+                self._offering.is_known(source, name)
                 continue
             askers = self._wanted.setdefault(name, set())
             if not askers:
@@ -174,11 +186,20 @@ class Gossip:
     def on_want(self, message: Want, source: PeerId) -> None:
         """Push what is still here, once and within `answer_bytes`; say nothing about the rest."""
         for name in _names(message.digests):
+            self._offering.is_known(source, name)
             raw = self._pinned.get(name) or self._store.get(name, (None, b""))[1]
             answered = self._answered.get(source, 0) + len(raw)
             if raw and answered <= self._config.answer_bytes:
                 self._answered[source] = answered
                 self.outbox.append((source, Push(raw)))
+
+    def flush(self, now: float) -> None:
+        """Put the offers that are due into `outbox`; to be called before each drain."""
+        self.outbox.extend(self._offering.take_due(now))
+
+    def next_deadline(self) -> float:
+        """When `flush` has something to do."""
+        return self._offering.next_deadline()
 
     def drained(self) -> None:
         """The owner has taken everything out of `outbox`: neighbours may be answered again."""

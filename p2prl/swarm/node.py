@@ -86,7 +86,7 @@ class Node:
         self._config = config
         self._me = Self(identity, config.role, run)
         self._links = Neighbourhood(self._me, rng, config.neighbourhood, now)
-        self._gossip = Gossip(rng, config.gossip)
+        self._gossip = Gossip(config.role, rng, config.gossip)
         self._pages = LedgerPages(rng)
         self._last_words = LastWords()
         self._relay = Relay(store, rng, config.relay)
@@ -253,13 +253,14 @@ class Node:
     def next_deadline(self) -> float:
         """When `handle_timer` wants to run next."""
         relay = self._relay.next_deadline()
-        own = min(self._links.next_deadline(), self._next_retry)
+        own = min(self._links.next_deadline(), self._gossip.next_deadline(), self._next_retry)
         return own if relay is None else min(own, relay)
 
     def commands(self, now: float) -> list[Command]:
         """What the shell must do now: frames to send, peers to dial, the directory to use."""
         self._after(now)
         self._relay.flush(now)
+        self._gossip.flush(now)
         by_peer: dict[PeerId, list[bytes]] = {}
         bulk: list[Send] = []
         for box in (self._links.outbox, self._gossip.outbox, self._pages.outbox, self._relay.outbox):
@@ -309,12 +310,16 @@ class Node:
             self._events.append(WireMismatch(source, message.wire_version))
             self.lost(source, now)
             return
+        known = self._links.links.get(source)
+        role_before = None if known is None else known.role
         link = self._links.on_hello(message, source, now)
         if link is None or link.role is None:
             self._forget(source)
             return
-        self._tell_role(source, link.role)
-        self._relay.add_neighbour(source, is_source=self._is_learner(source))
+        if link.role is not role_before:
+            self._tell_role(source, link.role)
+            self._relay.add_neighbour(source, is_source=self._is_learner(source))
+            self._report_roles()
         newest = self._following.newest if self._following else None
         if newest is not None and newest.manifest.version > message.newest_version:
             head = self._following.head if self._following else None
@@ -323,7 +328,6 @@ class Node:
             self._send(source, Push(newest.raw))
         if farewell := self._last_words.for_neighbour(source, link.role, now):
             self._send(source, Push(farewell))
-        self._report_roles()
 
     def _on_push(self, raw: bytes, source: PeerId, now: float) -> None:
         name = envelope_digest(raw)

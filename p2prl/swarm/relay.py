@@ -54,6 +54,9 @@ class Relay:
         self._serving = Serving(self._state)
         self._fetching = Fetching(self._state)
         self._timer_ran_at = -math.inf
+        self._deadline: float | None = None
+        self._deadline_stands = False
+        """Whether nothing has happened since `_deadline` was worked out: it is asked for far oftener than it moves."""
         self.completed: list[Digest] = []
 
     @property
@@ -70,6 +73,7 @@ class Relay:
 
     def offer(self, ref: BlobRef, now: float) -> None:
         """Serve a blob this node made; every chunk must already be in the store."""
+        self._deadline_stands = False
         transfer = self._open(ref, now, origin=True, wanted=False)
         transfer.unsent = transfer.have
         self._serving.due = True
@@ -79,6 +83,7 @@ class Relay:
 
         Its root appears in `completed` once, at once when the blob is whole already.
         """
+        self._deadline_stands = False
         transfer = self._state.transfers.get(ref.root)
         if transfer is None:
             transfer = self._open(ref, now, origin=False, wanted=True)
@@ -90,6 +95,7 @@ class Relay:
 
     def drop(self, root: Digest) -> None:
         """Stop fetching and serving a blob and free its space."""
+        self._deadline_stands = False
         transfer = self._state.transfers.pop(root, None)
         if transfer is not None:
             for index, chunk in enumerate(transfer.ref.chunks):
@@ -148,6 +154,7 @@ class Relay:
 
     def remove_neighbour(self, peer: PeerId) -> None:
         """The link is gone: take its requests and grants back."""
+        self._deadline_stands = False
         state = self._state
         neighbour = state.neighbours.get(peer)
         if neighbour is None:
@@ -161,6 +168,7 @@ class Relay:
 
     def upload_done(self, peer: PeerId) -> None:
         """The shell has handed one chunk frame to `peer`, or failed to."""
+        self._deadline_stands = False
         self._serving.upload_done(peer)
 
     # --- messages ----------------------------------------------------------------------------------------------
@@ -170,6 +178,7 @@ class Relay:
         neighbour = self._state.neighbours.get(source)
         if neighbour is None:
             return
+        self._deadline_stands = False
         match message:
             case Have(root=root, bitmap=bitmap):
                 name = received_digest(root)
@@ -198,18 +207,23 @@ class Relay:
 
     def handle_timer(self, now: float) -> None:
         """Take back requests and grants past their deadline, and ask again what was lost."""
-        self._timer_ran_at = now
+        self._timer_ran_at, self._deadline_stands = now, False
         self._fetching.handle_timer(now)
         self._serving.handle_timer(now)
 
     def next_deadline(self) -> float | None:
         """When `handle_timer` wants to run next, or None while nothing is outstanding."""
-        return min((at for at in self._deadlines() if at > self._timer_ran_at), default=None)
+        if not self._deadline_stands:
+            self._deadline = min((at for at in self._deadlines() if at > self._timer_ran_at), default=None)
+            self._deadline_stands = True
+        return self._deadline
 
     def flush(self, now: float) -> None:
         """Fill `outbox`: chunks and grants, and news of chunks, once per drain rather than once per chunk."""
-        self._serving.serve(now)
-        self._serving.tell(now)
+        served = self._serving.serve(now)
+        told = self._serving.tell(now)
+        if served or told:
+            self._deadline_stands = False
 
     def _deadlines(self) -> Iterator[float]:
         yield from self._fetching.deadlines()

@@ -143,10 +143,10 @@ class Serving:
 
     # --- giving ------------------------------------------------------------------------------------------------
 
-    def serve(self, now: float) -> None:
-        """Send what may go, and grant while there is room and somebody to grant to."""
+    def serve(self, now: float) -> bool:
+        """Send what may go, and grant while there is room and somebody to grant to. Returns whether it was due."""
         if not self.due:
-            return
+            return False
         self.due = False
         served = [transfer.ref.chunk_bytes for transfer in self._state.transfers.values() if transfer.takers]
         self.queue.pipeline = pipeline_for(self._state.config.upload_bytes_s, max(served, default=0))
@@ -159,13 +159,16 @@ class Serving:
                 break
             _, _, peer, root = best
             self._grant(peer, self._state.transfers[root], now)
+        return True
 
-    def tell(self, now: float) -> None:
-        """News of chunks, once per `announce_s` rather than once per chunk."""
+    def tell(self, now: float) -> bool:
+        """News of chunks, once per `announce_s` rather than once per chunk. Returns whether some was due."""
         config = self._state.config
+        due = False
         for root, transfer in self._state.transfers.items():
             if not transfer.news or now < transfer.announced_at + config.announce_s:
                 continue
+            due = True
             transfer.announced_at, transfer.news = now, False
             frame: Have | None = None
             finished = []
@@ -185,6 +188,7 @@ class Serving:
                     transfer.news = True  # progress it will hear of later
             for peer in finished:
                 del transfer.watchers[peer]
+        return due
 
     def _candidates(self, now: float) -> Iterator[tuple[Rank, float, PeerId, Digest]]:
         """Everybody who may be granted a chunk, with its place in the order."""

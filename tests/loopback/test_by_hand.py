@@ -28,7 +28,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
     with swarm.running():
         learner = swarm.start("learner", "learn", str(run), "--updates", str(UPDATES), "--json", home=home)
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a link")
-        assert link.strip() in learner.log
+        wait_until(lambda: link.strip() in learner.log, seconds=30, what="the link in the terminal")
         first, second = (swarm.start(f"join-{n}", "join", link.strip(), home=home) for n in (1, 2))
         port = _free_port()
         board = swarm.start("board", "board", str(run), "--port", str(port), home=home)

@@ -11,10 +11,11 @@ from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Chunk, Push, Role
 from p2prl.protocol.versions import PolicyHead
 from p2prl.sim.broadcast import Member, identity_of
-from p2prl.sim.network import VirtualNetwork
+from p2prl.sim.network import LinkConfig, VirtualNetwork
 from p2prl.sim.patched import PatchedSwarm
 from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesReady, PeerBanned, PolicyReady, Send
 from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.relay import Relay
 
 WHOLE = 40_000
 """Bytes of a version's weights."""
@@ -46,6 +47,31 @@ def run_on(made: PatchedSwarm, versions: int, *, every_s: float = 30.0) -> None:
     for _ in range(versions):
         made.advance()
         made.network.run_for(every_s)
+
+
+def test_the_deadline_a_relay_remembers_is_the_one_it_would_work_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With versions arriving, neighbours coming and going, and chunks lost."""
+    asked = 0
+
+    def next_deadline(relay: Relay) -> float | None:
+        nonlocal asked
+        asked += 1
+        remembered = remember(relay)
+        relay._deadline_stands = False
+        assert remember(relay) == remembered
+        return remembered
+
+    remember = Relay.next_deadline
+    monkeypatch.setattr(Relay, "next_deadline", next_deadline)
+    made = PatchedSwarm(VirtualNetwork(3, links=LinkConfig(loss=0.1)))
+    made.add("learner", Role.LEARNER, config=rebuilds)
+    members = [join(made, f"v{index}") for index in range(4)]
+    run_on(made, 2)
+    made.network.crash(members[0].peer)
+    run_on(made, 2)
+    made.network.restart(members[0].peer)
+    run_on(made, 1)
+    assert asked > 1000
 
 
 def cost(made: PatchedSwarm, member: Member) -> tuple[int, int]:

@@ -85,3 +85,17 @@ def test_a_device_with_other_noise_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(noise, "_ADD", 1)
     with pytest.raises(MachineError, match="noise"):
         noise.check_noise(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("vocabulary", [13, 40_000])
+def test_noise_worked_ahead_is_the_noise_of_each_step(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "MAX_NOISE_ELEMENTS", 3 * 40_000)  # rows are cut as well
+    seeds = torch.randint(0, 1 << 62, (7,), generator=torch.Generator().manual_seed(1))
+    ahead = noise.StepNoise(seeds, vocabulary)
+    for step in range(40):
+        if step in (5, 16, 33):
+            kept = torch.arange(len(seeds))[step % 2 :: 2] if step != 33 else torch.tensor([0])
+            ahead.keep(kept)
+            seeds = seeds[kept]
+        wanted = noise.gumbel(seeds, torch.full((len(seeds), 1), step), vocabulary)[:, 0]
+        assert torch.equal(ahead.at(step), wanted)

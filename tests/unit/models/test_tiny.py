@@ -60,3 +60,10 @@ def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         tiny_model("chain5")
     assert "chain4" in caught.value.remedy
+
+
+def test_many_texts_are_encoded_as_each_alone() -> None:
+    loaded = tiny_model()
+    codec = Codec(loaded.tokenizer, loaded.model)
+    texts = [Chain4().prompt(seed) for seed in range(20)] + ["", "7", SYMBOLS]
+    assert codec.encode_all(texts) == [codec.encode(text) for text in texts]

@@ -15,6 +15,7 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.messages import LedgerHead, Offer, Push, Role, StorageReceipt, Want
 from p2prl.sim.broadcast import group_of
 from p2prl.swarm.gossip import Gossip, GossipConfig
+from p2prl.swarm.offering import Offering
 
 KEY = Identity(b"k" * 16)
 A, B, C, D, E = (PeerId(name) for name in "ABCDE")
@@ -24,14 +25,24 @@ def group(slot: int = 0) -> Opened:
     return open_envelope(seal(KEY, group_of(slot), run=bytes(32), now=1e9), now=None)
 
 
-def gossip(roles: dict[PeerId, Role], **config: int) -> Gossip:
-    made = Gossip(random.Random(1), GossipConfig(**config))
+def gossip(roles: dict[PeerId, Role], role: Role = Role.VOLUNTEER, **config: int) -> Gossip:
+    made = Gossip(role, random.Random(1), GossipConfig(**config))
     for peer, role in roles.items():
         made.set_role(peer, role)
     return made
 
 
+def at_once(made: Gossip) -> list[tuple[PeerId, Wire]]:
+    """What leaves without waiting for company."""
+    out = list(made.outbox)
+    made.outbox.clear()
+    return out
+
+
 def drained(made: Gossip) -> list[tuple[PeerId, Wire]]:
+    """What leaves now and what has left when every wait is over."""
+    for now in (0.0, 1.0):
+        made.flush(now)
     out = list(made.outbox)
     made.outbox.clear()
     return out
@@ -51,6 +62,62 @@ def test_a_forwarder_only_offers_and_never_back() -> None:
     assert drained(made) == [(B, Offer((opened.digest,))), (C, Offer((opened.digest,)))]
 
 
+def receipt_of(number: int) -> Opened:
+    body = StorageReceipt((bytes([number]) * 32,))
+    return open_envelope(seal(KEY, body, run=bytes(32), now=1e9), now=None)
+
+
+def test_offers_to_a_learner_do_not_wait_and_others_leave_in_company_within_a_second() -> None:
+    made = gossip({A: Role.LEARNER, B: Role.VALIDATOR, D: Role.VOLUNTEER})
+    groups, receipts = [group(slot) for slot in range(3)], [receipt_of(number) for number in range(2)]
+    for opened in (*groups, *receipts):
+        made.spread(opened, source=C)
+    assert at_once(made) == [(A, Offer((opened.digest,))) for opened in groups]
+    made.flush(5.0)
+    assert at_once(made) == []
+    due = made.next_deadline()
+    assert 5.0 < due < 6.0
+    made.flush(due - 1e-6)
+    assert at_once(made) == []
+    made.flush(due)
+    assert at_once(made) == [
+        (B, Offer(tuple(opened.digest for opened in groups))),
+        (D, Offer(tuple(opened.digest for opened in receipts))),
+    ]
+    made.flush(due + 9.0)
+    assert at_once(made) == []
+
+
+def test_who_shows_that_it_knows_is_not_offered() -> None:
+    made = gossip(dict.fromkeys((A, B, C, D), Role.VOLUNTEER))
+    opened = receipt_of(1)
+    made.on_offer(Offer((opened.digest,)), A)
+    made.spread(opened, source=E)
+    made.on_offer(Offer((opened.digest,)), B)
+    made.on_want(Want((opened.digest,)), C)
+    assert at_once(made) == [(A, Want((opened.digest,))), (C, Push(opened.raw))]
+    assert drained(made) == [(D, Offer((opened.digest,)))]
+
+
+def test_an_offer_to_a_link_that_went_is_forgotten() -> None:
+    made = gossip({A: Role.VOLUNTEER})
+    made.spread(receipt_of(1), source=B)
+    made.remove_neighbour(A)
+    assert drained(made) == []
+
+
+def test_more_names_than_a_message_holds_take_several() -> None:
+    many = limits.MAX_DIGESTS_PER_MESSAGE + 1
+    names = [group(slot).digest for slot in range(many)]
+    offering = Offering(random.Random(0), 1.0)
+    for name in names:
+        offering.add(A, name)
+    list(offering.take_due(0.0))
+    sent = [message.digests for _, message in offering.take_due(1.0)]
+    assert [len(digests) for digests in sent] == [many - 1, 1]
+    assert [name for digests in sent for name in digests] == names
+
+
 def test_without_a_learner_a_few_carriers_are_handed_it() -> None:
     volunteers = {PeerId(f"V{i}"): Role.VOLUNTEER for i in range(10)}
     made = gossip(volunteers, carriers=3)
@@ -61,6 +128,13 @@ def test_without_a_learner_a_few_carriers_are_handed_it() -> None:
     assert all(message == Push(opened.raw) for _, message in sent)
     made.spread(group(1), source=A)
     assert [type(message) for _, message in drained(made)] == [Offer] * 3
+
+
+def test_a_learner_keeps_the_groups_it_is_sent() -> None:
+    made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER, C: Role.VALIDATOR}, role=Role.LEARNER)
+    opened = group()
+    made.spread(opened, source=A)
+    assert drained(made) == [(C, Offer((opened.digest,)))]
 
 
 def test_other_kinds_are_not_carried() -> None:
