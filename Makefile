@@ -8,7 +8,7 @@ demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,12 +1,21 @@
-"""How the tests are shared out when several workers run them (`pytest -n 2 --dist loadgroup`)."""
+"""How the tests are shared out when several workers run them (`pytest -n 2`)."""
 
 from __future__ import annotations
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Swarms of processes run one after another, beside everything else; other tests stay together by file."""
-    for item in items:
-        alone = item.get_closest_marker("loopback") is not None
-        item.add_marker(pytest.mark.xdist_group("loopback" if alone else item.nodeid.partition("::")[0]))
+class _SwarmsInOneRow(LoadScopeScheduling):  # type: ignore[misc]
+    """One worker takes the swarms of processes, which would starve each other; the other takes the rest, by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "swarms" if "/loopback/" in path else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Called by pytest-xdist."""
+    config.option.loadscopereorder = False  # it would begin with the many small tests and end with the long ones
+    return _SwarmsInOneRow(config, log)

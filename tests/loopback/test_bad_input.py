@@ -37,7 +37,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.link import JoinLink, parse_link
 from p2prl.protocol.messages import Hello, LedgerHead, Push, Role
 
-pytestmark = pytest.mark.loopback
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "P2PRL_HOME": "/nonexistent/p2prl"}
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
@@ -83,7 +83,7 @@ def make_run(directory: Path) -> Path:
     return directory / "run"
 
 
-def eventually(condition: Callable[[], bool], *, seconds: float = 40.0) -> None:
+def eventually(condition: Callable[[], bool], *, seconds: float = 100.0) -> None:
     until, pause = time.monotonic() + seconds, threading.Event()
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"

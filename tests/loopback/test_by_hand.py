@@ -16,7 +16,7 @@ from tests.loopback.swarm_processes import RoleProcess, SwarmProcesses, command,
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
-UPDATES = 60
+UPDATES = 30
 
 
 def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
         port = _free_port()
         board = swarm.start("board", "board", str(run), "--port", str(port), home=home)
         wait_until(lambda: recorded_steps(run) >= 3, seconds=120, what="three updates")
-        wait_until(lambda: _contributors(port) == 2, seconds=30, what="two people on the board")
+        wait_until(lambda: _contributors(port) == 2, seconds=60, what="two people on the board")
 
         _ctrl_c(first, expected=130)
         assert "Finishing the slots" in first.log

@@ -35,10 +35,17 @@ def test_survivors_finish_the_liar_is_banned_and_the_learner_sends_three_copies_
         doomed.kill()
         for peer in honest:
             assert peer.wait_to_say("ready", seconds=120)["intact"]
-        banned = [line["peer"] for peer in honest for line in peer.said("banned")]
-        assert set(banned) == {liar.peer}, "and nobody else"
-        assert len(banned) == len(set(banned)) * sum(bool(peer.said("banned")) for peer in honest), "once by each"
         assert learner.ask("report")["sent"] <= 3 * SIZE + 2 * CHUNK
+        # How many of them the liar got to serve is a matter of luck; whom nobody else serves it deceives at once.
+        liar.wait_to_say("ready", seconds=120)
+        late = swarm.start("late", upload_mbit=2.0, download_mbit=8.0)
+        late.wait_to_say("up", seconds=60)
+        late.tell(connect=liar.said("up")[0]["addresses"][:1])
+        late.wait_to_say("banned", seconds=60)
+        late.tell(connect=[peer.said("up")[0]["addresses"][0] for peer in (learner, *honest)])
+        assert late.wait_to_say("ready", seconds=120)["intact"]
+        for peer in (*honest, late):
+            assert [line["peer"] for line in peer.said("banned")] in ([], [liar.peer]), "the liar, once"
 
 
 @pytest.mark.timeout(300)
