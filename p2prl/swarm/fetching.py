@@ -17,6 +17,10 @@ from p2prl.swarm.bitsets import indices_of, of_bitmap, to_bitmap
 from p2prl.swarm.transfers import Asked, Holder, RelayState, Transfer, Watcher
 from p2prl.swarm.uploads import slots_for
 
+_LEAST_ASKED = 8
+"""Volunteers asked for a blob at first, or as many as it has chunks: more could not each give one. All are asked when
+nothing comes."""
+
 _MEASURE_S = 2.0
 """Window over which the downlink's rate is measured when nobody said it."""
 
@@ -39,11 +43,11 @@ class Fetching:
         self.whole: list[Transfer] = []
         """Transfers whose last chunk has come, for the owner to take away."""
 
-    def query(self, transfer: Transfer, now: float) -> None:
-        """Ask every neighbour what it holds."""
+    def query(self, transfer: Transfer, now: float, *, everybody: bool = False) -> None:
+        """Ask neighbours what they hold: the learner and some volunteers, or all."""
         transfer.queried_at = now
         state = self._state
-        for peer in state.neighbours:
+        for peer in state.neighbours if everybody else self._some(max(_LEAST_ASKED, transfer.total)):
             state.outbox.append((peer, BlobQuery(transfer.root)))
             if transfer.have:
                 state.outbox.append((peer, Have(transfer.root, to_bitmap(transfer.have, transfer.total))))
@@ -164,7 +168,7 @@ class Fetching:
             self._snub(neighbour, now + pause_s)
         for transfer in self._state.transfers.values():
             if transfer.arriving and now >= self._query_again_at(transfer):
-                self.query(transfer, now)
+                self.query(transfer, now, everybody=True)
 
     def deadlines(self) -> Iterator[float]:
         """When `handle_timer` has something to do."""
@@ -217,6 +221,15 @@ class Fetching:
         neighbour = self._state.neighbours[peer]
         ends = neighbour.asked[chunk].at + (neighbour.chunk_s or self._mean_chunk_s())
         return max(ends - now, now - ends)
+
+    def _some(self, count: int) -> list[PeerId]:
+        """The learner, and `count` volunteers at random."""
+        neighbours = self._state.neighbours
+        volunteers = [peer for peer, holder in neighbours.items() if not holder.is_source]
+        surplus = len(volunteers) - count
+        for _ in range(surplus):
+            volunteers.pop(int(self._state.rng.random() * len(volunteers)))
+        return [*(peer for peer, holder in neighbours.items() if holder.is_source), *volunteers]
 
     def _mean_chunk_s(self) -> float:
         paces = [n.chunk_s for n in self._state.neighbours.values() if n.chunk_s]

@@ -326,7 +326,7 @@ def _tis(ps: Array, qs: Array, *_: object) -> float:
 
 @weighted("cispo")
 def _cispo(ps: Array, qs: Array, *_: object) -> Array:
-    return np.minimum(np.exp(ps - qs), 5.0)
+    return np.exp(ps - qs).clip(max=5.0)
 
 
 @weighted("topr")

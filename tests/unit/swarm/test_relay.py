@@ -564,3 +564,26 @@ def test_requests_remembered_of_one_neighbour_are_bounded_and_the_newest_stay() 
     for name in made:
         holder.note_request(name, 0.0, 1.0)
     assert list(holder.ever_asked) == made[-16_384:]
+
+
+@pytest.mark.parametrize(("chunks", "asked"), [(3, 8), (12, 12), (40, 20)])
+def test_a_small_blob_is_asked_of_a_few_and_of_all_when_nothing_comes(chunks: int, asked: int) -> None:
+    _, ref = blob(chunks)
+    relay = Relay(MemoryBlobs(), random.Random(4), RelayConfig())
+    volunteers = [PeerId(f"v{number}") for number in range(20)]
+    for peer in (SOURCE, *volunteers):
+        relay.add_neighbour(peer, is_source=peer == SOURCE)
+
+    def queried() -> set[PeerId]:
+        peers = {peer for peer, message in relay.outbox if isinstance(message, BlobQuery)}
+        relay.outbox.clear()
+        return peers
+
+    relay.fetch(ref, 0.0)
+    first = queried()
+    assert SOURCE in first
+    assert len(first) == 1 + asked
+    due = relay.next_deadline()
+    assert due == RelayConfig().requery_s
+    relay.handle_timer(due)
+    assert queried() == {SOURCE, *volunteers}
