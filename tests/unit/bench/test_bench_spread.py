@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.bench import spread_swarm
 from p2prl.bench.spread import SCHEMES, SpreadConfig, as_documents, as_markdown, judge, run_spread
 from p2prl.bench.spread_links import HOME_LINKS, HomeLink, Population, populate, read_links
 from p2prl.bench.spread_outcome import Outcome, SpreadRow, row_of
@@ -190,3 +191,22 @@ def test_demands_are_judged_on_the_rows_that_measure_them() -> None:
     assert judged["t100 over its bound, 8 peers"].measured == pytest.approx(rows[0].t100_over)
     late = SpreadRow(**{**{f: getattr(rows[0], f) for f in rows[0].__slots__}, "t100": 1e9})
     assert [v.met for v in judge([late]) if v.demand == "t100 over its bound, 8 peers"] == [False]
+
+
+def test_volunteers_of_every_region_are_linked_with_each_other() -> None:
+    """Linked among neighbours of their own region alone, 512 peers took five times as long as 64."""
+    population = swarm(200)
+    made = spread_swarm._Swarm(population)
+    made.introduce()
+    links = {
+        number: {int(peer) for peer in relay._state.neighbours} - {made.source}
+        for number, relay in enumerate(made.relays[: made.source])
+    }
+    crossing = [population.peers[one].region != population.peers[other].region for one in links for other in links[one]]
+    assert 0.2 < sum(crossing) / len(crossing) < 0.5
+    reached, waiting = {0}, [0]
+    while waiting:
+        fresh = links[waiting.pop()] - reached
+        reached |= fresh
+        waiting += fresh
+    assert len(reached) == 200
