@@ -8,13 +8,14 @@ the house order: size, signature, schema. What an envelope's digest names can be
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
 from p2prl.protocol.codec import Wire, decode, encode
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
-from p2prl.protocol.identity import PUBLIC_KEY_BYTES, Identity, verify_raw
+from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.messages import (
     Kind,
@@ -120,7 +121,8 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     if not 0 <= envelope.sent_ms < 1 << 53:
         raise RemoteProtocolError("envelope: impossible time")
     signed = _signed_bytes(kind, envelope.run, envelope.author, envelope.sent_ms, envelope.body)
-    if not verify_raw(envelope.author, signed, envelope.signature):
+    # What is remembered must be small: a stranger's signature may be as long as an envelope.
+    if len(envelope.signature) != SIGNATURE_BYTES or not _verified(envelope.author, signed, envelope.signature):
         raise RemoteProtocolError(f"envelope: wrong signature on a {kind.name.lower()}")
     if now is not None and kind is not Kind.RUN_MANIFEST:
         age_s = now - envelope.sent_ms / 1000
@@ -138,6 +140,12 @@ def body_of(opened: Opened, kind: type[Body]) -> Body:
         raise RemoteProtocolError(f"expected a {kind.__name__}, got a {opened.kind.name.lower()}")
     return opened.body
 
+
+_REMEMBERED_SIGNATURES = 4_096
+"""Verdicts kept, of 128 bytes each and what Python adds: a directory's records are read again every half minute, and
+most of them have not changed."""
+
+_verified = lru_cache(maxsize=_REMEMBERED_SIGNATURES)(verify_raw)
 
 _NUMBERS = frozenset(int(kind) for kind in SIGNED_MESSAGES)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NewType
 
 from cryptography.exceptions import InvalidSignature
@@ -27,9 +27,6 @@ ENTROPY_BYTES = 16
 _WORDS = 12
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
-
-_REMEMBERED_SIGNATURES = 4_096
-"""Verdicts kept: a directory's records are read again every half minute, most of them unchanged. At most 6 MB."""
 
 _SEED_DOMAIN = b"p2prl/identity/v1"
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -99,7 +96,6 @@ class Identity:
         return Ed25519PrivateKey.from_private_bytes(self.secret_seed)
 
 
-@lru_cache(maxsize=_REMEMBERED_SIGNATURES)
 def verify_raw(public_key: bytes, data: bytes, signature: bytes) -> bool:
     """Whether `signature` is the key's Ed25519 signature of `data`. Never raises on any bytes."""
     if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:

@@ -47,7 +47,8 @@ class Offering:
 
     def take_due(self, now: float) -> Iterator[tuple[PeerId, Offer]]:
         """All offers, when their time has come. To be asked after each turn: the wait begins then."""
-        if not self._pending:
+        if not self._pending:  # all whom it was for have left, or there was nothing
+            self._due_at = math.inf
             return
         if math.isinf(self._due_at):
             self._due_at = now + self._rng.random() * self._longest_wait_s

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
-from p2prl.protocol import limits
+from p2prl.protocol import envelope, limits
 from p2prl.protocol.codec import decode, encode
 from p2prl.protocol.envelope import (
     DOMAINS,
@@ -107,6 +107,15 @@ def test_replay_window_and_clock_skew_at_their_edges() -> None:
 def test_size_is_checked_before_anything_else() -> None:
     with pytest.raises(RemoteProtocolError, match="limit"):
         open_envelope(bytes(limits.MAX_ENVELOPE_BYTES + 1), now=None)
+
+
+def test_a_long_signature_is_refused_and_not_remembered() -> None:
+    raw = seal(ALICE, StorageReceipt((bytes(32),)), run=RUN, now=1e9)
+    remembered = envelope._verified.cache_info().currsize
+    for length in (0, 63, 65, 100_000):
+        with pytest.raises(RemoteProtocolError, match="wrong signature"):
+            open_envelope(reseal(raw, signature=bytes(length)), now=1e9)
+    assert envelope._verified.cache_info().currsize == remembered
 
 
 def test_body_of_refuses_another_kind() -> None:
