@@ -103,6 +103,8 @@ def validate(
     threads: Threads = 0,
     listen: Listen = None,
     rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
+    upload_mbit: UploadMbit = 0.0,
+    monthly_gb: MonthlyGb = 0.0,
     as_json: Json = False,
 ) -> None:
     """Check work that strangers did, and sign verdicts.
@@ -111,7 +113,17 @@ def validate(
     """
     from p2prl.cli.workers import validate_run
 
-    validate_run(link, home=home, device=device, threads=threads, listen=listen, rate=rate, as_json=as_json)
+    validate_run(
+        link,
+        home=home,
+        device=device,
+        threads=threads,
+        listen=listen,
+        rate=rate,
+        upload_mbit=upload_mbit,
+        monthly_gb=monthly_gb,
+        as_json=as_json,
+    )
 
 
 @app.command(rich_help_panel=OPERATE)
@@ -170,6 +182,8 @@ def learn(
     run: RunDir,
     listen: Listen = None,
     updates: Annotated[int | None, typer.Option("--updates", min=0, help="Overrides run.toml.")] = None,
+    upload_mbit: UploadMbit = 0.0,
+    monthly_gb: MonthlyGb = 0.0,
     track: Annotated[str, typer.Option("--track", help="none, tensorboard or trackio.")] = "none",
     delay: Annotated[str, typer.Option("--delay", hidden=True)] = "",
     as_json: Json = False,
@@ -180,7 +194,16 @@ def learn(
     """
     from p2prl.cli.operate import learn_command
 
-    learn_command(run, listen=listen, updates=updates, track=track, delay=delay, as_json=as_json)
+    learn_command(
+        run,
+        listen=listen,
+        updates=updates,
+        upload_mbit=upload_mbit,
+        monthly_gb=monthly_gb,
+        track=track,
+        delay=delay,
+        as_json=as_json,
+    )
 
 
 @app.command(rich_help_panel=INSPECT)

@@ -16,6 +16,7 @@ from p2prl.cli.reach import reach_warning, worth_sharing
 from p2prl.cli.tracking import tracker
 from p2prl.config.folders import open_folder, refuse_folder_in_use
 from p2prl.config.home import write_status
+from p2prl.config.peers import UploadCaps
 from p2prl.config.presets import preset_by_name
 from p2prl.errors import ConfigError
 from p2prl.net.bridge import NetworkPort
@@ -83,12 +84,21 @@ def init_command(
 
 
 def learn_command(
-    directory: Path, *, listen: list[str] | None, updates: int | None, track: str, delay: str, as_json: bool
+    directory: Path,
+    *,
+    listen: list[str] | None,
+    updates: int | None,
+    upload_mbit: float,
+    monthly_gb: float,
+    track: str,
+    delay: str,
+    as_json: bool,
 ) -> None:
     """Train a run until its updates are done or it is interrupted.
 
     `delay`, for experiments, is a law of `p2prl.bench.delays`: groups then arrive late by so many updates' traffic.
     """
+    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
     law = parse_delay(delay) if delay else None  # what can be refused is refused before torch takes its seconds
     lock = open_folder(directory).lock()
     crashes.keep_in(directory)
@@ -125,7 +135,7 @@ def learn_command(
 
         interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
         with view.shown(), interrupts.handled():
-            config = learner_network(folder, kept_listen(folder, tuple(listen or ())))
+            config = learner_network(folder, kept_listen(folder, tuple(listen or ())), caps)
             network: NetworkPort = Network(config, on_start=learner.introduce)
             if law is not None:
                 network = _late(network, law, groups_per_update=folder.settings.learner.groups_per_update)

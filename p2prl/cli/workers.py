@@ -108,10 +108,13 @@ def validate_run(
     threads: int,
     listen: list[str] | None,
     rate: float,
+    upload_mbit: float,
+    monthly_gb: float,
     as_json: bool,
 ) -> None:
     """Validate until interrupted or until the run ends."""
     link = parse_link(link_text)
+    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
 
     from p2prl.config.roles import build_validator
     from p2prl.models.devices import choose_device, use_threads
@@ -144,7 +147,8 @@ def validate_run(
     )
     interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
     with view.shown(), interrupts.handled():
-        finished = validator.run(Network(peer_network(link, seat, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN))))
+        network = peer_network(link, seat, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), caps)
+        finished = validator.run(Network(network))
     _leave(report, interrupts, finished=finished, as_json=as_json)
 
 

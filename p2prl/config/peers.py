@@ -33,6 +33,16 @@ class UploadCaps:
             if not (math.isfinite(value) and 0.0 <= value <= _MOST_CAP):
                 raise ConfigError(f"{name} {value:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
 
+    @property
+    def bytes_s(self) -> float:
+        """Bytes per second chunks may use; 0 measures the uplink."""
+        return self.upload_mbit * 125_000.0
+
+    @property
+    def monthly_bytes(self) -> int:
+        """Bytes of chunks a calendar month; 0 is no limit."""
+        return int(self.monthly_gb * 1e9)
+
 
 def peer_network(
     link: JoinLink,
@@ -61,8 +71,8 @@ def peer_network(
         manifest=known_run(directory, link.run),
         keep_versions=VERSIONS_KEPT[role],
         rebuilds=role in (Role.VOLUNTEER, Role.VALIDATOR),
-        upload_bytes_s=caps.upload_mbit * 125_000.0,
-        monthly_bytes=int(caps.monthly_gb * 1e9),
+        upload_bytes_s=caps.bytes_s,
+        monthly_bytes=caps.monthly_bytes,
         disk_bytes=int(disk_gb * 1e9),
     )
 

@@ -12,7 +12,7 @@ import torch
 from p2prl.client.service import Progress, Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.home import Seat
-from p2prl.config.peers import remember_run
+from p2prl.config.peers import UploadCaps, remember_run
 from p2prl.config.runs import RunFolder, run_file_blobs
 from p2prl.learner.estimator import Estimator
 from p2prl.learner.service import Learner
@@ -84,7 +84,7 @@ def build_learner(
     )
 
 
-def learner_network(folder: RunFolder, listen: tuple[str, ...]) -> NetworkConfig:
+def learner_network(folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps) -> NetworkConfig:
     """How the run's learner takes part in the network."""
     return NetworkConfig(
         key_file=folder.key_file,
@@ -95,6 +95,8 @@ def learner_network(folder: RunFolder, listen: tuple[str, ...]) -> NetworkConfig
         bootstrap=folder.settings.network.bootstrap,
         manifest=folder.manifest_raw,
         keep_versions=versions_kept(folder.manifest),
+        upload_bytes_s=caps.bytes_s,
+        monthly_bytes=caps.monthly_bytes,
     )
 
 

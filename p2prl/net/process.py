@@ -163,8 +163,13 @@ class NetworkProcess:
         await self._driver.say_last_words(_LAST_WORDS_S)
 
     async def _report(self) -> None:
+        was_spent = False
         while True:
-            self._tell(self._status())
+            status = self._status()
+            if status.budget_spent and not was_spent:
+                self._tell(control.Warned("this month's bytes are used up; weights go to nobody until the next", ""))
+            was_spent = status.budget_spent
+            self._tell(status)
             await asyncio.sleep(_STATUS_S)
 
     def _status(self) -> control.Status:

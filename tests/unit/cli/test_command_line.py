@@ -29,6 +29,7 @@ from p2prl.config.runs import init_run, open_run
 from p2prl.learner.founding import RunPlan
 from p2prl.learner.journal import Journal
 from p2prl.models.tiny import tiny_model
+from p2prl.protocol.identity import Identity
 from p2prl.sim.swarm import SwarmConfig, SwarmResult
 from p2prl.validator.service import Audit
 from tests.command_doc import DOC, json_keys, section
@@ -334,11 +335,15 @@ def test_usage_errors_are_2(arguments: tuple[str, ...]) -> None:
     assert "Traceback" not in result.output
 
 
+SOME_LINK = f"p2prl://chain@{'a' * 52}?b=/ip4/127.0.0.1/tcp/1/p2p/{Identity(bytes(16)).peer_id}"
+
 REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("join", "http://x"), errors.ConfigError, "starts with p2prl://"),
     (("join", "p2prl://chain@abc"), errors.ConfigError, "cut off"),
     (("validate", "p2prl://chain@" + "a" * 52), errors.ConfigError, "names no peer"),
     (("learn", "/nowhere"), errors.ConfigError, "not a run folder"),
+    (("learn", "/nowhere", "--upload-mbit", "2e6"), errors.ConfigError, "--upload-mbit 2e+06"),
+    (("validate", SOME_LINK, "--monthly-gb", "inf"), errors.ConfigError, "--monthly-gb inf"),
     (("learn", "/nowhere", "--delay", "sometimes"), errors.ConfigError, "not a law of delay"),
     (("eval", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("status", "/nowhere"), errors.ConfigError, "not a run folder"),

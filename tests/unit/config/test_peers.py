@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.config.home import Seat, take_seat
-from p2prl.config.peers import peer_network
+from p2prl.config.peers import UploadCaps, peer_network
 from p2prl.errors import ConfigError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.link import JoinLink
@@ -29,6 +29,14 @@ def test_a_disk_cap_is_in_bytes_and_none_is_none(seat: Seat) -> None:
     assert peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=1.5).disk_bytes == 1_500_000_000
     assert peer_network(LINK, seat, Role.VOLUNTEER, ()).rebuilds
     assert not peer_network(LINK, seat, Role.SEEDER, ()).rebuilds
+
+
+@pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
+def test_upload_caps_reach_the_network_in_bytes(seat: Seat, role: Role) -> None:
+    capped = peer_network(LINK, seat, role, (), UploadCaps(upload_mbit=8.0, monthly_gb=0.5))
+    assert (capped.upload_bytes_s, capped.monthly_bytes) == (1_000_000.0, 500_000_000)
+    free = peer_network(LINK, seat, role, ())
+    assert (free.upload_bytes_s, free.monthly_bytes) == (0.0, 0)
 
 
 @pytest.mark.parametrize("disk_gb", [-1.0, float("nan"), float("inf")])

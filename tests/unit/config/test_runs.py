@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from p2prl.config import runs
+from p2prl.config.peers import UploadCaps
 from p2prl.config.presets import preset_by_name
-from p2prl.config.roles import build_learner
+from p2prl.config.roles import build_learner, learner_network
 from p2prl.config.runs import init_run, open_run
 from p2prl.errors import ConfigError, IdentityError, MachineError
 from p2prl.learner.founding import RunPlan
@@ -53,6 +54,11 @@ def test_a_made_run_opens_and_its_manifest_is_the_plan(made: Path) -> None:
     assert folder.newest_weights() == made / "model"
     assert entries(made) == ["files", "key.json", "model", "run.manifest", "run.toml"]
     assert entries(made.parent) == ["run"]
+
+
+def test_a_learners_upload_caps_reach_its_network(made: Path) -> None:
+    network = learner_network(open_run(made), (), UploadCaps(upload_mbit=100.0, monthly_gb=2.0))
+    assert (network.upload_bytes_s, network.monthly_bytes) == (12_500_000.0, 2_000_000_000)
 
 
 def test_a_folder_in_use_is_left_alone(made: Path, model: Path) -> None:
