@@ -18,6 +18,7 @@ from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.messages import (
+    Introduction,
     Kind,
     LedgerHead,
     PeerRecord,
@@ -40,6 +41,7 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.VERDICT: Verdict,
     Kind.LEDGER_HEAD: LedgerHead,
     Kind.POLICY_HEAD: PolicyHead,
+    Kind.INTRODUCTION: Introduction,
 }
 """Which struct each signed message carries."""
 
@@ -53,6 +55,7 @@ DOMAINS: dict[Kind, str] = {
     Kind.VERDICT: "p2prl/verdict/v1",
     Kind.LEDGER_HEAD: "p2prl/ledger-head/v1",
     Kind.POLICY_HEAD: "p2prl/policy-head/v1",
+    Kind.INTRODUCTION: "p2prl/introduction/v1",
 }
 """The versioned domain of every signature. A new meaning takes a new string."""
 

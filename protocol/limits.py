@@ -4,7 +4,7 @@ A limit is checked before the work it bounds: size first, then signature, then s
 these changes what honest peers may send, so each is part of the wire version.
 """
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Spoken between peers; independent of the package version. Peers of another version are told so and left alone."""
 
 MAX_CONTROL_FRAME_BYTES = 256 * 1024
@@ -84,6 +84,9 @@ MAX_TASKS = 64
 
 MAX_ADDRESSES = 8
 """Dialable addresses one peer may announce; more would make a directory record an amplifier."""
+
+MAX_INTRODUCED = 64
+"""Neighbours the learner may name to one peer: as many as the largest uplink has use for."""
 
 MAX_ADDRESS_CHARS = 256
 """One multiaddr, relay circuits included."""

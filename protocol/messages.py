@@ -46,6 +46,7 @@ class Kind(IntEnum):
     VERDICT = 38
     LEDGER_HEAD = 39
     POLICY_HEAD = 40
+    INTRODUCTION = 41
 
 
 TOMBSTONES: frozenset[int] = frozenset()
@@ -341,6 +342,22 @@ class LedgerHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
     step: int
     finished: bool
     """The run is over: no further group will be used."""
+
+
+class Introduction(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The learner names neighbours to one peer. Advice: whoever has none links at random."""
+
+    peer: bytes
+    """Public key of the peer it is meant for."""
+    neighbours: tuple[bytes, ...]
+    """Public keys of those it should be linked with."""
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` on what no learner of this wire version writes."""
+        if len(self.neighbours) > limits.MAX_INTRODUCED:
+            raise RemoteProtocolError(f"introduction to {len(self.neighbours)} peers")
+        if any(len(key) != PUBLIC_KEY_BYTES for key in (self.peer, *self.neighbours)):
+            raise RemoteProtocolError("introduction: a name is not a public key")
 
 
 _STATES = frozenset(int(state) for state in State)

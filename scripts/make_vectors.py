@@ -104,6 +104,9 @@ def vectors() -> dict[str, object]:
         "verdict": verdict,
         "storage_receipt": seal(LEARNER, messages.StorageReceipt((name,)), run=run, now=NOW),
         "ledger_head": seal(LEARNER, messages.LedgerHead(2, top, 1, True), run=run, now=NOW),
+        "introduction": seal(
+            LEARNER, messages.Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW
+        ),
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
     }
     link_messages: tuple[Wire, ...] = (

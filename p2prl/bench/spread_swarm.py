@@ -6,7 +6,6 @@ Chunks are a few bytes that stand for many: the wires charge a chunk's full size
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Set as AbstractSet
 
 from p2prl.bench.spread_links import Population
@@ -18,7 +17,14 @@ from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.messages import Chunk
 from p2prl.sim.loop import START, VirtualLoop
 from p2prl.sim.wires import Link, Wires
-from p2prl.swarm.handout import SOURCE_DEGREE, Candidate, degree_of, draw_by_upload, hand_out
+from p2prl.swarm.handout import (
+    SOURCE_DEGREE,
+    Candidate,
+    draw_by_upload,
+    hand_out,
+    introductions_of,
+    median_upload,
+)
 from p2prl.swarm.relay import Relay, RelayConfig
 
 _TICK_S = 0.1
@@ -80,11 +86,10 @@ class _Swarm:
             number: Candidate(link.upload_bytes_s, link.region) for number, link in enumerate(self.population.peers)
         }
         pairs = {(self.source, peer) for peer in draw_by_upload(swarm, SOURCE_DEGREE, rng)}
-        median = statistics.median(candidate.upload_bytes_s for candidate in swarm.values())
+        median_bytes_s = median_upload(swarm.values())
         for peer, candidate in swarm.items():
-            # Each is introduced to half as many as it should know: the other half is introduced to it.
-            half = (degree_of(candidate.upload_bytes_s, median) + 1) // 2
-            others = hand_out(peer, swarm, rng, count=half)
+            count = introductions_of(candidate.upload_bytes_s, median_bytes_s)
+            others = hand_out(peer, swarm, rng, count=count)
             pairs |= {(max(peer, other), min(peer, other)) for other in others}
         for one, other in sorted(pairs):
             self.relays[one].add_neighbour(self.names[other], is_source=False)

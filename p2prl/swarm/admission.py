@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.envelope import Opened, body_of
-from p2prl.protocol.messages import Kind, Receipts, RolloutGroup, Verdict
+from p2prl.protocol.messages import Introduction, Kind, Receipts, RolloutGroup, Verdict
 
-_LEARNERS_OWN = frozenset({Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD})
+_LEARNERS_OWN = frozenset({Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD, Kind.INTRODUCTION})
 """Kinds that only the run's learner signs, besides its manifests."""
 
 
@@ -23,7 +23,7 @@ def check_envelope(opened: Opened, *, run: bytes, learner: bytes) -> None:
     if opened.kind in _LEARNERS_OWN:
         if opened.author != learner:
             raise RemoteProtocolError(f"{opened.kind.name.lower()} signed by somebody who is not the learner")
-        if isinstance(opened.body, Receipts):
+        if isinstance(opened.body, (Receipts, Introduction)):
             opened.body.check()
     elif opened.kind is Kind.ROLLOUT_GROUP:
         body_of(opened, RolloutGroup).check()

@@ -33,8 +33,10 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.LEDGER_HEAD: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD, Role.SEEDER}),
     Kind.POLICY_HEAD: frozenset(Role),
     Kind.PEER_RECORD: frozenset(),
+    Kind.INTRODUCTION: frozenset(),
 }
-"""Roles a kind of message is meant for. Peer records live in the directory and run manifests are asked for by name."""
+"""Roles a kind of message is meant for. Peer records live in the directory, run manifests are asked for by name, and an
+introduction is pushed to the one peer it is for."""
 
 PUSHED: dict[Kind, frozenset[Role]] = {
     **AUDIENCE,

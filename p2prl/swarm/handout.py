@@ -6,9 +6,10 @@ Random graphs of that degree stay in one piece when a third of their peers die, 
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,6 +24,9 @@ SOURCE_DEGREE = 48
 """Peers the learner gives chunks to, drawn by their uplinks: what it sends must spread from there."""
 
 _NEAR_SHARE = 2 / 3
+
+_REGION_BITS = {4: 16, 6: 32}
+"""Leading bits of an IP address that near peers share, by IP version: about what one provider holds in one country."""
 
 P = TypeVar("P")
 
@@ -42,15 +46,46 @@ def degree_of(upload_bytes_s: float, median_bytes_s: float) -> int:
     return min(MOST_DEGREE, max(LEAST_DEGREE, round(DEGREE * math.sqrt(upload_bytes_s / median_bytes_s))))
 
 
-def hand_out(peer: P, swarm: Mapping[P, Candidate], rng: Randomness, *, count: int | None = None) -> list[P]:
-    """Neighbours for one peer of a swarm: `count`, or as many as its uplink calls for."""
+def introductions_of(upload_bytes_s: float, median_bytes_s: float) -> int:
+    """Peers to introduce a peer to: half its degree, since as many others are introduced to it."""
+    return (degree_of(upload_bytes_s, median_bytes_s) + 1) // 2
+
+
+def median_upload(swarm: Iterable[Candidate]) -> float:
+    """Of those that say their uplink, bytes/s; 0 when none does."""
+    known = [candidate.upload_bytes_s for candidate in swarm if candidate.upload_bytes_s > 0]
+    return statistics.median(known) if known else 0.0
+
+
+def region_of(addresses: Iterable[str]) -> str | None:
+    """The network of a peer's first public address; None when it has none, or says nothing that can be read.
+
+    An address that leads through a relay tells where the relay is, and does not count.
+    """
+    for address in addresses:
+        parts = address.split("/")
+        if "p2p-circuit" in parts or len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+            continue
+        try:
+            place = ipaddress.ip_address(parts[2])
+        except ValueError:
+            continue
+        if place.is_global:
+            return str(ipaddress.ip_network((place, _REGION_BITS[place.version]), strict=False))
+    return None
+
+
+def hand_out(
+    peer: P, swarm: Mapping[P, Candidate], rng: Randomness, *, count: int, kept: Collection[P] = ()
+) -> list[P]:
+    """`count` neighbours for one peer of a swarm, two thirds from its region; `kept` are the first of them."""
     own = swarm[peer]
-    if count is None:
-        known = [c.upload_bytes_s for c in swarm.values() if c.upload_bytes_s > 0]
-        count = degree_of(own.upload_bytes_s, statistics.median(known) if known else 0.0)
-    near = [other for other, c in swarm.items() if other != peer and c.region == own.region]
-    chosen = _draw(near, round(count * _NEAR_SHARE), rng)
+    chosen = [other for other in kept if other in swarm and other != peer][:count]
     taken = {peer, *chosen}
+    already_near = sum(swarm[other].region == own.region for other in chosen)
+    near = [other for other, c in swarm.items() if other not in taken and c.region == own.region]
+    chosen += _draw(near, min(round(count * _NEAR_SHARE) - already_near, count - len(chosen)), rng)
+    taken.update(chosen)
     rest = [other for other in swarm if other not in taken]
     return chosen + _draw(rest, count - len(chosen), rng)
 

@@ -1,8 +1,8 @@
 """Whom a node is linked with: directory records, dialling, hellos, liveness, clocks and bans.
 
-The directory is only an address book. A node refreshes its own signed record, looks the others up, dials the roles it
-lacks and keeps between a few and `max_neighbours` links. A neighbour that breaks the wire's rules is dropped and not
-dialled again for a while. Pure: commands go to `commands`, link messages to `outbox`.
+The directory is only an address book. A node refreshes its own signed record, looks the others up, dials the learner,
+the neighbours the learner names, and others at random up to `max_neighbours` links. A neighbour that breaks the wire's
+rules is dropped and not dialled again for a while. Pure: commands go to `commands`, link messages to `outbox`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity, PeerId, peer_id_of
-from p2prl.protocol.messages import Hello, PeerRecord, Role
+from p2prl.protocol.messages import Hello, Introduction, PeerRecord, Role
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.ports import Randomness
 
@@ -29,6 +29,12 @@ class NeighbourhoodConfig:
     max_neighbours: int = 16
     """Links a node dials up to. With those that others open it has about 24, and that many random neighbours keep a
     swarm of thousands connected when a third of it dies."""
+    strangers: int = 8
+    """Links a node fills at random before the learner has named any. They stay beside the named ones: a learner that is
+    captured, or wrong, cannot choose all of anybody's neighbours."""
+    introduction_s: float = 15.0
+    """How long a node leaves the rest of its links for those the learner will name: from its start, and from its link
+    with the learner."""
     max_links: int = 1_024
     """Links in all, with those that others opened: what one learner can greet, and a flood of keys cannot exceed."""
     max_known: int = 4_096
@@ -102,6 +108,11 @@ class Neighbourhood:
         self.links: dict[PeerId, Neighbour] = {}
         self._known: dict[PeerId, _Known] = {}
         self._banned: dict[PeerId, float] = {}
+        self._introduced: frozenset[PeerId] = frozenset()
+        self._introduced_ms = 0
+        """When the learner signed that."""
+        self._hoping_since = now
+        """Since when the learner may be about to name some: since we came, or it did."""
         self._next_refresh = now
         self._next_hello = now + config.hello_s
         self._changed_at = now
@@ -116,6 +127,8 @@ class Neighbourhood:
         if len(self.links) >= self._config.max_links:
             return False
         self.links[peer] = Neighbour(heard_at=now, greeted_at=now)
+        if peer == self.me.learner:
+            self._hoping_since = now
         if peer in self._known:
             self._known[peer].attempts = 0
         self.outbox.append((peer, self._hello(now)))
@@ -174,6 +187,23 @@ class Neighbourhood:
             self.outbox.append((source, self._hello(now)))
         return link
 
+    def on_introduction(self, message: Introduction, sent_ms: int, now: float) -> None:
+        """The learner named neighbours. An older word of its than the last is `StaleWorkError`."""
+        if message.peer != self.me.identity.public_key:
+            raise RemoteProtocolError("introduction meant for another peer")
+        if sent_ms <= self._introduced_ms:
+            raise StaleWorkError("introduction older than the last")
+        self._introduced_ms = sent_ms
+        self._introduced = frozenset(map(peer_id_of, message.neighbours)) - {self.me.identity.peer_id}
+        if self._lacks_addresses():
+            self.commands.append(LookUp())
+        self._dial(now)
+
+    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+        """Where the directory says a peer can be dialled."""
+        known = self._known.get(peer)
+        return () if known is None else known.addresses
+
     def clock_offset_s(self) -> float | None:
         """This machine's clock error by the median of its neighbours, when it exceeds what the wire tolerates."""
         offsets = [n.clock_offset_s for n in self.links.values() if n.clock_offset_s is not None]
@@ -229,7 +259,7 @@ class Neighbourhood:
         record = PeerRecord(int(self.me.role), self.me.addresses, self.me.newest_version)
         raw = seal(self.me.identity, record, run=self.me.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
-        if not content or len(self.links) < self._config.max_neighbours:
+        if not content or len(self.links) < self._config.max_neighbours or self._lacks_addresses():
             self.commands.append(LookUp())
 
     def next_deadline(self) -> float:
@@ -243,19 +273,31 @@ class Neighbourhood:
 
     def _dial(self, now: float) -> None:
         pending = sum(known.dialling_until > now and peer not in self.links for peer, known in self._known.items())
-        room = self._config.max_neighbours - len(self.links) - pending
+        room = self._wanted_links(now) - len(self.links) - pending
         waiting = [
             (peer, known)
             for peer, known in self._known.items()
             if peer not in self.links and known.dial_after <= now and known.addresses and not self.is_banned(peer, now)
         ]
-        # The learner first, then at random: random neighbours are what keeps a swarm in one piece.
-        waiting.sort(key=lambda pair: (pair[0] != self.me.learner, self._rng.random()))
-        for peer, known in waiting[: max(0, room)]:
+        # The learner first, then whom it names, then at random: random neighbours keep a swarm in one piece.
+        waiting.sort(key=lambda p: (p[0] != self.me.learner, p[0] not in self._introduced, self._rng.random()))
+        # A named neighbour is dialled whatever links there are: those were drawn without knowing the swarm.
+        named = sum(peer in self._introduced for peer, _ in waiting)
+        for peer, known in waiting[: max(room, named)]:
             known.attempts += 1
             known.dialling_until = now + self._config.dial_s
             known.dial_after = now + 1.0 + backoff_s(known.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)
             self.commands.append(Dial(peer, known.addresses))
+
+    def _lacks_addresses(self) -> bool:
+        """Whether somebody the learner named is not in the address book."""
+        return not self._introduced <= self._known.keys() | self.links.keys()
+
+    def _wanted_links(self, now: float) -> int:
+        """Links to dial up to at random."""
+        most = self._config.max_neighbours
+        may_be_named = not self._introduced_ms and now < self._hoping_since + self._config.introduction_s
+        return min(self._config.strangers, most) if may_be_named else most
 
     def _forget_old(self, now: float) -> None:
         """Drop addresses nobody vouches for any more, and the oldest ones past the limit."""

@@ -15,12 +15,13 @@ from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits
 from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
-from p2prl.protocol.identity import Identity, PeerId, peer_id_of
+from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
+from p2prl.protocol.identity import Identity, PeerId, peer_id_of, public_key_of
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import (
     Chunk,
     Hello,
+    Introduction,
     Kind,
     LedgerPage,
     LedgerQuery,
@@ -45,6 +46,8 @@ from p2prl.swarm.events import (
 )
 from p2prl.swarm.following import Appetite, FetchStats, Following
 from p2prl.swarm.gossip import AUDIENCE, Gossip, GossipConfig
+from p2prl.swarm.handout import Candidate, region_of
+from p2prl.swarm.introductions import RELAYING, Introductions
 from p2prl.swarm.last_words import LastWords
 from p2prl.swarm.ledger_pages import LedgerPages
 from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
@@ -90,6 +93,7 @@ class Node:
         self._pages = LedgerPages(rng)
         self._last_words = LastWords()
         self._relay = Relay(store, rng, config.relay)
+        self._introductions = Introductions(rng, now) if config.role is Role.LEARNER else None
         self._following: Following | None = None
         self._learner = b""
         self._faults: Counter[PeerId] = Counter()
@@ -244,6 +248,8 @@ class Node:
             else:
                 self._following.drop_stalled(now)
                 self._following.check_freshness(now)
+        if self._introductions is not None and now >= self._introductions.next_deadline():
+            self._introduce(self._introductions, now)
         offset = self._links.clock_offset_s()
         if offset is not None and not self._clock_reported:
             self._events.append(ClockOff(offset))
@@ -254,6 +260,8 @@ class Node:
         """When `handle_timer` wants to run next."""
         relay = self._relay.next_deadline()
         own = min(self._links.next_deadline(), self._gossip.next_deadline(), self._next_retry)
+        if self._introductions is not None:
+            own = min(own, self._introductions.next_deadline())
         return own if relay is None else min(own, relay)
 
     def commands(self, now: float) -> list[Command]:
@@ -355,6 +363,19 @@ class Node:
         self._last_words.note_head(opened, now)
         if opened.kind in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):
             self._admit_policy(opened, now, own=False)
+        elif opened.kind is Kind.INTRODUCTION:
+            self._links.on_introduction(body_of(opened, Introduction), opened.sent_ms, now)
+
+    def _introduce(self, introductions: Introductions, now: float) -> None:
+        """Name neighbours to those linked peers that relay weights and need some."""
+        swarm = {
+            peer: Candidate(self._relay.upload_of(peer), region_of(self._links.addresses_of(peer)))
+            for peer, link in self._links.links.items()
+            if link.role in RELAYING
+        }
+        for peer, named in introductions.take_due(swarm, now):
+            message = Introduction(public_key_of(peer), tuple(map(public_key_of, named)))
+            self._send(peer, Push(seal(self._me.identity, message, run=self._me.run, now=now)))
 
     def _is_learner(self, peer: PeerId) -> bool:
         return peer == self._me.learner

@@ -166,6 +166,11 @@ class Relay:
         if len(state.former) > _REMEMBERED_PEERS:
             state.former.popitem(last=False)
 
+    def upload_of(self, peer: PeerId) -> float:
+        """What a neighbour says its uplink carries, bytes/s; 0 when it has not said."""
+        neighbour = self._state.neighbours.get(peer)
+        return 0.0 if neighbour is None else neighbour.rates.upload_bytes_s
+
     def upload_done(self, peer: PeerId) -> None:
         """The shell has handed one chunk frame to `peer`, or failed to."""
         self._deadline_stands = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import msgspec
 
 from p2prl.protocol import frames, limits
@@ -11,6 +13,7 @@ from p2prl.protocol.manifests import PolicyManifest, RunFile, blob_of
 from p2prl.protocol.messages import (
     Chunk,
     Hello,
+    Introduction,
     LedgerHead,
     LedgerPage,
     LedgerQuery,
@@ -37,7 +40,8 @@ from p2prl.swarm.events import (
     RunKnown,
     WireMismatch,
 )
-from p2prl.swarm.node import NodeConfig
+from p2prl.swarm.introductions import Introductions
+from p2prl.swarm.node import Node, NodeConfig
 
 
 def swarm(seed: int = 1, volunteers: int = 0) -> BroadcastSwarm:
@@ -114,6 +118,51 @@ def test_a_newcomer_gets_the_newest_policy_from_a_volunteer_when_the_learner_is_
     made.network.run_for(30)
     assert sorted(late.ready_at) == [1]
     assert made.network.node(late.peer).relay_stats.received_from_source == 0
+
+
+def neighbours_of(made: BroadcastSwarm, name: str) -> int:
+    return sum(count for _, count in made.network.node(made.members[name].peer).roles())
+
+
+def test_peers_link_with_those_the_learner_names_and_at_random_when_it_names_nobody() -> None:
+    class Silent(Node):
+        """A learner of the last version: it names nobody."""
+
+        def _introduce(self, introductions: Introductions, now: float) -> None:
+            introductions.take_due({}, now)
+
+    counts = {}
+    for build in (Node, Silent):
+        made = BroadcastSwarm(VirtualNetwork(5))
+        made.add("learner", Role.LEARNER, build=build)
+        for index in range(80):
+            made.add(f"v{index}", bootstrap=("learner",))
+        made.network.run_for(5)
+        early = [neighbours_of(made, f"v{index}") for index in range(80)]
+        made.network.run_for(55)
+        counts[build] = [neighbours_of(made, f"v{index}") for index in range(80)]
+        assert statistics.fmean(early) < 18, "eight dialled at random, and as many dialled by others"
+        assert min(counts[build]) >= 16
+        assert not any(of(member, PeerBanned) for member in made.members.values())
+    assert 24 <= statistics.fmean(counts[Node]) <= 40, "named and random ones"
+    assert 16 <= statistics.fmean(counts[Silent]) <= 34
+
+
+def test_an_introduction_that_the_learner_did_not_sign_is_a_fault() -> None:
+    made = swarm(volunteers=1)
+    made.publish(20_000)
+    made.network.run_for(10)
+    victim, liar = made.members["v0"], identity_of("liar")
+    made.network.inject(liar.peer_id, victim.peer, hello_of(made.run, now=made.network.now))
+    for number in range(3):
+        message = Introduction(victim.identity.public_key, (liar.public_key,))
+        forged = seal(liar, message, run=made.run, now=made.network.now + number / 1000)
+        assert not of(victim, PeerBanned)
+        made.network.inject(liar.peer_id, victim.peer, frames.pack(Push(forged)))
+        made.network.run_for(1)
+    (ban,) = of(victim, PeerBanned)
+    assert isinstance(ban, PeerBanned)
+    assert "not the learner" in ban.reason
 
 
 def test_who_comes_after_the_end_hears_of_it_from_those_who_were_there() -> None:

@@ -7,7 +7,15 @@ from collections import Counter
 
 import pytest
 
-from p2prl.swarm.handout import Candidate, degree_of, draw_by_upload, hand_out
+from p2prl.swarm.handout import (
+    Candidate,
+    degree_of,
+    draw_by_upload,
+    hand_out,
+    introductions_of,
+    median_upload,
+    region_of,
+)
 
 
 def test_degrees_follow_the_root_of_the_uplink_within_bounds() -> None:
@@ -19,18 +27,53 @@ def test_nobody_meets_itself_or_anybody_twice_and_two_thirds_live_near() -> None
     swarm = {number: Candidate(10.0, number % 4) for number in range(400)}
     rng = random.Random(1)
     for peer in range(0, 400, 37):
-        others = hand_out(peer, swarm, rng)
+        others = hand_out(peer, swarm, rng, count=24)
         assert len(others) == len(set(others)) == 24
         assert peer not in others
         near = sum(swarm[other].region == swarm[peer].region for other in others)
         assert 16 <= near <= 20  # the rest is drawn from everywhere, a quarter of it from here again
 
 
+def test_names_that_are_kept_come_first_and_count() -> None:
+    swarm = {number: Candidate(10.0, number % 4) for number in range(400)}
+    kept = [4, 8, 12, 999, 0, 13]  # 999 has left, 0 is the peer itself
+    for seed in range(20):
+        others = hand_out(0, swarm, random.Random(seed), count=12, kept=kept)
+        assert others[:4] == [4, 8, 12, 13]
+        assert len(set(others)) == 12
+        assert sum(swarm[other].region == 0 for other in others) >= 8, "the kept ones count among the near"
+        assert 0 not in others
+    assert hand_out(0, swarm, random.Random(1), count=2, kept=kept) == [4, 8]
+
+
+def test_half_a_degree_is_handed_out_since_others_meet_one_too() -> None:
+    assert [introductions_of(up, 10.0) for up in (0.1, 10.0, 1e6)] == [6, 12, 32]
+    assert median_upload([Candidate(0.0), Candidate(4.0), Candidate(2.0), Candidate(9.0)]) == 4.0
+    assert median_upload([Candidate(0.0)]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("addresses", "region"),
+    [
+        (("/ip4/10.0.0.7/tcp/4001", "/ip4/93.184.216.34/tcp/4001"), "93.184.0.0/16"),
+        (("/ip6/2606:2800:220:1::1/tcp/1",), "2606:2800::/32"),
+        (("/ip4/93.184.216.34/tcp/1/p2p/12D3KooW/p2p-circuit",), None),
+        (
+            ("/dns4/example.org/tcp/1", "nonsense", "", "/", "/ip4", "/ip4/999.1.1.1/tcp/1", "/ip6/fe80::1%x/tcp/1"),
+            None,
+        ),
+        ((), None),
+    ],
+)
+def test_a_region_is_the_network_of_a_public_address_of_its_own(addresses: tuple[str, ...], region: str | None) -> None:
+    assert region_of(addresses) == region
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 20])
 def test_small_swarms_know_everybody(size: int) -> None:
     swarm = {number: Candidate(0.0) for number in range(size)}
     for peer in swarm:
-        assert sorted(hand_out(peer, swarm, random.Random(2))) == [other for other in swarm if other != peer]
+        assert sorted(hand_out(peer, swarm, random.Random(2), count=24)) == [other for other in swarm if other != peer]
 
 
 def test_a_swarm_of_regions_stays_in_one_piece_when_a_third_dies() -> None:

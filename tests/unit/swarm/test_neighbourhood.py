@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from p2prl.errors import RemoteProtocolError
+from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.messages import Hello, LedgerHead, PeerRecord, Role
+from p2prl.protocol.messages import Hello, Introduction, LedgerHead, PeerRecord, Role
 from p2prl.sim.broadcast import identity_of
 from p2prl.swarm.events import Dial, LookUp, Register
 from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
@@ -68,6 +68,71 @@ def test_whoever_merely_calls_itself_a_learner_is_neither_preferred_nor_enough()
     links.commands.clear()
     links.refresh(NOW + 1)
     assert [type(command) for command in links.commands] == [Register, LookUp], "the learner is still looked for"
+
+
+def with_learner(**config: float) -> Neighbourhood:
+    links = neighbourhood(Role.VOLUNTEER, **config)
+    links.connected(A.peer_id, NOW)
+    links.on_hello(hello(), A.peer_id, NOW)
+    return links
+
+
+def named(*others: Identity, to: Identity = ME) -> Introduction:
+    return Introduction(to.public_key, tuple(other.public_key for other in others))
+
+
+def test_links_are_kept_free_for_those_the_learner_will_name_but_not_for_ever() -> None:
+    strangers = [record(identity_of(f"v{i}")) for i in range(30)]
+    links = with_learner(max_neighbours=16, strangers=8, introduction_s=15.0)
+    links.on_records(strangers, NOW)
+    assert len(dialled(links)) == 7, "eight links, with the learner's"
+    links.handle_timer(NOW + 14)
+    assert len(dialled(links)) == 0
+    links.handle_timer(NOW + 15)
+    assert len(dialled(links)) == 15, "no name came: the rest at random, and the first dials have run out of time"
+    alone = neighbourhood(max_neighbours=16, strangers=8, introduction_s=15.0)
+    alone.on_records(strangers, NOW + 15)
+    assert len(dialled(alone)) == 16, "without the learner there is nobody to wait for any longer"
+    alone.connected(A.peer_id, NOW + 40)
+    alone.handle_timer(NOW + 41)
+    assert len(dialled(alone)) == 7, "now it may name some"
+
+
+def test_the_named_are_dialled_first_and_beyond_the_links_there_are() -> None:
+    friends = [identity_of(f"f{i}") for i in range(5)]
+    links = with_learner(max_neighbours=3, strangers=3)
+    for index in range(4):
+        links.connected(identity_of(f"v{index}").peer_id, NOW)
+    links.on_records([record(who) for who in (*friends, *(identity_of(f"w{i}") for i in range(20)))], NOW)
+    assert dialled(links) == [], "full"
+    links.on_introduction(named(*friends), 1, NOW)
+    assert sorted(dialled(links)) == sorted(friend.peer_id for friend in friends)
+
+
+def test_addresses_of_the_named_are_looked_up() -> None:
+    links = with_learner(max_neighbours=1)
+    links.on_introduction(named(B, ME), 1, NOW)
+    assert [type(c) for c in links.commands] == [LookUp]
+    links.commands.clear()
+    links.refresh(NOW + 3)
+    assert [type(c) for c in links.commands] == [Register, LookUp], "still missing"
+    links.commands.clear()
+    links.on_records([record(B)], NOW + 3)
+    assert dialled(links) == [B.peer_id]
+    links.refresh(NOW + 6)
+    assert [type(c) for c in links.commands] == [Register], "we are not looked for ourselves"
+
+
+def test_an_introduction_for_another_peer_is_a_fault_and_an_older_one_is_nothing() -> None:
+    links = with_learner()
+    links.on_records([record(B)], NOW)
+    links.commands.clear()
+    with pytest.raises(RemoteProtocolError, match="another peer"):
+        links.on_introduction(named(B, to=B), 5, NOW)
+    links.on_introduction(named(B), 5, NOW)
+    for sent_ms in (4, 5):
+        with pytest.raises(StaleWorkError):
+            links.on_introduction(named(A), sent_ms, NOW)
 
 
 def test_dials_back_off_and_a_failed_dial_leaves_the_others_link_alone() -> None:
@@ -134,7 +199,7 @@ def test_an_older_record_does_not_replace_a_newer_one() -> None:
 
 
 def test_the_address_book_forgets_and_is_bounded() -> None:
-    links = neighbourhood(max_known=20, max_neighbours=1000, forget_s=900.0)
+    links = neighbourhood(max_known=20, max_neighbours=1000, strangers=1000, forget_s=900.0)
     links.on_records([record(identity_of(f"old{i}"), at=NOW) for i in range(30)], NOW)
     assert len(dialled(links)) == 20
     links.on_records([record(A, at=NOW + 1000)], NOW + 1000)
