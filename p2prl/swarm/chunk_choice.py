@@ -7,6 +7,7 @@ in simulation. Local rarity is close to ideal without any knowledge of the swarm
 from __future__ import annotations
 
 from p2prl.swarm.bitsets import indices_of
+from p2prl.swarm.draws import draw_one
 from p2prl.swarm.ports import Randomness
 
 
@@ -32,4 +33,4 @@ class Rarity:
                 least, ties = copies, [index]
             elif copies == least:
                 ties.append(index)
-        return ties[int(rng.random() * len(ties))]
+        return draw_one(ties, rng)

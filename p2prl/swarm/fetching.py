@@ -14,6 +14,7 @@ from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import BlobQuery, ChunkCancel, ChunkRequest, GrantDeclined, Have
 from p2prl.swarm.bitsets import indices_of, of_bitmap, to_bitmap
+from p2prl.swarm.draws import draw
 from p2prl.swarm.transfers import Asked, Holder, RelayState, Transfer, Watcher
 from p2prl.swarm.uploads import slots_for
 
@@ -226,10 +227,8 @@ class Fetching:
         """The learner, and `count` volunteers at random."""
         neighbours = self._state.neighbours
         volunteers = [peer for peer, holder in neighbours.items() if not holder.is_source]
-        surplus = len(volunteers) - count
-        for _ in range(surplus):
-            volunteers.pop(int(self._state.rng.random() * len(volunteers)))
-        return [*(peer for peer, holder in neighbours.items() if holder.is_source), *volunteers]
+        sources = [peer for peer, holder in neighbours.items() if holder.is_source]
+        return [*sources, *draw(volunteers, count, self._state.rng)]
 
     def _mean_chunk_s(self) -> float:
         paces = [n.chunk_s for n in self._state.neighbours.values() if n.chunk_s]

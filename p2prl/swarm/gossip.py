@@ -20,6 +20,7 @@ from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import Kind, Offer, Push, Role, Want
+from p2prl.swarm.draws import draw, draw_one
 from p2prl.swarm.offering import Offering
 from p2prl.swarm.ports import Randomness
 
@@ -166,8 +167,7 @@ class Gossip:
 
     def _some(self, peers: list[PeerId]) -> list[PeerId]:
         """A few of `peers`, at random."""
-        rest = list(peers)
-        return [rest.pop(int(self._rng.random() * len(rest))) for _ in range(min(self._config.carriers, len(rest)))]
+        return draw(peers, self._config.carriers, self._rng)
 
     def on_offer(self, message: Offer, source: PeerId) -> None:
         """Ask for what is new, unless somebody was asked already."""
@@ -214,7 +214,7 @@ class Gossip:
             if not askers:
                 del self._wanted[name]
                 continue
-            peer = sorted(askers)[int(self._rng.random() * len(askers))]
+            peer = draw_one(sorted(askers), self._rng)
             askers.discard(peer)
             again.setdefault(peer, []).append(name)
         step = limits.MAX_DIGESTS_PER_MESSAGE

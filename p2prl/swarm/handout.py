@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from p2prl.swarm.draws import draw
 from p2prl.swarm.ports import Randomness
 
 DEGREE = 24
@@ -84,10 +85,10 @@ def hand_out(
     taken = {peer, *chosen}
     already_near = sum(swarm[other].region == own.region for other in chosen)
     near = [other for other, c in swarm.items() if other not in taken and c.region == own.region]
-    chosen += _draw(near, min(round(count * _NEAR_SHARE) - already_near, count - len(chosen)), rng)
+    chosen += draw(near, min(round(count * _NEAR_SHARE) - already_near, count - len(chosen)), rng)
     taken.update(chosen)
     rest = [other for other in swarm if other not in taken]
-    return chosen + _draw(rest, count - len(chosen), rng)
+    return chosen + draw(rest, count - len(chosen), rng)
 
 
 def draw_by_upload(swarm: Mapping[P, Candidate], count: int, rng: Randomness) -> list[P]:
@@ -98,14 +99,3 @@ def draw_by_upload(swarm: Mapping[P, Candidate], count: int, rng: Randomness) ->
 
     keys = {peer: key(peer) for peer in swarm}
     return sorted(swarm, key=lambda peer: -keys[peer])[:count]
-
-
-def _draw(peers: list[P], count: int, rng: Randomness) -> list[P]:
-    """`count` of them without repetition, or all."""
-    pool = list(peers)
-    drawn: list[P] = []
-    while pool and len(drawn) < count:
-        at = int(rng.random() * len(pool))
-        pool[at], pool[-1] = pool[-1], pool[at]
-        drawn.append(pool.pop())
-    return drawn

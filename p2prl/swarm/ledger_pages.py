@@ -13,6 +13,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.codec import Wire
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import LedgerPage, LedgerQuery
+from p2prl.swarm.draws import draw_one
 from p2prl.swarm.ports import Randomness
 
 _QUERIES_AT_ONCE = 16
@@ -42,7 +43,7 @@ class LedgerPages:
         """
         ahead = [peer for peer, height in heights.items() if height > from_height]
         if ahead:
-            self.outbox.append((ahead[int(self._rng.random() * len(ahead))], LedgerQuery(from_height)))
+            self.outbox.append((draw_one(ahead, self._rng), LedgerQuery(from_height)))
 
     def may_ask(self, peer: PeerId, now: float) -> bool:
         """Count a query of a neighbour's; False when it is one too many, and goes unanswered.

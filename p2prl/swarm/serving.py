@@ -14,6 +14,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import Chunk, ChunkGrant, ChunkRefused, Have
 from p2prl.swarm.bitsets import indices_of, to_bitmap
+from p2prl.swarm.draws import draw_one
 from p2prl.swarm.peer_choice import Pace, Rank, pace_of, rank
 from p2prl.swarm.transfers import RelayState, Taker, Transfer, Watcher
 from p2prl.swarm.uploads import Grant, Upload, UploadQueue, pipeline_for, slots_for
@@ -242,8 +243,7 @@ class Serving:
         if transfer.origin:
             free = transfer.unsent & ~self._state.neighbours[peer].holds.get(transfer.root, 0)
             if free:
-                choice = list(indices_of(free))
-                reserved = 1 << choice[int(self._state.rng.random() * len(choice))]
+                reserved = 1 << draw_one(list(indices_of(free)), self._state.rng)
                 transfer.unsent &= ~reserved
         self.queue.grant(Grant(peer, transfer.root, reserved, now + self._state.config.grant_s))
         bitmap = to_bitmap(reserved, transfer.total) if reserved else b""
