@@ -1,6 +1,6 @@
 """A seeder: passes a run's weights on and does no work. All of it happens in the network process; this one watches.
 
-It needs no torch: chunks go from disk to peers, whatever the size of the model.
+It needs no torch: chunks go from disk to peers, and patches are decoded without it, whatever the size of the model.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def peer_network(
         bootstrap=link.bootstrap,
         manifest=known_run(directory, link.run),
         keep_versions=VERSIONS_KEPT[role],
-        rebuilds=role in (Role.VOLUNTEER, Role.VALIDATOR),
+        rebuilds=True,
         upload_bytes_s=caps.bytes_s,
         monthly_bytes=caps.monthly_bytes,
         disk_bytes=int(disk_gb * 1e9),

@@ -98,6 +98,22 @@ def test_followers_take_one_patch_a_version_and_hold_the_learners_words() -> Non
     assert made.refused == []
 
 
+def test_a_seeder_takes_patches_too_and_serves_the_weights_they_lead_to() -> None:
+    made = swarm(volunteers=0)
+    run_on(made, 1)
+    seeder = made.add(
+        "seeder", Role.SEEDER, bootstrap=("learner",), config=lambda role: NodeConfig(role=role, rebuilds=True)
+    )
+    run_on(made, 4)
+    patched, whole = cost(made, seeder)
+    assert whole == WHOLE
+    assert patched < 4 * WHOLE / 10
+    made.network.crash(made.members["learner"].peer)
+    late = made.add("late", bootstrap=("seeder",))  # it decodes nothing: every chunk of the weights comes whole
+    made.network.run_for(60.0)
+    assert late.store.whole(made.published[4][1].weights) == made.versions[4].tobytes()
+
+
 def test_one_seed_is_one_trace() -> None:
     traces = set()
     for _ in range(2):

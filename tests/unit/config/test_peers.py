@@ -27,8 +27,11 @@ def seat(tmp_path: Path) -> Iterator[Seat]:
 def test_a_disk_cap_is_in_bytes_and_none_is_none(seat: Seat) -> None:
     assert peer_network(LINK, seat, Role.VOLUNTEER, ()).disk_bytes == 0
     assert peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=1.5).disk_bytes == 1_500_000_000
-    assert peer_network(LINK, seat, Role.VOLUNTEER, ()).rebuilds
-    assert not peer_network(LINK, seat, Role.SEEDER, ()).rebuilds
+
+
+@pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
+def test_whoever_keeps_weights_makes_them_of_patches(seat: Seat, role: Role) -> None:
+    assert peer_network(LINK, seat, role, ()).rebuilds
 
 
 @pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
