@@ -70,7 +70,8 @@ class Plan:
 
     def run(self, first_weights: Path) -> Result:
         """Train with a swarm of processes, measure what came of it, keep the metrics only."""
-        directory = self.folder / f"{self.setting.method}-{self.seed}"
+        name = f"{self.setting.method.replace(':', '-')}-{self.seed}"
+        directory = self.folder / name
         shutil.rmtree(directory, ignore_errors=True)
         swarm = SwarmProcesses(directory)
         options = ("--model", str(first_weights), "--publish-every", str(_PUBLISH_EVERY), "--staleness", "256")
@@ -82,13 +83,14 @@ class Plan:
         answer = _succeed(
             swarm, "eval", str(run), "--prompts", str(_EVALUATED), "--seed", str(1000 + self.seed), "--json"
         )
-        shutil.copy(run / "metrics.jsonl", self.folder / f"{self.setting.method}-{self.seed}.metrics.jsonl")
+        shutil.copy(run / "metrics.jsonl", self.folder / f"{name}.metrics.jsonl")
         result = self._result(run / "metrics.jsonl", json.loads(answer)["reward"])
         shutil.rmtree(directory)
         return result
 
     def _settings(self) -> str:
         setting = self.setting
+        loss, *options = setting.method.split(":")
         return "\n".join(
             (
                 'device = "cpu"',
@@ -100,7 +102,8 @@ class Plan:
                 "[learner.optimiser]",
                 f"learning_rate = {setting.learning_rate!r}",
                 "[loss]",
-                f'name = "{setting.method}"',
+                f'name = "{loss}"',
+                f"options = {{{', '.join(options)}}}",
             )
         )
 
@@ -140,7 +143,7 @@ class Plan:
 def main() -> int:
     """Run what is missing and print the table; exit 1 unless the first method ends above every other on all seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default="gepo_t,grpo", help="losses, the one expected to do best first")
+    parser.add_argument("--methods", default="gepo_t,grpo", help="losses, best first, as gepo_t:sharpness=1")
     parser.add_argument("--delay", default="const:64", help="law of delay, as in p2prl bench staleness")
     parser.add_argument("--updates", type=int, default=200, help="learner updates of a run")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
