@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--cut", type=float, default=0.0, help="seconds to cut one volunteer off, instead of killing")
     parser.add_argument("--updates", type=int, default=300, help="learner updates of the run")
     parser.add_argument("--seed", type=int, default=0, help="order, moments and manners of the kills")
+    parser.add_argument("--dead-band", type=int, default=0, help="dead_band_ulp of the run")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
     swarm = SwarmProcesses(folder)
@@ -52,6 +53,8 @@ def _torment(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, 
     made = command("init", "run", "--in", str(swarm.folder), *options, environment=swarm.environment())
     assert made.returncode == 0, made.stderr
     run = swarm.folder / "run"
+    settings = (run / "run.toml").read_text().replace("dead_band_ulp = 0 ", f"dead_band_ulp = {arguments.dead_band} ")
+    (run / "run.toml").write_text(settings)
     if arguments.cut:
         return dataclasses.asdict(cut_off(swarm, run, CutPlan(cut_s=arguments.cut), say=say))
     plan = CrashPlan(kills=arguments.kills, updates=arguments.updates, seed=arguments.seed)

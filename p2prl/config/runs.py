@@ -27,6 +27,8 @@ from p2prl.models.run_files import export_run_files
 from p2prl.models.tiny import tiny_model
 from p2prl.models.warmstart import WarmstartConfig, warm_start
 from p2prl.net.keyfile import create_identity
+from p2prl.patches.dead_band import widest_band_ulp
+from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.manifests import RunFile, RunManifest
@@ -71,7 +73,13 @@ def open_run(directory: Path) -> RunFolder:
     folder = open_folder(directory)
     settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
     settings.loss.build(folder.manifest.sampling)
+    _check_dead_band(settings.learner.dead_band_ulp, folder.manifest.dtype)
     return RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
+
+
+def _check_dead_band(band_ulp: int, dtype: str) -> None:
+    widest = widest_band_ulp(WORD_TYPES[dtype])
+    require("dead_band_ulp", band_ulp, band_ulp <= widest, f"within 0..{widest}, as the weights travel in {dtype}")
 
 
 def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Callable[[str, float], None]) -> RunFolder:

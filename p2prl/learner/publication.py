@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from p2prl.clock import Clock
 from p2prl.learner.journal import Journal
 from p2prl.learner.patching import bases_of, make_patches
@@ -14,6 +16,8 @@ from p2prl.learner.shelf import Shelf
 from p2prl.learner.voice import Voice
 from p2prl.models.layout import Layout, flatten, weights_digest
 from p2prl.net.blobs import DiskBlobs
+from p2prl.patches.dead_band import hold_back
+from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import PolicyManifest, blob_of, chunk_bytes_for
 from p2prl.protocol.versions import Edge, PolicyHead
@@ -44,6 +48,7 @@ class Publication:
         voice: Voice,
         staleness_bound: int,
         chunk_pieces: int,
+        dead_band_ulp: int,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
     ) -> None:
@@ -54,10 +59,17 @@ class Publication:
         self._voice = voice
         self._staleness_bound = staleness_bound
         self._chunk_pieces = chunk_pieces
+        self._dead_band_ulp = dead_band_ulp
         self._clock = clock
         self._random_bytes = random_bytes
         self._cadence_s = _FIRST_CADENCE_S
         self._head_at = -math.inf
+        self._figures: dict[str, float] = {}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the newest version costs whoever has the one before (`docs/metrics.md`); empty until one is signed."""
+        return dict(self._figures)
 
     def publish(self, model: Any, *, step: int) -> None:
         """Sign the weights as the next version, or say again what was signed for this step before a crash."""
@@ -97,6 +109,7 @@ class Publication:
 
     def _sign(self, model: Any, step: int) -> bytes:
         weights = memoryview(flatten(model, self._layout))
+        changed = self._hold_back(weights)
         ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=self._chunk_pieces))
         self._blobs.add(ref, weights)
         newest = self._shelf.newest
@@ -125,4 +138,27 @@ class Publication:
             self._journal.add_policy(manifest.version, step, raw)
         self._shelf.add(raw)
         self._shelf.drop_before_step(step - self._staleness_bound)
+        self._figures = {} if changed is None else self._cost(manifest, changed)
         return raw
+
+    def _cost(self, manifest: PolicyManifest, changed: int) -> dict[str, float]:
+        short = (patch.blob.size_bytes for patch in manifest.patches if patch.base == manifest.version - 1)
+        return {
+            "published/changed_share": changed / self._layout.parameters,
+            "published/patch_bytes": float(next(short, manifest.weights.size_bytes)),
+        }
+
+    def _hold_back(self, weights: memoryview) -> int | None:
+        """Leave words within the dead band as they were last published; how many changed, None without a last version.
+
+        Those last published are on disk, so a learner that was killed publishes the same bits as one that was not.
+        Were that file lost, all words would be published as they are, which is as good a policy and a larger patch.
+        """
+        newest = self._shelf.newest
+        path = None if newest is None else self._blobs.path(newest.manifest.weights.root)
+        if path is None or not path.exists():
+            return None
+        word_type = WORD_TYPES[self._layout.tensors[0].dtype]
+        fresh = np.frombuffer(weights, dtype=word_type.dtype)
+        published = np.memmap(path, dtype=word_type.dtype, mode="r", shape=fresh.shape)
+        return hold_back(fresh, published, word_type, band_ulp=self._dead_band_ulp)

@@ -35,6 +35,8 @@ from p2prl.models.work import GroupWork
 from p2prl.net import control
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.bridge import NetworkPort
+from p2prl.patches.dead_band import widest_band_ulp
+from p2prl.patches.words import FP32
 from p2prl.protocol import ledger, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
@@ -72,12 +74,17 @@ class LearnerConfig:
     publish: Literal["manifest", "auto"] = "manifest"
     """When versions come: as often as the run manifest says, or as measured times of updates and broadcasts ask, but
     never more often than that."""
+    dead_band_ulp: int = 0
+    """Words that moved at most so many ulp of their word type since they were last published are published as they
+    were, for smaller patches; 0 publishes all. One ulp of bfloat16 is 8 of float16, 65536 of float32."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
         for name in ("groups_per_update", "checkpoint_every", "chunk_pieces"):
             require(name, value := getattr(self, name), value >= 1, "1 or more")
         require("updates", self.updates, self.updates >= 0, "0 or more")
+        widest = widest_band_ulp(FP32)  # the run's own word type may allow less (`config.runs.open_run`)
+        require("dead_band_ulp", self.dead_band_ulp, 0 <= self.dead_band_ulp <= widest, f"within 0..{widest}")
         # Below 1 an update's worth would never be ready, and the learner would wait for ever.
         require("ready_updates", self.ready_updates, 1.0 <= self.ready_updates <= 1000.0, "within 1..1000")
 
@@ -146,6 +153,7 @@ class Learner:
             voice=self._voice,
             staleness_bound=manifest.staleness_bound,
             chunk_pieces=config.chunk_pieces,
+            dead_band_ulp=config.dead_band_ulp,
             clock=clock,
             random_bytes=random_bytes,
         )
@@ -336,7 +344,7 @@ class Learner:
         metrics |= {"seconds": now - self._updated_at, "time": now, "groups": len(stored), "version": self.version}
         metrics |= {"peers": len({group.peer for group in stored}), "ready_groups": len(self._buffer)}
         metrics |= {f"turned_away/{why}": count for why, count in self._intake.turned_away().items()}
-        metrics["publish_every"] = self._publish_every
+        metrics |= self._publication.figures | {"publish_every": self._publish_every}
         metrics["staleness"] = sorted(group.staleness for group in groups)
         self._updated_at = now
         if self.step > self._logged_step:

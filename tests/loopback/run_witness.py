@@ -228,9 +228,13 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
         published = {manifest.step: manifest for manifest in manifests}
         step_of_version = {manifest.version: manifest.step for manifest in manifests}
         reproduced = 0
+        words = np.empty(0)
         for step in range(len(batches) + 1):
             if step in published:
-                state = weights_digest(flatten(trainer.model, layout))
+                word = f"<u{layout.size_bytes // layout.parameters}"
+                fresh = np.frombuffer(flatten(trainer.model, layout), dtype=word)
+                words = _banded(fresh, words, folder.settings.learner.dead_band_ulp)
+                state = weights_digest(words.tobytes())
                 assert state == published[step].state, f"version {published[step].version} is not what its batches make"
                 reproduced += 1
             if step < len(batches):
@@ -242,6 +246,15 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
         return reproduced
     finally:
         torch.set_num_threads(threads)
+
+
+def _banded(fresh: Any, published: Any, band_ulp: int) -> Any:
+    """What is published: words that have left the band around what was published before, and else those before."""
+    if not len(published):
+        return fresh
+    sign = 1 << (8 * fresh.itemsize - 1)
+    before, now = (np.where(w < sign, w, sign - 1 - w) for w in (published.astype(np.int64), fresh.astype(np.int64)))
+    return np.where(abs(now - before) > band_ulp, fresh, published)
 
 
 def _group(kept: tuple[bytes, bytes, bytes], step: int, step_of_version: dict[int, int]) -> TrainingGroup:

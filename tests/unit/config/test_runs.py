@@ -161,6 +161,19 @@ def test_a_typo_in_run_toml_is_found(made: Path) -> None:
     assert "groups_per_update" in caught.value.remedy
 
 
+@pytest.mark.parametrize(("dtype", "widest"), [("bfloat16", 128), ("float16", 1024), ("float32", 1 << 23)])
+def test_a_dead_band_beyond_a_binade_of_the_runs_words_is_refused(
+    tmp_path: Path, model: Path, dtype: str, widest: int
+) -> None:
+    plan = replace(PLAN, model=str(model), dtype=dtype)
+    banded = SETTINGS.replace("dead_band_ulp = 0", f"dead_band_ulp = {widest}")
+    folder = init_run(tmp_path / "run", plan, settings=banded, on_progress=lambda stage, share: None)
+    assert folder.settings.learner.dead_band_ulp == widest
+    (tmp_path / "run" / "run.toml").write_text(banded.replace(str(widest), str(widest + 1)))
+    with pytest.raises(ConfigError, match=f"dead_band_ulp is {widest + 1}.* within 0..{widest}"):
+        open_run(tmp_path / "run")
+
+
 def test_two_learners_cannot_have_one_run(made: Path) -> None:
     lock = open_run(made).lock()
     with pytest.raises(MachineError, match="another learner"):

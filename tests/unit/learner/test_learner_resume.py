@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from p2prl.algorithms.registry import build_loss
@@ -26,6 +28,7 @@ from p2prl.models.layout import flatten
 from p2prl.models.loading import load_pretrained
 from p2prl.models.tiny import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.warmstart import WarmstartConfig, warm_start
 from p2prl.models.work import GroupWork
 from p2prl.net import control
 from p2prl.protocol import ledger
@@ -77,10 +80,20 @@ class Ear:
         return [opened.body for raw in self.said if (opened := open_envelope(raw, now=None)).kind is kind]
 
 
+@functools.cache
+def learnt() -> Any:
+    """Weights that now and then get a prompt right: without any reward there is no gradient, and nothing to resume."""
+    loaded = tiny_model("chain4", seed=1)
+    warm_start(loaded, seed=1, config=WarmstartConfig(steps=80))
+    return loaded.model.state_dict()
+
+
 def learner(world: World, *, around: EstimatorConfig | None = None, **changes: Any) -> Learner:
     """The run's learner, as a fresh process would build it."""
     checkpoints = sorted((world.directory / "checkpoints").glob("step-*"))
     made = load_pretrained(str(checkpoints[-1]), dtype="float32") if checkpoints else tiny_model(seed=1)
+    if not checkpoints:
+        made.model.load_state_dict(learnt())
     replaying = tiny_model(seed=1)
     config: dict[str, Any] = {
         "groups_per_update": 2,
@@ -88,7 +101,6 @@ def learner(world: World, *, around: EstimatorConfig | None = None, **changes: A
         "checkpoint_every": 3,
         "optimiser": OptimiserConfig(learning_rate=1e-2, warmup_updates=1),
     } | changes
-    beacons = itertools.count(1)
     return Learner(
         paths=LearnerPaths(world.directory),
         identity=world.learner,
@@ -102,7 +114,7 @@ def learner(world: World, *, around: EstimatorConfig | None = None, **changes: A
         estimator=Estimator(around or EstimatorConfig(objectives={"gepo_t": build_loss("gepo_t")})),
         config=LearnerConfig(**config),
         clock=FakeClock(),
-        random_bytes=lambda count: bytes([next(beacons)]) * count,
+        random_bytes=lambda count: bytes([next(world.beacons)]) * count,
         on_metrics=lambda _: None,
         on_notice=lambda _: None,
     )
@@ -192,6 +204,7 @@ def test_a_learner_killed_at_any_turn_ends_with_the_same_weights(
     fresh: Callable[[str], World], within_update: bool
 ) -> None:
     straight, undisturbed, turns = run_through(fresh("straight"), None)
+    assert straight != flatten(learner(fresh("start"))._trainer.model, undisturbed.world.layout), "it has learnt"
     steps = [turn for turn, action in enumerate(undisturbed.actions) if action is Action.STEP]
     assert len(steps) == UPDATES
     for kill in steps if within_update else range(turns + 1):
@@ -229,6 +242,40 @@ def test_probation_and_the_choice_of_a_loss_are_replayed_too(fresh: Callable[[st
         weights, again = outcome(f"killed-{kill}", kill)
         assert weights == straight
         assert [line["loss_name"] for line in again] == [line["loss_name"] for line in lines]
+
+
+def test_with_a_dead_band_it_publishes_the_same_words_and_believes_who_sampled_them(
+    fresh: Callable[[str], World],
+) -> None:
+    band_ulp = 1 << 21  # a quarter of a binade: at this test's learning rate some words leave it and some do not
+
+    def banded(world: World) -> Learner:
+        return learner(world, dead_band_ulp=band_ulp)
+
+    def outcome(name: str, kill: int | None, build: Callable[[World], Learner]) -> tuple[bytes, list[bytes], Swarm]:
+        world = fresh(name)
+        weights, swarm, _ = run_through(world, kill, build=build)
+        manifests = {m.version: m for m in swarm.ear.bodies(Kind.POLICY_MANIFEST)}
+        roots = [manifests[version].weights.root for version in range(UPDATES + 1)]
+        return weights, [world.blobs.path(root).read_bytes() for root in roots], swarm
+
+    weights, published, swarm = outcome("straight", None, banded)
+    shares = []
+    for before, after in itertools.pairwise(np.frombuffer(words, dtype="<u4").astype(np.int64) for words in published):
+        same_sign = before >> 31 == after >> 31
+        steps = np.abs(after - before)[same_sign]
+        assert np.array_equal(steps <= band_ulp, steps == 0)
+        shares.append(np.count_nonzero(steps) / len(steps))
+    assert 0.0 < max(shares) < 0.9
+    receipts = [receipt for body in swarm.ear.bodies(Kind.RECEIPTS) for receipt in body.receipts]
+    assert len(receipts) >= UPDATES * 2
+    assert not any(receipt.reason for receipt in receipts), "what volunteers sample with is what is replayed"
+    _, whole, _ = outcome("unbanded", None, learner)
+    assert published[0] == whole[0]
+    assert published[-1] != whole[-1]
+    assert weights != published[-1], "the training weights are not those that are published"
+    for kill in (2, 5, 9):
+        assert outcome(f"killed-{kill}", kill, banded)[:2] == (weights, published)
 
 
 def test_what_it_signs_adds_up(fresh: Callable[[str], World]) -> None:
@@ -369,7 +416,15 @@ def test_a_crash_of_the_shelfs_window_does_not_make_late_work_a_cheat(fresh: Cal
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("groups_per_update", 0), ("checkpoint_every", 0), ("chunk_pieces", 0), ("updates", -1), ("ready_updates", 0.5)],
+    [
+        ("groups_per_update", 0),
+        ("checkpoint_every", 0),
+        ("chunk_pieces", 0),
+        ("updates", -1),
+        ("ready_updates", 0.5),
+        ("dead_band_ulp", -1),
+        ("dead_band_ulp", (1 << 23) + 1),
+    ],
 )
 def test_impossible_learner_settings_are_named(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name) as caught:

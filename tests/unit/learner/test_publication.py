@@ -13,8 +13,9 @@ import torch
 from p2prl.clock import Clock
 from p2prl.learner.patching import Base, make_patches
 from p2prl.learner.publication import Publication
+from p2prl.learner.shelf import Shelf
 from p2prl.learner.voice import Voice
-from p2prl.models.layout import layout_of
+from p2prl.models.layout import flatten, layout_of
 from p2prl.models.tiny import tiny_model
 from p2prl.net import control
 from p2prl.net.rebuilding import rebuild
@@ -61,33 +62,45 @@ class HandClock(Clock):
 class Press:
     """A learner's publication, and a model that moves a little between versions."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, dead_band_ulp: int = 0, dtype: str = "bfloat16") -> None:
         self.world, self.ear, self.clock = world, Ear(), HandClock()
-        voice = Voice(world.learner, world.run, world.journal, self.clock)
-        voice.attach(self.ear)
         self.model = tiny_model(seed=3).model
-        self.layout = layout_of(self.model, "bfloat16")
+        self.layout = layout_of(self.model, dtype)
+        self.dead_band_ulp = dead_band_ulp
+        self.training: list[bytes] = []
+        self.generator = torch.Generator().manual_seed(7)
+        self.start(world.shelf)
+
+    def start(self, shelf: Shelf) -> None:
+        """The publication of a learner that has just started, with what it finds on its shelf."""
+        voice = Voice(self.world.learner, self.world.run, self.world.journal, self.clock)
+        voice.attach(self.ear)
         self.publication = Publication(
-            journal=world.journal,
-            blobs=world.blobs,
-            shelf=world.shelf,
+            journal=self.world.journal,
+            blobs=self.world.blobs,
+            shelf=shelf,
             layout=self.layout,
             voice=voice,
             staleness_bound=64,
             chunk_pieces=4,
+            dead_band_ulp=self.dead_band_ulp,
             clock=self.clock,
             random_bytes=bytes,
         )
 
     def publish(self, versions: int) -> None:
-        torch.manual_seed(7)
         for _ in range(versions):
             step = len(self.ear.manifests())
+            self.training.append(bytes(flatten(self.model, self.layout)))
             self.publication.publish(self.model, step=step)
             self.clock.time += 30.0
             with torch.no_grad():
                 for parameter in self.model.parameters():
-                    parameter += 1e-4 * torch.randn_like(parameter)
+                    parameter += 1e-4 * torch.randn(parameter.shape, generator=self.generator)
+
+    def published(self) -> list[bytes]:
+        """The weights of every version said so far."""
+        return [self.world.blobs.path(m.weights.root).read_bytes() for m in self.ear.manifests()]
 
 
 @pytest.fixture
@@ -163,3 +176,94 @@ def test_a_version_said_again_after_a_crash_is_the_same(press: Press) -> None:
     press.publication.publish(press.model, step=1)
     assert press.ear.manifests()[-1] == press.ear.manifests()[1]
     assert body_of(open_envelope(press.world.shelf.all()[0].raw, now=None), PolicyManifest).version == 2
+
+
+def places(weights: bytes) -> Any:
+    """Where words of bf16 stand on the line of all of them, −0 below +0."""
+    words = np.frombuffer(weights, dtype="<u2").astype(np.int64)
+    return np.where(words < 0x8000, words, 0x7FFF - words)
+
+
+@pytest.mark.parametrize("band", [1, 6])
+def test_words_within_the_dead_band_stay_as_they_were_published(tmp_path: Path, band: int) -> None:
+    world = World(tmp_path)
+    press = Press(world, dead_band_ulp=band)
+    press.publish(5)
+    own = {name: tensor.clone() for name, tensor in press.model.state_dict().items()}
+    press.training.append(bytes(flatten(press.model, press.layout)))
+    press.publication.publish(press.model, step=5)
+    assert all(torch.equal(tensor, own[name]) for name, tensor in press.model.state_dict().items())
+    published = press.published()
+    assert published[0] == press.training[0], "the first version is published whole"
+    held = places(published[0])
+    for version in range(1, 6):
+        now = places(press.training[version])
+        held = np.where(np.abs(now - held) > band, now, held)
+        assert np.array_equal(places(published[version]), held)
+        assert np.count_nonzero(held != now) > 0, "otherwise nothing was tried"
+        patch = next(p for p in press.ear.manifests()[version].patches if p.base == version - 1)
+        target, stream = tmp_path / "rebuilt", str(world.blobs.path(patch.blob.root))
+        base = str(world.blobs.path(press.ear.manifests()[version - 1].weights.root))
+        state = press.ear.manifests()[version].state
+        rebuild(control.Patched(b"", state, len(published[version]), "bfloat16", base, (stream,), str(target)))
+        assert target.read_bytes() == published[version]
+    world.close()
+
+
+def test_a_restart_goes_on_from_the_words_that_were_published(tmp_path: Path) -> None:
+    straight = Press(World(tmp_path / "straight"), dead_band_ulp=3)
+    straight.publish(6)
+    killed = Press(World(tmp_path / "killed"), dead_band_ulp=3)
+    for _ in range(6):
+        killed.publish(1)
+        shelf = Shelf(killed.world.blobs)
+        for raw in killed.world.journal.policies(from_step=0):
+            shelf.add(raw)
+        killed.start(shelf)
+    assert killed.published() == straight.published()
+    for press in (straight, killed):
+        press.world.close()
+
+
+def test_a_dead_band_makes_patches_smaller_and_the_log_says_so(tmp_path: Path) -> None:
+    shares, sizes = [], []
+    for band in (0, 2, 8):
+        press = Press(World(tmp_path / str(band)), dead_band_ulp=band)
+        press.publish(1)
+        assert press.publication.figures == {}, "the first version has none before it"
+        press.publish(5)
+        before, after = (np.frombuffer(weights, dtype="<u2") for weights in press.published()[-2:])
+        figures = press.publication.figures
+        assert figures["published/changed_share"] == np.count_nonzero(before != after) / len(after)
+        (short,) = (patch.blob for patch in press.ear.manifests()[-1].patches if patch.base == 4)
+        assert figures["published/patch_bytes"] == short.size_bytes
+        shares.append(figures["published/changed_share"])
+        sizes.append(figures["published/patch_bytes"])
+        press.world.close()
+    assert shares[0] > 1.5 * shares[1] > 2 * shares[2] > 0
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_version_without_a_patch_costs_its_weights(tmp_path: Path) -> None:
+    press = Press(World(tmp_path))
+    press.publish(1)
+    with torch.no_grad():
+        for parameter in press.model.parameters():
+            words = torch.randint(-0x7F80, 0x7F80, parameter.shape, generator=press.generator, dtype=torch.int16)
+            parameter.copy_(torch.where(words < 0, -0x8000 - words - 1, words).to(torch.int16).view(torch.bfloat16))
+    press.publish(1)
+    assert press.ear.manifests()[-1].patches == ()
+    assert press.publication.figures["published/patch_bytes"] == press.layout.size_bytes
+    assert press.publication.figures["published/changed_share"] > 0.99
+    press.world.close()
+
+
+def test_published_words_that_were_lost_are_published_whole(tmp_path: Path) -> None:
+    press = Press(World(tmp_path), dead_band_ulp=6)
+    press.publish(2)
+    press.world.blobs.path(press.ear.manifests()[-1].weights.root).unlink()
+    press.publish(1)
+    newest = press.ear.manifests()[-1].weights
+    assert press.world.blobs.path(newest.root).read_bytes() == press.training[-1]
+    assert press.publication.figures == {}
+    press.world.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,8 @@ class World:
 
     def __init__(self, directory: Path, *, group_size: int = 2) -> None:
         self.directory = directory
+        self.beacons = itertools.count(1)
+        """Of the versions to come, so that a learner that was killed goes on with the next."""
         self.learner = identity("learner")
         self.loaded = tiny_model(seed=1)
         self.layout = layout_of(self.loaded.model, "float32")
