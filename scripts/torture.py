@@ -53,8 +53,9 @@ def _torment(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, 
     made = command("init", "run", "--in", str(swarm.folder), *options, environment=swarm.environment())
     assert made.returncode == 0, made.stderr
     run = swarm.folder / "run"
-    settings = (run / "run.toml").read_text().replace("dead_band_ulp = 0 ", f"dead_band_ulp = {arguments.dead_band} ")
-    (run / "run.toml").write_text(settings)
+    settings, line = (run / "run.toml").read_text(), "dead_band_ulp = 0 "
+    assert line in settings, "the preset sets no dead band to change"
+    (run / "run.toml").write_text(settings.replace(line, f"dead_band_ulp = {arguments.dead_band} "))
     if arguments.cut:
         return dataclasses.asdict(cut_off(swarm, run, CutPlan(cut_s=arguments.cut), say=say))
     plan = CrashPlan(kills=arguments.kills, updates=arguments.updates, seed=arguments.seed)

@@ -19,19 +19,36 @@ from p2prl.bench.candidates import CANDIDATES
 from p2prl.bench.digests import code_digest
 from p2prl.bench.subjects import subject_by_name
 from p2prl.errors import ConfigError
+from p2prl.patches.dead_band import widest_band_ulp
+from p2prl.patches.words import BF16
 
 ADDITIONS: Mapping[str, float | None] = MappingProxyType(
-    {"brake": 0.05, "vcpo": None, "average": 0.95, "published": 0.95, "replay": 8, "decay": 0.1, "beta2": 0.999}
+    {
+        "brake": 0.05,
+        "vcpo": None,
+        "average": 0.95,
+        "published": 0.95,
+        "replay": 8,
+        "decay": 0.1,
+        "beta2": 0.999,
+        "band": 1.0,
+    }
 )
 """What may be added to any loss, with the value it takes when none is given (None: it takes none).
 
 brake: learning rate × min(1, √(value/KL)). vcpo: learning rate × √(ESS/n). average: the policy that is evaluated is the
 moving average of the weights, which keeps `value` of itself an update. published: the same, and samplers use it too.
 replay: half of every gradient is that of the batch `value` updates ago. decay: the learning rate falls to `value` of
-itself along a half cosine. beta2: of Adam, instead of .99."""
+itself along a half cosine. beta2: of Adam, instead of .99. band: samplers use weights in bf16, of which a word follows
+only when it is more than `value` ulp from what they have; 0 only rounds."""
 
 _BELOW_ONE = ("average", "published", "decay", "beta2")
-_LONGEST_REPLAY = 1000
+_WHOLE = {"replay": range(1, 1001), "band": range(widest_band_ulp(BF16) + 1)}
+"""Values of additions that count something."""
+
+_BANDED = ("p2prl.bench.banded", "p2prl.patches.dead_band", "p2prl.patches.words")
+"""What `+band` adds to the code behind a result; without it results stay what they were."""
+
 _UNUSABLE = {"dpo": "it needs a reference policy", "ppo": "it needs a value head"}
 _KNOBS = ("advantage", "aggregation")
 
@@ -96,8 +113,8 @@ def _additions(text: str, added: list[str]) -> Mapping[str, float]:
             raise ConfigError(f"{text!r}: no addition {name!r}", remedy=remedy)
         default, value = ADDITIONS[name], _number(written)
         legal = value is not None and value > 0 and (name not in _BELOW_ONE or value < 1)
-        if name == "replay":
-            legal = legal and value == int(value or 0) and value <= _LONGEST_REPLAY
+        if name in _WHOLE:
+            legal = value in _WHOLE[name]
         if equals and (default is None or not legal):
             raise ConfigError(f"{text!r}: {part!r} has no meaning", remedy=f"Leave the value of +{name} out.")
         found[name] = value if equals and value is not None else (1.0 if default is None else default)
@@ -126,6 +143,7 @@ def method_digest(text: str, task: str) -> str:
         "p2prl.algorithms.advantages",
         "p2prl.algorithms.aggregation",
         objective.spec.function.__module__,
+        *(_BANDED if "band" in method.additions else ()),
         decided=repr((objective.config, objective.advantage, objective.aggregation, sorted(method.additions.items()))),
     )
 

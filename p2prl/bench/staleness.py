@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from p2prl.bench.banded import BandedTraining
 from p2prl.bench.charts import plot_curves
 from p2prl.bench.delays import parse_delay
 from p2prl.bench.demands import DEMANDED_TASK, Verdict, judge, runs_needed
@@ -128,5 +129,6 @@ def _run_batch(
 ) -> None:
     parsed = parse_method(method, max_completion_tokens=subject.max_new_tokens)
     start_MW = warm_weights(subject, seeds, out / "warm")
-    training = Training(subject, parsed, parse_delay(delay), plan, seeds, start_MW)
+    kind = BandedTraining if "band" in parsed.additions else Training
+    training = kind(subject, parsed, parse_delay(delay), plan, seeds, start_MW)
     results.add(Setting.of(subject.task.name, method, delay, plan), training.run(on_progress=tell))
