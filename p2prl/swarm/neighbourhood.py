@@ -29,7 +29,7 @@ class NeighbourhoodConfig:
     max_neighbours: int = 16
     """Links a node dials up to. With those that others open it has about 24, and that many random neighbours keep a
     swarm of thousands connected when a third of it dies."""
-    strangers: int = 8
+    strangers: int = 6
     """Links a node fills at random before the learner has named any. They stay beside the named ones: a learner that is
     captured, or wrong, cannot choose all of anybody's neighbours."""
     introduction_s: float = 15.0
