@@ -32,6 +32,8 @@ class NeighbourhoodConfig:
     strangers: int = 6
     """Links a node fills at random before the learner has named any. They stay beside the named ones: a learner that is
     captured, or wrong, cannot choose all of anybody's neighbours."""
+    max_with_named: int = 64
+    """Links up to which the named are dialled. A learner that starts again names others, and no link is given up."""
     introduction_s: float = 15.0
     """How long a node leaves the rest of its links for those the learner will name: from its start, and from its link
     with the learner."""
@@ -273,7 +275,7 @@ class Neighbourhood:
 
     def _dial(self, now: float) -> None:
         pending = sum(known.dialling_until > now and peer not in self.links for peer, known in self._known.items())
-        room = self._wanted_links(now) - len(self.links) - pending
+        taken = len(self.links) + pending
         waiting = [
             (peer, known)
             for peer, known in self._known.items()
@@ -281,9 +283,10 @@ class Neighbourhood:
         ]
         # The learner first, then whom it names, then at random: random neighbours keep a swarm in one piece.
         waiting.sort(key=lambda p: (p[0] != self.me.learner, p[0] not in self._introduced, self._rng.random()))
-        # A named neighbour is dialled whatever links there are: those were drawn without knowing the swarm.
+        # A named neighbour is dialled beyond the links there are: those were drawn without knowing the swarm.
         named = sum(peer in self._introduced for peer, _ in waiting)
-        for peer, known in waiting[: max(room, named)]:
+        room = max(self._wanted_links(now) - taken, min(named, self._config.max_with_named - taken))
+        for peer, known in waiting[: max(0, room)]:
             known.attempts += 1
             known.dialling_until = now + self._config.dial_s
             known.dial_after = now + 1.0 + backoff_s(known.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)

@@ -109,6 +109,16 @@ def test_the_named_are_dialled_first_and_beyond_the_links_there_are() -> None:
     assert sorted(dialled(links)) == sorted(friend.peer_id for friend in friends)
 
 
+def test_a_learner_that_names_others_again_and_again_does_not_fill_a_node_with_links() -> None:
+    links = with_learner(max_neighbours=16, max_with_named=40)
+    links.on_records([record(identity_of(f"v{index}")) for index in range(100)], NOW)
+    for round_ in range(6):
+        links.on_introduction(named(*(identity_of(f"v{12 * round_ + index}") for index in range(12))), round_ + 1, NOW)
+        for peer in dialled(links):
+            links.connected(peer, NOW)
+    assert len(links.links) == 40
+
+
 def test_addresses_of_the_named_are_looked_up() -> None:
     links = with_learner(max_neighbours=1)
     links.on_introduction(named(B, ME), 1, NOW)
