@@ -50,6 +50,8 @@ def obey(node: Node, message: control.ToNetwork, now: float) -> None:
             node.publish(raw, now)
         case control.FetchPolicy(policy=name):
             node.fetch_policy(Digest(name), now)
+        case control.Base(state=state):
+            node.start_from(Digest(state) if state else None, now)
         case control.Rebuilt(policy=name, ok=ok):
             node.rebuilt(Digest(name), ok, now)
         case control.LedgerHeight(height=height):
@@ -85,6 +87,8 @@ def tell(
                 patches=tuple(str(path_of(root)) for root in patches),
                 target=str(path_of(manifest.weights.root)),
             )
+        case events.BaseSettled():
+            return _base_news(event)
         case events.LearnerSilent(version=version, since_s=since):
             return control.Warned(
                 f"no word from the run's learner for {since / 60:.0f} minutes; going on with version {version}",
@@ -117,3 +121,20 @@ def tell(
                 "the learner signed two different policies for one version: stopping",
                 "Ask the run's operator what happened.",
             )
+
+
+def _base_news(settled: events.BaseSettled) -> control.Warned:
+    """What became of a base, for the person who named it."""
+    if settled.fits is False:
+        return control.Warned(
+            "the base is not what this run started from: the learner signed other words. Going on without it",
+            "Name the very model the run started from, unchanged.",
+        )
+    if settled.version is None:
+        return control.Warned("the base could not be used; going on without it", "")
+    if settled.spared_bytes:
+        took = f"{settled.patch_bytes / 1e6:,.1f} MB of patches"
+        return control.Warned(
+            f"the base spared {settled.spared_bytes / 1e6:,.1f} MB: version {settled.version} came by {took}", ""
+        )
+    return control.Warned(f"the base was not needed: no way to version {settled.version} is shorter by it", "")

@@ -46,6 +46,8 @@ class Start(Message, frozen=True, array_like=True, tag=True):
     """What the downlink carries; 0 when unknown."""
     monthly_bytes: int = 0
     """Bytes of chunks that may leave in a calendar month; 0 is no limit."""
+    awaits_base: bool = False
+    """Whether a `Base` follows, and no weights are to be fetched before."""
 
 
 class Publish(Message, frozen=True, array_like=True, tag=True):
@@ -58,6 +60,13 @@ class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
     """Fetch one policy by its manifest envelope's digest."""
 
     policy: bytes
+
+
+class Base(Message, frozen=True, array_like=True, tag=True):
+    """The role has looked for weights to start from: their words lie in the blob directory, under their digest."""
+
+    state: bytes
+    """Digest of all the words; empty when there are none."""
 
 
 class Rebuilt(Message, frozen=True, array_like=True, tag=True):
@@ -87,7 +96,7 @@ class SendLedger(Message, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
-ToNetwork = Start | Publish | FetchPolicy | Rebuilt | LedgerHeight | AskLedger | SendLedger
+ToNetwork = Start | Publish | FetchPolicy | Base | Rebuilt | LedgerHeight | AskLedger | SendLedger
 
 
 # --- from the network process -------------------------------------------------------------------------------------
@@ -185,6 +194,8 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """Bytes of versions that were fetched whole."""
     brought_bytes: int = 0
     """What all versions that came would have cost whole."""
+    spared_bytes: int = 0
+    """What they would have cost more without the role's own base."""
     upload_bytes_s: float = 0.0
     """What chunks may use of the uplink, set or measured; 0 while unknown."""
     uploaded_bytes_month: int = 0

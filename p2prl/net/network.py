@@ -79,6 +79,8 @@ class NetworkConfig:
     """What the downlink carries, bytes/s; 0 when unknown."""
     monthly_bytes: int = 0
     """Bytes of chunks that may leave in a calendar month; 0 is no limit."""
+    awaits_base: bool = False
+    """Whether the role says first what weights it has to start from (`control.Base`)."""
 
 
 class Network:
@@ -118,6 +120,10 @@ class Network:
 
         A dying process loses it; `on_start` tells the next one. A role never stands still because its network does.
         """
+        if isinstance(message, control.Base):
+            self._config = replace(
+                self._config, awaits_base=False
+            )  # a restarted process is told nothing, and waits not
         if len(self._outgoing) > _MOST_WAITING_BYTES:
             log.warning("the network process takes no messages; one was dropped")
             return
@@ -202,6 +208,7 @@ class Network:
                 upload_bytes_s=config.upload_bytes_s,
                 download_bytes_s=config.download_bytes_s,
                 monthly_bytes=config.monthly_bytes,
+                awaits_base=config.awaits_base,
             )
         )
         if self._on_start is not None:

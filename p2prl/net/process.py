@@ -91,6 +91,7 @@ class NetworkProcess:
                 fetch_policies=start.fetch_policies,
                 keep_versions=start.keep_versions,
                 rebuilds=start.rebuilds,
+                awaits_base=start.awaits_base,
                 disk_bytes=start.disk_bytes,
                 relay=RelayConfig(
                     source_patience_s=start.source_patience_s,
@@ -191,6 +192,7 @@ class NetworkProcess:
             patch_bytes=brought.patch_bytes,
             whole_bytes=brought.whole_bytes,
             brought_bytes=brought.brought_bytes,
+            spared_bytes=brought.spared_bytes,
             upload_bytes_s=self._uplink.rate_bytes_s,
             uploaded_bytes_month=self._uplink.spent_bytes,
             budget_spent=self._uplink.is_spent(),
@@ -203,6 +205,8 @@ class NetworkProcess:
             return
         if isinstance(event, events.PolicyReady):
             self._holdings.keep(event.raw, event.manifest)
+        elif isinstance(event, events.BaseSettled):
+            self._blobs.drop(event.state)
         self._tell(bridge.tell(event, path_of=self._blobs.path, status=self._status))
 
     def _tell(self, message: control.FromNetwork) -> None:

@@ -22,6 +22,10 @@ class MemoryBlobs:
         self._chunks[ref.root] = {i: bytes(view[start : start + size]) for i, (start, size) in enumerate(spans)}
         self._finished[ref.root] = None
 
+    def lay(self, name: Digest, data: bytes) -> None:
+        """Keep bytes that are no blob of the run's, under a name of their own."""
+        self._chunks[name] = {0: data}
+
     def whole(self, ref: BlobRef) -> bytes:
         """The bytes of a finished blob. Raises `KeyError` while a chunk is missing."""
         chunks = self._chunks[ref.root]

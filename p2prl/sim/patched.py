@@ -18,11 +18,12 @@ from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.simulated import bf16
 from p2prl.patches.stream import encode_patch
 from p2prl.patches.words import BF16, Words
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.manifests import NOTHING, BlobRef, Patch, PolicyManifest, blob_of
 from p2prl.protocol.versions import Edge, PolicyHead
 from p2prl.sim.broadcast import BroadcastSwarm, Member
-from p2prl.swarm.events import Event, PatchesReady
+from p2prl.swarm.events import Event, PatchesReady, RunKnown
 
 SPANS = (1, 4, 16, 64)
 
@@ -37,19 +38,24 @@ class PatchedSwarm(BroadcastSwarm):
         super().__init__(*arguments, **options)
         self._dice = np.random.default_rng(self.network.seed)
         self.versions: list[NDArray[np.uint16]] = [bf16(self._dice.normal(0.0, 0.02, words).astype(np.float32))]
+        self.bases: dict[str, bytes | None] = {}
+        """What a member's owner has to start from, by the member's name: words, or none after all."""
         self.refused: list[tuple[str, int]] = []
         """(member, version) of every way that did not decode."""
 
-    def advance(self, *, spoil: bool = False, keyframe: bool = False) -> PolicyManifest:
+    def advance(self, *, spoil: bool = False, keyframe: bool = False, bridge: bool = False) -> PolicyManifest:
         """The learner publishes its next version with the patches it owes, and a head.
 
         `spoil` makes the patch from the version before lead elsewhere: a learner that is wrong about its own words.
+        `bridge` adds the patch from version 0.
         """
         version = len(self.published)
         if version:
             self.versions.append(self._moved(self.versions[-1]))
         new = self.versions[version]
         bases = [version - span for span in SPANS if version % span == 0 and version >= span]
+        if bridge and 0 not in bases:
+            bases.append(0)
         patches = [self._patch(base, self._moved(new) if spoil and base == version - 1 else new) for base in bases]
         if keyframe:
             patches.append(self._patch(NOTHING, new))
@@ -80,9 +86,20 @@ class PatchedSwarm(BroadcastSwarm):
         """The weights of a version as a member has them."""
         return member.store.whole(self.published[version][1].weights)
 
+    def offer_base(self, member: Member, words: bytes | None) -> None:
+        """A member's owner has these words to start from, or none; once the member knows the run."""
+        state = None
+        if words is not None:
+            state = Digest(blake3(words).digest())
+            member.store.lay(state, words)
+        self.network.node(member.peer).start_from(state, self.network.now)
+        self.network.wake(member.peer)
+
     def on_event(self, member: Member, event: Event) -> None:
-        """Rebuild when everything for it is here."""
+        """Name the base when the run is known, and rebuild when everything for it is here."""
         super().on_event(member, event)
+        if isinstance(event, RunKnown) and member.name in self.bases:
+            self.offer_base(member, self.bases[member.name])
         if isinstance(event, PatchesReady):
             ok = self._rebuild(member, event)
             self.network.node(member.peer).rebuilt(event.digest, ok, self.network.now)

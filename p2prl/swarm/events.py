@@ -46,9 +46,24 @@ class PatchesReady:
     dtype: str
     """Word type of the weights."""
     base: Digest | None
-    """Root of the weights they start from; None for a keyframe."""
+    """Root of the weights they start from, or the digest of the owner's base; None for a keyframe."""
     patches: tuple[Digest, ...]
-    """Roots of the streams, in the order in which they apply."""
+    """Roots of the streams, in the order in which they apply; none when the base is the version itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSettled:
+    """The owner's base (`Node.start_from`) is needed no more."""
+
+    state: Digest
+    fits: bool | None
+    """Whether the learner signed these words as some version's; None when nothing that arrived told."""
+    version: int | None
+    """The version that has just come, by way of it or not."""
+    patch_bytes: int
+    """What that version cost by way of it."""
+    spared_bytes: int
+    """What it would have cost more otherwise; 0 when the base was not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +150,7 @@ Event = (
     | PolicyAnnounced
     | PolicyReady
     | PatchesReady
+    | BaseSettled
     | LearnerSilent
     | FileReady
     | EnvelopeArrived

@@ -16,7 +16,9 @@ from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, RunManifest
+from p2prl.swarm.appetite import Appetite, FetchStats
 from p2prl.swarm.events import (
+    BaseSettled,
     Equivocation,
     Event,
     FileReady,
@@ -26,10 +28,12 @@ from p2prl.swarm.events import (
     PolicyReady,
 )
 from p2prl.swarm.gossip import Gossip
+from p2prl.swarm.own_base import OwnBase
+from p2prl.swarm.planning import Planner
 from p2prl.swarm.policies import EquivocationError, KnownHead, KnownPolicy, PolicyBook, blobs_of, roots_of
 from p2prl.swarm.pursuit import Pursuit, streams_of
 from p2prl.swarm.relay import Relay
-from p2prl.swarm.routes import Way, cheapest_route
+from p2prl.swarm.routes import Way
 
 _STALLED_TRANSFER_S = 20.0
 """A transfer without a chunk for this long gives way to a newer version or another way: its holders have moved on."""
@@ -40,39 +44,8 @@ _MANIFESTS_S = 8.0
 _HEAD_PATIENCE_S = 2.0
 """A version that no known patch leads to waits this long for the head that may list a way."""
 
-_LONGEST_SPAN = 64
-"""Versions the longest patch leads over."""
-
 _REMEMBERED_REQUESTS = 1_024
 """Policies asked for by name; older requests are forgotten."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Appetite:
-    """What a node wants of a run."""
-
-    policies: bool = True
-    """Run files and the newest weights; a learner and a board only keep the books."""
-    rebuilds: bool = False
-    """Its owner decodes patches; otherwise weights are fetched whole."""
-    carries: bool = False
-    """It fetches every patch of a new version to serve it, whether or not it needs it: a seeder."""
-    keep_versions: int = 4
-    """Newest versions kept and served."""
-    disk_bytes: int = 0
-    """Most bytes of weights and patches kept, as far as what is in use allows; 0 sets no bound but `keep_versions`."""
-
-
-@dataclass(slots=True)
-class FetchStats:
-    """What the versions cost that came here."""
-
-    patch_bytes: int = 0
-    """Bytes of the patches they were rebuilt from."""
-    whole_bytes: int = 0
-    """Bytes of those that were fetched whole."""
-    brought_bytes: int = 0
-    """What all of them would have cost whole."""
 
 
 @dataclass(slots=True)
@@ -100,8 +73,9 @@ class Following:
         self._announced_at = 0.0
         self._also: dict[Digest, Pursuit] = {}
         self._wanted = _Wanted()
+        self._own = OwnBase(awaited=appetite.awaits_base)
+        self._planner = Planner(self._book, self._own, rebuilds=appetite.rebuilds)
         self._ready: dict[Digest, KnownPolicy] = {}
-        self._failed: set[tuple[int, int]] = set()
         self._silence_told = False
         self.stats = FetchStats()
         self.events: deque[Event] = deque()
@@ -155,6 +129,13 @@ class Following:
         else:
             self._fetch_also(known, now)
 
+    def start_from(self, state: Digest | None, now: float) -> None:
+        """The owner has words of its own, by the digest of all of them, or none: routes may start from there."""
+        self._own.take(state)
+        for name in self._wanted.policies:
+            if (known := self._book.named(name)) is not None:
+                self._fetch_also(known, now)
+
     def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
         """The owner has decoded a version's patches into its weights, or could not."""
         for pursuit in self._pursuits():
@@ -165,6 +146,8 @@ class Following:
                 pursuit.take_whole(now)
                 self._relay.fetch(pursuit.goal.manifest.weights, now)
             else:
+                if pursuit.from_own:
+                    self._settle_base(None, None, now)
                 self._avoid(pursuit, pursuit.route, now)
 
     # --- the learner's word ------------------------------------------------------------------------------------
@@ -232,11 +215,13 @@ class Following:
 
     def advance(self, now: float) -> None:
         """Turn finished blobs into events and go on to the newest version."""
+        if self._own.state is not None and self._own.fits(self._book) is False:
+            self._settle_base(None, False, now)
         self._fetch_newest(now)
         while self._relay.completed:
             finished, self._relay.completed = self._relay.completed, []
             for root in finished:
-                self._completed(root)
+                self._completed(root, now)
             self._fetch_newest(now)
 
     def drop_stalled(self, now: float) -> None:
@@ -275,7 +260,7 @@ class Following:
         return [*((self._main,) if self._main is not None else ()), *self._also.values()]
 
     def _fetch_also(self, known: KnownPolicy, now: float) -> None:
-        if known.digest not in self._ready and known.digest not in self._also:
+        if not self._own.awaited and known.digest not in self._ready and known.digest not in self._also:
             pursuit = self._also[known.digest] = Pursuit(known, now)
             self._choose_way(pursuit, now)
 
@@ -283,7 +268,7 @@ class Following:
         newest = self.newest
         if newest is None or self._main is not None or not self._appetite.policies or newest.digest in self._ready:
             return
-        if self._awaits_head(newest, now):
+        if self._own.awaited or self._awaits_head(newest, now):
             return
         self._main = Pursuit(newest, now)
         self._choose_way(self._main, now)
@@ -291,28 +276,27 @@ class Following:
     def _awaits_head(self, newest: KnownPolicy, now: float) -> bool:
         """Whether a head is on its way that may list a cheaper way to the newest version."""
         head = self._book.head
-        if not self._appetite.rebuilds or head is None or head.head.version >= newest.manifest.version:
+        if not self._appetite.rebuilds or (head is not None and head.head.version >= newest.manifest.version):
             return False
-        held = {known.manifest.version for known in self._ready.values()}
+        if head is None and self._own.state is None:
+            return False
+        held = self._held() | self._own.versions(self._book)
         leads = any(patch.base in held for patch in newest.manifest.patches)
         return bool(held) and not leads and now - self._announced_at < _HEAD_PATIENCE_S
 
     def _choose_way(self, pursuit: Pursuit, now: float) -> None:
-        route = None
-        goal = pursuit.goal.manifest
-        if self._appetite.rebuilds:
-            route = cheapest_route(
-                [way for way in self._book.ways() if (way.version, way.base) not in self._failed],
-                held=[known.manifest.version for known in self._ready.values()],
-                target=goal.version,
-                whole_bytes=goal.weights.size_bytes,
-            )
-        if route:
-            pursuit.take_route(route, now)
+        plan = self._planner.plan(pursuit.goal.manifest, self._held())
+        pursuit.take(plan, now)
+        if plan.route is None:
+            self._relay.fetch(pursuit.goal.manifest.weights, now)
+        elif plan.route:
             self._go_on(pursuit, now)
         else:
-            pursuit.take_whole(now)
-            self._relay.fetch(goal.weights, now)
+            self._hand_over(pursuit)
+
+    def _held(self) -> set[int]:
+        """Versions whose weights are here."""
+        return {known.manifest.version for known in self._ready.values()}
 
     def _go_on(self, pursuit: Pursuit, now: float) -> None:
         """Ask for the manifests of its route that are not here; with all of them, fetch its patches."""
@@ -321,7 +305,7 @@ class Following:
             self._wanted.manifests.update(missing)
             self._gossip.ask_few(missing)
             return
-        streams = streams_of(pursuit.route, self._book)
+        streams = streams_of(pursuit.route, self._book, own=self._own.state if pursuit.from_own else None)
         if isinstance(streams, Way):
             self._avoid(pursuit, [streams], now)
             return
@@ -331,15 +315,15 @@ class Following:
 
     def _avoid(self, pursuit: Pursuit, ways: Iterable[Way], now: float) -> None:
         """These ways have failed: choose another."""
-        self._failed.update((way.version, way.base) for way in ways)
+        self._planner.avoid(ways)
         self._choose_way(pursuit, now)
 
-    def _completed(self, root: Digest) -> None:
+    def _completed(self, root: Digest, now: float) -> None:
         for name in self._files.get(root, ()):
             self.events.append(FileReady(name, root))
         for pursuit in self._pursuits():
             if not pursuit.route and pursuit.goal.manifest.weights.root == root:
-                self._arrived(pursuit)
+                self._arrived(pursuit, now)
             elif any(ref.root == root for ref in pursuit.patches):
                 pursuit.arrived.add(root)
                 if pursuit.all_arrived and not pursuit.rebuilding:
@@ -347,29 +331,45 @@ class Following:
 
     def _hand_over(self, pursuit: Pursuit) -> None:
         base = self._book.get(pursuit.base)
+        root = None if base is None else base.manifest.weights.root
         pursuit.rebuilding = True
         self.events.append(
             PatchesReady(
                 pursuit.goal.manifest,
                 pursuit.goal.digest,
                 self._dtype,
-                None if base is None else base.manifest.weights.root,
+                self._own.state if pursuit.from_own else root,
                 tuple(ref.root for ref in pursuit.patches),
             )
         )
 
-    def _arrived(self, pursuit: Pursuit) -> None:
+    def _arrived(self, pursuit: Pursuit, now: float) -> None:
         goal = pursuit.goal
         if goal.digest not in self._ready:
             self._ready[goal.digest] = goal
-            self.stats.patch_bytes += pursuit.decoded_bytes
-            self.stats.whole_bytes += 0 if pursuit.decoded_bytes else goal.manifest.weights.size_bytes
+            self.stats.patch_bytes += pursuit.decoded_bytes or 0
+            self.stats.whole_bytes += goal.manifest.weights.size_bytes if pursuit.decoded_bytes is None else 0
+            self.stats.spared_bytes += pursuit.spared_bytes
             self.stats.brought_bytes += goal.manifest.weights.size_bytes
             self.events.append(PolicyReady(goal.manifest, goal.digest, goal.raw))
         self._also.pop(goal.digest, None)
         if self._main is pursuit:
             self._main = None
+        if self._own.state is not None and not any(other.from_own for other in self._pursuits()):
+            self._settle_base(pursuit, self._own.fits(self._book), now)
         self._retire()
+
+    def _settle_base(self, pursuit: Pursuit | None, fits: bool | None, now: float) -> None:
+        """The owner's base is needed no more: a version has come (`pursuit`), or it is of no use."""
+        assert self._own.state is not None
+        came: tuple[int | None, int, int] = (None, 0, 0)
+        if pursuit is not None:
+            came = (pursuit.goal.manifest.version, pursuit.decoded_bytes or 0, pursuit.spared_bytes)
+        self.events.append(BaseSettled(self._own.state, fits, *came))
+        self._own.take(None)
+        for other in self._pursuits():
+            if other.from_own and not other.rebuilding:
+                self._choose_way(other, now)
 
     # --- letting go --------------------------------------------------------------------------------------------
 
@@ -382,7 +382,7 @@ class Following:
         for old in self._book.forget_before(oldest, keep=in_use):
             self._gossip.unpin(old.digest)
             self._release(old, roots_of(old.manifest))
-        self._failed = {way for way in self._failed if way[0] > oldest - _LONGEST_SPAN}
+        self._planner.forget_before(oldest)
         if self._appetite.disk_bytes:
             self._keep_within_budget(in_use)
 

@@ -31,6 +31,7 @@ from p2prl.protocol.messages import (
     Want,
 )
 from p2prl.swarm.admission import check_envelope
+from p2prl.swarm.appetite import Appetite, FetchStats
 from p2prl.swarm.events import (
     ClockOff,
     Command,
@@ -44,7 +45,7 @@ from p2prl.swarm.events import (
     Send,
     WireMismatch,
 )
-from p2prl.swarm.following import Appetite, FetchStats, Following
+from p2prl.swarm.following import Following
 from p2prl.swarm.gossip import AUDIENCE, Gossip, GossipConfig
 from p2prl.swarm.handout import Candidate, region_of
 from p2prl.swarm.introductions import RELAYING, Introductions
@@ -73,6 +74,8 @@ class NodeConfig:
     """Newest policy versions kept and served. Two would do for oneself; slower neighbours need the rest."""
     rebuilds: bool = False
     """Whether its owner decodes patches when asked to (`PatchesReady`); otherwise weights are fetched whole."""
+    awaits_base: bool = False
+    """Whether its owner may have weights to start from, and says so before any are fetched (`Node.start_from`)."""
     disk_bytes: int = 0
     """Most bytes of weights and patches kept, as far as what is in use allows; 0 sets no bound but `keep_versions`."""
     neighbourhood: NeighbourhoodConfig = field(default_factory=NeighbourhoodConfig)
@@ -145,6 +148,11 @@ class Node:
         """Fetch a particular policy by its manifest envelope's digest, besides the newest; not before `RunKnown`."""
         if self._following is not None:
             self._following.request(name, now)
+
+    def start_from(self, state: Digest | None, now: float) -> None:
+        """The owner holds words with this digest, and decodes patches that start from them; or it holds none."""
+        if self._following is not None:
+            self._following.start_from(state, now)
 
     def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
         """The owner has decoded what `PatchesReady` handed it, and the weights lie where the store looks for them; or
@@ -400,6 +408,7 @@ class Node:
             Appetite(
                 policies=self._config.fetch_policies and self._config.role is not Role.LEARNER,
                 rebuilds=self._config.rebuilds,
+                awaits_base=self._config.awaits_base,
                 carries=self._config.role is Role.SEEDER,
                 keep_versions=self._config.keep_versions,
                 disk_bytes=self._config.disk_bytes,

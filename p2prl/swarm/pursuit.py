@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import NOTHING, BlobRef
+from p2prl.swarm.planning import Plan
 from p2prl.swarm.policies import KnownPolicy, PolicyBook
 from p2prl.swarm.routes import Route, Way
 
@@ -29,8 +30,12 @@ class Pursuit:
     """Roots of the streams that are here and verified."""
     rebuilding: bool = False
     """The owner has been asked to decode them."""
-    decoded_bytes: int = 0
-    """Bytes of the streams its weights were rebuilt from; 0 while they were not."""
+    decoded_bytes: int | None = None
+    """Bytes of the streams its weights were rebuilt from; None while they were not."""
+    from_own: bool = False
+    """Whether the way starts from the owner's base (`OwnBase`), or is that alone."""
+    spared_bytes: int = 0
+    """What the cheapest way would cost more without that base."""
 
     @property
     def base(self) -> int:
@@ -62,14 +67,18 @@ class Pursuit:
         self.since, self.route, self.patches, self.rebuilding = now, (), (), False
         self.arrived.clear()
 
-    def take_route(self, route: Route, now: float) -> None:
-        """Go by these patches from now on."""
+    def take(self, plan: Plan, now: float) -> None:
+        """Go this way from now on."""
         self.take_whole(now)
-        self.route, self.decoded_bytes = route, 0
+        self.route, self.decoded_bytes = plan.route or (), None
+        self.from_own, self.spared_bytes = plan.from_own, plan.spared_bytes
 
 
-def streams_of(route: Route, book: PolicyBook) -> tuple[BlobRef, ...] | Way:
-    """The streams of a route whose manifests are all known, or the first way that its manifest does not bear out."""
+def streams_of(route: Route, book: PolicyBook, *, own: Digest | None = None) -> tuple[BlobRef, ...] | Way:
+    """The streams of a route whose manifests are all known, or the first way that its manifest does not bear out.
+
+    `own` is the digest of the words it starts from where those are the owner's.
+    """
     streams: list[BlobRef] = []
     for way in route:
         known = book.named(way.manifest)
@@ -78,6 +87,8 @@ def streams_of(route: Route, book: PolicyBook) -> tuple[BlobRef, ...] | Way:
         if known is None or patch is None or known.manifest.version != way.version:
             return way
         if base is not None and base.manifest.state != patch.base_state:
+            return way
+        if own is not None and not streams and own != patch.base_state:
             return way
         streams.append(patch.blob)
     return tuple(streams)

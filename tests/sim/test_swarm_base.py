@@ -1,0 +1,149 @@
+"""Newcomers that have a model on disk: the run's own is a start, another is found out, and nobody is worse off."""
+
+from __future__ import annotations
+
+import pytest
+from blake3 import blake3
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.messages import Role
+from p2prl.sim.broadcast import Member
+from p2prl.sim.network import VirtualNetwork
+from p2prl.sim.patched import PatchedSwarm
+from p2prl.swarm.events import BaseSettled, PatchesReady, PolicyReady
+from p2prl.swarm.node import NodeConfig
+
+WHOLE = 40_000
+"""Bytes of a version's weights."""
+
+
+def config(role: Role) -> NodeConfig:
+    keep = 64 if role is Role.LEARNER else 4
+    return NodeConfig(role=role, rebuilds=role is Role.VOLUNTEER, keep_versions=keep)
+
+
+def config_with_base(role: Role) -> NodeConfig:
+    return NodeConfig(role=role, rebuilds=True, awaits_base=True)
+
+
+def swarm(versions: int, *, bridge_at: int = 0, seed: int = 1) -> PatchedSwarm:
+    """A run with two followers that has published `versions`, one of them with a patch from the first."""
+    made = PatchedSwarm(VirtualNetwork(seed))
+    made.add("learner", Role.LEARNER, config=config)
+    for name in ("v0", "v1"):
+        made.add(name, bootstrap=("learner",), config=config)
+    for version in range(versions):
+        made.advance(bridge=0 < version == bridge_at)
+        made.network.run_for(20.0)
+    return made
+
+
+def newcomer(made: PatchedSwarm, name: str, base: bytes | None) -> Member:
+    """Joins with a base, or says that there is none after all."""
+    made.bases[name] = base
+    member = made.add(name, bootstrap=("learner", "v0"), config=config_with_base)
+    made.network.run_for(60.0)
+    return member
+
+
+def fetched(made: PatchedSwarm, member: Member) -> int:
+    stats = made.network.node(member.peer).relay_stats
+    return stats.received_from_source + stats.received_from_peers
+
+
+def settled(member: Member) -> list[BaseSettled]:
+    return [event for event in member.events if isinstance(event, BaseSettled)]
+
+
+def starts(member: Member) -> list[bytes | None]:
+    return [event.base for event in member.events if isinstance(event, PatchesReady)]
+
+
+def test_the_runs_own_base_and_two_patches_replace_the_weights() -> None:
+    made = swarm(10, bridge_at=8)
+    base = made.versions[0].tobytes()
+    plain, with_base = newcomer(made, "plain", None), newcomer(made, "with_base", base)
+    bridge = made.published[8][1].patch_from(0)
+    short = made.published[9][1].patch_from(8)
+    assert bridge is not None
+    assert short is not None
+    way = bridge.blob.size_bytes + short.blob.size_bytes
+    assert made.words_of(with_base, 9) == made.words_of(plain, 9) == made.versions[9].tobytes()
+    assert fetched(made, plain) == WHOLE
+    assert fetched(made, with_base) == way < WHOLE / 2
+    stats = made.network.node(with_base.peer).fetch_stats
+    assert (stats.patch_bytes, stats.whole_bytes, stats.brought_bytes, stats.spared_bytes) == (
+        way,
+        0,
+        WHOLE,
+        WHOLE - way,
+    )
+    state = blake3(base).digest()
+    assert settled(with_base) == [BaseSettled(state, True, 9, way, WHOLE - way)]
+    assert starts(with_base) == [state]
+    assert settled(plain) == []
+    made.advance()
+    made.network.run_for(20.0)
+    assert made.words_of(with_base, 10) == made.versions[10].tobytes()
+    assert starts(with_base)[1] == made.published[9][1].weights.root, "from then on as everybody"
+    assert len(settled(with_base)) == 1
+
+
+@pytest.mark.parametrize("bridge_at", [0, 8])
+def test_another_model_is_found_out_before_anything_is_fetched_for_it(bridge_at: int) -> None:
+    made = swarm(9, bridge_at=bridge_at)
+    wrong = bytearray(made.versions[0].tobytes())
+    wrong[1234] ^= 1
+    member = newcomer(made, "wrong", bytes(wrong))
+    assert made.words_of(member, 8) == made.versions[8].tobytes()
+    assert fetched(made, member) == WHOLE
+    assert blake3(wrong).digest() not in starts(member)
+    (told,) = settled(member)
+    assert (told.fits, told.version, told.spared_bytes) == (False, None, 0)
+
+
+def test_a_base_that_is_the_newest_version_itself_costs_nothing() -> None:
+    made = swarm(1)
+    member = newcomer(made, "early", made.versions[0].tobytes())
+    assert made.words_of(member, 0) == made.versions[0].tobytes()
+    assert fetched(made, member) == 0
+    assert settled(member) == [BaseSettled(blake3(made.versions[0].tobytes()).digest(), True, 0, 0, WHOLE)]
+    made.network.crash(made.members["learner"].peer)
+    late = newcomer(made, "late", None)
+    assert made.words_of(late, 0) == made.versions[0].tobytes(), "and is passed on"
+
+
+def test_the_words_of_a_later_version_are_a_start_too() -> None:
+    made = swarm(6)
+    member = newcomer(made, "informed", made.versions[4].tobytes())
+    patch = made.published[5][1].patch_from(4)
+    assert patch is not None
+    assert made.words_of(member, 5) == made.versions[5].tobytes()
+    assert fetched(made, member) == patch.blob.size_bytes
+
+
+def test_words_that_changed_after_they_were_named_are_left_for_the_weights() -> None:
+    made = swarm(9, bridge_at=8)
+    member = made.add("damaged", bootstrap=("learner", "v0"), config=config_with_base)
+    made.network.run_for(10.0)
+    named, spoilt = made.versions[0].tobytes(), made.versions[0].copy()
+    spoilt[7] ^= 1
+    made.offer_base(member, named)
+    member.store.lay(Digest(blake3(named).digest()), spoilt.tobytes())
+    made.network.run_for(60.0)
+    assert made.words_of(member, 8) == made.versions[8].tobytes()
+    assert made.refused == [("damaged", 8)]
+    (told,) = settled(member)
+    assert (told.version, told.spared_bytes) == (None, 0)
+
+
+def test_nothing_is_fetched_until_the_owner_has_looked() -> None:
+    made = swarm(9, bridge_at=8)
+    member = made.add("slow", bootstrap=("learner", "v0"), config=config_with_base)
+    made.network.run_for(60.0)
+    assert fetched(made, member) == 0
+    assert not any(isinstance(event, PolicyReady) for event in member.events)
+    made.offer_base(member, made.versions[0].tobytes())
+    made.network.run_for(30.0)
+    assert made.words_of(member, 8) == made.versions[8].tobytes()
+    assert 0 < fetched(made, member) < WHOLE
