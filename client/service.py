@@ -18,7 +18,7 @@ from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.models.engine import GenerationStopped
 from p2prl.models.work import Prepared
 from p2prl.net import control
-from p2prl.net.arrival import Arrival, OnManifest, Prepare
+from p2prl.net.arrival import Arrival, FindBase, OnManifest, Prepare
 from p2prl.net.bridge import NetworkPort
 from p2prl.protocol import ledger, limits
 from p2prl.protocol.codec import decode
@@ -88,6 +88,8 @@ class Progress:
     """Bytes of the patches that versions were rebuilt from."""
     whole_bytes: int = 0
     """Bytes of versions that were fetched whole."""
+    spared_bytes: int = 0
+    """What versions would have cost more without the base that was named."""
     brought_bytes: int = 0
     """What all versions that came would have cost whole."""
 
@@ -107,9 +109,11 @@ class Volunteer:
         on_manifest: OnManifest,
         on_progress: Callable[[Progress], None],
         on_notice: Callable[[str], None],
+        find_base: FindBase | None = None,
         background: bool = False,
     ) -> None:
-        """`prepare` turns the run's files into an engine; `on_manifest` shows the run to a person first.
+        """`prepare` turns the run's files into an engine; `on_manifest` shows the run to a person first; `find_base`
+        looks for weights to start from, where the network awaits that.
 
         With `background` the next policy is read and checked by a thread of its own.
         """
@@ -118,7 +122,7 @@ class Volunteer:
         self._run = run
         self._clock = clock
         self._config = config
-        self.arrival = Arrival(prepare, on_manifest)
+        self.arrival = Arrival(prepare, on_manifest, find_base)
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._agent = Agent(config.agent)
@@ -247,6 +251,7 @@ class Volunteer:
                     self._on_notice(f"{text}. {remedy}".strip())
                 case _:
                     pass
+        self.arrival.offer_base(self._net)
         self._agent.run_finished(self._farewell.is_over(self._clock.now()))
 
     def _on_envelope(self, opened: Opened) -> None:
@@ -410,6 +415,7 @@ class Volunteer:
                 patch_bytes=0 if status is None else status.patch_bytes,
                 whole_bytes=0 if status is None else status.whole_bytes,
                 brought_bytes=0 if status is None else status.brought_bytes,
+                spared_bytes=0 if status is None else status.spared_bytes,
                 network_resident_bytes=0 if status is None else status.resident_bytes,
                 network_daemon_bytes=0 if status is None else status.daemon_bytes,
             )

@@ -17,7 +17,7 @@ from p2prl.errors import IntegrityError
 from p2prl.models.engine import Engine
 from p2prl.models.work import Prepared, replay_groups
 from p2prl.net import control
-from p2prl.net.arrival import Arrival, OnManifest, Prepare
+from p2prl.net.arrival import Arrival, FindBase, OnManifest, Prepare
 from p2prl.net.bridge import NetworkPort
 from p2prl.protocol import limits
 from p2prl.protocol.codec import decode
@@ -72,12 +72,13 @@ class Validator:
         on_manifest: OnManifest,
         on_audit: Callable[[Audit], None],
         on_notice: Callable[[str], None],
+        find_base: FindBase | None = None,
     ) -> None:
         self._identity = identity
         self._run = run
         self._config = config
         self._clock = clock
-        self._arrival = Arrival(prepare, on_manifest)
+        self._arrival = Arrival(prepare, on_manifest, find_base)
         self._on_audit = on_audit
         self._on_notice = on_notice
         self._docket = Docket()
@@ -101,6 +102,7 @@ class Validator:
                 worked = self._replay(network)
                 for message in network.poll(0.0 if worked else 0.3):
                     self._receive(message)
+                self._arrival.offer_base(network)
                 newest = max((m.version for m, _ in self._policies.values()), default=-1)
                 failed = self._replayed - self._passed
                 self._on_audit(Audit(self._seen, self._replayed, self._passed, failed, len(self._docket), newest))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2prl.cli.bench_app import bench_app
-from p2prl.cli.options import Device, Home, Json, Link, Listen, MonthlyGb, RunDir, Seed, Threads, UploadMbit
+from p2prl.cli.options import Base, Device, Home, Json, Link, Listen, MonthlyGb, RunDir, Seed, Threads, UploadMbit
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,6 +53,7 @@ def join(
     disk_gb: Annotated[
         float, typer.Option("--disk-gb", min=0.0, help="Weights kept for others, GB; 0 keeps the newest four versions.")
     ] = 0.0,
+    base: Base = "",
     as_json: Json = False,
     adversary: Annotated[str, typer.Option("--adversary", hidden=True)] = "",
 ) -> None:
@@ -72,6 +73,7 @@ def join(
         upload_mbit=upload_mbit,
         monthly_gb=monthly_gb,
         disk_gb=disk_gb,
+        base=base,
         as_json=as_json,
         adversary=adversary,
     )
@@ -105,6 +107,7 @@ def validate(
     rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
+    base: Base = "",
     as_json: Json = False,
 ) -> None:
     """Check work that strangers did, and sign verdicts.
@@ -122,6 +125,7 @@ def validate(
         rate=rate,
         upload_mbit=upload_mbit,
         monthly_gb=monthly_gb,
+        base=base,
         as_json=as_json,
     )
 

@@ -26,4 +26,8 @@ UploadMbit = Annotated[
 MonthlyGb = Annotated[
     float, typer.Option("--monthly-gb", min=0.0, help="Weights uploaded in a calendar month, GB; 0 is no limit.")
 ]
+Base = Annotated[
+    str,
+    typer.Option("--base", help="The model the run started from, a directory or hub id: less is downloaded."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]

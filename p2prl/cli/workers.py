@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli import crashes
-from p2prl.cli.console import Interrupts, View, emit, say
+from p2prl.cli.console import Interrupts, View, emit, progress, say
 from p2prl.cli.worker_views import (
     SmoothRate,
     audit_line,
@@ -45,6 +45,7 @@ def join_run(
     upload_mbit: float,
     monthly_gb: float,
     disk_gb: float,
+    base: str,
     as_json: bool,
     adversary: str,
 ) -> None:
@@ -59,6 +60,7 @@ def join_run(
 
     chosen = choose_device(device)
     use_threads(threads)
+    model = _base_directory(base, quiet=as_json)
     seat = take_seat(home or default_home())
     crashes.keep_in(seat.directory)
     view = View(quiet=as_json)
@@ -83,6 +85,7 @@ def join_run(
         seat,
         VolunteerConfig(agent=agent),
         device=chosen,
+        base=model,
         on_manifest=introduce,
         on_progress=on_progress,
         on_notice=say,
@@ -95,7 +98,8 @@ def join_run(
         volunteer.finish, volunteer.park, finishing="Finishing the slots under way; Ctrl-C again stops now (kept)."
     )
     with view.shown(), interrupts.handled():
-        network = peer_network(link, seat, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), caps, disk_gb=disk_gb)
+        addresses = tuple(listen or DEFAULT_LISTEN)
+        network = peer_network(link, seat, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=model is not None)
         finished = volunteer.run(Network(network))
     _leave(report, interrupts, finished=finished, as_json=as_json)
 
@@ -110,6 +114,7 @@ def validate_run(
     rate: float,
     upload_mbit: float,
     monthly_gb: float,
+    base: str,
     as_json: bool,
 ) -> None:
     """Validate until interrupted or until the run ends."""
@@ -122,6 +127,7 @@ def validate_run(
 
     chosen = choose_device(device)
     use_threads(threads)
+    model = _base_directory(base, quiet=as_json)
     seat = take_seat(home or default_home(), kind="validator")
     crashes.keep_in(seat.directory)
     view = View(quiet=as_json)
@@ -141,15 +147,29 @@ def validate_run(
         seat,
         ValidatorConfig(rate=rate),
         device=chosen,
+        base=model,
         on_manifest=introduce,
         on_audit=on_audit,
         on_notice=say,
     )
     interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
     with view.shown(), interrupts.handled():
-        network = peer_network(link, seat, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), caps)
+        addresses = tuple(listen or DEFAULT_LISTEN)
+        network = peer_network(link, seat, Role.VALIDATOR, addresses, caps, has_base=model is not None)
         finished = validator.run(Network(network))
     _leave(report, interrupts, finished=finished, as_json=as_json)
+
+
+def _base_directory(base: str, *, quiet: bool) -> Path | None:
+    """Where the model that was named lies, fetched first when it is a hub id; what is none is said before joining."""
+    if not base:
+        return None
+
+    from p2prl.models.loading import model_directory
+
+    with progress("the base", quiet=quiet) as tell:
+        tell(f"finding {base}", 0.0)
+        return model_directory(base)
 
 
 def _leave(report: _Report, interrupts: Interrupts, *, finished: bool, as_json: bool) -> None:
@@ -210,6 +230,7 @@ def _progress_document(progress: Progress) -> dict[str, Any]:
         "patch_bytes": progress.patch_bytes,
         "whole_bytes": progress.whole_bytes,
         "brought_bytes": progress.brought_bytes,
+        "spared_bytes": progress.spared_bytes,
         "network_resident_bytes": progress.network_resident_bytes,
         "network_daemon_bytes": progress.network_daemon_bytes,
     }

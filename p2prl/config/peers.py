@@ -52,10 +52,12 @@ def peer_network(
     caps: UploadCaps | None = None,
     *,
     disk_gb: float = 0.0,
+    has_base: bool = False,
 ) -> NetworkConfig:
     """How a worker takes part in the network; it starts from the run it knows already, when it knows it.
 
     `disk_gb` bounds the weights and patches it keeps for others, GB (10⁹ bytes); 0 leaves it to the number of versions.
+    With `has_base` nothing is fetched until the worker has said what it has to start from.
     """
     if not (math.isfinite(disk_gb) and 0.0 <= disk_gb <= _MOST_CAP):
         raise ConfigError(f"--disk-gb {disk_gb:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
@@ -65,7 +67,7 @@ def peer_network(
         key_file=seat.key_file,
         run=link.run,
         role=role,
-        blob_dir=directory / "blobs",
+        blob_dir=blobs_of_seat(seat, link.run),
         listen=listen,
         bootstrap=link.bootstrap,
         manifest=known_run(directory, link.run),
@@ -74,7 +76,13 @@ def peer_network(
         upload_bytes_s=caps.bytes_s,
         monthly_bytes=caps.monthly_bytes,
         disk_bytes=int(disk_gb * 1e9),
+        awaits_base=has_base,
     )
+
+
+def blobs_of_seat(seat: Seat, run: Digest) -> Path:
+    """Where a worker's weights and patches of a run lie."""
+    return seat.run_directory(run) / "blobs"
 
 
 def remember_run(directory: Path, raw: bytes) -> None:

@@ -12,11 +12,13 @@ import torch
 from p2prl.client.service import Progress, Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.home import Seat
-from p2prl.config.peers import UploadCaps, remember_run
+from p2prl.config.peers import UploadCaps, blobs_of_seat, remember_run
 from p2prl.config.runs import RunFolder, run_file_blobs
+from p2prl.errors import P2PRLError
 from p2prl.learner.estimator import Estimator
 from p2prl.learner.service import Learner
 from p2prl.learner.shelf import versions_kept
+from p2prl.models.base_words import lay_base
 from p2prl.models.codec import Codec
 from p2prl.models.devices import choose_device, use_threads
 from p2prl.models.layout import layout_of
@@ -24,6 +26,7 @@ from p2prl.models.loading import load_pretrained
 from p2prl.models.run_files import build_from_run
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.work import GroupWork, Prepared
+from p2prl.net.arrival import FindBase
 from p2prl.net.blobs import DiskBlobs
 from p2prl.net.network import NetworkConfig
 from p2prl.protocol.digests import Digest
@@ -100,17 +103,34 @@ def learner_network(folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps
     )
 
 
+def base_finder(model: Path | None, link: JoinLink, seat: Seat, on_notice: Callable[[str], None]) -> FindBase | None:
+    """What looks at the model directory a person named, once the run is known. One of no use is no reason to stop."""
+    if model is None:
+        return None
+
+    def find(manifest: RunManifest) -> bytes:
+        on_notice(f"reading the base {model}")
+        try:
+            return lay_base(model, manifest, blobs_of_seat(seat, link.run))
+        except P2PRLError as error:
+            on_notice(f"the base is of no use: {error}. Going on without it. {error.remedy}".strip())
+            return b""
+
+    return find
+
+
 def build_volunteer(
     link: JoinLink,
     seat: Seat,
     config: VolunteerConfig,
     *,
     device: torch.device,
+    base: Path | None = None,
     on_manifest: Callable[[RunManifest], None],
     on_progress: Callable[[Progress], None],
     on_notice: Callable[[str], None],
 ) -> Volunteer:
-    """A volunteer for the run behind a link, working from a seat."""
+    """A volunteer for the run behind a link, working from a seat. `base` is a model directory it may start from."""
     directory = seat.run_directory(link.run)
 
     def keep(manifest: RunManifest, raw: bytes) -> None:
@@ -127,6 +147,7 @@ def build_volunteer(
         on_manifest=keep,
         on_progress=on_progress,
         on_notice=on_notice,
+        find_base=base_finder(base, link, seat, on_notice),
         background=True,
     )
 
@@ -137,11 +158,12 @@ def build_validator(
     config: ValidatorConfig,
     *,
     device: torch.device,
+    base: Path | None = None,
     on_manifest: Callable[[RunManifest], None],
     on_audit: Callable[[Audit], None],
     on_notice: Callable[[str], None],
 ) -> Validator:
-    """A validator for the run behind a link, working from a seat."""
+    """A validator for the run behind a link, working from a seat. `base` is a model directory it may start from."""
     directory = seat.run_directory(link.run)
 
     def keep(manifest: RunManifest, raw: bytes) -> None:
@@ -157,4 +179,5 @@ def build_validator(
         on_manifest=keep,
         on_audit=on_audit,
         on_notice=on_notice,
+        find_base=base_finder(base, link, seat, on_notice),
     )

@@ -38,17 +38,16 @@ class Base:
     """The weights; None for the zeros of a keyframe."""
 
 
-def bases_of(version: int, shelf: Shelf, blobs: DiskBlobs) -> list[Base]:
+def bases_of(version: int, shelf: Shelf) -> list[Base]:
     """Where the patches of a version start, the cheapest to use first: as far as the learner still has the words."""
     starts = [version - span for span in SPANS if version % span == 0]
     if version % BRIDGE_EVERY == 0:
         starts.append(0)
     bases = []
     for start in dict.fromkeys(starts):
-        published = shelf.at(start) if 0 <= start < version else None
-        path = None if published is None else blobs.path(published.manifest.weights.root)
-        if published is not None and path is not None and path.exists():
-            bases.append(Base(start, published.manifest.state, path))
+        words = shelf.words_of(start) if 0 <= start < version else None
+        if words is not None:
+            bases.append(Base(start, *words))
     if version % BRIDGE_EVERY == 0:
         bases.append(Base(NOTHING, b"", None))
     return bases

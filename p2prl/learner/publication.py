@@ -128,7 +128,7 @@ class Publication:
             patches=make_patches(
                 weights,
                 self._layout.tensors[0].dtype,
-                bases_of(version, self._shelf, self._blobs),
+                bases_of(version, self._shelf),
                 self._blobs,
                 chunk_pieces=self._chunk_pieces,
             ),

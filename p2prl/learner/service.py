@@ -245,6 +245,8 @@ class Learner:
         if checkpoint is not None:
             self._trainer.restore(checkpoint)
         first = self._trainer.step - self._manifest.staleness_bound
+        if (founding := self._journal.policy_at(0)) is not None:
+            self._shelf.recall_first(founding)
         for raw in self._journal.policies(from_step=first):
             self._shelf.add(raw)
         replayed = 0

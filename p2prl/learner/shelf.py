@@ -36,6 +36,7 @@ class Shelf:
     def __init__(self, blobs: DiskBlobs) -> None:
         self._blobs = blobs
         self._by_version: dict[int, Published] = {}
+        self._first: Published | None = None
         self._weights: OrderedDict[int, bytes] = OrderedDict()
 
     def __len__(self) -> int:
@@ -48,10 +49,29 @@ class Shelf:
 
     def add(self, raw: bytes) -> Published:
         """Put a signed manifest on the shelf."""
-        opened = open_envelope(raw, now=None)
-        published = Published(body_of(opened, PolicyManifest), opened.digest, raw)
+        published = _read(raw)
         self._by_version[published.manifest.version] = published
+        if published.manifest.version == 0:
+            self._keep_first(published)
         return published
+
+    def recall_first(self, raw: bytes) -> None:
+        """Take up again what the run started from, though it has left the window."""
+        self._keep_first(_read(raw))
+
+    def words_of(self, version: int) -> tuple[Digest, Path] | None:
+        """(digest, file) of a version's words, while they are on this disk. Those of the first version always are."""
+        published = self._first if version == 0 else self._by_version.get(version)
+        if published is None:
+            return None
+        state = Digest(published.manifest.state)
+        path = self._blobs.path(state if version == 0 else published.manifest.weights.root)
+        return (state, path) if path.exists() else None
+
+    def _keep_first(self, published: Published) -> None:
+        """Newcomers may have the run's starting weights from elsewhere: patches lead on from there for ever."""
+        self._first = published
+        self._blobs.keep_as(published.manifest.weights.root, Digest(published.manifest.state))
 
     def at(self, version: int) -> Published | None:
         """The policy of a version, if it is still kept."""
@@ -88,3 +108,8 @@ class Shelf:
             if published.manifest.step < step and published is not self.newest:
                 del self._by_version[version]
                 self._weights.pop(version, None)
+
+
+def _read(raw: bytes) -> Published:
+    opened = open_envelope(raw, now=None)
+    return Published(body_of(opened, PolicyManifest), opened.digest, raw)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from p2prl.errors import ConfigError, IntegrityError
@@ -83,19 +84,23 @@ def layout_of(model: nn.Module, dtype: str) -> Layout:
 
 def flatten(model: nn.Module, layout: Layout) -> bytearray:
     """The model's weights as bytes in layout order. `IntegrityError` when the layout is not the model's."""
-    targets = _match(model, layout)
     data = bytearray(layout.size_bytes)
     offset = 0
-    with torch.no_grad():
-        for spec, tensor in targets:
-            flat = tensor.detach().reshape(-1)
-            for start in range(0, flat.numel(), _BLOCK_WORDS):
-                block = flat[start : start + _BLOCK_WORDS].to(device="cpu", dtype=TORCH_DTYPES[spec.dtype])
-                bits = block.contiguous().view(_BITS[spec.dtype]).numpy()
-                word = _NUMPY_WORDS[spec.dtype]
-                np.frombuffer(data, dtype=word, count=len(bits), offset=offset)[:] = bits.view(word.newbyteorder("="))
-                offset += bits.nbytes
+    for block in word_blocks(model, layout):
+        np.frombuffer(data, dtype=block.dtype, count=len(block), offset=offset)[:] = block
+        offset += block.nbytes
     return data
+
+
+def word_blocks(model: nn.Module, layout: Layout) -> Iterator[NDArray[Any]]:
+    """The same as little-endian words, a few MiB at a time: no second copy of a large model is made."""
+    for spec, tensor in _match(model, layout):
+        flat = tensor.detach().reshape(-1)
+        word = _NUMPY_WORDS[spec.dtype]
+        for start in range(0, flat.numel(), _BLOCK_WORDS):
+            block = flat[start : start + _BLOCK_WORDS].to(device="cpu", dtype=TORCH_DTYPES[spec.dtype])
+            bits = block.contiguous().view(_BITS[spec.dtype]).numpy()
+            yield bits.view(word.newbyteorder("=")).astype(word, copy=False)
 
 
 def load_in_place(model: nn.Module, layout: Layout, weights: bytes | bytearray | memoryview) -> None:

@@ -67,8 +67,7 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     if dtype not in TORCH_DTYPES:
         raise ConfigError(f"no word type is called {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
     quiet_transformers()
-    directory = _directory(source)
-    _check_directory(directory, source)
+    directory = model_directory(source)
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -95,6 +94,13 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     if not tokenizer.is_fast:
         raise ConfigError(f"{source} has no fast tokenizer", remedy="Save it with a tokenizer.json.")
     return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer)
+
+
+def model_directory(source: str) -> Path:
+    """Where the files of a source lie, which are fetched when it is a hub id. `ConfigError` as `load_pretrained`."""
+    directory = _directory(source)
+    _check_directory(directory, source)
+    return directory
 
 
 def _directory(source: str) -> Path:

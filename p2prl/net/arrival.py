@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from p2prl.errors import UnreachableError
 from p2prl.net import control
+from p2prl.net.bridge import NetworkPort
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import RunManifest
 
@@ -15,6 +16,10 @@ _PATIENCE_S = 60.0
 """A join that has not even found the run's manifest after this long gives up: the link is dead."""
 
 T = TypeVar("T")
+
+FindBase = Callable[[RunManifest], bytes]
+"""Lays words that the person has where the network process looks for them (`control.Base`), and returns their digest;
+empty when there are none of use."""
 
 Prepare = Callable[[RunManifest, Mapping[str, Path]], T]
 """Turns a run's manifest and files into what a worker works with: an engine, and the meaning of the slots."""
@@ -26,9 +31,11 @@ OnManifest = Callable[[RunManifest, bytes], None]
 class Arrival(Generic[T]):
     """Collects what the network process reports of a run, and prepares once when everything is here."""
 
-    def __init__(self, prepare: Prepare[T], on_manifest: OnManifest) -> None:
+    def __init__(self, prepare: Prepare[T], on_manifest: OnManifest, find_base: FindBase | None = None) -> None:
         self.prepare = prepare
         self._on_manifest = on_manifest
+        self._find_base = find_base
+        self._base: bytes | None = None
         self._files: dict[str, Path] = {}
         self.manifest: RunManifest | None = None
         self.prepared: T | None = None
@@ -40,9 +47,17 @@ class Arrival(Generic[T]):
         elif self.manifest is None:
             self.manifest = body_of(open_envelope(message.manifest, now=None), RunManifest)
             self._on_manifest(self.manifest, message.manifest)
+            if self._find_base is not None:  # before the engine is made: never two models in memory
+                self._base = self._find_base(self.manifest)
         manifest = self.manifest
         if self.prepared is None and manifest is not None and {f.name for f in manifest.files} <= set(self._files):
             self.prepared = self.prepare(manifest, self._files)
+
+    def offer_base(self, network: NetworkPort) -> None:
+        """Say, once the run is known, what there is to start from. A network that awaits it fetches nothing before."""
+        if self._base is not None:
+            network.send(control.Base(self._base))
+            self._base = None
 
     def check_patience(self, waited_s: float) -> None:
         """Raise `UnreachableError` when not even the manifest came within a minute."""

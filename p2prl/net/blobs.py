@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -45,6 +46,25 @@ class DiskBlobs:
             part.unlink(missing_ok=True)
             raise _disk_error(error, self._directory) from error
         return path
+
+    def keep_as(self, root: Digest, name: Digest) -> None:
+        """Keep a finished blob's bytes under another name too, whatever becomes of the blob; nothing if it is gone.
+
+        A second link to the same file where there are links: it costs nothing as long as the blob is here.
+        """
+        path, other = self.path(root), self.path(name)
+        if other.exists() or not path.exists():
+            return
+        try:
+            os.link(path, other)
+        except OSError:
+            part = other.with_suffix(".new")
+            try:
+                shutil.copyfile(path, part)
+                part.rename(other)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                raise _disk_error(error, self._directory) from error
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
         """See `BlobStore.begin`."""

@@ -133,8 +133,10 @@ def _base_news(settled: events.BaseSettled) -> control.Warned:
     if settled.version is None:
         return control.Warned("the base could not be used; going on without it", "")
     if settled.spared_bytes:
-        took = f"{settled.patch_bytes / 1e6:,.1f} MB of patches"
-        return control.Warned(
-            f"the base spared {settled.spared_bytes / 1e6:,.1f} MB: version {settled.version} came by {took}", ""
-        )
+        spared, took = _size_text(settled.spared_bytes), _size_text(settled.patch_bytes)
+        return control.Warned(f"the base spared {spared}: version {settled.version} came by {took} of patches", "")
     return control.Warned(f"the base was not needed: no way to version {settled.version} is shorter by it", "")
+
+
+def _size_text(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.1f} kB"

@@ -78,7 +78,7 @@ def test_the_runs_own_base_and_two_patches_replace_the_weights() -> None:
         WHOLE,
         WHOLE - way,
     )
-    state = blake3(base).digest()
+    state = Digest(blake3(base).digest())
     assert settled(with_base) == [BaseSettled(state, True, 9, way, WHOLE - way)]
     assert starts(with_base) == [state]
     assert settled(plain) == []
@@ -107,7 +107,7 @@ def test_a_base_that_is_the_newest_version_itself_costs_nothing() -> None:
     member = newcomer(made, "early", made.versions[0].tobytes())
     assert made.words_of(member, 0) == made.versions[0].tobytes()
     assert fetched(made, member) == 0
-    assert settled(member) == [BaseSettled(blake3(made.versions[0].tobytes()).digest(), True, 0, 0, WHOLE)]
+    assert settled(member) == [BaseSettled(Digest(blake3(made.versions[0].tobytes()).digest()), True, 0, 0, WHOLE)]
     made.network.crash(made.members["learner"].peer)
     late = newcomer(made, "late", None)
     assert made.words_of(late, 0) == made.versions[0].tobytes(), "and is passed on"

@@ -343,6 +343,8 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("validate", "p2prl://chain@" + "a" * 52), errors.ConfigError, "names no peer"),
     (("learn", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("learn", "/nowhere", "--upload-mbit", "2e6"), errors.ConfigError, "--upload-mbit 2e+06"),
+    (("join", SOME_LINK, "--base", "./none"), errors.ConfigError, "there is no directory ./none"),
+    (("validate", SOME_LINK, "--base", "/nowhere"), errors.ConfigError, "there is no directory /nowhere"),
     (("validate", SOME_LINK, "--monthly-gb", "inf"), errors.ConfigError, "--monthly-gb inf"),
     (("learn", "/nowhere", "--delay", "sometimes"), errors.ConfigError, "not a law of delay"),
     (("eval", "/nowhere"), errors.ConfigError, "not a run folder"),

@@ -34,6 +34,11 @@ def test_whoever_keeps_weights_makes_them_of_patches(seat: Seat, role: Role) -> 
     assert peer_network(LINK, seat, role, ()).rebuilds
 
 
+def test_only_a_worker_with_a_base_keeps_its_network_waiting(seat: Seat) -> None:
+    assert peer_network(LINK, seat, Role.VOLUNTEER, (), has_base=True).awaits_base
+    assert not peer_network(LINK, seat, Role.VOLUNTEER, ()).awaits_base
+
+
 @pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
 def test_upload_caps_reach_the_network_in_bytes(seat: Seat, role: Role) -> None:
     capped = peer_network(LINK, seat, role, (), UploadCaps(upload_mbit=8.0, monthly_gb=0.5))

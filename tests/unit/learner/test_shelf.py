@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import MachineError
+from p2prl.learner.patching import bases_of
+from p2prl.learner.shelf import Shelf
 from p2prl.models.layout import weights_digest
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.manifests import NOTHING, PolicyManifest
 from tests.unit.learner.world import World
 
 
@@ -41,3 +46,40 @@ def test_deleted_weights_are_one_sentence_with_a_remedy(world: World) -> None:
     with pytest.raises(MachineError, match="weights of version 0 are missing") as caught:
         world.shelf.weights(0)
     assert "blobs" in caught.value.remedy
+
+
+def test_the_first_versions_words_stay_for_newcomers_when_it_has_left_the_window(world: World) -> None:
+    first = world.publish(0, step=0)
+    for version in range(1, 16):
+        world.publish(version, step=version)
+    words = world.shelf.weights(0)
+    world.shelf.drop_before_step(12)
+    for version in range(12):  # as the network process does with versions nobody should be waiting for
+        world.blobs.drop(blob_root(world, version))
+    assert len(world.shelf) == 4
+    assert world.shelf.at(0) is None
+    bases = {base.version: base for base in bases_of(16, world.shelf)}
+    assert set(bases) == {NOTHING, 0, 12, 15}
+    path = bases[0].path
+    assert path is not None
+    assert path.read_bytes() == words
+    assert bases[0].state == first.manifest.state
+
+    again = Shelf(world.blobs)
+    again.recall_first(first.raw)
+    assert again.words_of(0) == (first.manifest.state, path)
+    assert len(again) == 0
+
+
+def blob_root(world: World, version: int) -> Digest:
+    raw = world.journal.policy_at(version)
+    assert raw is not None
+    return body_of(open_envelope(raw, now=None), PolicyManifest).weights.root
+
+
+def test_words_that_were_deleted_are_no_base(world: World) -> None:
+    first = world.publish(0, step=0)
+    world.publish(1, step=1)
+    world.blobs.path(first.manifest.state).unlink()
+    world.blobs.path(blob_root(world, 1)).unlink()
+    assert [base.version for base in bases_of(16, world.shelf)] == [NOTHING]

@@ -11,6 +11,7 @@ import pytest
 
 from p2prl.errors import MachineError
 from p2prl.net.blobs import DiskBlobs
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import BlobRef, blob_of
 
 DATA = random.Random(1).randbytes(10_000)
@@ -111,3 +112,25 @@ def test_an_unusable_directory_is_a_machine_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError):
         DiskBlobs(tmp_path / "file" / "blobs")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_kept_under_another_name_outlives_the_blob(
+    blobs: DiskBlobs, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EPERM, "no links here")
+
+        monkeypatch.setattr(os, "link", refuse)
+    name = Digest(bytes(range(32)))
+    blobs.keep_as(REF.root, name)
+    assert not blobs.path(name).exists(), "there is nothing to keep"
+    blobs.add(REF, DATA)
+    blobs.keep_as(REF.root, name)
+    blobs.keep_as(REF.root, name)
+    blobs.begin(REF)
+    blobs.drop(REF.root)
+    assert blobs.path(name).read_bytes() == DATA
+    assert [path.name for path in blobs.path(name).parent.iterdir()] == [name.hex()]

@@ -1,0 +1,65 @@
+"""Newcomers with a model on disk, as real processes: the run's own spares the weights, another is found out."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.models.tiny import tiny_model
+from tests.loopback.run_witness import recorded_steps
+from tests.loopback.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, status_of, wait_until
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(240)]
+
+
+def test_a_newcomer_starts_from_the_runs_base_and_is_told_of_another(tmp_path: Path) -> None:
+    swarm = SwarmProcesses(tmp_path / "terminals")
+    run, public, other = tmp_path / "runs" / "mine", tmp_path / "public", tmp_path / "other"
+    for folder, seed in ((public, 3), (other, 77)):
+        loaded = tiny_model(seed=seed)
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+    before = {path: path.read_bytes() for folder in (public, other) for path in folder.iterdir()}
+    options = ("--in", str(run.parent), "--model", str(public))
+    made = command("init", "mine", *options, environment=swarm.environment())
+    assert made.returncode == 0, made.stderr
+    # Steps as small as a large model's: a patch is then a small part of the weights, however late a newcomer is.
+    settings = run / "run.toml"
+    text = settings.read_text()
+    settings.write_text(text.replace("learning_rate = 5e-4", "learning_rate = 1e-6"))
+    assert settings.read_text() != text
+    homes = {"wrong": tmp_path / "wrong", "right": tmp_path / "right"}
+    with swarm.running():
+        swarm.start("learner", "learn", str(run), "--updates", "0", *LISTEN)
+        link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a link")
+
+        def join(name: str, base: Path) -> RoleProcess:
+            return swarm.start(name, "join", link.strip(), *LISTEN, "--base", str(base), "--json", home=homes[name])
+
+        wrong = join("wrong", other)
+        wait_until(lambda: recorded_steps(run) >= 3, seconds=120, what="a second version")
+        right = join("right", public)
+        wait_until(lambda: status_of(homes["right"]).get("brought_bytes"), seconds=120, what="weights")
+        told, untold = _leave(right), _leave(wrong)
+    weights_bytes = 2 * sum(parameter.numel() for parameter in tiny_model(seed=3).model.parameters())
+    assert told["whole_bytes"] == 0, right.log
+    assert weights_bytes / 4 < told["spared_bytes"] <= weights_bytes
+    assert untold["spared_bytes"] == 0
+    assert untold["brought_bytes"] > 0
+    assert "the base spared" in right.log
+    assert "not what this run started from" in wrong.log
+    assert not list(tmp_path.glob("*/*/*/blobs/base.new"))
+    assert {path: path.read_bytes() for folder in (public, other) for path in folder.iterdir()} == before
+
+
+def _leave(role: RoleProcess) -> dict[str, Any]:
+    """Ctrl-C, and the document it leaves with."""
+    role.process.send_signal(signal.SIGINT)
+    assert role.wait(60) == 130, role.log[-2000:]
+    document = next(json.loads(line) for line in reversed(role.log.splitlines()) if line.startswith("{"))
+    assert isinstance(document, dict)
+    return document

@@ -1,0 +1,92 @@
+"""A run's arrival with a base: looked for once, before the engine is made, and told to the network that awaits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2prl.net import bridge, control
+from p2prl.net.arrival import Arrival
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.manifests import RunManifest
+from p2prl.swarm.events import BaseSettled
+from tests.unit.learner.world import World
+
+STATE = Digest(bytes(range(32)))
+EMPTY_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
+
+
+class Ear:
+    """A network that keeps what it is told."""
+
+    addresses: tuple[str, ...] = ()
+    status = None
+
+    def __init__(self) -> None:
+        self.told: list[control.ToNetwork] = []
+
+    def send(self, message: control.ToNetwork) -> None:
+        self.told.append(message)
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("found", [STATE, b""])
+def test_the_base_is_found_before_the_engine_is_made_and_told_once(world: World, found: bytes) -> None:
+    done: list[str] = []
+
+    def find(manifest: RunManifest) -> bytes:
+        assert manifest == world.manifest
+        done.append("base")
+        return found
+
+    arrival: Arrival[None] = Arrival(lambda _, __: done.append("engine"), lambda _, __: done.append("shown"), find)
+    ear = Ear()
+    arrival.offer_base(ear)
+    assert ear.told == [], "the run is not known yet"
+    arrival.take(control.Run(world.manifest_raw))
+    for file in world.manifest.files:
+        arrival.take(control.File(file.name, "/nowhere"))
+    arrival.take(control.Run(world.manifest_raw))
+    arrival.offer_base(ear)
+    arrival.offer_base(ear)
+    assert done[:3] == ["shown", "base", "engine"]
+    assert done.count("base") == 1
+    assert ear.told == [control.Base(found)]
+
+
+def test_without_a_base_nothing_is_told(world: World) -> None:
+    arrival: Arrival[None] = Arrival(lambda _, __: None, lambda _, __: None)
+    ear = Ear()
+    arrival.take(control.Run(world.manifest_raw))
+    arrival.offer_base(ear)
+    assert ear.told == []
+
+
+@pytest.mark.parametrize(
+    ("settled", "words"),
+    [
+        (BaseSettled(STATE, True, 64, 23_000_000, 512_000_000), "spared 512.0 MB: version 64 came by 23.0 MB"),
+        (BaseSettled(STATE, True, 64, 0, 0), "not needed: no way to version 64"),
+        (BaseSettled(STATE, None, 64, 0, 0), "not needed: no way to version 64"),
+        (BaseSettled(STATE, None, None, 0, 0), "could not be used"),
+        (BaseSettled(STATE, False, None, 0, 0), "not what this run started from"),
+    ],
+)
+def test_a_person_hears_what_became_of_the_base(settled: BaseSettled, words: str) -> None:
+    told = bridge.tell(settled, path_of=lambda root: Path(root.hex()), status=lambda: EMPTY_STATUS)
+    assert isinstance(told, control.Warned)
+    assert words in told.message
