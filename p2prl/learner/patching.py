@@ -25,7 +25,8 @@ SPANS = (1, 4, 16, 64)
 """Versions a patch leads over. A version has the patch of a span where its number is divisible by it."""
 
 BRIDGE_EVERY = 16
-"""Versions between two that have a patch from the starting weights, and a keyframe: a newcomer goes on from there."""
+"""Versions between two that have a patch from the starting weights, and a keyframe: a newcomer goes on from there.
+A learner that keeps few versions makes such patches more often, so that one is always in its window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Base:
 def bases_of(version: int, shelf: Shelf) -> list[Base]:
     """Where the patches of a version start, the cheapest to use first: as far as the learner still has the words."""
     starts = [version - span for span in SPANS if version % span == 0]
-    if version % BRIDGE_EVERY == 0:
+    if version % BRIDGE_EVERY == 0 or _loses_its_bridge(shelf):
         starts.append(0)
     bases = []
     for start in dict.fromkeys(starts):
@@ -51,6 +52,14 @@ def bases_of(version: int, shelf: Shelf) -> list[Base]:
     if version % BRIDGE_EVERY == 0:
         bases.append(Base(NOTHING, b"", None))
     return bases
+
+
+def _loses_its_bridge(shelf: Shelf) -> bool:
+    """Whether the last patch from the starting weights is about to leave a window shorter than the way between two."""
+    kept = shelf.all()
+    newer = kept[: len(kept) // 2]
+    bridged = any(patch.base == 0 for published in newer for patch in published.manifest.patches)
+    return shelf.at(0) is None and not bridged
 
 
 def make_patches(

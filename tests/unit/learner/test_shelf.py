@@ -83,3 +83,16 @@ def test_words_that_were_deleted_are_no_base(world: World) -> None:
     world.blobs.path(first.manifest.state).unlink()
     world.blobs.path(blob_root(world, 1)).unlink()
     assert [base.version for base in bases_of(16, world.shelf)] == [NOTHING]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 6, 20])
+def test_a_patch_from_the_first_version_is_always_in_the_window(world: World, kept: int) -> None:
+    made = 0
+    for version in range(40):
+        bases = [base.version for base in bases_of(version, world.shelf)]
+        made += 0 in bases
+        world.publish(version, step=version, bases=bases)
+        world.shelf.drop_before_step(version - kept + 1)
+        listed = {patch.base for published in world.shelf.all() for patch in published.manifest.patches}
+        assert version == 0 or 0 in listed, version
+    assert made <= 40 / max(1, min(16, kept / 2)) + 6, "and no more often than that takes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from p2prl.net.blobs import DiskBlobs
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.manifests import PolicyManifest, blob_of, chunk_bytes_for
+from p2prl.protocol.manifests import NOTHING, Patch, PolicyManifest, blob_of, chunk_bytes_for
 from p2prl.protocol.messages import RolloutGroup
 
 NOW = 1_800_000_000.0
@@ -64,8 +65,11 @@ class World:
         self.journal.close()
         self.blobs.close()
 
-    def publish(self, version: int, *, step: int) -> Published:
-        """Publish weights of their own for a version; the version before must be on the shelf."""
+    def publish(self, version: int, *, step: int, bases: Iterable[int] = ()) -> Published:
+        """Publish weights of their own for a version; the version before must be on the shelf.
+
+        It lists patches from `bases`, which nobody could apply.
+        """
         weights = bytes(flatten(tiny_model(seed=100 + version).model, self.layout))
         ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=4))
         self.blobs.add(ref, weights)
@@ -78,6 +82,7 @@ class World:
             previous=b"" if newest is None else newest.digest,
             beacon=digest("p2prl/test-beacon", bytes([version])),
             created_ms=int(NOW * 1000),
+            patches=tuple(Patch(base, b"" if base == NOTHING else bytes(32), ref) for base in bases),
         )
         raw = seal(self.learner, manifest, run=self.run, now=NOW)
         with self.journal.transaction():
