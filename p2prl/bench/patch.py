@@ -6,21 +6,33 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from p2prl.bench.patch_bands import BandRow, bands_as_markdown, measure_bands
 from p2prl.bench.patch_codecs import EC1, FLAT, INDEX, PLANES, PRODUCT, ROWS, XOR, Codec, codecs, sent_bytes
-from p2prl.bench.patch_updates import LEARNING_RATES, Updates, run_updates, simulated_updates
+from p2prl.bench.patch_updates import (
+    LEARNING_RATES,
+    Updates,
+    run_chains,
+    run_updates,
+    simulated_chains,
+    simulated_updates,
+)
 from p2prl.errors import IntegrityError, MachineError, require
+from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.kernels import fastest_kernels
 from p2prl.patches.segments import SEGMENT_WORDS
 from p2prl.patches.simulated import adam_versions, entropy_bits
 from p2prl.patches.words import BF16, Words
 
 MERGED_VERSIONS = 16
+_BANDED_VERSIONS = 256
+"""Simulated for dead bands: many, because at first no word has come to the edge of its band."""
+
 _MOST_PAIRS = 32
 """Of a run's updates, the last so many: more say the same again."""
 
@@ -35,11 +47,16 @@ class PatchBenchConfig:
     """Speeds are the best of so many."""
     run: Path | None = None
     """A run folder whose published versions are measured too."""
+    bands: tuple[int, ...] = ()
+    """Dead bands to publish the same updates with, ulp of bf16."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         require("words", self.words, 65_536 <= self.words <= SEGMENT_WORDS, f"65536 to {SEGMENT_WORDS}")
         require("repeats", self.repeats, 1 <= self.repeats <= 100, "1 to 100")
+        widest = widest_band_ulp(BF16)
+        for band in self.bands:
+            require("bands", band, 0 <= band <= widest, f"0 to {widest}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +105,8 @@ class PatchReport:
     cases: list[Case]
     merged_over_chain: float
     """One patch over sixteen versions, over the sum of sixteen patches."""
+    bands: list[BandRow]
+    """Simulated updates at each learning rate and the versions of the run, with each band."""
 
     def demands(self) -> list[Demand]:
         """The demands, judged on the simulated updates at 1, 2.6 and 7 % of changed words."""
@@ -111,18 +130,18 @@ class PatchReport:
 def run_patch_bench(
     config: PatchBenchConfig, out: Path, *, on_progress: Callable[[str, float], None] | None = None
 ) -> PatchReport:
-    """Measure, and write `patches.json`, `patches-table.md` and `patches.png` into `out`.
+    """Measure, and write `patches.json`, `patches-table.md` and `patches.png` into `out`; with bands `bands-table.md`.
 
     Sizes follow from the seed and the version of zstd; speeds are the machine's. `IntegrityError` when a codec does
     not give the new words back, `ConfigError` when the run has nothing to measure.
     """
     real = [] if config.run is None else run_updates(config.run)
-    total = len(LEARNING_RATES) + 1 + len(real) + 1
+    total = len(LEARNING_RATES) + 1 + len(real) + 1 + bool(config.bands)
     cases: list[Case] = []
 
-    def tell(stage: str) -> None:
+    def tell(stage: str, *, after: int = 0) -> None:
         if on_progress is not None:
-            on_progress(stage, len(cases) / total)
+            on_progress(stage, (len(cases) + after) / total)
 
     tell("simulating updates")
     for updates in simulated_updates(config.words, config.seed):
@@ -132,11 +151,15 @@ def run_patch_bench(
         tell(updates.name)
         cases.append(_measure(updates, config.repeats))
     tell("sixteen versions in one")
-    report = PatchReport(cases=cases, merged_over_chain=_merged_over_chain(config.words, config.seed))
+    merged = _merged_over_chain(config.words, config.seed)
+    tell("dead bands", after=1)
+    report = PatchReport(cases=cases, merged_over_chain=merged, bands=_bands(config))
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "patches.json").write_text(json.dumps(as_document(config, report), indent=1) + "\n", encoding="utf-8")
         (out / "patches-table.md").write_text(as_markdown(report) + "\n", encoding="utf-8")
+        if report.bands:
+            (out / "bands-table.md").write_text(bands_as_markdown(report.bands) + "\n", encoding="utf-8")
         _plot(report, out / "patches.png")
     except OSError as error:
         raise MachineError(f"cannot write to {out}: {error}", remedy="Choose another folder with --out.") from error
@@ -161,6 +184,7 @@ def as_document(config: PatchBenchConfig, report: PatchReport) -> dict[str, Any]
             for case in report.cases
         ],
         "merged_16_over_chain": round(report.merged_over_chain, 4),
+        "bands": [vars(row) for row in report.bands],
         "demands": [{**vars(demand), "met": demand.met} for demand in report.demands()],
     }
 
@@ -231,6 +255,18 @@ def _merged_over_chain(words: int, seed: int) -> float:
     old, versions = adam_versions(words, LEARNING_RATES[0], MERGED_VERSIONS, seed)
     chain = sum(sent_bytes(encode(a, b)) for a, b in pairwise([old, *versions]))
     return sent_bytes(encode(old, versions[-1])) / chain
+
+
+def _bands(config: PatchBenchConfig) -> list[BandRow]:
+    if not config.bands:
+        return []
+    chains = chain.from_iterable(
+        (
+            simulated_chains(config.words // 4, _BANDED_VERSIONS, config.seed),
+            [] if config.run is None else run_chains(config.run),
+        )
+    )
+    return [row for versions in chains for row in measure_bands(versions, config.bands)]
 
 
 def _at_most(text: str, bound: float, measured: float) -> Demand:

@@ -168,6 +168,9 @@ def bench_patch_(
     run: Annotated[
         Path | None, typer.Option("--run", help="A run folder whose published versions are measured too.")
     ] = None,
+    bands: Annotated[
+        str, typer.Option("--bands", help="Dead bands, ulp of bfloat16, comma-separated; empty for none.")
+    ] = "",
     out: Annotated[Path, typer.Option("--out", help="Folder of the table, the plot and the JSON.")] = Path(
         "runs/bench-patch"
     ),
@@ -178,7 +181,7 @@ def bench_patch_(
     """Measure weight patches beside other layouts: bits per changed word, ratio, speed."""
     from p2prl.cli.bench_patch import bench_patch
 
-    bench_patch(words=words, repeats=repeats, run=run, out=out, check=check, seed=seed, as_json=as_json)
+    bench_patch(words=words, repeats=repeats, run=run, bands=bands, out=out, check=check, seed=seed, as_json=as_json)
 
 
 @bench_app.command("swap")

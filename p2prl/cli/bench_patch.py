@@ -6,17 +6,19 @@ import time
 from pathlib import Path
 
 from p2prl.cli.console import emit, progress, say
+from p2prl.cli.listed import numbers
 from p2prl.errors import P2PRLError
 
 
 def bench_patch(
-    *, words: int, repeats: int, run: Path | None, out: Path, check: bool, seed: int, as_json: bool
+    *, words: int, repeats: int, run: Path | None, bands: str, out: Path, check: bool, seed: int, as_json: bool
 ) -> None:
     """Weight patches beside other layouts."""
     from p2prl.bench.patch import PatchBenchConfig, as_document, as_markdown, run_patch_bench
+    from p2prl.bench.patch_bands import bands_as_markdown
 
     began = time.monotonic()
-    config = PatchBenchConfig(words=words, repeats=repeats, run=run, seed=seed)
+    config = PatchBenchConfig(words=words, repeats=repeats, run=run, bands=numbers(bands, int, "--bands"), seed=seed)
     with progress("benchmark", quiet=as_json) as tell:
         report = run_patch_bench(config, out, on_progress=tell)
     demands = report.demands()
@@ -26,9 +28,12 @@ def bench_patch(
         for line in as_markdown(report).splitlines():
             say(line, whole=True)
         say(f"16 versions in one patch: {report.merged_over_chain:.3f} of the chain")
+        for line in bands_as_markdown(report.bands).splitlines() if report.bands else ():
+            say(line, whole=True)
         for demand in demands if check else ():
             say(_line(demand.text, demand.bound, demand.measured, met=demand.met))
-        say(f"written to {out}: patches.json, patches-table.md, patches.png")
+        tables = "patches-table.md, bands-table.md" if report.bands else "patches-table.md"
+        say(f"written to {out}: patches.json, {tables}, patches.png")
     failed = sum(not demand.met for demand in demands)
     if check and failed:
         raise P2PRLError(

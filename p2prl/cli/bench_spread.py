@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from p2prl.cli.console import emit, progress, say
-from p2prl.cli.listed import listed
-from p2prl.errors import ConfigError, P2PRLError
-
-N = TypeVar("N", int, float)
+from p2prl.cli.listed import listed, numbers
+from p2prl.errors import P2PRLError
 
 
 def bench_spread(
@@ -32,8 +28,8 @@ def bench_spread(
     began = time.monotonic()
     config = SpreadConfig(
         schemes=listed(schemes),
-        peers=_numbers(peers, int, "--peers"),
-        churn=_numbers(churn, float, "--churn"),
+        peers=numbers(peers, int, "--peers"),
+        churn=numbers(churn, float, "--churn"),
         size_bytes=mib * MIB,
         learner_mbit=learner_mbit,
         links=links,
@@ -70,12 +66,3 @@ def bench_spread(
         raise P2PRLError(
             f"{failed} of {len(verdicts)} demands are not met", remedy="See docs/benchmarks/spread.md for the cases."
         )
-
-
-def _numbers(text: str, kind: Callable[[str], N], option: str) -> tuple[N, ...]:
-    try:
-        return tuple(kind(part) for part in listed(text))
-    except ValueError as error:
-        raise ConfigError(
-            f"{option} {text[:40]!r} is not a list of numbers", remedy="Separate them by commas."
-        ) from error

@@ -6,6 +6,8 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,8 @@ def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def adam_versions(
-    words: int, learning_rate: float, updates: int, seed: int, *, scale: float = 0.02
-) -> tuple[NDArray[np.uint16], list[NDArray[np.uint16]]]:
-    """(version 0, versions 1..updates) in bf16 of an fp32 master, weights N(0, `scale`), stationary moments.
+def adam_training(words: int, learning_rate: float, seed: int, *, scale: float = 0.02) -> Iterator[NDArray[np.uint16]]:
+    """Version 0, version 1 and so on without end in bf16 of an fp32 master, weights N(0, `scale`), stationary moments.
 
     Gradients have unit variance and one tenth of it as signal, so that second moments are 1 and a step is the first
     moment times the learning rate.
@@ -30,12 +30,18 @@ def adam_versions(
     master = (scale * rng.standard_normal(words)).astype(np.float32)
     signal = (0.1 * rng.standard_normal(words)).astype(np.float32)
     first = signal + (np.sqrt(0.1 / 1.9) * rng.standard_normal(words)).astype(np.float32)
-    before, after = bf16(master), []
-    for _ in range(updates):
+    while True:
+        yield bf16(master)
         first = np.float32(0.9) * first + np.float32(0.1) * (signal + rng.standard_normal(words).astype(np.float32))
         master -= np.float32(learning_rate) * first
-        after.append(bf16(master))
-    return before, after
+
+
+def adam_versions(
+    words: int, learning_rate: float, updates: int, seed: int, *, scale: float = 0.02
+) -> tuple[NDArray[np.uint16], list[NDArray[np.uint16]]]:
+    """(version 0, versions 1..updates) of `adam_training`."""
+    first, *later = islice(adam_training(words, learning_rate, seed, scale=scale), updates + 1)
+    return first, later
 
 
 def lora_versions(words: int, learning_rate: float, seed: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:

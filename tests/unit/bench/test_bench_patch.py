@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from p2prl.bench.patch import CodecRow, PatchBenchConfig, PatchReport, as_document, run_patch_bench
+from p2prl.bench.patch_bands import bands_as_markdown, measure_bands
 from p2prl.bench.patch_codecs import INDEX, RAW, codecs, sent_bytes
-from p2prl.bench.patch_updates import run_updates
+from p2prl.bench.patch_updates import Chain, run_chains, run_updates
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError
 from p2prl.patches.simulated import entropy_bits, lora_versions
@@ -19,12 +21,13 @@ from p2prl.patches.words import BF16, FP32, WordType
 from tests.unit.learner.world import World
 
 WORDS = 65_536
+CONFIG = PatchBenchConfig(words=WORDS, repeats=1, bands=(0, 1))
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[PatchReport, Path]:
     out = tmp_path_factory.mktemp("bench")
-    return run_patch_bench(PatchBenchConfig(words=WORDS, repeats=1), out), out
+    return run_patch_bench(CONFIG, out), out
 
 
 @pytest.mark.parametrize("word_type", [BF16, FP32], ids=["bf16", "fp32"])
@@ -74,11 +77,15 @@ def test_adapters_have_a_half_that_began_at_zero() -> None:
 def test_the_files_hold_what_was_measured(report: tuple[PatchReport, Path]) -> None:
     measured, out = report
     document = json.loads((out / "patches.json").read_text())
-    assert document == json.loads(json.dumps(as_document(PatchBenchConfig(words=WORDS, repeats=1), measured)))
+    assert document == json.loads(json.dumps(as_document(CONFIG, measured)))
     assert [case["name"] for case in document["cases"]] == [case.name for case in measured.cases]
     assert set(document["cases"][0]["codecs"]["ec1"]) == set(CodecRow.__dataclass_fields__)
     table = (out / "patches-table.md").read_text().splitlines()
     assert len(table) == 2 + sum(len(case.codecs) for case in measured.cases)
+    assert [(row["name"], row["band_ulp"]) for row in document["bands"]] == [
+        (case.name, band) for case in measured.cases[:3] for band in (0, 1)
+    ]
+    assert (out / "bands-table.md").read_text().count("\n") == 2 + 6
     assert (out / "patches.png").read_bytes().startswith(b"\x89PNG")
     judged = {demand.text: demand for demand in measured.demands()}
     assert judged["16 versions in one patch, of the chain"].measured == measured.merged_over_chain
@@ -104,3 +111,49 @@ def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path: Path) -> No
     answer = CliRunner().invoke(app, ["bench", "patch", "--words", "5", "--json"])
     assert isinstance(answer.exception, ConfigError)
     assert "words is 5" in str(answer.exception)
+
+
+@pytest.mark.parametrize("word_type", [BF16, FP32], ids=["bf16", "fp32"])
+def test_bands_publish_one_training_as_a_learner_with_each_would(word_type: WordType) -> None:
+    """Against a walk of plain integers: words above zero, which are their own places on the line. Half is measured."""
+    finer = 1 if word_type is BF16 else 1 << 16
+    rng = np.random.default_rng(6)
+    walk = rng.integers(0x3C00, 0x3D00, 3000) + np.cumsum(rng.integers(-2, 3, (9, 3000)), axis=0)
+    versions = tuple((row * finer).astype(word_type.dtype) for row in walk)
+    bands = (0, 1, 3)
+    rows = measure_bands(Chain(name="walk", word_type=word_type, versions=iter(versions), count=8), bands)
+    assert [row.band_ulp for row in rows] == [band * finer for band in bands]
+    encode, _ = codecs(word_type)["patch (numpy)"]
+    for band, row in zip(bands, rows, strict=True):
+        published = [walk[0]]
+        for fresh in walk[1:]:
+            published.append(np.where(abs(fresh - published[-1]) > band, fresh, published[-1]))
+        words = [(row * finer).astype(word_type.dtype) for row in published]
+        sizes = [sent_bytes(encode(old, new)) for old, new in itertools.pairwise(words[4:])]
+        assert (row.versions, row.measured) == (8, 4)
+        assert row.changed_share == pytest.approx(np.mean(np.diff(published[4:], axis=0) != 0))
+        assert row.held_share == pytest.approx(np.mean(published[-1] != walk[-1]))
+        assert row.patch_bytes == pytest.approx(np.mean(sizes))
+        assert row.of_all == pytest.approx(np.mean(sizes) / rows[0].patch_bytes)
+        assert row.merged_bytes == sent_bytes(encode(words[4], words[8]))
+    assert rows[0].held_share == 0.0
+    assert rows[0].changed_share > rows[1].changed_share > rows[2].changed_share > 0
+    assert len(bands_as_markdown(rows).splitlines()) == 2 + len(rows)
+
+
+def test_a_run_is_measured_over_its_longest_stretch_of_versions(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    (tmp_path / "run.manifest").write_bytes(world.manifest_raw)
+    policies = [world.publish(version, step=version) for version in (0, 1, 3, 4, 5)]
+    own, rounded = run_chains(tmp_path)
+    published = [world.shelf.weights(policy.manifest.version) for policy in policies[2:]]
+    assert [words.tobytes() for words in own.versions] == published
+    assert (own.word_type, rounded.word_type, len(list(rounded.versions))) == (FP32, BF16, 3)
+    world.close()
+
+
+@pytest.mark.parametrize(("bands", "named"), [("129", "bands is 129"), ("-1", "bands is -1"), ("1;2", "--bands '1;2'")])
+def test_bands_without_meaning_are_refused(bands: str, named: str) -> None:
+    answer = CliRunner().invoke(app, ["bench", "patch", "--bands", bands, "--json"])
+    assert isinstance(answer.exception, ConfigError)
+    assert named in str(answer.exception)
