@@ -18,7 +18,7 @@ groups_per_update = 16    # prompts per update, with 8 completions each
 updates = {updates:<16}# 0 goes on until stopped
 checkpoint_every = 10     # updates; a crash replays what came after from the journal
 publish = "manifest"      # "auto": no more often than a version takes to reach the swarm
-dead_band_ulp = 0         # words that moved no further since they were published are not sent again
+dead_band_ulp = 0         # words that moved no further are not sent again: docs/benchmarks/dead_band.md
 
 [learner.optimiser]
 learning_rate = 5e-4
