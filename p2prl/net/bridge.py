@@ -134,7 +134,8 @@ def _base_news(settled: events.BaseSettled) -> control.Warned:
         return control.Warned("the base could not be used; going on without it", "")
     if settled.spared_bytes:
         spared, took = _size_text(settled.spared_bytes), _size_text(settled.patch_bytes)
-        return control.Warned(f"the base spared {spared}: version {settled.version} came by {took} of patches", "")
+        way = f"came by {took} of patches" if settled.patch_bytes else "is the base itself"
+        return control.Warned(f"the base spared {spared}: version {settled.version} {way}", "")
     return control.Warned(f"the base was not needed: no way to version {settled.version} is shorter by it", "")
 
 

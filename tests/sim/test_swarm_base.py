@@ -8,7 +8,7 @@ from blake3 import blake3
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.messages import Role
 from p2prl.sim.broadcast import Member
-from p2prl.sim.network import VirtualNetwork
+from p2prl.sim.network import LinkConfig, VirtualNetwork
 from p2prl.sim.patched import PatchedSwarm
 from p2prl.swarm.events import BaseSettled, PatchesReady, PolicyReady
 from p2prl.swarm.node import NodeConfig
@@ -147,3 +147,29 @@ def test_nothing_is_fetched_until_the_owner_has_looked() -> None:
     made.network.run_for(30.0)
     assert made.words_of(member, 8) == made.versions[8].tobytes()
     assert 0 < fetched(made, member) < WHOLE
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lost_frames_and_a_learner_that_dies_leave_newcomers_with_the_right_words(seed: int) -> None:
+    made = PatchedSwarm(VirtualNetwork(seed, links=LinkConfig(loss=0.1)))
+    made.add("learner", Role.LEARNER, config=config)
+    for name in ("v0", "v1"):
+        made.add(name, bootstrap=("learner",), config=config)
+    for version in range(9):
+        made.advance(bridge=version == 8)
+        made.network.run_for(40.0)
+    bases = {"right": made.versions[0], "later": made.versions[7], "wrong": made.versions[0] ^ 1, "none": None}
+    joined = {}
+    for name, words in bases.items():
+        made.bases[name] = None if words is None else words.tobytes()
+        joined[name] = made.add(name, bootstrap=("learner", "v0", "v1"), config=config_with_base)
+    made.network.run_for(0.3 + 0.4 * seed)
+    made.network.crash(made.members["learner"].peer)
+    made.network.run_for(240.0)
+    for name, member in joined.items():
+        assert made.words_of(member, 8) == made.versions[8].tobytes(), name
+        assert len(settled(member)) == (name != "none"), name
+        spared = sum(event.spared_bytes for event in settled(member))
+        assert spared == made.network.node(member.peer).fetch_stats.spared_bytes
+        assert spared == 0 or name in ("right", "later")
+    assert made.refused == []

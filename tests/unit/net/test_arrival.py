@@ -80,6 +80,7 @@ def test_without_a_base_nothing_is_told(world: World) -> None:
     ("settled", "words"),
     [
         (BaseSettled(STATE, True, 64, 23_000_000, 512_000_000), "spared 512.0 MB: version 64 came by 23.0 MB"),
+        (BaseSettled(STATE, True, 0, 0, 512_000), "spared 512.0 kB: version 0 is the base itself"),
         (BaseSettled(STATE, True, 64, 0, 0), "not needed: no way to version 64"),
         (BaseSettled(STATE, None, 64, 0, 0), "not needed: no way to version 64"),
         (BaseSettled(STATE, None, None, 0, 0), "could not be used"),
