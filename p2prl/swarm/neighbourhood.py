@@ -8,6 +8,7 @@ rules is dropped and not dialled again for a while. Pure: commands go to `comman
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 
 from p2prl.clock import backoff_s
@@ -20,6 +21,9 @@ from p2prl.protocol.identity import Identity, PeerId, peer_id_of
 from p2prl.protocol.messages import Hello, Introduction, PeerRecord, Role
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.ports import Randomness
+
+_FORGIVEN_FAULTS = 3
+"""Malformed messages a neighbour may send before it is banned: one may be an old build's, three are not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +114,7 @@ class Neighbourhood:
         self.links: dict[PeerId, Neighbour] = {}
         self._known: dict[PeerId, _Known] = {}
         self._banned: dict[PeerId, float] = {}
+        self._faults: Counter[PeerId] = Counter()
         self._introduced: frozenset[PeerId] = frozenset()
         self._introduced_ms = 0
         """When the learner signed that."""
@@ -164,8 +169,20 @@ class Neighbourhood:
 
     def ban(self, peer: PeerId, now: float) -> None:
         """Hear nothing more from a peer for a while."""
+        self._banned = {other: until for other, until in self._banned.items() if until > now}
         self._banned[peer] = now + self._config.ban_s
         self.links.pop(peer, None)
+
+    def fault(self, peer: PeerId, now: float, *, proven: bool) -> bool:
+        """A neighbour broke a rule. Bans it, and returns True, when that is `proven` malice or happened too often."""
+        self._faults[peer] += 1
+        if len(self._faults) > self._config.max_known:
+            del self._faults[next(iter(self._faults))]
+        if self._faults[peer] < _FORGIVEN_FAULTS and not proven:
+            return False
+        del self._faults[peer]
+        self.ban(peer, now)
+        return True
 
     def is_banned(self, peer: PeerId, now: float) -> bool:
         """Whether a peer's frames are to be ignored."""

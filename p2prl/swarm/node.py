@@ -19,7 +19,6 @@ from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envel
 from p2prl.protocol.identity import Identity, PeerId, peer_id_of, public_key_of
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import (
-    Chunk,
     Hello,
     Introduction,
     Kind,
@@ -42,7 +41,6 @@ from p2prl.swarm.events import (
     PeerBanned,
     PeersChanged,
     RunKnown,
-    Send,
     WireMismatch,
 )
 from p2prl.swarm.following import Following
@@ -52,11 +50,9 @@ from p2prl.swarm.introductions import RELAYING, Introductions
 from p2prl.swarm.last_words import LastWords
 from p2prl.swarm.ledger_pages import LedgerPages
 from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
+from p2prl.swarm.outgoing import take_frames
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay import ForeignChunkError, Relay, RelayConfig, RelayStats
-
-_FORGIVEN_FAULTS = 3
-"""Malformed messages a neighbour may send before it is banned: one may be an old build's, three are not."""
 
 _RETRY_WANTS_S = 2.0
 """How long an offered envelope may stay unpushed before the next offerer is asked."""
@@ -99,13 +95,11 @@ class Node:
         self._introductions = Introductions(rng, now) if config.role is Role.LEARNER else None
         self._following: Following | None = None
         self._learner = b""
-        self._faults: Counter[PeerId] = Counter()
         self._next_retry = now + _RETRY_WANTS_S
         self._born = now
         self._reported_roles: tuple[tuple[str, int], ...] = ()
         self._clock_reported = False
         self._events: deque[Event] = deque()
-        self._commands: list[Command] = []
 
     # --- what the owner does -----------------------------------------------------------------------------------
 
@@ -277,23 +271,11 @@ class Node:
         self._after(now)
         self._relay.flush(now)
         self._gossip.flush(now)
-        by_peer: dict[PeerId, list[bytes]] = {}
-        bulk: list[Send] = []
-        for box in (self._links.outbox, self._gossip.outbox, self._pages.outbox, self._relay.outbox):
-            for peer, message in box:
-                if isinstance(message, Chunk):
-                    bulk.append(Send(peer, frames.pack(message), bulk=True))
-                elif peer in self._links.links:
-                    by_peer.setdefault(peer, []).append(frames.pack(message))
-            box.clear()
+        outboxes = (self._links.outbox, self._gossip.outbox, self._pages.outbox, self._relay.outbox)
+        sends = take_frames(outboxes, linked=self._links.links)
         self._gossip.drained()
-        commands = [*self._links.commands, *self._commands]
+        commands: list[Command] = [*self._links.commands, *sends]
         self._links.commands.clear()
-        self._commands.clear()
-        commands.extend(
-            Send(peer, frame, bulk=False) for peer, packed in by_peer.items() for frame in frames.join(packed)
-        )
-        commands.extend(bulk)
         return commands
 
     def next_event(self) -> Event | None:
@@ -470,9 +452,6 @@ class Node:
             self._events.append(PeersChanged(roles))
 
     def _fault(self, peer: PeerId, error: RemoteProtocolError, now: float) -> None:
-        self._faults[peer] += 1
-        if self._faults[peer] >= _FORGIVEN_FAULTS or isinstance(error, ForeignChunkError):
-            del self._faults[peer]
-            self._links.ban(peer, now)
+        if self._links.fault(peer, now, proven=isinstance(error, ForeignChunkError)):
             self._forget(peer)
             self._events.append(PeerBanned(peer, str(error)))

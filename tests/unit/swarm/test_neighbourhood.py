@@ -246,6 +246,18 @@ def test_the_banned_are_neither_heard_nor_dialled_until_their_time_is_up() -> No
     assert dialled(links) == [A.peer_id]
 
 
+def test_three_faults_or_one_proof_ban_and_a_flood_of_keys_fills_no_memory() -> None:
+    links = neighbourhood(max_known=50)
+    assert [links.fault(A.peer_id, NOW + second, proven=False) for second in range(3)] == [False, False, True]
+    assert links.is_banned(A.peer_id, NOW + 3)
+    assert links.fault(B.peer_id, NOW, proven=True)
+    for number in range(500):
+        links.fault(PeerId(f"p{number}"), NOW + number, proven=False)
+        links.ban(PeerId(f"q{number}"), NOW + 10 * number)
+    assert len(links._faults) <= 50
+    assert len(links._banned) <= 61, "those of the last ten minutes"
+
+
 def test_hellos_go_out_on_a_link_on_time_and_on_change() -> None:
     links = neighbourhood(hello_s=15.0)
     links.connected(A.peer_id, NOW)
