@@ -1,10 +1,15 @@
-"""How the tests are shared out when several workers run them (`pytest -n 2`)."""
+"""What holds for every test: patience with slow machines, and who runs what when several workers do (`pytest -n 2`)."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+# How long an example takes depends on what else the machine does; each test has a timeout of its own.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 class _SwarmsInOneRow(LoadScopeScheduling):  # type: ignore[misc]
