@@ -1,7 +1,8 @@
 """Which loss a run uses when it is told to choose: a pure state machine over what each batch measures.
 
-On policy, GRPO is as good as any and cheapest to reason about; far from the samplers only GEPO-T keeps learning; gex
-lies between the two (`docs/benchmarks/staleness.md`). What decides is measured, not the delay: the effective sample
+Of three losses without options: on policy GRPO, the field's own; far from the samplers GEPO-T, which keeps learning
+where GRPO does not; between the two gex. (GEPO-T with `sharpness` does better than any of them at any distance in
+`docs/benchmarks/staleness.md`; a run may simply name it.) What decides is measured, not the delay: the effective sample
 size of the whole-sequence ratios and the KL per token. Both are smoothed, a move needs both a margin and some updates
 since the last one, and the state is plain numbers, so that a replay after a crash chooses the same.
 """

@@ -40,6 +40,7 @@ _BUCKET_FIGURES = {
     "m2": "m2",
     "bounded_fraction": "bounded_fraction",
     "weight_max": "weight_max",
+    "weight_variance": "weight_variance",
 }
 
 _WITHSTANDS = frozenset({"gepo_t", "gex", "asympo", "asymre"})
@@ -141,11 +142,12 @@ class Estimator:
         Raises LocalProtocolError where the batch holds NaN, infinity or an empty completion.
         """
         notices: list[str] = []
+        plain = _batch(self.objective, rollouts)
+        believed_B = self._believed(policy_logprobs_BGT, plain, rollouts)
         if self._choice is not None:
-            notices += self._choose(policy_logprobs_BGT, rollouts)
+            notices += self._choose(policy_logprobs_BGT[believed_B], _part(plain, believed_B))
         objective, config = self.objective, self._config
-        batch, counts = self._guarded(objective, policy_logprobs_BGT, rollouts)
-        terms = terms_of(policy_logprobs_BGT, batch)
+        batch, counts = self._guarded(objective, policy_logprobs_BGT, rollouts, believed_B)
         output = self._output(objective, policy_logprobs_BGT, rollouts, batch)
         loss = output.loss
         metrics: dict[str, Any] = {"loss_name": objective.spec.name, **counts}
@@ -153,34 +155,55 @@ class Estimator:
             penalty = reference_penalty(policy_logprobs_BGT, batch, config.reference, objective.aggregation)
             loss = loss + penalty
             metrics["reference_penalty"] = float(penalty.detach())
-        rate_factor = config.guards.rate_factor(terms)
-        whole = diagnose(policy_logprobs_BGT, replace(batch, staleness_BG=None), output, edges=(0,))[0]
-        metrics |= {"rate_factor": rate_factor} | _figures("all", whole)
-        for bucket in diagnose(policy_logprobs_BGT, batch, output, edges=STALENESS_EDGES):
+        believed = policy_logprobs_BGT[believed_B], _part(batch, believed_B), _of(output, believed_B)
+        rate_factor = config.guards.rate_factor(terms_of(*believed[:2]))
+        whole = _whole(*believed)
+        # Groups with a loss of their own are trained on, so they are described, whatever their log-probs are worth.
+        described = believed if config.unverified is None else (policy_logprobs_BGT, batch, output)
+        metrics |= {"rate_factor": rate_factor} | _figures("all", _whole(*described))
+        for bucket in diagnose(*described, edges=STALENESS_EDGES):
             metrics |= _figures(BUCKETS[STALENESS_EDGES.index(bucket.staleness_from)], bucket)
         metrics |= {f"loss/{name}": float(value) for name, value in output.metrics.items()}
-        self._watch, collapsed = self._watch.observe(whole.ess_fraction, below=config.guards.ess_warning)
+        self._watch, collapsed = self._watch.observe(
+            whole.ess_fraction, below=config.guards.ess_border(whole.completions)
+        )
         if collapsed:
             notices.append(_collapse(self._watch.mean or 0.0, objective.spec.name))
         return Estimate(loss=loss, rate_factor=rate_factor, metrics=metrics, notices=tuple(notices))
 
-    def _choose(self, policy_logprobs_BGT: Tensor, rollouts: Rollouts) -> list[str]:
+    def _believed(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, rollouts: Rollouts) -> Tensor:
+        """(B,): groups whose log-probs may decide anything, the learning rate and the choice of the loss among it.
+
+        Not those on probation that are out of bounds, nor any on probation where these train without log-probs. A
+        batch of nothing else is judged as it is.
+        """
+        on_probation_B = rollouts.trust_B < 1.0
+        believed_B = ~on_probation_B
+        if self._config.unverified is None and bool(on_probation_B.any()):
+            believed_B = self._config.trust.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
+        return believed_B if bool(believed_B.any()) else torch.ones_like(believed_B)
+
+    def _choose(self, policy_logprobs_BGT: Tensor, plain: RolloutBatch) -> list[str]:
         """Look at the batch before it is trained on, so that the loss in use is the one the batch asks for."""
         assert self._choice is not None
-        plain = _batch(self.objective, rollouts)
-        output = _nothing(policy_logprobs_BGT)
-        seen = diagnose(policy_logprobs_BGT, replace(plain, staleness_BG=None), output, edges=(0,))[0]
+        seen = _whole(policy_logprobs_BGT, plain, _nothing(policy_logprobs_BGT))
         self._choice, reason = observe(
             self._choice, ess_fraction=seen.ess_fraction, kl_per_token=seen.kl_k3, config=self._config.selection
         )
         return [reason] if reason else []
 
     def _guarded(
-        self, objective: Objective, policy_logprobs_BGT: Tensor, rollouts: Rollouts
+        self, objective: Objective, policy_logprobs_BGT: Tensor, rollouts: Rollouts, believed_B: Tensor
     ) -> tuple[RolloutBatch, dict[str, int]]:
         """The batch with masks and caps, and how many groups are on probation and how many of them are dropped."""
         batch = _batch(objective, rollouts)
-        guard_BGT = self._config.guards.keep(terms_of(policy_logprobs_BGT.detach(), batch))
+        guard_BGT = self._config.guards.keep(
+            terms_of(policy_logprobs_BGT[believed_B].detach(), _part(batch, believed_B))
+        )
+        if guard_BGT is not None:  # the masks read log-probs: they touch no others
+            everywhere_BGT = torch.ones_like(batch.mask_BGT, dtype=guard_BGT.dtype)
+            everywhere_BGT[believed_B] = guard_BGT
+            guard_BGT = everywhere_BGT
         trust = self._config.trust
         on_probation_B = rollouts.trust_B < 1.0
         counts = {"probation_groups": int(on_probation_B.sum()), "deflated_groups": 0}
@@ -200,10 +223,12 @@ class Estimator:
         if unverified is None or not bool(on_probation_B.any()):
             return objective.loss(policy_logprobs_BGT, batch)
         lengths_N = batch.mask_BGT.sum(dim=-1).flatten()
-        free = replace(_batch(unverified, rollouts), guard_BGT=batch.guard_BGT)
-        parts = [(unverified, free, on_probation_B), (objective, batch, ~on_probation_B)]
+        parts = [(unverified, _batch(unverified, rollouts), on_probation_B), (objective, batch, ~on_probation_B)]
         outputs = [
-            (inside_B, loss.loss(policy_logprobs_BGT[inside_B], _part(whole, inside_B, lengths_N)))
+            (
+                inside_B,
+                loss.loss(policy_logprobs_BGT[inside_B], replace(_part(whole, inside_B), update_lengths_N=lengths_N)),
+            )
             for loss, whole, inside_B in parts
             if bool(inside_B.any())
         ]
@@ -230,12 +255,22 @@ def _batch(objective: Objective, rollouts: Rollouts) -> RolloutBatch:
     )
 
 
-def _part(batch: RolloutBatch, inside_B: Tensor, lengths_N: Tensor) -> RolloutBatch:
-    """Some groups of a batch, normalised by all of it, so that parts add up."""
+def _part(batch: RolloutBatch, inside_B: Tensor) -> RolloutBatch:
+    """Some groups of a batch."""
     tensors: dict[str, Any] = {
         each.name: value[inside_B] for each in fields(batch) if isinstance(value := getattr(batch, each.name), Tensor)
     }
-    return replace(batch, **tensors | {"update_lengths_N": lengths_N})
+    return replace(batch, **tensors)
+
+
+def _of(output: LossOutput, inside_B: Tensor) -> LossOutput:
+    """What the loss gave for some groups."""
+    return replace(output, weights_BGT=output.weights_BGT[inside_B], bounded_BGT=output.bounded_BGT[inside_B])
+
+
+def _whole(policy_logprobs_BGT: Tensor, batch: RolloutBatch, output: LossOutput) -> StalenessDiagnostics:
+    """One bucket of everything."""
+    return diagnose(policy_logprobs_BGT, replace(batch, staleness_BG=None), output, edges=(0,))[0]
 
 
 def _nothing(policy_logprobs_BGT: Tensor) -> LossOutput:

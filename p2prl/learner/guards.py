@@ -24,7 +24,8 @@ class GuardConfig:
     negative_tail: float | None = None
     """δ, nats per token: negatives that the policy has abandoned by more than this are dropped (.5)."""
     ess_warning: float = 0.05
-    """Say so when less than this share of a batch counts (ESS/n, mean of recent updates); 0 never does."""
+    """Say so when less than this share of a batch counts (ESS/n, mean of recent updates); 0 never does. In a small
+    batch the border is one and a half completions, since one alone is 1/n of it."""
 
     def __post_init__(self) -> None:
         for name in ("kl_brake", "second_moment"):
@@ -43,6 +44,10 @@ class GuardConfig:
         if self.vcpo:
             factor *= float(vcpo_factor(terms.sequence_BG))
         return factor
+
+    def ess_border(self, completions: int) -> float:
+        """ESS/n below which a batch of that many has collapsed."""
+        return max(self.ess_warning, min(0.75, 1.5 / completions)) if self.ess_warning else 0.0
 
     def keep(self, terms: Terms) -> Tensor | None:
         """Factor 0 or 1 on each token, (B, G, T), for `RolloutBatch.guard_BGT`; None when no mask is set."""

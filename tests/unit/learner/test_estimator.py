@@ -151,6 +151,15 @@ def test_a_staleness_falls_into_the_bucket_of_its_name(staleness: int, bucket: s
     assert {key.split("/")[1] for key in metrics if key.startswith("stale/")} == {"all", bucket}
 
 
+@pytest.mark.parametrize("completions", [2, 8, 16, 20, 30, 128])
+def test_in_a_batch_of_any_size_one_completion_that_outweighs_all_is_a_collapse(completions: int) -> None:
+    border = GuardConfig().ess_border(completions)
+    assert EssWatch().observe(1 / completions, below=border)[1]
+    assert not EssWatch().observe(0.8, below=border)[1]
+    assert GuardConfig(ess_warning=0.0).ess_border(completions) == 0.0
+    assert GuardConfig().ess_border(1) < 1.0, "one completion alone is all there is"
+
+
 def test_a_collapse_is_said_once_until_it_is_over() -> None:
     watch, said = EssWatch(), []
     for number, ess in enumerate([0.9] * 5 + [0.01] * 60 + [0.08] * 60 + [0.01] * 60 + [0.9] * 30 + [0.01] * 60):

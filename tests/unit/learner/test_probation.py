@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.registry import Objective, build_loss
+from p2prl.algorithms.selection import CHOICES
 from p2prl.errors import ConfigError
 from p2prl.learner.estimator import Estimator, EstimatorConfig, Rollouts
+from p2prl.learner.guards import GuardConfig
 from p2prl.learner.trust import TrustConfig
 
 NEW, KNOWN = 0, 1
 """Rows of the two groups: of a peer on probation, and of one that is trusted."""
 
 LIES = pytest.mark.parametrize("nats", [1.0, 2.0, 4.0])
+PER_GROUP = ("behavior_logprobs_BGT", "mask_BGT", "rewards_BG", "staleness_BG", "trust_B")
+DRIFT = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 WIDE_GSPO: dict[str, object] = {"clip_low": 1.0, "clip_high": 1e9}
 """GSPO without its clip shows the weight itself."""
 
@@ -42,11 +46,15 @@ def lying(batch: Rollouts, nats: float, members: slice) -> Rollouts:
     return replace(batch, behavior_logprobs_BGT=told)
 
 
-def probation(name: str, free: str = "", options: dict[str, object] | None = None) -> Estimator:
+def probation(
+    name: str, free: str = "", options: dict[str, object] | None = None, guards: GuardConfig | None = None
+) -> Estimator:
     unverified = build_loss(free) if free else None
+    names = CHOICES if name == "auto" else (name,)
     return Estimator(
         EstimatorConfig(
-            objectives={name: build_loss(name, options=options)},
+            objectives={each: build_loss(each, options=options) for each in names},
+            guards=guards or GuardConfig(),
             trust=TrustConfig(probation_groups=8, loss=free),
             unverified=unverified,
         )
@@ -69,6 +77,31 @@ def test_one_liar_gains_e_to_the_k_from_gspo_and_nothing_on_probation(nats: floa
     assert held.metrics["probation_groups"] == 1
 
 
+@pytest.mark.parametrize(("means", "told", "factor"), [((-0.1, -2.0), -4.1, 3.84), ((-2.0, -2.0), -0.1, 0.26)])
+def test_the_likeliest_member_of_a_group_moves_all_its_gepo_weights(
+    means: tuple[float, float], told: float, factor: float
+) -> None:
+    """The limit of GEPO's robustness: Ê = ΣQ²/ΣQ is an average by Q."""
+    first, others = means
+    policy, batch = honest()
+    likely = torch.full_like(batch.behavior_logprobs_BGT, others)
+    likely[:, 0] = first
+    lied = likely.clone()
+    lied[NEW, 0] = told
+    expectations = [
+        (math.exp(2 * claim) + 7 * math.exp(2 * others)) / (math.exp(claim) + 7 * math.exp(others))
+        for claim in (first, told)
+    ]
+    assert expectations[0] / expectations[1] == pytest.approx(factor, abs=0.005)
+    plain = Estimator.plain(build_loss("gepo", options={"log_weight_bound": 20.0}))
+    trusted = replace(batch, behavior_logprobs_BGT=likely, trust_B=torch.ones(2))
+    before, after = (
+        gradient(plain, likely.clone().requires_grad_(), replace(trusted, behavior_logprobs_BGT=claimed))[NEW]
+        for claimed in (likely, lied)
+    )
+    torch.testing.assert_close(after, before * expectations[0] / expectations[1])
+
+
 @LIES
 def test_a_lying_group_on_probation_is_dropped_counted_and_hurts_nobody_else(nats: float) -> None:
     policy, batch = honest()
@@ -82,13 +115,37 @@ def test_a_lying_group_on_probation_is_dropped_counted_and_hurts_nobody_else(nat
 
 
 @LIES
+@pytest.mark.parametrize("free", ["", "asympo"])
+def test_a_lying_group_decides_neither_the_rate_nor_the_choice_nor_what_is_masked(nats: float, free: str) -> None:
+    guards = GuardConfig(kl_brake=0.05, vcpo=True, second_moment=0.04, negative_tail=0.5, ess_warning=0.5)
+    policy, batch = honest()
+    drifted = replace(batch, behavior_logprobs_BGT=(batch.behavior_logprobs_BGT + 0.3 * DRIFT).clamp(max=0.0))
+    told = lying(drifted, nats, slice(None))
+    alone = replace(
+        drifted, **{name: getattr(drifted, name)[KNOWN:] for name in PER_GROUP if getattr(drifted, name) is not None}
+    )
+    for name in ("gepo_t", "auto"):
+        lied, spared = (probation(name, free, guards=guards) for _ in range(2))
+        for _ in range(30):  # longer than a choice stands
+            got, wanted = lied.estimate(policy, told), spared.estimate(policy[KNOWN:], alone)
+            assert got.rate_factor == pytest.approx(wanted.rate_factor)
+            assert got.rate_factor < 1.0
+            assert got.notices == wanted.notices
+            assert got.metrics["loss_name"] == wanted.metrics["loss_name"]
+        after, before = (torch.autograd.grad(each.loss, policy)[0] for each in (got, wanted))
+        torch.testing.assert_close(after[KNOWN], before[KNOWN] / 2, msg="one group of two")
+
+
+@LIES
 @pytest.mark.parametrize("free", ["asympo", "asymre"])
 @pytest.mark.parametrize("members", [slice(0, 1), slice(None)])
 def test_a_loss_that_reads_no_log_probs_cannot_be_lied_to(nats: float, free: str, members: slice) -> None:
     policy, batch = honest()
     subject = probation("gepo_t", free)
+    masked = probation("gepo_t", free, guards=GuardConfig(second_moment=0.04, negative_tail=0.5))
     told = gradient(subject, policy, lying(batch, nats, members))
     torch.testing.assert_close(told, gradient(subject, policy, batch))
+    torch.testing.assert_close(told, gradient(masked, policy, lying(batch, nats, members)))
     assert told[NEW].count_nonzero() > 0
     trusted = replace(batch, trust_B=torch.ones(2))
     plain = gradient(Estimator.plain(build_loss("gepo_t")), policy, trusted)
