@@ -81,10 +81,11 @@ def gepo(
     """GEPO (arXiv 2508.17850 §3): −w A with log w = clamp(LP − log Ê, ±c), no gradient through Ê; PPO clip optional.
 
     Differs from the authors' code: no PPO clip by default (their equation 1 has none, their code has ε = .2), log w
-    clamped, no k3 term, and a group is one prompt. G = 1 or equal LQ give GSPO's weight. In a group of alike members one
-    that deflates its own log-probs hardly moves any weight. Ê is an average by Q, however: a member that is, or says
-    that it is, far likelier than the others sets it nearly alone, and a lie of its moves every weight of its group; a
-    whole group that deflates by k nats moves them by e^k, which `guards.group_deflation` catches. Shapes (B, G, T); nats. Raises LocalProtocolError (see `terms_of`).
+    clamped, no k3 term, and a group is one prompt. G = 1 or equal LQ give GSPO's weight. In a group of alike members
+    one that deflates its own log-probs hardly moves any weight. Ê is an average by Q, however: a member that is, or
+    says that it is, far likelier than the others sets it nearly alone, and a lie of its moves every weight of its
+    group; a whole group that deflates by k nats moves them by e^k, which `guards.group_deflation_keep` catches. Shapes
+    (B, G, T); nats. Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     log_weight_BG1 = terms.policy_mean_BG.unsqueeze(-1) - log_expectation_of(terms, batch).unsqueeze(-1)

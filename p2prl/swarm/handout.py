@@ -34,7 +34,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer that may be introduced. A region is any value that near peers share."""
+    """A peer that may be introduced. A region is any value that near peers share; None: not known."""
 
     upload_bytes_s: float
     region: object = None
@@ -79,13 +79,17 @@ def region_of(addresses: Iterable[str]) -> str | None:
 def hand_out(
     peer: P, swarm: Mapping[P, Candidate], rng: Randomness, *, count: int, kept: Collection[P] = ()
 ) -> list[P]:
-    """`count` neighbours for one peer of a swarm, two thirds from its region; `kept` are the first of them."""
-    own = swarm[peer]
+    """`count` neighbours for one peer of a swarm, two thirds from its region; `kept` are the first of them.
+
+    Peers without a region are near nobody: most of them cannot be dialled, least of all by each other.
+    """
+    region = swarm[peer].region
     chosen = [other for other in kept if other in swarm and other != peer][:count]
     taken = {peer, *chosen}
-    already_near = sum(swarm[other].region == own.region for other in chosen)
-    near = [other for other, c in swarm.items() if other not in taken and c.region == own.region]
-    chosen += draw(near, min(round(count * _NEAR_SHARE) - already_near, count - len(chosen)), rng)
+    if region is not None:
+        already_near = sum(swarm[other].region == region for other in chosen)
+        near = [other for other, c in swarm.items() if other not in taken and c.region == region]
+        chosen += draw(near, min(round(count * _NEAR_SHARE) - already_near, count - len(chosen)), rng)
     taken.update(chosen)
     rest = [other for other in swarm if other not in taken]
     return chosen + draw(rest, count - len(chosen), rng)

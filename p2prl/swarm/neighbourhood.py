@@ -169,8 +169,10 @@ class Neighbourhood:
 
     def ban(self, peer: PeerId, now: float) -> None:
         """Hear nothing more from a peer for a while."""
-        self._banned = {other: until for other, until in self._banned.items() if until > now}
+        self._banned.pop(peer, None)
         self._banned[peer] = now + self._config.ban_s
+        if len(self._banned) > self._config.max_known:
+            del self._banned[next(iter(self._banned))]  # the first to end
         self.links.pop(peer, None)
 
     def fault(self, peer: PeerId, now: float, *, proven: bool) -> bool:
@@ -324,8 +326,10 @@ class Neighbourhood:
         oldest_ms = (now - self._config.forget_s) * 1000
         fresh = {peer: known for peer, known in self._known.items() if known.dated_ms > oldest_ms}
         if len(fresh) > self._config.max_known:
-            newest = sorted(fresh, key=lambda peer: -fresh[peer].dated_ms)[: self._config.max_known]
-            fresh = {peer: fresh[peer] for peer in newest}
+            # Anybody can date a record now, so dates decide among strangers only.
+            needed = self._introduced | self.links.keys() | {self.me.learner}
+            order = sorted(fresh, key=lambda peer: (peer not in needed, -fresh[peer].dated_ms))
+            fresh = {peer: fresh[peer] for peer in order[: self._config.max_known]}
         self._known = fresh
 
     def _hello(self, now: float) -> Hello:

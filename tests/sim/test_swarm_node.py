@@ -148,6 +148,19 @@ def test_peers_link_with_those_the_learner_names_and_at_random_when_it_names_nob
     assert 16 <= statistics.fmean(counts[Silent]) <= 34
 
 
+def test_who_started_anew_behind_a_link_that_never_broke_is_named_its_neighbours_again() -> None:
+    made = swarm(seed=6, volunteers=30)
+    made.network.run_for(30)
+    again = made.members["v3"].peer
+    made.network.crash(again)
+    made.network.restart(again)
+    made.network.connect(again, made.members["learner"].peer)
+    made.network.run_for(20)
+    assert made.network.node(again)._links._introduced == frozenset(), "the learner has not noticed"
+    made.network.run_for(320)
+    assert len(made.network.node(again)._links._introduced) == 12
+
+
 def test_an_introduction_that_the_learner_did_not_sign_is_a_fault() -> None:
     made = swarm(volunteers=1)
     made.publish(20_000)

@@ -83,7 +83,7 @@ def test_the_likeliest_member_of_a_group_moves_all_its_gepo_weights(
 ) -> None:
     """The limit of GEPO's robustness: Ê = ΣQ²/ΣQ is an average by Q."""
     first, others = means
-    policy, batch = honest()
+    _, batch = honest()
     likely = torch.full_like(batch.behavior_logprobs_BGT, others)
     likely[:, 0] = first
     lied = likely.clone()

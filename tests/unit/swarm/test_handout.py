@@ -46,6 +46,13 @@ def test_names_that_are_kept_come_first_and_count() -> None:
     assert hand_out(0, swarm, random.Random(1), count=2, kept=kept) == [4, 8]
 
 
+def test_who_cannot_be_placed_is_near_nobody() -> None:
+    swarm = {number: Candidate(10.0, None if number < 200 else "here") for number in range(400)}
+    rng = random.Random(5)
+    hidden = sum(other < 200 for peer in range(0, 200, 10) for other in hand_out(peer, swarm, rng, count=24))
+    assert 180 <= hidden <= 300, "240 of 480: like anybody"
+
+
 def test_half_a_degree_is_handed_out_since_others_meet_one_too() -> None:
     assert [introductions_of(up, 10.0) for up in (0.1, 10.0, 1e6)] == [6, 12, 32]
     assert median_upload([Candidate(0.0), Candidate(4.0), Candidate(2.0), Candidate(9.0)]) == 4.0

@@ -216,6 +216,15 @@ def test_the_address_book_forgets_and_is_bounded() -> None:
     assert dialled(links) == [A.peer_id], "the dead are no longer dialled"
 
 
+def test_a_flood_of_fresh_records_does_not_push_out_the_learner_and_those_it_named() -> None:
+    links = neighbourhood(max_known=20, max_neighbours=1, strangers=1)
+    links.on_records([record(who) for who in (A, B)], NOW)
+    links.on_introduction(named(B), 1, NOW)
+    links.on_records([record(identity_of(f"flood{i}"), at=NOW + 20) for i in range(60)], NOW + 20)
+    assert links.addresses_of(A.peer_id)
+    assert links.addresses_of(B.peer_id)
+
+
 def test_links_opened_by_others_are_bounded() -> None:
     links = neighbourhood(max_links=5)
     took = [links.connected(PeerId(f"p{i}"), NOW) for i in range(9)]
@@ -255,7 +264,8 @@ def test_three_faults_or_one_proof_ban_and_a_flood_of_keys_fills_no_memory() -> 
         links.fault(PeerId(f"p{number}"), NOW + number, proven=False)
         links.ban(PeerId(f"q{number}"), NOW + 10 * number)
     assert len(links._faults) <= 50
-    assert len(links._banned) <= 61, "those of the last ten minutes"
+    assert len(links._banned) <= 50
+    assert links.is_banned(PeerId("q499"), NOW + 4990)
 
 
 def test_hellos_go_out_on_a_link_on_time_and_on_change() -> None:
