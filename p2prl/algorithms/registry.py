@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import math
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 from torch import Tensor
@@ -201,10 +203,42 @@ def _config(spec: LossSpec, options: Mapping[str, object]) -> Any:
         if option not in known:
             remedy = suggestion(option, known) if known else f"{spec.name} has no options"
             raise ConfigError(f"loss {spec.name!r} has no option {option!r}", remedy=remedy)
+    hints = typing.get_type_hints(spec.config_type)
+    for option, value in options.items():
+        _check_type(option, spec.name, value, hints[option])
+    return spec.config_type(**options)
+
+
+def _check_type(option: str, loss: str, value: object, hint: Any) -> None:
+    """Refuse what is not of a config field's type: a number, a choice among texts, or either of these or nothing."""
+    arms = typing.get_args(hint) if NoneType in typing.get_args(hint) else (hint,)
+    if value is None and NoneType in arms:
+        return
+    kind = next(arm for arm in arms if arm is not NoneType)
+    if typing.get_origin(kind) is typing.Literal:
+        choices = typing.get_args(kind)
+        right, expected = isinstance(value, str), f"text, one of {', '.join(map(repr, choices))}"
+    elif kind is bool:
+        right, expected = isinstance(value, bool), "true or false"
+    elif kind is int:
+        right, expected = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+    else:
+        right, expected = _is_number(value), "a finite number"
+    if not right:
+        raise ConfigError(
+            f"option {option!r} of loss {loss!r} must be {expected}, not {repr(value)[:60]}",
+            remedy=f"Set {option} to {expected}, or leave it out.",
+        )
+
+
+def _is_number(value: object) -> bool:
+    # true and false are ints to Python, and an int may be too long to be a float.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
     try:
-        return spec.config_type(**options)
-    except TypeError as error:
-        raise ConfigError(f"loss {spec.name!r}: an option has a value of the wrong type ({error})") from error
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _refuse(field: str, kind: str, allowed: frozenset[Any] | None, name: str) -> None:

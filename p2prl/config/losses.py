@@ -10,6 +10,7 @@ from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.checks import require_choice, suggestion
 from p2prl.algorithms.penalties import ReferencePenaltyConfig
 from p2prl.algorithms.registry import LOSSES, Objective, build_loss
+from p2prl.algorithms.rewards import RewardConfig
 from p2prl.algorithms.selection import CHOICES, SelectionConfig
 from p2prl.errors import ConfigError, require
 from p2prl.learner.estimator import EstimatorConfig
@@ -61,9 +62,10 @@ class LossConfig:
     auto: SelectionConfig = field(default_factory=SelectionConfig)
     """Borders of `auto`'s choice."""
 
-    def build(self, sampling: Sampling) -> EstimatorConfig:
-        """The loss with its guards, for a run that samples so. ConfigError names what is wrong or does not fit."""
+    def build(self, sampling: Sampling, reward: RewardConfig) -> EstimatorConfig:
+        """The loss with its guards, for a run that samples and rewards so. ConfigError names what does not fit."""
         objectives = self._objectives(sampling)
+        self._check_reward(reward, objectives)
         self._check_combination(sampling, objectives)
         unverified = None
         if self.trust.loss:
@@ -109,6 +111,19 @@ class LossConfig:
             max_completion_tokens=longest,
         )
         return {self.name: objective}
+
+    def _check_reward(self, reward: RewardConfig, objectives: dict[str, Objective]) -> None:
+        """Refuse an advantage made for shares of success where the reward may lie outside 0..1."""
+        # Scores of parts beside the verdict may fall below 0 or add to it, so only a bare verdict is sure to fit.
+        bare = reward.outcome_weight == 0.0 and reward.process_weight == 0.0 and reward.success_weight <= 1.0
+        if bare or all(each.advantage.kind != "beta" for each in objectives.values()):
+            return
+        remedy = 'Set loss.advantage = "mean"'
+        if self.name == "bnpo":
+            remedy += ", or name another loss"
+        raise ConfigError(
+            'loss.advantage = "beta" needs a reward within 0..1, and this run\'s may lie outside', remedy=f"{remedy}."
+        )
 
     def _check_combination(self, sampling: Sampling, objectives: dict[str, Objective]) -> None:
         """Refuse what would be without effect, or would not do what it says."""

@@ -77,7 +77,7 @@ def build_learner(
         layout=layout,
         engine=TransformersEngine(replaying.model, layout),
         work=work,
-        estimator=Estimator(folder.settings.loss.build(folder.manifest.sampling)),
+        estimator=Estimator(folder.estimator_config()),
         reference=folder.settings.loss.reference_config(),
         config=folder.settings.learner,
         clock=SystemClock(),

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.folders import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.losses import LossConfig
 from p2prl.config.settings import parse
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
+from p2prl.learner.estimator import EstimatorConfig
 from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.service import LearnerConfig
 from p2prl.models.codec import Codec
@@ -67,14 +69,19 @@ class RunFolder(Folder):
 
     settings: RunSettings
 
+    def estimator_config(self) -> EstimatorConfig:
+        """The run's loss with all that is put around it. ConfigError where its settings do not fit the run."""
+        return self.settings.loss.build(self.manifest.sampling, parse_reward(self.manifest.reward))
+
 
 def open_run(directory: Path) -> RunFolder:
     """Read a run folder and its settings. Raises `ConfigError` when it is not one, or when they do not fit together."""
     folder = open_folder(directory)
     settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
-    settings.loss.build(folder.manifest.sampling)
+    run = RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
+    run.estimator_config()
     _check_dead_band(settings.learner.dead_band_ulp, folder.manifest.dtype)
-    return RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
+    return run
 
 
 def _check_dead_band(band_ulp: int, dtype: str) -> None:

@@ -219,7 +219,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
         layout = layout_of(loaded.model, folder.manifest.dtype)
         trainer = Trainer(
             loaded.model,
-            Estimator(folder.settings.loss.build(folder.manifest.sampling)),
+            Estimator(folder.estimator_config()),
             folder.settings.learner.optimiser,
             temperature=folder.manifest.sampling.temperature,
             reference=folder.settings.loss.reference_config(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 import pytest
@@ -136,3 +137,30 @@ def test_configs_are_frozen_with_a_default_for_every_field(name: str) -> None:
     for field in fields(config_type):
         with pytest.raises(AttributeError):
             setattr(config, field.name, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "option", "value", "expected"),
+    [
+        ("gepo_t", "cap", "2", "number"),
+        ("gepo_t", "cap", True, "number"),
+        ("gepo_t", "cap", math.nan, "number"),
+        ("gepo_t", "cap", math.inf, "number"),
+        ("gepo_t", "cap", 10**400, "number"),
+        ("gepo_t", "cap", None, "number"),
+        ("gepo_t", "taper", 1, "'sequence'"),
+        ("grpo", "clip_low", [1], "number"),
+        ("gepo", "clip", "None", "number"),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_named_with_what_it_must_be(
+    loss: str, option: str, value: object, expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=repr(option)) as caught:
+        build_loss(loss, options={option: value})
+    assert expected in caught.value.remedy
+
+
+def test_an_option_that_may_be_nothing_may_be_nothing_and_whole_numbers_are_numbers() -> None:
+    assert build_loss("gepo", options={"clip": None}).config.clip is None
+    assert build_loss("gepo_t", options={"cap": 3}).config.cap == 3

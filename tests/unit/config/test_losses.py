@@ -7,6 +7,7 @@ import tomllib
 import pytest
 
 from p2prl.algorithms.registry import LOSSES
+from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.algorithms.selection import CHOICES
 from p2prl.config.runs import RunSettings
 from p2prl.config.settings import parse
@@ -17,9 +18,9 @@ from p2prl.protocol.manifests import Sampling
 SAMPLING = Sampling(1.0, 8, 8)
 
 
-def built(text: str, sampling: Sampling = SAMPLING) -> EstimatorConfig:
+def built(text: str, sampling: Sampling = SAMPLING, reward: str = "success") -> EstimatorConfig:
     settings = parse(RunSettings, tomllib.loads(text), where="run.toml")
-    return settings.loss.build(sampling)
+    return settings.loss.build(sampling, parse_reward(reward))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -65,7 +66,7 @@ def test_auto_has_all_its_losses_ready() -> None:
         ('name = "zzz"', "loss.name", "auto"),
         ("options = {capp = 2}", "capp", "cap"),
         ("options = {cap = -1}", "cap", "within"),
-        ('options = {cap = "two"}', "gepo_t", ""),
+        ('options = {cap = "two"}', "cap", "number"),
         ('advantage = "men"', "loss.advantage", "mean"),
         ('aggregation = "tokenmean"', "loss.aggregation", "token_mean"),
         ("guard = {}", "'guard'", "guards"),
@@ -105,3 +106,13 @@ def test_one_completion_a_prompt_has_no_baseline() -> None:
 
 def test_dpo_may_have_a_reference_without_a_pull() -> None:
     assert built('[loss]\nname = "dpo"\nreference = {kind = "first"}').reference.beta == 0
+
+
+@pytest.mark.parametrize("reward", ["success+0.2*process:clip", "success+outcome", "2*success"])
+@pytest.mark.parametrize("loss", ['name = "bnpo"', 'advantage = "beta"'])
+def test_an_advantage_of_shares_of_success_refuses_a_reward_of_more(loss: str, reward: str) -> None:
+    with pytest.raises(ConfigError, match="beta") as caught:
+        built(f"[loss]\n{loss}", reward=reward)
+    assert 'loss.advantage = "mean"' in caught.value.remedy
+    built(f"[loss]\n{loss}", reward="0.5*success")
+    built('[loss]\nname = "bnpo"\nadvantage = "mean"', reward=reward)

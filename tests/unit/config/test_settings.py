@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.presets import PRESETS, preset_by_name
 from p2prl.config.runs import RunSettings
 from p2prl.config.settings import parse, read_toml
@@ -119,7 +120,7 @@ def test_presets_are_legal_settings(tmp_path: Path) -> None:
     for name in PRESETS:
         path = tmp_path / f"{name}.toml"
         path.write_text(preset_by_name(name).settings_text())
-        parse(RunSettings, read_toml(path), where=str(path)).loss.build(Sampling(1.0, 8, 8))
+        parse(RunSettings, read_toml(path), where=str(path)).loss.build(Sampling(1.0, 8, 8), parse_reward("success"))
     with pytest.raises(ConfigError, match="no preset") as caught:
         preset_by_name("nonsense")
     assert all(name in caught.value.remedy for name in PRESETS)
