@@ -250,8 +250,16 @@ class Journal:
         return row is not None and envelope_digest(bytes(row[0])) == digest
 
     def policies(self, *, from_step: int) -> list[bytes]:
-        """Manifest envelopes published at or after a step, oldest first."""
-        rows = self._db.execute("SELECT raw FROM policies WHERE step >= ? ORDER BY version", (from_step,))
+        """Manifest envelopes published at or after a step, and the newest however old it is; oldest first.
+
+        With a bound as short as the way between two versions the newest may be older than the window, and what comes
+        next is still the version after it.
+        """
+        rows = self._db.execute(
+            "SELECT raw FROM policies WHERE step >= ? OR version = (SELECT MAX(version) FROM policies)"
+            " ORDER BY version",
+            (from_step,),
+        )
         return [bytes(row[0]) for row in rows]
 
     def policy_count(self) -> int:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -121,7 +122,7 @@ def learner(world: World, *, around: EstimatorConfig | None = None, **changes: A
 
 
 class Swarm:
-    """Volunteers of the newest version, by hand: two groups a version and peer, and a learner that may be killed."""
+    """Volunteers of the newest version, by hand: a group an update and peer, and a learner that may be killed."""
 
     def __init__(self, world: World, build: Callable[[], Learner]) -> None:
         self.world, self._build = world, build
@@ -145,8 +146,8 @@ class Swarm:
                 if policy.version not in self.worked:
                     self.worked.add(policy.version)
                     shelved = self.world.shelf.add(raw)
-                    for peer in PEERS:
-                        group = self.world.group(shelved, peer, 0)
+                    for peer, slot in itertools.product(PEERS, range(self.world.manifest.publish_every)):
+                        group = self.world.group(shelved, peer, slot)
                         self.ear.inbox.append(control.Arrived(seal(peer, group, run=self.world.run, now=NOW)))
         self.actions.append(self.learner.turn(wait_s=0.0))
         return self.actions[-1]
@@ -217,6 +218,28 @@ def test_a_learner_killed_at_any_turn_ends_with_the_same_weights(
         assert len(digests) == UPDATES + 1, "one manifest a version, however often it was said"
         lines = [json.loads(line) for line in (world.directory / "metrics.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
+
+
+@pytest.mark.parametrize(("bound", "every"), [(0, 1), (2, 3)])
+def test_a_learner_of_the_tightest_bound_killed_before_every_turn_loses_no_version(
+    fresh: Callable[[str], World], bound: int, every: int
+) -> None:
+    """When a version is due, the newest is older than the bound allows groups to be."""
+    world = fresh("killed")
+    world.manifest = msgspec.structs.replace(world.manifest, staleness_bound=bound, publish_every=every)
+    swarm = Swarm(world, lambda: learner(world))
+    for number in itertools.count():
+        assert number < 60, "the run did not end"
+        swarm.restart()
+        if swarm.turn() is Action.FINISH:
+            break
+    swarm.learner.close()
+    said = {raw for raw in swarm.ear.said if open_envelope(raw, now=None).kind is Kind.POLICY_MANIFEST}
+    manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in said]
+    steps = [*range(0, UPDATES, every), UPDATES]
+    assert sorted((m.version, m.step) for m in manifests) == list(enumerate(steps)), "one manifest a version"
+    lines = [json.loads(line) for line in (world.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
 
 
 def test_probation_and_the_choice_of_a_loss_are_replayed_too(fresh: Callable[[str], World]) -> None:
