@@ -16,9 +16,9 @@ from p2prl.bench.comparison_report import CaseRow, as_csv, as_markdown, plot_cas
 from p2prl.bench.onpolicy import OnPolicyTraining, RecipeResult
 from p2prl.bench.recipes import parse_recipe
 from p2prl.bench.seed_file import Line, SeedFile
+from p2prl.bench.starting import UNWRITABLE, require_first_seed, warm_start_of
 from p2prl.bench.subjects import Subject, subject_by_name
 from p2prl.bench.training import TrainingPlan
-from p2prl.bench.warm import warm_weights
 from p2prl.errors import ConfigError, MachineError, require
 
 _SEEDS_AT_ONCE = 5
@@ -58,6 +58,7 @@ class ComparisonConfig:
 
     def __post_init__(self) -> None:
         require("seeds", self.seeds, 1 <= self.seeds <= 1000, "1 to 1000")
+        require_first_seed(self.first_seed, self.seeds)
         if not self.cases:
             raise ConfigError("nothing to compare", remedy="Name at least one.")
         subject = self.subject()
@@ -155,7 +156,7 @@ def run_comparison(
         (out / f"{name}.md").write_text(as_markdown(rows), encoding="utf-8")
         plot_cases(curves, shown, out / f"{name}.png")
     except OSError as error:
-        raise MachineError(f"cannot write to {out}: {error}", remedy="Free some space.") from error
+        raise MachineError(f"cannot write to {out}: {error.strerror}", remedy=UNWRITABLE) from error
     return rows
 
 
@@ -174,7 +175,7 @@ def _run_batch(
     subject = config.subject()
     stage = f"{case.recipe} on {case.reward}, seeds {seeds[0]}–{seeds[-1]}"
     tell(stage, 0.0)
-    start_MW = warm_weights(subject, seeds, out / "warm", on_step=lambda _: tell(f"warm start for {stage}", 0.0))
+    start_MW = warm_start_of(subject, seeds, out, on_step=lambda _: tell(f"warm start for {stage}", 0.0))
     training = OnPolicyTraining(
         subject,
         parse_recipe(case.recipe, max_completion_tokens=subject.max_new_tokens),

@@ -87,7 +87,9 @@ def parse_method(text: str, *, max_completion_tokens: int) -> Method:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"{setting!r} is no option", remedy="Write options as in gepo_t:cap=1.5:taper=token.")
-        number = _number(value)
+        if key in options:
+            raise ConfigError(f"{text!r}: {key!r} is set twice", remedy="Set each option at most once.")
+        number = None if key in _KNOBS else _number(value)  # a knob's value is a name, even when it looks otherwise
         options[key] = value if number is None else number
     knobs: dict[str, Any] = {knob: options.pop(knob) for knob in _KNOBS if knob in options}
     objective = build_objective(

@@ -43,7 +43,9 @@ class SeedFile(Generic[S, R]):
         try:
             data = path.read_bytes() if path.exists() else b""
         except OSError as error:
-            raise MachineError(f"cannot read {path}: {error}") from error
+            raise MachineError(
+                f"cannot read {path}: {error.strerror}", remedy="Give --out a folder that can be read and written."
+            ) from error
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(path, len(whole))

@@ -13,10 +13,10 @@ from p2prl.bench.delays import parse_delay
 from p2prl.bench.demands import DEMANDED_TASK, Verdict, judge, runs_needed
 from p2prl.bench.methods import parse_method
 from p2prl.bench.results import ResultFile, Setting
+from p2prl.bench.starting import UNWRITABLE, require_first_seed, warm_start_of
 from p2prl.bench.subjects import Subject, subject_by_name
 from p2prl.bench.summary import BASELINE, Row, as_csv, as_markdown, rows_of
 from p2prl.bench.training import Training, TrainingPlan
-from p2prl.bench.warm import warm_weights
 from p2prl.errors import ConfigError, MachineError, require
 
 _SEEDS_AT_ONCE = 5
@@ -44,6 +44,7 @@ class StalenessConfig:
 
     def __post_init__(self) -> None:
         require("seeds", self.seeds, 1 <= self.seeds <= 1000, "1 to 1000")
+        require_first_seed(self.first_seed, self.seeds)
         if not self.methods or not self.delays:
             raise ConfigError("nothing to compare", remedy="Name at least one method and one law of delay.")
         subject = subject_by_name(self.task)
@@ -52,8 +53,21 @@ class StalenessConfig:
         self.laws()
 
     def laws(self) -> list[str]:
-        """The laws of delay, each written in full."""
-        return [parse_delay(delay, step_s=self.step_s).text for delay in self.delays]
+        """The laws of delay, each written in full. ConfigError where that would not name the law again."""
+        return [self._law(delay) for delay in self.delays]
+
+    def _law(self, delay: str) -> str:
+        law = parse_delay(delay, step_s=self.step_s)
+        try:
+            again = parse_delay(law.text).text
+        except ConfigError:
+            again = ""
+        if again != law.text:  # results are kept under this text, and each run reads its law from it
+            raise ConfigError(
+                f"{delay[:60]!r} comes to {law.text!r}, which cannot be written out",
+                remedy="Use seconds, and seconds a step, of 0.0001 to 999999 with at most six digits.",
+            )
+        return law.text
 
     @property
     def seed_range(self) -> range:
@@ -94,9 +108,11 @@ def run_staleness(
     for task, method, delay, plan, batch in batches:
         stage = f"{method} under {delay}, seeds {batch[0]}–{batch[-1]}"
 
-        def tell(share: float, stage: str = stage, before: int = done, updates: int = plan.updates) -> None:
+        def tell(
+            share: float, prefix: str = "", stage: str = stage, before: int = done, updates: int = plan.updates
+        ) -> None:
             if on_progress is not None:
-                on_progress(stage, (before + share * updates) / work)
+                on_progress(prefix + stage, (before + share * updates) / work)
 
         tell(0.0)
         _run_batch(results, subject_by_name(task), method, delay, plan, batch, out, tell)
@@ -109,7 +125,7 @@ def run_staleness(
         (out / "staleness.md").write_text(as_markdown(rows), encoding="utf-8")
         plot_curves(results, config.task, shown, laws, config.plan, seeds, out / "staleness.png")
     except OSError as error:
-        raise MachineError(f"cannot write to {out}: {error}", remedy="Free some space.") from error
+        raise MachineError(f"cannot write to {out}: {error.strerror}", remedy=UNWRITABLE) from error
     return StalenessReport(rows=rows, verdicts=judge(results, seeds) if config.check else [])
 
 
@@ -125,10 +141,10 @@ def _run_batch(
     plan: TrainingPlan,
     seeds: list[int],
     out: Path,
-    tell: Callable[[float], None],
+    tell: Callable[..., None],
 ) -> None:
     parsed = parse_method(method, max_completion_tokens=subject.max_new_tokens)
-    start_MW = warm_weights(subject, seeds, out / "warm")
+    start_MW = warm_start_of(subject, seeds, out, on_step=lambda _: tell(0.0, "warm start for "))
     kind = BandedTraining if "band" in parsed.additions else Training
     training = kind(subject, parsed, parse_delay(delay), plan, seeds, start_MW)
     results.add(Setting.of(subject.task.name, method, delay, plan), training.run(on_progress=tell))

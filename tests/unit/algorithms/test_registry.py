@@ -102,7 +102,7 @@ def test_a_value_out_of_range_names_the_field_and_the_range(name: str, option: s
 
 
 def test_a_value_of_the_wrong_type_is_refused() -> None:
-    with pytest.raises(ConfigError, match="clip_low.*number"):
+    with pytest.raises(ConfigError, match=r"clip_low.*number"):
         build_loss("grpo", options={"clip_low": "wide"})
 
 

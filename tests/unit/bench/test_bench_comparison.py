@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.bench import comparison
+from p2prl.bench import comparison, starting
 from p2prl.bench.comparison import Case, ComparisonConfig, run_comparison
 from p2prl.bench.comparison_report import as_csv, as_markdown, row_of
 from p2prl.bench.decoder import initial_weights
@@ -30,7 +30,7 @@ def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
 
     shape = subject_by_name("chain4").shape
     monkeypatch.setattr(
-        comparison, "warm_weights", lambda _, seeds, __, **___: torch.stack([initial_weights(shape, s) for s in seeds])
+        starting, "warm_weights", lambda _, seeds, __, **___: torch.stack([initial_weights(shape, s) for s in seeds])
     )
 
 

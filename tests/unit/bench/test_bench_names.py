@@ -139,3 +139,17 @@ def test_methods_carry_options_and_guards() -> None:
 def test_other_methods_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_method(text, max_completion_tokens=8)
+
+
+@pytest.mark.parametrize("text", ["grpo:advantage=5", "grpo:aggregation=1", "gepo_t:advantage=inf"])
+def test_a_knob_that_is_a_number_is_refused_as_an_unknown_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not known") as caught:
+        parse_method(text, max_completion_tokens=8)
+    assert "mean" in caught.value.remedy
+
+
+@pytest.mark.parametrize("text", ["gepo_t:cap=1:cap=3", "grpo:advantage=mean:advantage=rloo"])
+def test_an_option_set_twice_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="twice") as caught:
+        parse_method(text, max_completion_tokens=8)
+    assert "once" in caught.value.remedy

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
 
-from p2prl.bench import staleness
+from p2prl.bench import staleness, warm
+from p2prl.bench.comparison import Case, ComparisonConfig
 from p2prl.bench.decoder import initial_weights
 from p2prl.bench.demands import DEMANDS, judge, runs_needed
 from p2prl.bench.results import ResultFile, Setting
@@ -20,7 +24,7 @@ from p2prl.bench.summary import as_csv, as_markdown, rows_of
 from p2prl.bench.training import SeedResult, TrainingPlan
 from p2prl.bench.warm import warm_path
 from p2prl.cli.bench import bench_staleness
-from p2prl.errors import ConfigError, IntegrityError, P2PRLError
+from p2prl.errors import ConfigError, IntegrityError, MachineError, P2PRLError
 
 PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=8, final_prompts=8)
 CALM = TrainingPlan()
@@ -232,3 +236,51 @@ def test_illegal_comparisons_are_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             StalenessConfig(**{"methods": ("grpo",), "delays": ("const:0",), "seeds": 1, **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("delay", "step_s"),
+    [
+        ("const:5s", 1e6),
+        ("const:5s", math.inf),
+        ("const:1234567s", 10.0),
+        ("lognorm:0.00001:1800s", 1.0),
+        ("const:5s@1000000", None),
+    ],
+)
+def test_a_law_that_cannot_be_written_out_is_refused_at_once(delay: str, step_s: float | None) -> None:
+    with pytest.raises(ConfigError, match=delay.split(":")[0]) as caught:
+        StalenessConfig(methods=("grpo",), delays=(delay,), step_s=step_s, seeds=1)
+    assert "six digits" in caught.value.remedy
+
+
+@pytest.mark.parametrize("first", [-1, 2097152, (1 << 20) - 1])
+def test_seeds_out_of_range_are_refused_with_the_range(first: int) -> None:
+    case = Case(recipe="grpo")
+    makers: tuple[Callable[[], object], ...] = (
+        lambda: StalenessConfig(methods=("grpo",), delays=("const:0",), seeds=2, first_seed=first),
+        lambda: ComparisonConfig(cases=(case,), seeds=2, first_seed=first),
+    )
+    for make in makers:
+        with pytest.raises(ConfigError, match="seed is") as caught:
+            make()
+        assert "0 to 1048574" in caught.value.remedy
+
+
+def test_a_file_in_place_of_the_output_folder_is_the_machines_fault_with_a_remedy(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    config = StalenessConfig(methods=("grpo",), delays=("const:0",), seeds=1, plan=PLAN)
+    with pytest.raises(MachineError, match="taken") as caught:
+        run_staleness(config, taken)
+    assert "--out" in caught.value.remedy
+
+
+def test_a_warm_start_is_told_as_progress(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_path(subject_by_name("chain4"), 0, out / "warm").unlink()
+    short = functools.partial(warm.warm_start, steps=3)
+    monkeypatch.setattr(warm, "warm_start", short)
+    stages: list[str] = []
+    config = StalenessConfig(methods=("grpo",), delays=("const:0",), seeds=1, plan=PLAN)
+    run_staleness(config, out, on_progress=lambda stage, _: stages.append(stage))
+    assert sum(stage.startswith("warm start for grpo") for stage in stages) == 3
