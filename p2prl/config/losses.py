@@ -22,7 +22,8 @@ from p2prl.protocol.manifests import Sampling
 AUTO = "auto"
 """The name that lets what is measured choose the loss."""
 
-_LOG_PROB_FREE = tuple(name for name, spec in LOSSES.items() if not spec.uses_behavior_logprobs)
+_FOR_PROBATION = ("asympo", "asymre")
+"""Losses for groups on probation. `reinforce` reads no log-probs either, but it collapses under delay."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,21 +137,54 @@ class LossConfig:
                     _refuse(f"loss.guards.{name}", "dpo compares whole completions", "Remove it.")
             if trust.probation_groups:
                 _refuse("loss.trust.probation_groups", "dpo has no weights to bound", "Remove it.")
-        if trust.loss and trust.loss not in _LOG_PROB_FREE:
-            raise ConfigError(
-                f"loss.trust.loss = {trust.loss!r} reads the samplers' log-probs, or is not known",
-                remedy=f"Choose one of: {', '.join(_LOG_PROB_FREE)}.",
-            )
-        if trust.loss and not trust.probation_groups:
-            _refuse("loss.trust.loss", "nobody is on probation", "Set loss.trust.probation_groups.")
+        self._check_probation()
         if reference.beta > 0 and reference.kind == "none":
             _refuse("loss.reference.beta", "there is no reference", 'Set loss.reference.kind to "first" or "ema".')
         if reference.kind != "none" and reference.beta == 0 and self.name != "dpo":
             _refuse("loss.reference.kind", f"{self.name} does not read a reference", "Set loss.reference.beta above 0.")
-        if sampling.group_size == 1 and any(each.advantage.kind != "none" for each in objectives.values()):
-            _refuse("loss.advantage", "with one completion a prompt every baseline is the reward itself", _SINGLE)
+        if reference.kind != "ema" and reference.ema_rate != ReferenceTable().ema_rate:
+            _refuse("loss.reference.ema_rate", "only a slow average has a rate", 'Remove it, or set kind = "ema".')
+        if self.name != AUTO and self.auto != SelectionConfig():
+            _refuse("loss.auto", f"{self.name} is the only loss", 'Remove it, or set loss.name = "auto".')
+        for objective in objectives.values():
+            if getattr(objective.config, "sharpness", None) == 0.0 and "nll_floor" in self.options:
+                _refuse("loss.options.nll_floor", "without sharpness nothing is divided", "Set sharpness above 0.")
+        if sampling.group_size == 1:
+            self._check_single(objectives)
+
+    def _check_probation(self) -> None:
+        """Refuse bounds and a loss of probation that would never be used."""
+        trust, default = self.trust, TrustConfig()
+        if trust.loss and trust.loss not in _FOR_PROBATION:
+            raise ConfigError(
+                f"loss.trust.loss = {trust.loss!r} reads the samplers' log-probs, collapses, or is not known",
+                remedy=f"Choose one of: {', '.join(_FOR_PROBATION)}.",
+            )
+        if trust.loss and not trust.probation_groups:
+            _refuse("loss.trust.loss", "nobody is on probation", "Set loss.trust.probation_groups.")
+        for name in ("cap", "trusted_cap", "max_rise_nats", "max_fall_nats"):
+            if getattr(trust, name) == getattr(default, name):
+                continue
+            if not trust.probation_groups:
+                _refuse(f"loss.trust.{name}", "nobody is on probation", "Set loss.trust.probation_groups.")
+            if trust.loss:
+                why = "groups on probation train with loss.trust.loss, which has no such bound"
+                _refuse(f"loss.trust.{name}", why, "Remove it, or loss.trust.loss.")
+
+    def _check_single(self, objectives: dict[str, Objective]) -> None:
+        """Refuse what cannot learn from one completion a prompt."""
+        alone = "with one completion a prompt every baseline is the reward itself"
+        if self.name in (AUTO, "asymre"):
+            _refuse(f"loss.name = {self.name!r}", alone, _LARGER)
+        if self.name == "dpo":
+            _refuse("loss.name = 'dpo'", "with one completion a prompt there are no pairs", _LARGER)
+        if self.trust.loss:
+            _refuse("loss.trust.loss", alone, "Remove it, or make a run with --group-size 2 or more.")
+        if any(each.advantage.kind != "none" for each in objectives.values()):
+            _refuse("loss.advantage", alone, _SINGLE)
 
 
+_LARGER = "Make a run with --group-size 2 or more."
 _SINGLE = 'Set loss.advantage = "none", or make a run with --group-size 2 or more.'
 
 

@@ -41,7 +41,7 @@ def test_knobs_and_guards_reach_their_owners() -> None:
         advantage = "mean_std"
         aggregation = "delta_l"
         guards = {kl_brake = 0.05, vcpo = true, second_moment = 0.04, negative_tail = 0.5, ess_warning = 0.1}
-        trust = {probation_groups = 8, loss = "asymre", cap = 0.5, max_rise_nats = 0.2}
+        trust = {probation_groups = 8, cap = 0.5, max_rise_nats = 0.2}
         reference = {kind = "ema", beta = 0.01, ema_rate = 0.002}
         """
     )
@@ -50,9 +50,14 @@ def test_knobs_and_guards_reach_their_owners() -> None:
     assert (objective.advantage.kind, objective.aggregation.kind) == ("mean_std", "delta_l")
     assert objective.aggregation.max_completion_tokens == 8
     assert (config.guards.kl_brake, config.guards.vcpo, config.guards.ess_warning) == (0.05, True, 0.1)
-    assert config.unverified is not None
-    assert config.unverified.spec.name == "asymre"
+    assert config.unverified is None
     assert (config.trust.cap, config.reference.beta) == (0.5, 0.01)
+
+
+def test_a_loss_for_probation_reaches_its_owner() -> None:
+    unverified = built('[loss]\ntrust = {probation_groups = 8, loss = "asymre"}').unverified
+    assert unverified is not None
+    assert unverified.spec.name == "asymre"
 
 
 def test_auto_has_all_its_losses_ready() -> None:
@@ -83,6 +88,14 @@ def test_auto_has_all_its_losses_ready() -> None:
         ('trust = {probation_groups = 8, loss = "gspo"}', "loss.trust.loss", "asympo"),
         ('trust = {probation_groups = 8, loss = "asimpo"}', "loss.trust.loss", "asympo"),
         ('trust = {loss = "asympo"}', "loss.trust.loss", "probation_groups"),
+        ('trust = {probation_groups = 8, loss = "reinforce"}', "loss.trust.loss", "asympo, asymre"),
+        ("trust = {cap = 0.5}", "loss.trust.cap", "probation_groups"),
+        ("trust = {max_fall_nats = 1.0}", "loss.trust.max_fall_nats", "probation_groups"),
+        ('trust = {probation_groups = 8, loss = "asympo", cap = 0.5}', "loss.trust.cap", "loss.trust.loss"),
+        ('trust = {probation_groups = 8, loss = "asympo", max_rise_nats = 0.2}', "max_rise_nats", "loss.trust.loss"),
+        ("auto = {near_ess = 0.9}", "loss.auto", "auto"),
+        ('reference = {kind = "first", beta = 0.1, ema_rate = 0.01}', "loss.reference.ema_rate", "ema"),
+        ("options = {nll_floor = 0.1}", "nll_floor", "sharpness"),
         ("reference = {beta = 0.1}", "loss.reference.beta", "kind"),
         ('reference = {kind = "first"}', "loss.reference.kind", "beta"),
         ('reference = {kind = "last"}', "kind", ""),
@@ -102,6 +115,27 @@ def test_one_completion_a_prompt_has_no_baseline() -> None:
         built("[loss]", single)
     assert "--group-size" in caught.value.remedy
     built('[loss]\nname = "reinforce"\nadvantage = "none"', single)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'name = "auto"',
+        'name = "asymre"',
+        'name = "dpo"\nadvantage = "none"',
+        'advantage = "none"\ntrust = {probation_groups = 8, loss = "asympo"}',
+    ],
+)
+def test_what_cannot_learn_from_one_completion_says_how_to_have_more(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built(f"[loss]\n{text}", Sampling(1.0, 8, 1))
+    assert "--group-size 2 or more" in caught.value.remedy
+    assert "advantage" not in caught.value.remedy
+
+
+def test_a_floor_has_a_meaning_with_sharpness_and_in_asympo() -> None:
+    built("[loss]\noptions = {sharpness = 1.0, nll_floor = 0.1}")
+    built('[loss]\nname = "asympo"\noptions = {nll_floor = 0.1}')
 
 
 def test_dpo_may_have_a_reference_without_a_pull() -> None:
