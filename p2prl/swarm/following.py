@@ -145,9 +145,12 @@ class Following:
                 pursuit.decoded_bytes = sum(ref.size_bytes for ref in pursuit.patches)
                 pursuit.take_whole(now)
                 self._relay.fetch(pursuit.goal.manifest.weights, now)
+            elif pursuit.from_own:
+                # Its patches hashed right: what they were applied to is to blame, and only the first way leads on it.
+                self._own.spoilt = True
+                self._avoid(pursuit, pursuit.route[:1], now)
+                self._let_base_go(now)
             else:
-                if pursuit.from_own:
-                    self._settle_base(None, None, now)
                 self._avoid(pursuit, pursuit.route, now)
 
     # --- the learner's word ------------------------------------------------------------------------------------
@@ -215,8 +218,7 @@ class Following:
 
     def advance(self, now: float) -> None:
         """Turn finished blobs into events and go on to the newest version."""
-        if self._own.state is not None and self._own.fits(self._book) is False:
-            self._settle_base(None, False, now)
+        self._let_base_go(now)
         self._fetch_newest(now)
         while self._relay.completed:
             finished, self._relay.completed = self._relay.completed, []
@@ -358,6 +360,13 @@ class Following:
         if self._own.state is not None and not any(other.from_own for other in self._pursuits()):
             self._settle_base(pursuit, self._own.fits(self._book), now)
         self._retire()
+
+    def _let_base_go(self, now: float) -> None:
+        """Settle a base that is of no use, once no version is being rebuilt from it: its file is read until then."""
+        if self._own.state is None or not (self._own.spoilt or self._own.fits(self._book) is False):
+            return
+        if not any(pursuit.from_own and pursuit.rebuilding for pursuit in self._pursuits()):
+            self._settle_base(None, None if self._own.spoilt else False, now)
 
     def _settle_base(self, pursuit: Pursuit | None, fits: bool | None, now: float) -> None:
         """The owner's base is needed no more: a version has come (`pursuit`), or it is of no use."""

@@ -25,10 +25,12 @@ class OwnBase:
         """Whether the owner is still looking. Fetching waits: a route from there may cost a hundredth."""
         self.state: Digest | None = None
         """Digest of all the words; None when there are none, or no longer."""
+        self.spoilt = False
+        """Whether a version could not be rebuilt from them: no further way starts there."""
 
     def take(self, state: Digest | None) -> None:
         """The owner has looked."""
-        self.awaited, self.state = False, state
+        self.awaited, self.state, self.spoilt = False, state, False
 
     def versions(self, book: PolicyBook) -> set[int]:
         """Versions a route may start from.
@@ -36,7 +38,7 @@ class OwnBase:
         The first one is among them until a signature says otherwise: a head lists ways by number alone, and the
         manifest of a way from there, which says what words it starts from, is fetched before anything else of it.
         """
-        if self.state is None:
+        if self.state is None or self.spoilt:
             return set()
         signed = set(_signed_states(book))
         proven = {version for version, state in signed if state == self.state}

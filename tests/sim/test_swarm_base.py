@@ -6,11 +6,12 @@ import pytest
 from blake3 import blake3
 
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.messages import Role
 from p2prl.sim.broadcast import Member
 from p2prl.sim.network import LinkConfig, VirtualNetwork
 from p2prl.sim.patched import PatchedSwarm
-from p2prl.swarm.events import BaseSettled, PatchesReady, PolicyReady
+from p2prl.swarm.events import BaseSettled, Event, PatchesReady, PolicyReady
 from p2prl.swarm.node import NodeConfig
 
 WHOLE = 40_000
@@ -26,9 +27,26 @@ def config_with_base(role: Role) -> NodeConfig:
     return NodeConfig(role=role, rebuilds=True, awaits_base=True)
 
 
-def swarm(versions: int, *, bridge_at: int = 0, seed: int = 1) -> PatchedSwarm:
+class SlowSwarm(PatchedSwarm):
+    """Rebuilding from the run's starting weights takes until a test says how it ended."""
+
+    def on_event(self, member: Member, event: Event) -> None:
+        if isinstance(event, PatchesReady) and event.base == blake3(self.versions[0].tobytes()).digest():
+            member.events.append(event)
+        else:
+            super().on_event(member, event)
+
+    def fail(self, member: Member, version: int) -> None:
+        """A version could not be rebuilt."""
+        self.network.node(member.peer).rebuilt(envelope_digest(self.published[version][0]), False, self.network.now)
+        self.network.wake(member.peer)
+
+
+def swarm(
+    versions: int, *, bridge_at: int = 0, seed: int = 1, build: type[PatchedSwarm] = PatchedSwarm
+) -> PatchedSwarm:
     """A run with two followers that has published `versions`, one of them with a patch from the first."""
-    made = PatchedSwarm(VirtualNetwork(seed))
+    made = build(VirtualNetwork(seed))
     made.add("learner", Role.LEARNER, config=config)
     for name in ("v0", "v1"):
         made.add(name, bootstrap=("learner",), config=config)
@@ -135,6 +153,29 @@ def test_words_that_changed_after_they_were_named_are_left_for_the_weights() -> 
     assert made.refused == [("damaged", 8)]
     (told,) = settled(member)
     assert (told.version, told.spared_bytes) == (None, 0)
+
+
+def test_a_base_that_two_versions_are_rebuilt_from_goes_when_both_have_failed() -> None:
+    made = swarm(18, bridge_at=16, build=SlowSwarm)
+    assert isinstance(made, SlowSwarm)
+    member = made.add("twice", bootstrap=("learner", "v0"), config=config_with_base)
+    made.network.run_for(10.0)
+    made.network.node(member.peer).fetch_policy(envelope_digest(made.published[16][0]), made.network.now)
+    base = made.versions[0].tobytes()
+    made.offer_base(member, base)
+    made.network.run_for(30.0)
+    assert starts(member) == [blake3(base).digest()] * 2
+    made.fail(member, 16)
+    made.network.run_for(30.0)
+    assert made.words_of(member, 16) == made.versions[16].tobytes(), "whole"
+    assert settled(member) == [], "the other rebuilding still reads it"
+    made.fail(member, 17)
+    made.network.run_for(30.0)
+    (told,) = settled(member)
+    assert (told.fits, told.version, told.spared_bytes) == (None, None, 0)
+    assert made.words_of(member, 17) == made.versions[17].tobytes()
+    assert starts(member)[2:] == [made.published[16][1].weights.root], "the way's second patch has not failed"
+    assert made.network.node(member.peer).fetch_stats.whole_bytes == WHOLE
 
 
 def test_nothing_is_fetched_until_the_owner_has_looked() -> None:
