@@ -104,17 +104,26 @@ class Following:
         return self._main.goal.manifest.version, sum(have for have, _ in held), sum(total for _, total in held)
 
     def hold(self, opened: Opened, now: float) -> None:
-        """Take up a version whose weights lie on this disk from before a restart; let go of what is not whole."""
+        """Take up a version whose weights lie on this disk from before a restart, and its patches that do.
+
+        What is not whole is let go, but for the patches of one that carries them all: it goes on fetching those.
+        """
         known = self._book.admit(opened)
         self._gossip.pin(known.raw, known.digest)
-        root = known.manifest.weights.root
-        self._relay.fetch(known.manifest.weights, now)
-        have, total = self._relay.progress(root)
-        if have < total:
-            self._relay.drop(root)
+        for patch in known.manifest.patches:
+            if not self._take_up(patch.blob, now) and not self._appetite.carries:
+                self._relay.drop(patch.blob.root)
+        if not self._take_up(known.manifest.weights, now):
+            self._relay.drop(known.manifest.weights.root)
             return
         self._ready[known.digest] = known
         self.events.append(PolicyReady(known.manifest, known.digest, known.raw))
+
+    def _take_up(self, ref: BlobRef, now: float) -> bool:
+        """Serve a blob as far as it lies on this disk; whether it is whole."""
+        self._relay.fetch(ref, now)
+        have, total = self._relay.progress(ref.root)
+        return have == total
 
     def request(self, name: Digest, now: float) -> None:
         """Fetch a particular policy by its manifest envelope's digest, besides the newest."""

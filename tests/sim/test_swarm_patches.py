@@ -114,6 +114,53 @@ def test_a_seeder_takes_patches_too_and_serves_the_weights_they_lead_to() -> Non
     assert late.store.whole(made.published[4][1].weights) == made.versions[4].tobytes()
 
 
+def seeded(made: PatchedSwarm, *, behind: Member | None = None) -> Member:
+    """A seeder that has been restarted with what it holds; `behind` was down when the last version came."""
+    seeder = made.add(
+        "seeder", Role.SEEDER, bootstrap=("learner",), config=lambda role: NodeConfig(role=role, rebuilds=True)
+    )
+    run_on(made, 2)
+    if behind is not None:
+        made.network.crash(behind.peer)
+    run_on(made, 1)
+    made.network.crash(seeder.peer)
+    made.network.restart(seeder.peer)
+    held = [raw for raw, manifest, _ in made.published if seeder.store.holds(manifest.weights.root)]
+    assert len(held) >= 3
+    made.network.node(seeder.peer).begin(made.manifest, held)
+    made.network.connect(seeder.peer, made.members["learner"].peer)
+    made.network.run_for(5.0)
+    return seeder
+
+
+def test_a_restarted_seeder_goes_on_serving_the_patches_it_has() -> None:
+    made = swarm(volunteers=1)
+    run_on(made, 3)
+    behind = made.members["v0"]
+    seeder = seeded(made, behind=behind)
+    made.network.crash(made.members["learner"].peer)
+    held = [made.published[v][0] for v in sorted(behind.ready_at)[-4:]]
+    made.network.restart(behind.peer)
+    made.network.node(behind.peer).begin(made.manifest, held)
+    made.network.connect(behind.peer, seeder.peer)
+    made.network.run_for(60.0)
+    assert made.words_of(behind, 5) == made.versions[5].tobytes()
+    patched, whole = cost(made, behind)
+    assert whole == 0, "nobody else is here, and its patches are"
+    assert 0 < patched < WHOLE
+
+
+def test_a_restarted_seeder_lets_go_of_patches_with_their_versions() -> None:
+    made = swarm(volunteers=0)
+    run_on(made, 3)
+    seeder = seeded(made)
+    run_on(made, 6)
+    for _, manifest, _ in made.published[:8]:
+        assert not any(seeder.store.holds(patch.blob.root) for patch in manifest.patches), manifest.version
+    for _, manifest, _ in made.published[8:]:
+        assert all(seeder.store.holds(patch.blob.root) for patch in manifest.patches), manifest.version
+
+
 def test_one_seed_is_one_trace() -> None:
     traces = set()
     for _ in range(2):
