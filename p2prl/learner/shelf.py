@@ -66,7 +66,8 @@ class Shelf:
             return None
         state = Digest(published.manifest.state)
         path = self._blobs.path(state if version == 0 else published.manifest.weights.root)
-        return (state, path) if path.exists() else None
+        whole = path.exists() and path.stat().st_size == published.manifest.weights.size_bytes
+        return (state, path) if whole else None
 
     def _keep_first(self, published: Published) -> None:
         """Newcomers may have the run's starting weights from elsewhere: patches lead on from there for ever."""

@@ -50,17 +50,22 @@ class DiskBlobs:
     def keep_as(self, root: Digest, name: Digest) -> None:
         """Keep a finished blob's bytes under another name too, whatever becomes of the blob; nothing if it is gone.
 
-        A second link to the same file where there are links: it costs nothing as long as the blob is here.
+        A second link to the same file where there are links: it costs nothing as long as the blob is here. A file of
+        another size, as a power cut may leave one, is replaced.
         """
         path, other = self.path(root), self.path(name)
-        if other.exists() or not path.exists():
+        if not path.exists() or (other.exists() and other.stat().st_size == path.stat().st_size):
             return
         try:
+            other.unlink(missing_ok=True)
             os.link(path, other)
         except OSError:
             part = other.with_suffix(".new")
             try:
-                shutil.copyfile(path, part)
+                with path.open("rb") as source, part.open("wb") as copy:
+                    shutil.copyfileobj(source, copy)
+                    copy.flush()
+                    os.fsync(copy.fileno())
                 part.rename(other)
             except OSError as error:
                 part.unlink(missing_ok=True)

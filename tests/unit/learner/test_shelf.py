@@ -96,3 +96,10 @@ def test_a_patch_from_the_first_version_is_always_in_the_window(world: World, ke
         listed = {patch.base for published in world.shelf.all() for patch in published.manifest.patches}
         assert version == 0 or 0 in listed, version
     assert made <= 40 / max(1, min(16, kept / 2)) + 6, "and no more often than that takes"
+
+
+def test_words_cut_short_are_no_base(world: World) -> None:
+    first = world.publish(0, step=0)
+    path = world.blobs.path(Digest(first.manifest.state))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert world.shelf.words_of(0) is None

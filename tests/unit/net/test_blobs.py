@@ -134,3 +134,41 @@ def test_what_is_kept_under_another_name_outlives_the_blob(
     blobs.drop(REF.root)
     assert blobs.path(name).read_bytes() == DATA
     assert [path.name for path in blobs.path(name).parent.iterdir()] == [name.hex()]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_a_power_cut_left_short_under_another_name_is_replaced(
+    blobs: DiskBlobs, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EPERM, "no links here")
+
+        monkeypatch.setattr(os, "link", refuse)
+    name = Digest(bytes(range(32)))
+    blobs.path(name).write_bytes(DATA[:100])
+    blobs.keep_as(REF.root, name)
+    assert blobs.path(name).read_bytes() == DATA[:100], "there is nothing better"
+    blobs.add(REF, DATA)
+    blobs.keep_as(REF.root, name)
+    assert blobs.path(name).read_bytes() == DATA
+
+
+def test_a_copy_is_on_disk_before_it_has_its_name(blobs: DiskBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = Digest(bytes(range(32)))
+    blobs.add(REF, DATA)
+    synced: list[int] = []
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    def sync(descriptor: int) -> None:
+        assert not blobs.path(name).exists()
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "fsync", sync)
+    blobs.keep_as(REF.root, name)
+    assert synced == [len(DATA)]
+    assert blobs.path(name).read_bytes() == DATA
