@@ -193,7 +193,9 @@ class Learner:
 
     def introduce(self, network: NetworkPort) -> None:
         """Tell a fresh node every policy a volunteer may still need. Runs at every (re)start of the network."""
-        for raw in self._journal.policies(from_step=self._trainer.step - self._manifest.staleness_bound):
+        policies = self._journal.policies(from_step=self._trainer.step - self._manifest.staleness_bound)
+        self._shelf.sweep(policies, besides=[file.blob.root for file in self._manifest.files])
+        for raw in policies:
             network.send(control.Publish(raw))
         for raw in self._publication.head():
             network.send(control.Publish(raw))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,19 @@ class Shelf:
         """Newcomers may have the run's starting weights from elsewhere: patches lead on from there for ever."""
         self._first = published
         self._blobs.keep_as(published.manifest.weights.root, Digest(published.manifest.state))
+
+    def sweep(self, introduced: Iterable[bytes], *, besides: Iterable[bytes]) -> None:
+        """Free the disk of versions that are neither here nor `introduced` (envelopes), before a network starts.
+
+        A network process lets go only of versions it was told of: what an earlier one kept beyond the window would
+        stay for ever. `besides` are roots of other blobs in the same directory that are needed.
+        """
+        kept = set(besides)
+        if self._first is not None:
+            kept.add(self._first.manifest.state)
+        for manifest in (published.manifest for published in (*self.all(), *map(_read, introduced))):
+            kept |= {manifest.weights.root, *(patch.blob.root for patch in manifest.patches)}
+        self._blobs.keep_only(kept)
 
     def at(self, version: int) -> Published | None:
         """The policy of a version, if it is still kept."""

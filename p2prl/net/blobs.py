@@ -6,8 +6,10 @@ and on disk. After a restart nothing is believed: every chunk is hashed again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -15,6 +17,9 @@ from pathlib import Path
 from p2prl.errors import MachineError
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.manifests import BlobRef
+
+_BLOB_FILE = re.compile(r"[0-9a-f]{64}(\.[a-z-]+)?")
+"""A blob's name, and the suffix of what is unfinished or written beside it."""
 
 
 class DiskBlobs:
@@ -119,6 +124,17 @@ class DiskBlobs:
             os.close(file)
         self.path(root).unlink(missing_ok=True)
         self.path(root).with_suffix(".part").unlink(missing_ok=True)
+
+    def keep_only(self, names: AbstractSet[bytes]) -> None:
+        """Remove every other blob, whole or half written, that a process which is gone has left here.
+
+        What is open, and files that are not named as blobs are, stay. What cannot be removed costs only its space.
+        """
+        kept = {name.hex() for name in (*names, *self._files)}
+        with contextlib.suppress(OSError):
+            for path in self._directory.iterdir():
+                if _BLOB_FILE.fullmatch(path.name) and path.name.partition(".")[0] not in kept and path.is_file():
+                    path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close every file; nothing is deleted."""

@@ -242,6 +242,25 @@ def test_a_learner_of_the_tightest_bound_killed_before_every_turn_loses_no_versi
     assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
 
 
+def test_a_restart_frees_the_disk_of_versions_nobody_asks_for_any_more(fresh: Callable[[str], World]) -> None:
+    world = fresh("run")
+    world.manifest = msgspec.structs.replace(world.manifest, staleness_bound=1)
+    swarm = Swarm(world, lambda: learner(world, checkpoint_every=1))
+    while swarm.turn() is not Action.FINISH:
+        pass
+    blobs = world.directory / "blobs"
+    (file, *_) = world.manifest.files
+    for name in (file.blob.root.hex(), "ab" * 32 + ".new", "cd" * 32 + ".part", "notes.txt"):
+        (blobs / name).write_bytes(b"left here")
+    swarm.restart()
+    swarm.learner.close()
+    manifests = {m.version: m for m in swarm.ear.bodies(Kind.POLICY_MANIFEST)}
+    window = [manifests[version] for version in (UPDATES - 1, UPDATES)]
+    needed = {manifests[0].state, file.blob.root}
+    needed |= {root for m in window for root in (m.weights.root, *(patch.blob.root for patch in m.patches))}
+    assert {path.name for path in blobs.iterdir()} == {"notes.txt", *(root.hex() for root in needed)}
+
+
 def test_probation_and_the_choice_of_a_loss_are_replayed_too(fresh: Callable[[str], World]) -> None:
     def careful(world: World) -> Learner:
         return learner(
