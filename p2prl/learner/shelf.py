@@ -76,7 +76,8 @@ class Shelf:
         self._blobs.keep_as(published.manifest.weights.root, Digest(published.manifest.state))
 
     def sweep(self, introduced: Iterable[bytes], *, besides: Iterable[bytes]) -> None:
-        """Free the disk of versions that are neither here nor `introduced` (envelopes), before a network starts.
+        """Free the disk of versions that are neither here nor `introduced` (envelopes): before a fresh network hears of
+        any.
 
         A network process lets go only of versions it was told of: what an earlier one kept beyond the window would
         stay for ever. `besides` are roots of other blobs in the same directory that are needed.

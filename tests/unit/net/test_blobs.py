@@ -114,16 +114,21 @@ def test_an_unusable_directory_is_a_machine_error(tmp_path: Path) -> None:
         DiskBlobs(tmp_path / "file" / "blobs")
 
 
+def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk that knows no hard links."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_what_is_kept_under_another_name_outlives_the_blob(
     blobs: DiskBlobs, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not links:
-
-        def refuse(*_: object) -> None:
-            raise OSError(errno.EPERM, "no links here")
-
-        monkeypatch.setattr(os, "link", refuse)
+        without_links(monkeypatch)
     name = Digest(bytes(range(32)))
     blobs.keep_as(REF.root, name)
     assert not blobs.path(name).exists(), "there is nothing to keep"
@@ -141,11 +146,7 @@ def test_what_a_power_cut_left_short_under_another_name_is_replaced(
     blobs: DiskBlobs, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not links:
-
-        def refuse(*_: object) -> None:
-            raise OSError(errno.EPERM, "no links here")
-
-        monkeypatch.setattr(os, "link", refuse)
+        without_links(monkeypatch)
     name = Digest(bytes(range(32)))
     blobs.path(name).write_bytes(DATA[:100])
     blobs.keep_as(REF.root, name)
@@ -160,14 +161,11 @@ def test_a_copy_is_on_disk_before_it_has_its_name(blobs: DiskBlobs, monkeypatch:
     blobs.add(REF, DATA)
     synced: list[int] = []
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, "no links here")
-
     def sync(descriptor: int) -> None:
         assert not blobs.path(name).exists()
         synced.append(os.fstat(descriptor).st_size)
 
-    monkeypatch.setattr(os, "link", refuse)
+    without_links(monkeypatch)
     monkeypatch.setattr(os, "fsync", sync)
     blobs.keep_as(REF.root, name)
     assert synced == [len(DATA)]
