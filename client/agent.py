@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2prl.client.batching import Batching
+from p2prl.client.batch_size import BatchSize
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import PolicyManifest
 
@@ -25,7 +25,7 @@ class AgentConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPolicy:
+class LocalPolicy:
     """A policy whose weights are on disk."""
 
     manifest: PolicyManifest
@@ -37,14 +37,14 @@ class HeldPolicy:
 class Load:
     """Bring these weights into the engine."""
 
-    policy: HeldPolicy
+    policy: LocalPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Decode `count` slots from `first` on, under the loaded policy."""
 
-    policy: HeldPolicy
+    policy: LocalPolicy
     first: int
     count: int
 
@@ -64,20 +64,20 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._batching = Batching.chosen(config.slots_per_batch)
-        self._newest: HeldPolicy | None = None
-        self._loaded: HeldPolicy | None = None
+        self._batching = BatchSize.chosen(config.slots_per_batch)
+        self._newest: LocalPolicy | None = None
+        self._loaded: LocalPolicy | None = None
         self._next_slot = 0
         self._finished = False
         self._in_demand = True
 
     @property
-    def loaded(self) -> HeldPolicy | None:
+    def loaded(self) -> LocalPolicy | None:
         """The policy in the engine."""
         return self._loaded
 
     @property
-    def waiting(self) -> HeldPolicy | None:
+    def waiting(self) -> LocalPolicy | None:
         """A newer policy than the one in the engine."""
         return None if self._newest is self._loaded else self._newest
 
@@ -91,12 +91,12 @@ class Agent:
         """Whether the learner has ended the run."""
         return self._finished
 
-    def policy_ready(self, policy: HeldPolicy) -> None:
+    def policy_ready(self, policy: LocalPolicy) -> None:
         """Weights of a version arrived. Older ones than the newest are of no use here."""
         if self._newest is None or policy.manifest.version > self._newest.manifest.version:
             self._newest = policy
 
-    def policy_lost(self, policy: HeldPolicy) -> None:
+    def policy_lost(self, policy: LocalPolicy) -> None:
         """It cannot be used: gone before it was loaded, damaged, or nothing to sample from. A newer one must come."""
         if self._loaded is policy:
             self._loaded = None
@@ -107,7 +107,7 @@ class Agent:
         """The engine holds no policy any more; the one before, if it is still wanted, has to be loaded again."""
         self._loaded = None
 
-    def loaded_policy(self, policy: HeldPolicy, *, next_slot: int) -> None:
+    def loaded_policy(self, policy: LocalPolicy, *, next_slot: int) -> None:
         """The engine holds `policy`; `next_slot` is its first slot without a group."""
         self._loaded = policy
         self._next_slot = next_slot

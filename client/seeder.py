@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from p2prl.clock import Clock
-from p2prl.net import control
-from p2prl.net.arrival import Arrival, OnManifest
-from p2prl.net.bridge import NetworkPort
+from p2prl.net.process import control
+from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.run_bootstrap import OnManifest, RunBootstrap
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.heads import Farewell
 from p2prl.protocol.messages import Kind, LedgerHead
+from p2prl.protocol.run_end import RunEnd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +51,10 @@ class Seeder:
         on_notice: Callable[[str], None],
     ) -> None:
         self._clock = clock
-        self._arrival: Arrival[None] = Arrival(lambda _, __: None, on_manifest)
+        self._arrival: RunBootstrap[None] = RunBootstrap(lambda _, __: None, on_manifest)
         self._on_progress = on_progress
         self._on_notice = on_notice
-        self._farewell = Farewell()
+        self._farewell = RunEnd()
         self._version = -1
         self._status: control.Status | None = None
         self._stopping = False
@@ -105,12 +105,12 @@ class Seeder:
 
     def _take(self, message: control.FromNetwork) -> None:
         match message:
-            case control.Run():
+            case control.RunKnown():
                 self._arrival.take(message)
-            case control.Announced(version=version, step=step):
+            case control.VersionAnnounced(version=version, step=step):
                 self._version = max(self._version, version)
                 self._farewell.on_policy(step)
-            case control.Arrived(envelope=raw):
+            case control.EnvelopeArrived(envelope=raw):
                 opened = open_envelope(raw, now=None)
                 if opened.kind is Kind.LEDGER_HEAD:
                     self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())

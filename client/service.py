@@ -10,24 +10,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2prl.client.agent import Action, Agent, AgentConfig, HeldPolicy, Load, Sample, Wait
+from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
+from p2prl.client.hot_swap import HotSwap
 from p2prl.client.spool import Spool, SpoolConfig
-from p2prl.client.staging import Staging
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.models.engine import GenerationStopped
-from p2prl.models.work import Prepared
-from p2prl.net import control
-from p2prl.net.arrival import Arrival, FindBase, OnManifest, Prepare
-from p2prl.net.bridge import NetworkPort
-from p2prl.protocol import ledger, limits
-from p2prl.protocol.codec import decode
+from p2prl.models.engine_port import GenerationStopped
+from p2prl.models.group_work import Prepared
+from p2prl.net.process import control
+from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.run_bootstrap import FindBase, OnManifest, Prepare, RunBootstrap
+from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
-from p2prl.protocol.heads import Farewell
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
+from p2prl.protocol.run_end import RunEnd
+from p2prl.protocol.wire_codec import decode
 
 _REDELIVERED = 16
 """Groups offered again at once, together with those the learner holds and has not settled. Fewer than the fresh ones
@@ -117,16 +117,16 @@ class Volunteer:
 
         With `background` the next policy is read and checked by a thread of its own.
         """
-        self._staging = Staging(background=background)
+        self._staging = HotSwap(background=background)
         self._identity = identity
         self._run = run
         self._clock = clock
         self._config = config
-        self.arrival = Arrival(prepare, on_manifest, find_base)
+        self.arrival = RunBootstrap(prepare, on_manifest, find_base)
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._agent = Agent(config.agent)
-        self._farewell = Farewell()
+        self._farewell = RunEnd()
         self._spool = Spool(spool_path, config.spool)
         self._network: NetworkPort | None = None
         self._stopping = False
@@ -229,16 +229,16 @@ class Volunteer:
     def _listen(self, timeout_s: float) -> None:
         for message in self._net.poll(timeout_s):
             match message:
-                case control.Run() | control.File():
+                case control.RunKnown() | control.FileReady():
                     self.arrival.take(message)
-                case control.Announced(version=version, step=step):
+                case control.VersionAnnounced(version=version, step=step):
                     self._announced = max(self._announced, version)
                     self._farewell.on_policy(step)
-                case control.Policy(digest=digest, manifest=raw, path=path):
+                case control.VersionReady(digest=digest, manifest=raw, path=path):
                     manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
-                    self._agent.policy_ready(HeldPolicy(manifest, Digest(digest), path))
+                    self._agent.policy_ready(LocalPolicy(manifest, Digest(digest), path))
                     self._farewell.on_policy(manifest.step)
-                case control.Arrived(envelope=raw):
+                case control.EnvelopeArrived(envelope=raw):
                     self._on_envelope(open_envelope(raw, now=None))
                 case control.LedgerPage(from_height=height, entries=entries):
                     self._on_ledger(height, entries)
@@ -285,7 +285,7 @@ class Volunteer:
         learner = self.arrival.manifest.learner
         try:
             for raw in entries:
-                opened, head = ledger.follow(raw, height=height, head=head, run=self._run, learner=learner)
+                opened, head = ledger_chain.follow(raw, height=height, head=head, run=self._run, learner=learner)
                 height += 1
                 if opened.kind is Kind.RECEIPTS:
                     self._settle(body_of(opened, Receipts))
@@ -293,7 +293,7 @@ class Volunteer:
             return  # somebody else will be asked next time
         except IntegrityError:
             # This page or an earlier one was not the learner's; receipts may be read twice without harm.
-            self._spool.ledger_position = (0, ledger.GENESIS)
+            self._spool.ledger_position = (0, ledger_chain.GENESIS)
             return
         self._spool.ledger_position = (height, head)
         if entries:  # a page is cut by count or by size, and who has nothing more to say is not asked
@@ -301,7 +301,7 @@ class Volunteer:
 
     # --- work --------------------------------------------------------------------------------------------------
 
-    def _load(self, policy: HeldPolicy) -> None:
+    def _load(self, policy: LocalPolicy) -> None:
         assert self.arrival.prepared is not None
         engine = self.arrival.prepared.engine
         staged = None
@@ -319,7 +319,7 @@ class Volunteer:
             return
         self._agent.loaded_policy(policy, next_slot=self._spool.next_slot(policy.manifest.version))
 
-    def _sample(self, policy: HeldPolicy, first: int, count: int) -> None:
+    def _sample(self, policy: LocalPolicy, first: int, count: int) -> None:
         assert self.arrival.prepared is not None
         engine, work = self.arrival.prepared.engine, self.arrival.prepared.work
         version = policy.manifest.version
@@ -388,7 +388,7 @@ class Volunteer:
         if now >= self._catch_up_at and self._roles.get("learner") and self.arrival.manifest is not None:
             self._catch_up_at = now + _CATCH_UP_S
             if self._spool.has_delivered(created_before=self._clock.now() - _CATCH_UP_S):
-                self._net.send(control.AskLedger(self._spool.ledger_position[0]))
+                self._net.send(control.QueryLedger(self._spool.ledger_position[0]))
 
     def _report(self, action: Action) -> None:
         now = self._clock.now()

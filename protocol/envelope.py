@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
-from p2prl.protocol.codec import Wire, decode, encode
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
@@ -27,7 +26,8 @@ from p2prl.protocol.messages import (
     StorageReceipt,
     Verdict,
 )
-from p2prl.protocol.versions import PolicyHead
+from p2prl.protocol.policy_head import PolicyHead
+from p2prl.protocol.wire_codec import Wire, decode, encode
 
 Body = TypeVar("Body", bound=Wire)
 

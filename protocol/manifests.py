@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.codec import Wire, encode
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest, digest
+from p2prl.protocol.wire_codec import Wire, encode
 
-NOTHING = -1
+NO_BASE = -1
 """The base of a patch that needs none: a keyframe, whose words are taken from as many zeros."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -208,9 +208,9 @@ class Patch(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """
 
     base: int
-    """Version whose words it starts from; `NOTHING` for a keyframe. Version 0 is the run's starting weights, which a
+    """Version whose words it starts from; `NO_BASE` for a keyframe. Version 0 is the run's starting weights, which a
     newcomer may have from anywhere."""
-    base_state: bytes
+    base_digest: bytes
     """Digest of those words; empty for a keyframe."""
     blob: BlobRef
     """The stream."""
@@ -224,7 +224,7 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
     step: int
     """Learner updates done when it was published; staleness is measured against it."""
     weights: BlobRef
-    state: bytes
+    weights_digest: bytes
     """Digest of the whole weight bytes: what every chunk together must hash to."""
     previous: bytes
     """Digest of the envelope of the version before; empty for version 0."""
@@ -244,7 +244,9 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
             0 <= self.version < 1 << 48 and self.version <= self.step < 1 << 48,
             "version or step out of range",
         )
-        _require(len(self.state) == DIGEST_BYTES and len(self.beacon) == 32, "digests and beacons have 32 bytes")
+        _require(
+            len(self.weights_digest) == DIGEST_BYTES and len(self.beacon) == 32, "digests and beacons have 32 bytes"
+        )
         _require(
             len(self.previous) == (DIGEST_BYTES if self.version else 0),
             "previous must name the version before",
@@ -253,9 +255,9 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
         bases = [patch.base for patch in self.patches]
         _require(len(bases) <= limits.MAX_PATCHES and len(set(bases)) == len(bases), "too many patches, or one twice")
         for patch in self.patches:
-            _require(NOTHING <= patch.base < self.version, "a patch starts from an earlier version or from nothing")
+            _require(NO_BASE <= patch.base < self.version, "a patch starts from an earlier version or from nothing")
             _require(
-                len(patch.base_state) == (0 if patch.base == NOTHING else DIGEST_BYTES),
+                len(patch.base_digest) == (0 if patch.base == NO_BASE else DIGEST_BYTES),
                 "a patch names the digest of the words it starts from",
             )
             # One that costs as much as the weights themselves would only be a longer way.

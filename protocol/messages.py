@@ -12,10 +12,10 @@ from enum import IntEnum
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
-from p2prl.protocol.reasons import Reason
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.wire_codec import Wire
 
 
 class Kind(IntEnum):
@@ -276,7 +276,7 @@ class Receipt(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     slot: int
     state: int
     reason: str
-    """Empty when verified; else a code of `Reason` that `docs/protocol.md` explains."""
+    """Empty when verified; else a code of `RejectionReason` that `docs/protocol.md` explains."""
     tokens: int
     """Completion tokens that were verified; credit is linear in it."""
     completions: int
@@ -361,7 +361,7 @@ class Introduction(Wire, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 _STATES = frozenset(int(state) for state in State)
-_REASONS = frozenset({"", *(str(reason) for reason in Reason)})
+_REASONS = frozenset({"", *(str(reason) for reason in RejectionReason)})
 
 
 def _check_finding(kind: str, group: bytes, peer: bytes, version: int, reason: str, tokens: int) -> None:

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from p2prl.algorithms.loss_selection import CHOICES
 from p2prl.algorithms.registry import LOSSES, build_loss
-from p2prl.algorithms.selection import CHOICES
-from p2prl.learner.estimator import Estimator, EstimatorConfig, Rollouts
 from p2prl.learner.guards import GuardConfig
-from p2prl.learner.trust import TrustConfig
-from p2prl.models.policy import completion_logprobs
+from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.probation import ProbationConfig
+from p2prl.models.policy_logprobs import completion_logprobs
 
 GROUPS, SIZE, PROMPT, TOKENS = 4, 8, 16, 64
 """Groups, completions of each, tokens of a prompt and of a completion. A loss costs much the same for a larger batch,
@@ -106,25 +106,25 @@ def step_cost(model: GPT2LMHeadModel, steps: int) -> float:
     return cpu_seconds(step, warm_up=1, repeats=steps)
 
 
-def subjects() -> dict[str, EstimatorConfig]:
+def subjects() -> dict[str, LossPipelineConfig]:
     """Every loss as a run has it, and the default with everything that can stand around it."""
     found = {
-        name: EstimatorConfig(objectives={name: build_loss(name, max_completion_tokens=TOKENS)}) for name in LOSSES
+        name: LossPipelineConfig(objectives={name: build_loss(name, max_completion_tokens=TOKENS)}) for name in LOSSES
     }
-    found["auto"] = EstimatorConfig(objectives={name: build_loss(name) for name in CHOICES})
-    found["gepo_t with all guards and probation"] = EstimatorConfig(
+    found["auto"] = LossPipelineConfig(objectives={name: build_loss(name) for name in CHOICES})
+    found["gepo_t with all guards and probation"] = LossPipelineConfig(
         objectives={"gepo_t": build_loss("gepo_t")},
         guards=GuardConfig(kl_brake=0.05, vcpo=True, second_moment=0.04, negative_tail=0.5),
-        trust=TrustConfig(probation_groups=4, loss="asympo"),
+        trust=ProbationConfig(probation_groups=4, loss="asympo"),
         unverified=build_loss("asympo"),
     )
     return found
 
 
-def loss_cost(config: EstimatorConfig, repeats: int) -> float:
+def loss_cost(config: LossPipelineConfig, repeats: int) -> float:
     """Median CPU seconds from log-probs to their gradient, on ragged groups of four stalenesses."""
     policy, rollouts = batch()
-    estimator = Estimator(config)
+    estimator = LossPipeline(config)
 
     def compute() -> None:
         torch.autograd.grad(estimator.estimate(policy, rollouts).loss, policy)

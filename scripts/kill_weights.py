@@ -3,8 +3,10 @@
     python -m scripts.kill_weights --kills 200 --seed 0
 
 A child follows an endless line of versions with what a volunteer uses: chunks of a patch into the blob store
-(`p2prl.net.blobs`), the patch and the weights before it into new weights (`p2prl.net.rebuilding`), every chunk of those
-hashed again, their signed manifest beside them (`p2prl.net.holdings`). The parent ends it with SIGKILL, takes stock as
+(`p2prl.net.storage.disk_blobs`), the patch and the weights before it into new weights
+(`p2prl.net.storage.patch_decoder`), every chunk of those
+hashed again, their signed manifest beside them (`p2prl.net.storage.kept_versions`). The parent ends it with SIGKILL,
+takes stock as
 a restarted node does, compares every word of what is held with the version it claims to be, and starts the child
 again, which must go on from there: no version back, no chunk of the next patch lost.
 Prints a report as JSON; exits 1 at the first broken promise, and keeps the folder.
@@ -26,10 +28,10 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from p2prl.net import control
-from p2prl.net.blobs import DiskBlobs
-from p2prl.net.holdings import Holdings
-from p2prl.net.rebuilding import rebuild
+from p2prl.net.process import control
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.net.storage.kept_versions import KeptVersions
+from p2prl.net.storage.patch_decoder import rebuild
 from p2prl.patches.kernels import fastest_kernels
 from p2prl.patches.segments import SEGMENT_WORDS
 from p2prl.patches.simulated import adam_versions
@@ -37,7 +39,7 @@ from p2prl.patches.stream import encode_patch, segment_spans
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
-from p2prl.sim.broadcast import identity_of, run_manifest_of
+from p2prl.sim.broadcast_swarm import identity_of, run_manifest_of
 
 WORDS = SEGMENT_WORDS + 300_000
 KINDS = 4
@@ -87,7 +89,7 @@ class Source:
             version=number,
             step=number,
             weights=blob_of(words, WEIGHT_CHUNK_BYTES),
-            state=blake3(words).digest(),
+            weights_digest=blake3(words).digest(),
             previous=bytes(32) if number else b"",
             beacon=bytes(32),
             created_ms=0,
@@ -96,15 +98,15 @@ class Source:
         return seal(LEARNER, manifest, run=RUN, now=2.0), manifest
 
 
-def holds(blobs: DiskBlobs, ref: BlobRef) -> int:
+def holds(blobs: DiskBlobStore, ref: BlobRef) -> int:
     """Chunks of a blob that are on disk and are what they should be."""
     return len(blobs.begin(ref))
 
 
 def take_stock(folder: Path) -> list[PolicyManifest]:
     """The whole versions on this disk, oldest first, found as a node finds them at its start."""
-    blobs = DiskBlobs(folder)
-    manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in Holdings(folder).found(RUN_RAW)]
+    blobs = DiskBlobStore(folder)
+    manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in KeptVersions(folder).found(RUN_RAW)]
     whole = [held for held in manifests if holds(blobs, held.weights) == len(held.weights.chunks)]
     blobs.close()
     return whole
@@ -114,7 +116,7 @@ def follow(folder: Path, source: Source) -> None:
     """The child: version after version, saying what it does."""
     disk = folder / "blobs"
     held = take_stock(disk)
-    blobs, holdings = DiskBlobs(disk), Holdings(disk)
+    blobs, holdings = DiskBlobStore(disk), KeptVersions(disk)
     if not held:
         raw, first = source.manifest(0)
         blobs.add(first.weights, source.words(0))
@@ -133,9 +135,9 @@ def follow(folder: Path, source: Source) -> None:
         blobs.finish(patch.blob)
         tell("rebuild", target.version, 0)
         rebuild(
-            control.Patched(
+            control.PatchesReady(
                 policy=bytes(32),
-                state=target.state,
+                state=target.weights_digest,
                 size_bytes=target.weights.size_bytes,
                 dtype="bfloat16",
                 base=str(blobs.path(held[-1].weights.root)),
@@ -229,7 +231,7 @@ class Torment:
         self.report.versions = newest
         if newest < number:
             (patch,) = self._source.manifest(number)[1].patches
-            blobs = DiskBlobs(disk)
+            blobs = DiskBlobStore(disk)
             present = holds(blobs, patch.blob)
             blobs.close()
             wanted = count if said in ("download", "chunk") else len(patch.blob.chunks)

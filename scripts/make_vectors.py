@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 
 from p2prl.protocol import frames, limits, messages
-from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import chunk_digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.ledger import GENESIS, append
-from p2prl.protocol.link import JoinLink
+from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.ledger_chain import GENESIS, append
 from p2prl.protocol.manifests import (
-    NOTHING,
+    NO_BASE,
     Patch,
     PolicyManifest,
     RunFile,
@@ -27,8 +26,9 @@ from p2prl.protocol.manifests import (
     blob_of,
     layout_digest,
 )
-from p2prl.protocol.slots import SlotKey, slot_work
-from p2prl.protocol.versions import Edge, PolicyHead
+from p2prl.protocol.policy_head import PatchEdge, PolicyHead
+from p2prl.protocol.wire_codec import Wire
+from p2prl.protocol.work_slots import SlotKey, slot_work
 
 LEARNER = Identity(bytes(range(16)))
 VOLUNTEER = Identity(bytes(range(16, 32)))
@@ -64,13 +64,13 @@ def vectors() -> dict[str, object]:
     policy = PolicyManifest(0, 0, BLOB, digest("p2prl/vector/v1", b"state"), b"", bytes(range(32)), 1_800_000_000_000)
     policy_envelope = seal(LEARNER, policy, run=run, now=NOW)
     stream = blob_of(bytes(range(256)) * 20, 4096)
-    patches = (Patch(0, policy.state, stream), Patch(NOTHING, b"", stream))
+    patches = (Patch(0, policy.weights_digest, stream), Patch(NO_BASE, b"", stream))
     state = digest("p2prl/vector/v1", b"next state")
     patched = PolicyManifest(
         1, 2, BLOB, state, envelope_digest(policy_envelope), bytes(range(32)), 1_800_000_060_000, patches
     )
     patched_envelope = seal(LEARNER, patched, run=run, now=NOW)
-    edges = (Edge(1, 0, stream.size_bytes, envelope_digest(patched_envelope)),)
+    edges = (PatchEdge(1, 0, stream.size_bytes, envelope_digest(patched_envelope)),)
     policy_head = PolicyHead(
         1, envelope_digest(patched_envelope), 0, BLOB.size_bytes, edges, 1_800_000_090_000, 1_800_000_600_000
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2prl.bench.seed_file import Line, SeedFile
+from p2prl.bench.results.seed_file import Line, SeedFile
 from tests.loopback.swarm_processes import LISTEN, SwarmProcesses, command, wait_until
 
 _EVALUATED = 4096

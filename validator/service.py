@@ -14,22 +14,22 @@ from pathlib import Path
 
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError
-from p2prl.models.engine import Engine
-from p2prl.models.work import Prepared, replay_groups
-from p2prl.net import control
-from p2prl.net.arrival import Arrival, FindBase, OnManifest, Prepare
-from p2prl.net.bridge import NetworkPort
+from p2prl.models.engine_port import Engine
+from p2prl.models.group_work import Prepared, replay_groups
+from p2prl.net.process import control
+from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.run_bootstrap import FindBase, OnManifest, Prepare, RunBootstrap
 from p2prl.protocol import limits
-from p2prl.protocol.codec import decode
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
-from p2prl.protocol.heads import Farewell
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, RolloutGroup, Verdict
-from p2prl.protocol.reasons import Reason
-from p2prl.validator.docket import Docket
-from p2prl.validator.selection import is_selected
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.run_end import RunEnd
+from p2prl.protocol.wire_codec import decode
+from p2prl.validator.audit_sampling import is_selected
+from p2prl.validator.replay_queue import ReplayQueue
 
 _BATCH = 16
 """Groups replayed at once; messages are answered between batches."""
@@ -78,16 +78,16 @@ class Validator:
         self._run = run
         self._config = config
         self._clock = clock
-        self._arrival = Arrival(prepare, on_manifest, find_base)
+        self._arrival = RunBootstrap(prepare, on_manifest, find_base)
         self._on_audit = on_audit
         self._on_notice = on_notice
-        self._docket = Docket()
+        self._docket = ReplayQueue()
         self._policies: dict[Digest, tuple[PolicyManifest, Path]] = {}
         self._asked: dict[Digest, float] = {}
         self._loaded: Digest | None = None
         self._seen = self._replayed = self._passed = 0
         self._stopping = False
-        self._farewell = Farewell()
+        self._farewell = RunEnd()
 
     def stop(self) -> None:
         """Return from `run` after the batch under way."""
@@ -115,15 +115,15 @@ class Validator:
 
     def _receive(self, message: control.FromNetwork) -> None:
         match message:
-            case control.Run() | control.File():
+            case control.RunKnown() | control.FileReady():
                 self._arrival.take(message)
-            case control.Policy(digest=digest, manifest=raw, path=path):
+            case control.VersionReady(digest=digest, manifest=raw, path=path):
                 manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
                 self._policies[Digest(digest)] = (manifest, Path(path))
                 self._farewell.on_policy(manifest.step)
-            case control.Announced(step=step):
+            case control.VersionAnnounced(step=step):
                 self._farewell.on_policy(step)
-            case control.Arrived(envelope=raw):
+            case control.EnvelopeArrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None))
             case control.Warned(message=text, remedy=remedy):
                 self._on_notice(f"{text}. {remedy}".strip())
@@ -187,7 +187,7 @@ class Validator:
         ]
         # A group must name the version its policy has, or it would be credited to another one.
         faults = [
-            inspection.reason if body.version == manifest.version else Reason.UNKNOWN_POLICY
+            inspection.reason if body.version == manifest.version else RejectionReason.UNKNOWN_POLICY
             for body, inspection in zip(bodies, inspections, strict=True)
         ]
         sound = [i for i, fault in enumerate(faults) if not fault]

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from p2prl.algorithms.checks import require_choice, require_positive
+from p2prl.algorithms.config_checks import require_choice, require_positive
 from p2prl.algorithms.ratios import computing
 from p2prl.errors import ConfigError, LocalProtocolError
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from p2prl.algorithms.advantages import ZERO_VARIANCE_RANGE
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.checks import require_positive
+from p2prl.algorithms.config_checks import require_positive
 from p2prl.algorithms.gepo import require_whole_groups
 from p2prl.algorithms.ratios import computing, masked_mean, on_mask, terms_of
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.checks import require_between, require_positive
+from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.gepo import require_whole_groups
+from p2prl.algorithms.negative_taper import Taper, require_taper, taper_negatives
 from p2prl.algorithms.ratios import Terms, effective_sample_size, log_expectation_of, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
-from p2prl.algorithms.tapers import Taper, require_taper, taper_negatives
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.checks import require_between, require_positive
+from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.ratios import terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 

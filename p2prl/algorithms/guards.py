@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
-from p2prl.algorithms.checks import require_between, require_positive
+from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.ratios import computing, effective_sample_size, masked_mean, widest
 from p2prl.errors import LocalProtocolError
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.checks import require_positive
+from p2prl.algorithms.config_checks import require_positive
 from p2prl.algorithms.guards import second_moment_keep
 from p2prl.algorithms.ratios import bounded_exp, on_mask, terms_of
 from p2prl.algorithms.surrogates import summarize

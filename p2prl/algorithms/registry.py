@@ -17,8 +17,8 @@ from torch import Tensor
 from p2prl.algorithms.advantages import AdvantageConfig, AdvantageKind, Advantages, compute_advantages
 from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.checks import suggestion
-from p2prl.algorithms.decoupled import A3poConfig, DecoupledPpoConfig, a3po, decoupled_ppo
+from p2prl.algorithms.config_checks import suggestion
+from p2prl.algorithms.decoupled_ppo import A3poConfig, DecoupledPpoConfig, a3po, decoupled_ppo
 from p2prl.algorithms.dpo import DpoConfig, dpo
 from p2prl.algorithms.gepo import (
     EqpConfig,
@@ -35,7 +35,7 @@ from p2prl.algorithms.grpo import DapoConfig, GrpoConfig, TwoSidedConfig, bnpo, 
 from p2prl.algorithms.gspo import GspoConfig, gspo
 from p2prl.algorithms.logprob_free import AsympoConfig, AsymreConfig, asympo, asymre
 from p2prl.algorithms.m2po import M2poConfig, m2po
-from p2prl.algorithms.masked import DppoConfig, OpsmConfig, dppo, opsm
+from p2prl.algorithms.masked_losses import DppoConfig, OpsmConfig, dppo, opsm
 from p2prl.algorithms.ppo import PpoConfig, ppo
 from p2prl.algorithms.reinforce import (
     CispoConfig,

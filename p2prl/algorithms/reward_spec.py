@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from p2prl.algorithms.rewards import RewardConfig
+from p2prl.algorithms.reward_shaping import RewardConfig
 from p2prl.errors import ConfigError
 
 _PARTS = ("success", "outcome", "process")

@@ -11,7 +11,7 @@ from p2prl.cli.listed import listed
 from p2prl.errors import P2PRLError
 
 if TYPE_CHECKING:
-    from p2prl.bench.comparison import ComparisonConfig
+    from p2prl.bench.comparison.benchmark import ComparisonConfig
 
 
 def bench_staleness(
@@ -29,10 +29,10 @@ def bench_staleness(
     as_json: bool,
 ) -> None:
     """Compare losses under delay. `methods` and `delays` are separated by commas; `seed` is the first of `seeds`."""
-    from p2prl.bench.staleness import StalenessConfig, run_staleness
-    from p2prl.bench.summary import as_documents, as_markdown
-    from p2prl.bench.training import TrainingPlan
-    from p2prl.models.devices import use_threads
+    from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
+    from p2prl.bench.staleness.stale_training import TrainingPlan
+    from p2prl.bench.staleness.summary import as_documents, as_markdown
+    from p2prl.models.device import use_threads
 
     began = time.monotonic()
     config = StalenessConfig(
@@ -99,7 +99,7 @@ def bench_rewards(
     as_json: bool,
 ) -> None:
     """Train one recipe on several rewards. `rewards` are separated by commas; `seed` is the first of `seeds`."""
-    from p2prl.bench.comparison import Case, ComparisonConfig, plan_of
+    from p2prl.bench.comparison.benchmark import Case, ComparisonConfig, plan_of
 
     config = ComparisonConfig(
         cases=tuple(Case(recipe=recipe, reward=reward) for reward in listed(rewards)),
@@ -124,7 +124,7 @@ def bench_ppo(
     as_json: bool,
 ) -> None:
     """Train several recipes on success. `recipes` are separated by commas; `seed` is the first of `seeds`."""
-    from p2prl.bench.comparison import Case, ComparisonConfig, plan_of
+    from p2prl.bench.comparison.benchmark import Case, ComparisonConfig, plan_of
 
     config = ComparisonConfig(
         cases=tuple(Case(recipe=recipe) for recipe in listed(recipes)),
@@ -137,9 +137,9 @@ def bench_ppo(
 
 
 def _compare(config: ComparisonConfig, out: Path, *, name: str, shown: tuple[str, ...], as_json: bool) -> None:
-    from p2prl.bench.comparison import run_comparison
-    from p2prl.bench.comparison_report import as_documents, as_markdown
-    from p2prl.models.devices import use_threads
+    from p2prl.bench.comparison.benchmark import run_comparison
+    from p2prl.bench.comparison.report import as_documents, as_markdown
+    from p2prl.models.device import use_threads
 
     began = time.monotonic()
     use_threads(1)  # products this small only lose by being shared out

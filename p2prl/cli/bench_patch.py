@@ -14,8 +14,8 @@ def bench_patch(
     *, words: int, repeats: int, run: Path | None, bands: str, out: Path, check: bool, seed: int, as_json: bool
 ) -> None:
     """Weight patches beside other layouts."""
-    from p2prl.bench.patch import PatchBenchConfig, as_document, as_markdown, run_patch_bench
-    from p2prl.bench.patch_bands import bands_as_markdown
+    from p2prl.bench.patch.benchmark import PatchBenchConfig, as_document, as_markdown, run_patch_bench
+    from p2prl.bench.patch.dead_bands import bands_as_markdown
 
     began = time.monotonic()
     config = PatchBenchConfig(words=words, repeats=repeats, run=run, bands=numbers(bands, int, "--bands"), seed=seed)
@@ -44,8 +44,8 @@ def bench_patch(
 
 def bench_swap(*, swaps: int, dtype: str, check: bool, seed: int, as_json: bool) -> None:
     """How long sampling stands still at a swap."""
-    from p2prl.bench.swap import STALL_BOUND_S, SwapBenchConfig, run_swap_bench
-    from p2prl.models.devices import use_threads
+    from p2prl.bench.hot_swap.benchmark import STALL_BOUND_S, SwapBenchConfig, run_swap_bench
+    from p2prl.models.device import use_threads
 
     began = time.monotonic()
     use_threads(1)  # the other core is for the transfer and the preparation

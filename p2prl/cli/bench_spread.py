@@ -23,7 +23,15 @@ def bench_spread(
     as_json: bool,
 ) -> None:
     """Compare schemes; lists are separated by commas."""
-    from p2prl.bench.spread import MIB, SpreadConfig, as_documents, as_markdown, judge, run_spread, write_results
+    from p2prl.bench.spread.benchmark import (
+        MIB,
+        SpreadConfig,
+        as_documents,
+        as_markdown,
+        judge,
+        run_spread,
+        write_results,
+    )
 
     began = time.monotonic()
     config = SpreadConfig(

@@ -27,14 +27,14 @@ from p2prl.cli.plots import plot_run
 from p2prl.cli.quantities import fetched_line
 from p2prl.cli.reading import read_lines, read_status
 from p2prl.config.presets import preset_by_name
-from p2prl.config.runs import RunFolder, init_run, open_run
+from p2prl.config.run_settings import RunFolder, init_run, open_run
 from p2prl.errors import MachineError
-from p2prl.learner.founding import RunPlan
 from p2prl.learner.journal import Journal
-from p2prl.models.devices import use_threads
+from p2prl.learner.run_plan import RunPlan
+from p2prl.models.device import use_threads
 from p2prl.protocol.identity import peer_id_of
-from p2prl.scoreboard.run_source import RunSource
-from p2prl.scoreboard.tallies import Person
+from p2prl.scoreboard.run_folder_source import RunSource
+from p2prl.scoreboard.totals import Person
 
 _PROMPTS = 4096
 """Fresh prompts per measurement: a standard error of .007 at a reward of .8."""

@@ -1,18 +1,18 @@
-"""Measuring a checkpoint, for `p2prl eval` and the demo. Needs torch: import it when it is needed."""
+"""Measuring a checkpoint, for `p2prl eval` and the demo. Requirements torch: import it when it is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from p2prl.config.runs import RunFolder
-from p2prl.models.codec import Codec
-from p2prl.models.devices import choose_device
+from p2prl.config.run_settings import RunFolder
+from p2prl.models.device import choose_device
 from p2prl.models.evaluation import Evaluation, evaluate
-from p2prl.models.layout import TORCH_DTYPES, flatten, layout_of
-from p2prl.models.loading import load_pretrained
+from p2prl.models.group_work import GroupWork
+from p2prl.models.pretrained import load_pretrained
+from p2prl.models.text_codec import Codec
 from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.work import GroupWork
+from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
 
 
 def evaluate_checkpoint(

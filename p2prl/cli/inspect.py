@@ -13,16 +13,16 @@ import msgspec
 from p2prl.cli import crashes
 from p2prl.cli.console import emit, progress, say
 from p2prl.clock import SystemClock
-from p2prl.config.folders import open_folder
-from p2prl.config.home import default_home, take_seat
+from p2prl.config.run_folder import open_folder
+from p2prl.config.worker_folder import claim_worker_folder, default_home
 from p2prl.errors import UnreachableError
-from p2prl.net.network import DEFAULT_LISTEN
-from p2prl.protocol.link import SCHEME, parse_link
-from p2prl.scoreboard.export import Recount, export, verify_export, verify_source
-from p2prl.scoreboard.link_source import LinkConfig, LinkSource
-from p2prl.scoreboard.port import bind
-from p2prl.scoreboard.run_source import RunSource
+from p2prl.net.process.handle import DEFAULT_LISTEN
+from p2prl.protocol.join_link import SCHEME, parse_link
+from p2prl.scoreboard.ledger_dump import Recount, export, verify_export, verify_source
+from p2prl.scoreboard.listen_port import bind
+from p2prl.scoreboard.run_folder_source import RunSource
 from p2prl.scoreboard.summary import summary
+from p2prl.scoreboard.swarm_source import LinkConfig, LinkSource
 
 _FIRST_LEDGER_S = 30.0
 """How long `board LINK --json` waits for the swarm before it gives up."""
@@ -47,8 +47,8 @@ def eval_command(
     crashes.keep_in(directory)
 
     from p2prl.cli.evaluate import evaluate_checkpoint
-    from p2prl.config.runs import open_run
-    from p2prl.models.devices import use_threads
+    from p2prl.config.run_settings import open_run
+    from p2prl.models.device import use_threads
 
     folder = open_run(directory)
     use_threads(threads or folder.settings.threads)
@@ -127,7 +127,7 @@ def _board_source(source: str, home: Path | None, listen: list[str] | None) -> I
             yield run_source
         return
     link = parse_link(source)
-    seat = take_seat(home or default_home(), kind="board")
+    seat = claim_worker_folder(home or default_home(), kind="board")
     crashes.keep_in(seat.directory)
     config = LinkConfig(
         link=link,

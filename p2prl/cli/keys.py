@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from p2prl.cli.console import emit, say
-from p2prl.config.home import default_home
+from p2prl.config.worker_folder import default_home
 from p2prl.errors import ConfigError, IdentityError
-from p2prl.net.keyfile import create_identity, load_identity
+from p2prl.net.storage.key_file import create_identity, load_identity
 from p2prl.protocol.identity import Identity
 
 _SEAT = re.compile(r"(seat|validator|board)-[1-9][0-9]?")

@@ -9,22 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2prl.bench.delays import DelayLaw, parse_delay
+from p2prl.bench.staleness.delay_laws import DelayLaw, parse_delay
 from p2prl.cli import crashes
 from p2prl.cli.console import Interrupts, View, emit, progress, say
 from p2prl.cli.reach import reach_warning, worth_sharing
 from p2prl.cli.tracking import tracker
-from p2prl.config.folders import open_folder, refuse_folder_in_use
-from p2prl.config.home import write_status
-from p2prl.config.peers import UploadCaps
+from p2prl.config.network_options import UploadCaps
 from p2prl.config.presets import preset_by_name
+from p2prl.config.run_folder import open_folder, refuse_folder_in_use
+from p2prl.config.worker_folder import write_status
 from p2prl.errors import ConfigError
-from p2prl.net.bridge import NetworkPort
-from p2prl.net.late import LatePort
-from p2prl.net.network import Network
+from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.testing.delayed_port import DelayedPort
 
 if TYPE_CHECKING:
-    from p2prl.config.runs import RunFolder
+    from p2prl.config.run_settings import RunFolder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -54,9 +54,9 @@ def init_command(
     chosen = preset_by_name(preset)
     refuse_folder_in_use(root / name)
 
-    from p2prl.config.runs import describe, init_run
-    from p2prl.learner.founding import RunPlan
-    from p2prl.models.devices import use_threads
+    from p2prl.config.run_settings import describe, init_run
+    from p2prl.learner.run_plan import RunPlan
+    from p2prl.models.device import use_threads
 
     plan = RunPlan(
         name=name,
@@ -96,7 +96,8 @@ def learn_command(
 ) -> None:
     """Train a run until its updates are done or it is interrupted.
 
-    `delay`, for experiments, is a law of `p2prl.bench.delays`: groups then arrive late by so many updates' traffic.
+    `delay`, for experiments, is a law of `p2prl.bench.staleness.delay_laws`: groups then arrive late by so many
+    updates' traffic.
     """
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
     law = parse_delay(delay) if delay else None  # what can be refused is refused before torch takes its seconds
@@ -104,7 +105,7 @@ def learn_command(
     crashes.keep_in(directory)
 
     from p2prl.config.roles import build_learner, learner_network
-    from p2prl.config.runs import open_run
+    from p2prl.config.run_settings import open_run
 
     folder = open_run(directory)
     if updates is not None:
@@ -136,7 +137,7 @@ def learn_command(
         interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
         with view.shown(), interrupts.handled():
             config = learner_network(folder, kept_listen(folder, tuple(listen or ())), caps)
-            network: NetworkPort = Network(config, on_start=learner.introduce)
+            network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
             if law is not None:
                 network = _late(network, law, groups_per_update=folder.settings.learner.groups_per_update)
             learner.run(network, on_up=on_up)
@@ -152,7 +153,7 @@ def learn_command(
 
 def _late(network: NetworkPort, law: DelayLaw, *, groups_per_update: int) -> NetworkPort:
     dice = random.Random(law.text)  # noqa: S311 - an experiment's dice
-    return LatePort(network, lambda: groups_per_update * law.draw(dice.random(), law.longest))
+    return DelayedPort(network, lambda: groups_per_update * law.draw(dice.random(), law.longest))
 
 
 def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ from p2prl.cli.console import Interrupts, View, emit, say
 from p2prl.cli.worker_views import peers_text, version_text
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.clock import SystemClock
-from p2prl.config.home import default_home, take_seat, write_status
-from p2prl.config.peers import UploadCaps, peer_network, remember_run
-from p2prl.net.network import DEFAULT_LISTEN, Network
-from p2prl.protocol.link import parse_link
+from p2prl.config.network_options import UploadCaps, peer_network, remember_run
+from p2prl.config.worker_folder import claim_worker_folder, default_home, write_status
+from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
+from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
 
@@ -39,7 +39,7 @@ def seed_run(
     """Pass weights on until interrupted or until the run ends."""
     link = parse_link(link_text)
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
-    seat = take_seat(home or default_home(), kind="seeder")
+    seat = claim_worker_folder(home or default_home(), kind="seeder")
     crashes.keep_in(seat.directory)
     directory = seat.run_directory(link.run)
     common = {"role": "seeder", "run": link.name, "peer": seat.identity.peer_id}
@@ -61,7 +61,7 @@ def seed_run(
     interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; what is on disk is kept.")
     with view.shown(), interrupts.handled():
         network = peer_network(link, seat, Role.SEEDER, tuple(listen or DEFAULT_LISTEN), caps)
-        finished = seeder.run(Network(network))
+        finished = seeder.run(NetworkHandle(network))
     last = {**common, **document_of(seeder.progress()), "state": "finished" if finished else "stopped"}
     write_status(directory / "status.json", {**last, "time": time.time()})
     if as_json:

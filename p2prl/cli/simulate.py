@@ -10,10 +10,10 @@ from pathlib import Path
 from p2prl.cli.console import emit, progress, say
 from p2prl.cli.quantities import fetched_line
 from p2prl.errors import ConfigError, MachineError
-from p2prl.models.devices import use_threads
-from p2prl.models.tiny import tiny_model
-from p2prl.models.warmstart import WarmstartConfig, warm_start
-from p2prl.sim.delays import parse_delay
+from p2prl.models.device import use_threads
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.warm_start import WarmstartConfig, warm_start
+from p2prl.sim.delay_laws import parse_delay
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
 
 

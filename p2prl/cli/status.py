@@ -9,7 +9,7 @@ from typing import Any
 from p2prl.cli.console import emit, say
 from p2prl.cli.reading import read_lines, read_status
 from p2prl.cli.status_views import worker_lines
-from p2prl.config.home import default_home, holder_of
+from p2prl.config.worker_folder import default_home, holder_of
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import RunManifest

@@ -8,7 +8,7 @@ from typing import Any
 from p2prl.cli.worker_views import peers_text, version_text
 from p2prl.errors import IdentityError
 from p2prl.protocol.identity import PeerId, public_key_of
-from p2prl.scoreboard.handles import handle_of
+from p2prl.scoreboard.display_names import display_name
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
@@ -48,7 +48,7 @@ def _state(worker: Mapping[str, Any], now: float) -> str:
 def _identity(worker: Mapping[str, Any]) -> str:
     peer = worker.get("peer", "")
     try:
-        return f"{handle_of(public_key_of(PeerId(peer)))} on the board, {peer}"
+        return f"{display_name(public_key_of(PeerId(peer)))} on the board, {peer}"
     except IdentityError:
         return ""
 

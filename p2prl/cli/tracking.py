@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from p2prl.config.folders import Folder
+from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError
 
 

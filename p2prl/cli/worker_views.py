@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.table import Table
 
-from p2prl.config.needs import Needs, size_text
+from p2prl.config.requirements import Requirements, size_text
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
-from p2prl.scoreboard.handles import handle_of
+from p2prl.scoreboard.display_names import display_name
 
 if TYPE_CHECKING:
     from p2prl.client.service import Progress
@@ -43,7 +43,7 @@ class SmoothRate:
 
 
 def volunteer_introduction(
-    manifest: RunManifest, needs: Needs, identity: Identity, seat: str, device: str
+    manifest: RunManifest, needs: Requirements, identity: Identity, seat: str, device: str
 ) -> list[str]:
     """What a person should know before their machine volunteers."""
     return [
@@ -55,7 +55,7 @@ def volunteer_introduction(
 
 
 def validator_introduction(
-    manifest: RunManifest, needs: Needs, identity: Identity, seat: str, device: str, rate: float
+    manifest: RunManifest, needs: Requirements, identity: Identity, seat: str, device: str, rate: float
 ) -> list[str]:
     """What a person should know before their machine validates."""
     return [
@@ -84,7 +84,7 @@ def progress_line(progress: Progress, tokens_per_s: float) -> str:
 def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per_s: float) -> RenderableType:
     """A volunteer's state, redrawn in place."""
     table = Table.grid(padding=(0, 2))
-    table.add_row(name, f"{handle_of(identity.public_key)} ({identity.peer_id[-8:]})   {progress.state}")
+    table.add_row(name, f"{display_name(identity.public_key)} ({identity.peer_id[-8:]})   {progress.state}")
     policy = version_text(progress.version)
     if progress.announced_version > progress.version:
         policy += f", v{progress.announced_version} is out"
@@ -114,7 +114,7 @@ def peers_text(peers: Mapping[str, int]) -> str:
     return ", ".join(counted) or "none yet"
 
 
-def _run_lines(manifest: RunManifest, needs: Needs) -> list[str]:
+def _run_lines(manifest: RunManifest, needs: Requirements) -> list[str]:
     tasks = ", ".join(share.task for share in manifest.tasks)
     fetched, version = size_text(needs.download_bytes), size_text(needs.weights_bytes)
     disk, memory = size_text(needs.disk_bytes), size_text(needs.memory_bytes)
@@ -131,7 +131,7 @@ def _run_lines(manifest: RunManifest, needs: Needs) -> list[str]:
 
 def _identity_lines(identity: Identity, seat: str) -> list[str]:
     return [
-        f"  You are   {handle_of(identity.public_key)} on the board, {identity.peer_id}",
+        f"  You are   {display_name(identity.public_key)} on the board, {identity.peer_id}",
         f"  Your key  write its words down: p2prl key backup --seat {seat}",
     ]
 

@@ -17,11 +17,11 @@ from p2prl.cli.worker_views import (
     validator_introduction,
     volunteer_introduction,
 )
-from p2prl.config.home import Seat, default_home, take_seat, write_status
-from p2prl.config.needs import check_room, needs_of
-from p2prl.config.peers import UploadCaps, peer_network
-from p2prl.net.network import DEFAULT_LISTEN, Network
-from p2prl.protocol.link import JoinLink, parse_link
+from p2prl.config.network_options import UploadCaps, peer_network
+from p2prl.config.requirements import check_room, requirements_of
+from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home, write_status
+from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
+from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.messages import Role
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def join_run(
     from p2prl.client.agent import AgentConfig
     from p2prl.client.service import VolunteerConfig
     from p2prl.config.roles import build_volunteer
-    from p2prl.models.devices import choose_device, use_threads
+    from p2prl.models.device import choose_device, use_threads
 
     chosen = choose_device(device)
     use_threads(threads)
     model = _base_directory(base, quiet=as_json)
-    seat = take_seat(home or default_home())
+    seat = claim_worker_folder(home or default_home())
     crashes.keep_in(seat.directory)
     view = View(quiet=as_json)
     report = _Report(seat, link, "volunteer")
@@ -75,7 +75,7 @@ def join_run(
         )
 
     def introduce(manifest: RunManifest) -> None:
-        needs = needs_of(manifest, Role.VOLUNTEER)
+        needs = requirements_of(manifest, Role.VOLUNTEER)
         _say_all(volunteer_introduction(manifest, needs, seat.identity, seat.directory.name, str(chosen)))
         check_room(needs, seat.run_directory(link.run))
 
@@ -91,7 +91,7 @@ def join_run(
         on_notice=say,
     )
     if adversary:
-        from p2prl.sim.adversaries import disguise
+        from p2prl.testing.adversaries import disguise
 
         disguise(volunteer, adversary)
     interrupts = Interrupts(
@@ -100,7 +100,7 @@ def join_run(
     with view.shown(), interrupts.handled():
         addresses = tuple(listen or DEFAULT_LISTEN)
         network = peer_network(link, seat, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=model is not None)
-        finished = volunteer.run(Network(network))
+        finished = volunteer.run(NetworkHandle(network))
     _leave(report, interrupts, finished=finished, as_json=as_json)
 
 
@@ -122,13 +122,13 @@ def validate_run(
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
 
     from p2prl.config.roles import build_validator
-    from p2prl.models.devices import choose_device, use_threads
+    from p2prl.models.device import choose_device, use_threads
     from p2prl.validator.service import ValidatorConfig
 
     chosen = choose_device(device)
     use_threads(threads)
     model = _base_directory(base, quiet=as_json)
-    seat = take_seat(home or default_home(), kind="validator")
+    seat = claim_worker_folder(home or default_home(), kind="validator")
     crashes.keep_in(seat.directory)
     view = View(quiet=as_json)
     report = _Report(seat, link, "validator")
@@ -138,7 +138,7 @@ def validate_run(
         view.update(lambda: audit_line(audit), lambda: audit_line(audit))
 
     def introduce(manifest: RunManifest) -> None:
-        needs = needs_of(manifest, Role.VALIDATOR)
+        needs = requirements_of(manifest, Role.VALIDATOR)
         _say_all(validator_introduction(manifest, needs, seat.identity, seat.directory.name, str(chosen), rate))
         check_room(needs, seat.run_directory(link.run))
 
@@ -156,7 +156,7 @@ def validate_run(
     with view.shown(), interrupts.handled():
         addresses = tuple(listen or DEFAULT_LISTEN)
         network = peer_network(link, seat, Role.VALIDATOR, addresses, caps, has_base=model is not None)
-        finished = validator.run(Network(network))
+        finished = validator.run(NetworkHandle(network))
     _leave(report, interrupts, finished=finished, as_json=as_json)
 
 
@@ -165,7 +165,7 @@ def _base_directory(base: str, *, quiet: bool) -> Path | None:
     if not base:
         return None
 
-    from p2prl.models.loading import model_directory
+    from p2prl.models.pretrained import model_directory
 
     with progress("the base", quiet=quiet) as tell:
         tell(f"finding {base}", 0.0)
@@ -188,7 +188,7 @@ def _leave(report: _Report, interrupts: Interrupts, *, finished: bool, as_json: 
 class _Report:
     """The status file of a worker, rewritten now and then."""
 
-    def __init__(self, seat: Seat, link: JoinLink, role: str) -> None:
+    def __init__(self, seat: WorkerFolder, link: JoinLink, role: str) -> None:
         self._path = seat.run_directory(link.run) / "status.json"
         self._common = {"role": role, "run": link.name, "peer": seat.identity.peer_id}
         self._next_at = 0.0

@@ -11,29 +11,29 @@ import torch
 
 from p2prl.client.service import Progress, Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
-from p2prl.config.home import Seat
-from p2prl.config.peers import UploadCaps, blobs_of_seat, remember_run
-from p2prl.config.runs import RunFolder, run_file_blobs
+from p2prl.config.network_options import UploadCaps, blobs_of_seat, remember_run
+from p2prl.config.run_settings import RunFolder, run_file_blobs
+from p2prl.config.worker_folder import WorkerFolder
 from p2prl.errors import P2PRLError
-from p2prl.learner.estimator import Estimator
+from p2prl.learner.loss_pipeline import LossPipeline
+from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
-from p2prl.learner.shelf import versions_kept
-from p2prl.models.base_words import lay_base
-from p2prl.models.codec import Codec
-from p2prl.models.devices import choose_device, use_threads
-from p2prl.models.layout import layout_of
-from p2prl.models.loading import load_pretrained
+from p2prl.models.device import choose_device, use_threads
+from p2prl.models.group_work import GroupWork, Prepared
+from p2prl.models.local_base import flatten_local_base
+from p2prl.models.pretrained import load_pretrained
 from p2prl.models.run_files import build_from_run
+from p2prl.models.text_codec import Codec
 from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.work import GroupWork, Prepared
-from p2prl.net.arrival import FindBase
-from p2prl.net.blobs import DiskBlobs
-from p2prl.net.network import NetworkConfig
+from p2prl.models.weight_layout import layout_of
+from p2prl.net.process.handle import NetworkConfig
+from p2prl.net.process.run_bootstrap import FindBase
+from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.link import JoinLink
+from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
-from p2prl.swarm.policies import MAX_WEIGHT_BYTES
+from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 
@@ -64,7 +64,7 @@ def build_learner(
     replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     work = GroupWork(folder.manifest, folder.run, Codec(replaying.tokenizer, replaying.model))
-    blobs = DiskBlobs(folder.paths.blobs)
+    blobs = DiskBlobStore(folder.paths.blobs)
     for file, data in run_file_blobs(folder):
         blobs.add(file.blob, data)
     return Learner(
@@ -77,7 +77,7 @@ def build_learner(
         layout=layout,
         engine=TransformersEngine(replaying.model, layout),
         work=work,
-        estimator=Estimator(folder.estimator_config()),
+        estimator=LossPipeline(folder.estimator_config()),
         reference=folder.settings.loss.reference_config(),
         config=folder.settings.learner,
         clock=SystemClock(),
@@ -103,7 +103,9 @@ def learner_network(folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps
     )
 
 
-def base_finder(model: Path | None, link: JoinLink, seat: Seat, on_notice: Callable[[str], None]) -> FindBase | None:
+def base_finder(
+    model: Path | None, link: JoinLink, seat: WorkerFolder, on_notice: Callable[[str], None]
+) -> FindBase | None:
     """What looks at the model directory a person named, once the run is known. One of no use is no reason to stop."""
     if model is None:
         return None
@@ -111,7 +113,7 @@ def base_finder(model: Path | None, link: JoinLink, seat: Seat, on_notice: Calla
     def find(manifest: RunManifest) -> bytes:
         on_notice(f"reading the base {model}")
         try:
-            return lay_base(model, manifest, blobs_of_seat(seat, link.run))
+            return flatten_local_base(model, manifest, blobs_of_seat(seat, link.run))
         except P2PRLError as error:
             on_notice(f"the base is of no use: {error}. Going on without it. {error.remedy}".strip())
             return b""
@@ -121,7 +123,7 @@ def base_finder(model: Path | None, link: JoinLink, seat: Seat, on_notice: Calla
 
 def build_volunteer(
     link: JoinLink,
-    seat: Seat,
+    seat: WorkerFolder,
     config: VolunteerConfig,
     *,
     device: torch.device,
@@ -154,7 +156,7 @@ def build_volunteer(
 
 def build_validator(
     link: JoinLink,
-    seat: Seat,
+    seat: WorkerFolder,
     config: ValidatorConfig,
     *,
     device: torch.device,

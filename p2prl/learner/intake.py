@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from p2prl.clock import Clock
-from p2prl.learner.buffer import Buffer, ReadyGroup
 from p2prl.learner.journal import Journal, StoredGroup
-from p2prl.learner.shelf import Shelf
+from p2prl.learner.published_policies import PublishedPolicies
+from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.staleness_buffer import ReadyGroup, RolloutBuffer
 from p2prl.learner.verification import Outcome, Verification
-from p2prl.learner.voice import Voice
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
 from p2prl.protocol.messages import Kind, Receipts, RolloutGroup, State, StorageReceipt, Verdict
@@ -31,10 +31,10 @@ class Intake:
         self,
         *,
         journal: Journal,
-        shelf: Shelf,
+        shelf: PublishedPolicies,
         verification: Verification,
-        buffer: Buffer,
-        voice: Voice,
+        buffer: RolloutBuffer,
+        voice: SigningSender,
         clock: Clock,
         on_verified: Callable[[StoredGroup, float], None] = lambda group, now: None,  # noqa: ARG005
     ) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import MachineError
-from p2prl.protocol import ledger
+from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.messages import Verdict
@@ -280,7 +280,7 @@ class Journal:
 
     def append(self, envelope: bytes) -> None:
         """Add one signed envelope to the ledger. Call it inside `transaction` together with what it records."""
-        raw, head = ledger.append(self._height, self._head, envelope)
+        raw, head = ledger_chain.append(self._height, self._head, envelope)
         self._db.execute("INSERT INTO ledger (height, raw) VALUES (?, ?)", (self._height, raw))
         self._height, self._head = self._height + 1, head
 
@@ -326,7 +326,7 @@ class Journal:
 
     def _read_head(self) -> tuple[int, Digest]:
         row = self._db.execute("SELECT height, raw FROM ledger ORDER BY height DESC LIMIT 1").fetchone()
-        return (0, ledger.GENESIS) if row is None else (int(row[0]) + 1, ledger.entry_digest(bytes(row[1])))
+        return (0, ledger_chain.GENESIS) if row is None else (int(row[0]) + 1, ledger_chain.entry_digest(bytes(row[1])))
 
 
 def _group(row: tuple[bytes, bytes, int, int, bytes | None, bytes | None, bytes | None]) -> StoredGroup:

@@ -16,28 +16,28 @@ import numpy as np
 
 from p2prl.clock import Clock
 from p2prl.errors import MachineError, require
-from p2prl.learner.buffer import Buffer
-from p2prl.learner.cadence import Cadence, CadenceConfig
-from p2prl.learner.epochs import Action, EpochConfig, Epochs
-from p2prl.learner.estimator import Estimator
-from p2prl.learner.folder import LearnerPaths, last_logged_step, newest_checkpoint, prune_checkpoints
 from p2prl.learner.intake import Intake
 from p2prl.learner.journal import Journal, StoredGroup
-from p2prl.learner.publication import Publication
-from p2prl.learner.reference import ReferenceConfig
-from p2prl.learner.shelf import Shelf
+from p2prl.learner.loss_pipeline import LossPipeline
+from p2prl.learner.policy_publisher import PolicyPublisher
+from p2prl.learner.publish_interval import PublishInterval, PublishIntervalConfig
+from p2prl.learner.published_policies import PublishedPolicies
+from p2prl.learner.reference_policy import ReferenceConfig
+from p2prl.learner.run_files import LearnerPaths, last_logged_step, newest_checkpoint, prune_checkpoints
+from p2prl.learner.schedule import Action, Schedule, ScheduleConfig
+from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.staleness_buffer import RolloutBuffer
 from p2prl.learner.trainer import OptimiserConfig, Trainer, TrainingGroup
 from p2prl.learner.verification import Verification
-from p2prl.learner.voice import Voice
-from p2prl.models.engine import Engine
-from p2prl.models.layout import Layout
-from p2prl.models.work import GroupWork
-from p2prl.net import control
-from p2prl.net.blobs import DiskBlobs
-from p2prl.net.bridge import NetworkPort
+from p2prl.models.engine_port import Engine
+from p2prl.models.group_work import GroupWork
+from p2prl.models.weight_layout import WeightLayout
+from p2prl.net.process import control
+from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import FP32
-from p2prl.protocol import ledger, limits
+from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.identity import Identity
@@ -101,10 +101,10 @@ class Learner:
         run: Digest,
         model: Any,
         tokenizer: Any,
-        layout: Layout,
+        layout: WeightLayout,
         engine: Engine,
         work: GroupWork,
-        estimator: Estimator,
+        estimator: LossPipeline,
         config: LearnerConfig,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
@@ -120,10 +120,10 @@ class Learner:
         self._on_metrics = on_metrics
         self._on_notice = on_notice
         self._journal = Journal(paths.journal)
-        self._blobs = DiskBlobs(paths.blobs)
-        self._shelf = Shelf(self._blobs)
-        self._buffer = Buffer(staleness_bound=manifest.staleness_bound)
-        self._voice = Voice(identity, run, self._journal, clock)
+        self._blobs = DiskBlobStore(paths.blobs)
+        self._shelf = PublishedPolicies(self._blobs)
+        self._buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound)
+        self._voice = SigningSender(identity, run, self._journal, clock)
         self._intake = Intake(
             journal=self._journal,
             shelf=self._shelf,
@@ -135,8 +135,8 @@ class Learner:
             clock=clock,
             on_verified=self._note_verified,
         )
-        self._cadence = Cadence(
-            CadenceConfig(
+        self._cadence = PublishInterval(
+            PublishIntervalConfig(
                 staleness_bound=manifest.staleness_bound,
                 least=manifest.publish_every,
                 most=max(manifest.publish_every, manifest.staleness_bound + 1),
@@ -145,7 +145,7 @@ class Learner:
         )
         self._publish_every = manifest.publish_every
         self._verified_at: dict[bytes, float] = {}
-        self._publication = Publication(
+        self._publication = PolicyPublisher(
             journal=self._journal,
             blobs=self._blobs,
             shelf=self._shelf,
@@ -241,7 +241,7 @@ class Learner:
         self._journal.close()
         self._blobs.close()
 
-    def _resume(self) -> Epochs:
+    def _resume(self) -> Schedule:
         """Restore the checkpoint, replay the batches recorded after it, and put the shelf and the buffer back."""
         checkpoint = newest_checkpoint(self._paths.checkpoints)
         if checkpoint is not None:
@@ -260,12 +260,12 @@ class Learner:
             self._on_notice(f"{since}resuming at step {self.step}")
         self._intake.refill_buffer()
         newest = self._shelf.newest
-        config = EpochConfig(
+        config = ScheduleConfig(
             groups_per_update=self._config.groups_per_update,
             publish_every=self._manifest.publish_every,
             updates=self._config.updates,
         )
-        return Epochs(config, step=self.step, published_step=None if newest is None else newest.manifest.step)
+        return Schedule(config, step=self.step, published_step=None if newest is None else newest.manifest.step)
 
     # --- groups in ---------------------------------------------------------------------------------------------
 
@@ -274,11 +274,11 @@ class Learner:
         envelopes: list[bytes] = []
         for message in self._voice.network.poll(timeout_s):
             match message:
-                case control.Arrived(envelope=raw):
+                case control.EnvelopeArrived(envelope=raw):
                     envelopes.append(raw)
                 case control.LedgerWanted(peer=peer, from_height=wanted):
                     entries = self._journal.entries(wanted, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
-                    self._voice.network.send(control.SendLedger(peer, wanted, ledger.page_of(entries)))
+                    self._voice.network.send(control.SendLedger(peer, wanted, ledger_chain.page_of(entries)))
                 case control.Warned(message=text, remedy=remedy):
                     self._on_notice(f"{text}. {remedy}".strip())
                 case _:

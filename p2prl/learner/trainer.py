@@ -22,9 +22,9 @@ from torch import Tensor
 
 from p2prl.algorithms.ratios import widest
 from p2prl.errors import MachineError, require
-from p2prl.learner.estimator import Estimator, Rollouts
-from p2prl.learner.reference import Reference, ReferenceConfig
-from p2prl.models.policy import completion_logprobs
+from p2prl.learner.loss_pipeline import LossPipeline, Rollouts
+from p2prl.learner.reference_policy import Reference, ReferenceConfig
+from p2prl.models.policy_logprobs import completion_logprobs
 
 _REFERENCE_FILE = "reference.safetensors"
 
@@ -74,7 +74,7 @@ class Trainer:
     def __init__(
         self,
         model: Any,
-        estimator: Estimator,
+        estimator: LossPipeline,
         config: OptimiserConfig,
         *,
         temperature: float,

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2prl.learner.journal import Journal, StoredGroup
-from p2prl.learner.shelf import Published, Shelf
-from p2prl.models.engine import Engine
-from p2prl.models.work import GroupWork, Inspection, Replay, replay_groups
+from p2prl.learner.published_policies import Published, PublishedPolicies
+from p2prl.models.engine_port import Engine
+from p2prl.models.group_work import GroupWork, Inspection, Replay, replay_groups
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.messages import Receipt, RolloutGroup, State
-from p2prl.protocol.reasons import Reason
+from p2prl.protocol.rejection_reasons import RejectionReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Verification:
     """Checks stored groups against the published policies."""
 
     def __init__(
-        self, journal: Journal, shelf: Shelf, work: GroupWork, engine: Engine, *, staleness_bound: int
+        self, journal: Journal, shelf: PublishedPolicies, work: GroupWork, engine: Engine, *, staleness_bound: int
     ) -> None:
         self._journal = journal
         self._shelf = shelf
@@ -74,13 +74,13 @@ class Verification:
             slot = (stored.peer, group.version, group.slot)
             if policy is None and self._journal.was_published(group.version, group.policy):
                 # Published once, and let go since: the work is late, its author no cheat.
-                outcomes[index] = Outcome(stored, group, State.EXPIRED, Reason.TOO_STALE, None, None, None)
+                outcomes[index] = Outcome(stored, group, State.EXPIRED, RejectionReason.TOO_STALE, None, None, None)
             elif policy is None:
-                outcomes[index] = self._refuse(stored, group, Reason.UNKNOWN_POLICY)
+                outcomes[index] = self._refuse(stored, group, RejectionReason.UNKNOWN_POLICY)
             elif step - policy.manifest.step > self._bound:
-                outcomes[index] = Outcome(stored, group, State.EXPIRED, Reason.TOO_STALE, policy, None, None)
+                outcomes[index] = Outcome(stored, group, State.EXPIRED, RejectionReason.TOO_STALE, policy, None, None)
             elif slot in slots_here or self._journal.slot_taken(*slot, by_other_than=stored.digest):
-                outcomes[index] = self._refuse(stored, group, Reason.DUPLICATE_SLOT)
+                outcomes[index] = self._refuse(stored, group, RejectionReason.DUPLICATE_SLOT)
             else:
                 inspection = self._work.inspect(group, peer=stored.peer, beacon=policy.manifest.beacon)
                 if inspection.reason:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2prl.errors import ConfigError
-from p2prl.models.engine import Engine, GenerationRequest
-from p2prl.models.work import GroupWork, SlotAssignment
+from p2prl.models.engine_port import Engine, GenerationRequest
+from p2prl.models.group_work import GroupWork, SlotAssignment
 from p2prl.protocol.digests import digest
 
 _BATCH = 256

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from p2prl.algorithms.reward_shaping import completion_rewards
 from p2prl.algorithms.reward_spec import parse_reward
-from p2prl.algorithms.rewards import completion_rewards
-from p2prl.tasks.process import ProcessScorer
+from p2prl.tasks.process_scorer import ProcessScorer
 from p2prl.tasks.registry import scorer_by_task
 
 

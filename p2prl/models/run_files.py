@@ -20,8 +20,8 @@ from torch import nn
 from transformers import initialization
 
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
-from p2prl.models.layout import TORCH_DTYPES, Layout, layout_of
-from p2prl.models.loading import LoadedModel, best_device, default_dtype, names_code, quiet_transformers, read_json
+from p2prl.models.pretrained import LoadedModel, best_device, default_dtype, names_code, quiet_transformers, read_json
+from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout, layout_of
 from p2prl.protocol import limits
 
 ARCHITECTURES = frozenset(
@@ -106,7 +106,7 @@ def build_from_run(
     max_weight_bytes: int,
     device: torch.device | None = None,
     dtype: str | None = None,
-) -> tuple[LoadedModel, Layout]:
+) -> tuple[LoadedModel, WeightLayout]:
     """Build a run's model, all weights zero, and its tokenizer from the files the run ships.
 
     `layout_digest` is the run manifest's; `max_weight_bytes` what the user grants the weights, on the wire and in
@@ -203,7 +203,7 @@ def _ghost(raw: dict[str, Any]) -> tuple[nn.Module, Any]:
     return ghost, config
 
 
-def _promised_layout(ghost: nn.Module, layout_digest: bytes) -> Layout:
+def _promised_layout(ghost: nn.Module, layout_digest: bytes) -> WeightLayout:
     """The layout of the manifest's digest, in whichever word type the run chose."""
     for dtype in TORCH_DTYPES:
         layout = layout_of(ghost, dtype)

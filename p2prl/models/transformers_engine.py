@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
-from p2prl.models.engine import Generation, GenerationRequest, GenerationStopped, Scored, StagedPolicy, Weights
-from p2prl.models.layout import Layout, check_weights, copy_weights, held_digest
-from p2prl.models.loading import quiet_transformers
-from p2prl.models.noise import MAX_NOISE_ELEMENTS, StepNoise, check_noise, gumbel
-from p2prl.models.policy import pad_right
+from p2prl.models.engine_port import Generation, GenerationRequest, GenerationStopped, Scored, StagedWeights, Weights
+from p2prl.models.gumbel_noise import MAX_NOISE_ELEMENTS, StepNoise, check_noise, gumbel
+from p2prl.models.policy_logprobs import pad_right
+from p2prl.models.pretrained import quiet_transformers
+from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.messages import EngineClass
 
@@ -57,7 +57,7 @@ class _Row:
 class TransformersEngine:
     """An `Engine` that owns `model`, a causal LM in evaluation mode, and loads policies of `layout` into it."""
 
-    def __init__(self, model: Any, layout: Layout, *, max_batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
+    def __init__(self, model: Any, layout: WeightLayout, *, max_batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
         """`MachineError` when the model's device cannot make the sampling noise."""
         quiet_transformers()
         self._model = model.eval()
@@ -88,13 +88,13 @@ class TransformersEngine:
         """See `Engine.load_weights`."""
         self._fill(self.stage(weights, UNNAMED))
 
-    def stage(self, weights: Weights, version: int) -> StagedPolicy:
+    def stage(self, weights: Weights, version: int) -> StagedWeights:
         """See `Engine.stage`."""
         answer = check_weights(self._model, self._layout, weights)
-        return StagedPolicy(version=version, weights=weights, answer=answer)
+        return StagedWeights(version=version, weights=weights, answer=answer)
 
     @torch.inference_mode()
-    def swap(self, staged: StagedPolicy) -> None:
+    def swap(self, staged: StagedWeights) -> None:
         """See `Engine.swap`."""
         self._fill(staged)
         prompt = torch.arange(min(_KNOWN_PROMPT_TOKENS, self._vocabulary), device=self._device)[None]
@@ -102,7 +102,7 @@ class TransformersEngine:
             self._has_policy = False
             raise IntegrityError(f"version {staged.version} gives logits that are not numbers")
 
-    def _fill(self, staged: StagedPolicy) -> None:
+    def _fill(self, staged: StagedWeights) -> None:
         self._has_policy = False
         copy_weights(self._model, self._layout, staged.weights)
         if held_digest(self._model, self._layout) != staged.answer:

@@ -19,7 +19,7 @@ from p2prl.errors import ConfigError, P2PRLError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import digest
 from p2prl.scoreboard import views
-from p2prl.scoreboard.documents import (
+from p2prl.scoreboard.api_schema import (
     ContributorDocument,
     EntriesDocument,
     ErrorDocument,
@@ -29,8 +29,8 @@ from p2prl.scoreboard.documents import (
     MetricsDocument,
     RunDocument,
 )
+from p2prl.scoreboard.ledger_sources import Source
 from p2prl.scoreboard.page import PAGE_HEADERS, STATIC, render_page
-from p2prl.scoreboard.sources import Source
 
 MAX_ROWS = 500
 """Rows of one leaderboard page; bounds the work of one request."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from p2prl.scoreboard import views
-from p2prl.scoreboard.chart import reward_chart
-from p2prl.scoreboard.sources import Snapshot
+from p2prl.scoreboard.learning_curve import reward_chart
+from p2prl.scoreboard.ledger_sources import Snapshot
 
 STATIC = Path(__file__).parent / "static"
 """Served under /static; part of the package."""

@@ -1,4 +1,4 @@
-"""Serving a board: uvicorn in this process, quiet, with a port that is ours before anything else starts."""
+"""ChunkUploads a board: uvicorn in this process, quiet, with a port that is ours before anything else starts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 import uvicorn
 
 from p2prl.scoreboard.api import create_app
-from p2prl.scoreboard.port import bind
-from p2prl.scoreboard.sources import Source
+from p2prl.scoreboard.ledger_sources import Source
+from p2prl.scoreboard.listen_port import bind
 
 
 def serve(
@@ -20,7 +20,8 @@ def serve(
     """Serve `source` until Ctrl-C (or SIGTERM), then return.
 
     `on_ready` gets the board's address once it answers; port 0 takes a free one, and `listener`, if given, is the port
-    already (`p2prl.scoreboard.port`). Raises `MachineError` when the port is taken or may not be used, and the source's
+    already (`p2prl.scoreboard.listen_port`). Raises `MachineError` when the port is taken or may not be used, and the
+    source's
     own error when the source ends for good.
     """
     board = BoardServer(source, host=host, port=port, listener=listener)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from p2prl.scoreboard import views
-from p2prl.scoreboard.sources import Source
+from p2prl.scoreboard.ledger_sources import Source
 
 FORMAT = "p2prl/board/v1"
 """First key of the summary; its number changes when a key's meaning does."""

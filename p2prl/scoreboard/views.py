@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from p2prl.errors import ConfigError, IdentityError, StaleWorkError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
-from p2prl.scoreboard.documents import (
+from p2prl.scoreboard.api_schema import (
     ContributorDocument,
     HealthDocument,
     LeaderboardDocument,
@@ -22,10 +22,10 @@ from p2prl.scoreboard.documents import (
     ValidatorDocument,
     VersionUse,
 )
-from p2prl.scoreboard.fold import BoardState
-from p2prl.scoreboard.handles import handle_of
-from p2prl.scoreboard.sources import KnownRun, Snapshot
-from p2prl.scoreboard.tallies import MICRO, Person, Step, Validator, summed, wilson_interval
+from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.ledger_fold import BoardState
+from p2prl.scoreboard.ledger_sources import KnownRun, Snapshot
+from p2prl.scoreboard.totals import MICRO, Person, Step, Validator, summed, wilson_interval
 
 ACTIVE_STEPS = 20
 """Learner steps that count as now: enough to smooth over one slow volunteer, few enough to notice one leave."""
@@ -227,7 +227,7 @@ def _contributor(board: BoardState, rank: int, key: bytes) -> ContributorDocumen
     return ContributorDocument(
         rank=rank,
         id=_peer_id(key),
-        handle=handle_of(key),
+        handle=display_name(key),
         credit=board.credit(person.tokens),
         verified_groups=person.verified_groups,
         sampled_groups=person.sampled_groups,
@@ -256,7 +256,7 @@ def _validator(board: BoardState, rank: int, key: bytes) -> ValidatorDocument:
     return ValidatorDocument(
         rank=rank,
         id=_peer_id(key),
-        handle=handle_of(key),
+        handle=display_name(key),
         credit=board.credit(tally.tokens),
         passed_groups=tally.passed_groups,
         failed_groups=tally.failed_groups,

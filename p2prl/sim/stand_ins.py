@@ -9,14 +9,14 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from p2prl.models.engine import Engine, Generation, GenerationRequest, Scored, StagedPolicy, Weights
+from p2prl.models.engine_port import Engine, Generation, GenerationRequest, Scored, StagedWeights, Weights
 from p2prl.models.transformers_engine import UNNAMED
-from p2prl.net import bridge, control
-from p2prl.net.rebuilding import carry_out
+from p2prl.net.process import bridge, control
+from p2prl.net.storage.patch_decoder import carry_out
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import EngineClass
-from p2prl.sim.network import VirtualNetwork
-from p2prl.swarm.events import Event, PolicyReady
+from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.swarm.events import Event, VersionReady
 
 _STAGED_KEPT = 8
 """Checked policies kept: simulated peers sample with the same few versions."""
@@ -27,10 +27,10 @@ class SharedModel:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._staged: dict[tuple[int, bytes], StagedPolicy] = {}
-        self._in_engine: StagedPolicy | None = None
+        self._staged: dict[tuple[int, bytes], StagedWeights] = {}
+        self._in_engine: StagedWeights | None = None
 
-    def stage(self, weights: Weights, version: int) -> StagedPolicy:
+    def stage(self, weights: Weights, version: int) -> StagedWeights:
         """Check a policy, unless it has been."""
         words = bytes(weights)
         name = version, blake3(words).digest()
@@ -40,7 +40,7 @@ class SharedModel:
             self._staged[name] = self.engine.stage(words, version)
         return self._staged[name]
 
-    def claim(self, staged: StagedPolicy) -> Engine:
+    def claim(self, staged: StagedWeights) -> Engine:
         """The engine, with this policy in it."""
         if self._in_engine is not staged:
             self._in_engine = None
@@ -54,7 +54,7 @@ class SharedEngine:
 
     def __init__(self, model: SharedModel) -> None:
         self._model = model
-        self._staged: StagedPolicy | None = None
+        self._staged: StagedWeights | None = None
 
     @property
     def engine_class(self) -> EngineClass:
@@ -65,11 +65,11 @@ class SharedEngine:
         """Take up a policy."""
         self.swap(self.stage(weights, UNNAMED))
 
-    def stage(self, weights: Weights, version: int) -> StagedPolicy:
+    def stage(self, weights: Weights, version: int) -> StagedWeights:
         """Check a policy, with the shared engine's layout."""
         return self._model.stage(weights, version)
 
-    def swap(self, staged: StagedPolicy) -> None:
+    def swap(self, staged: StagedWeights) -> None:
         """Take up a checked policy."""
         self._staged = staged
         self._claim()
@@ -113,7 +113,7 @@ class SimulatedNetwork:
 
         def act() -> None:
             if self.network.is_up(self.peer):
-                bridge.obey(self.network.node(self.peer), message, self.network.now)
+                bridge.apply_message(self.network.node(self.peer), message, self.network.now)
                 self.network.wake(self.peer)
 
         if self.hold_s > 0:
@@ -133,11 +133,11 @@ class SimulatedNetwork:
 
     def on_event(self, event: Event) -> None:
         """Take the node's event."""
-        if isinstance(event, PolicyReady):
+        if isinstance(event, VersionReady):
             self.held[event.manifest.weights.root] = event.raw
-        message = bridge.tell(event, path_of=self.path_of, status=self.make_status)
-        if isinstance(message, control.Patched):
-            bridge.obey(self.network.node(self.peer), carry_out(message)[0], self.network.now)
+        message = bridge.message_of(event, path_of=self.path_of, status=self.make_status)
+        if isinstance(message, control.PatchesReady):
+            bridge.apply_message(self.network.node(self.peer), carry_out(message)[0], self.network.now)
             self.network.wake(self.peer)
         else:
             self.inbox.append(message)

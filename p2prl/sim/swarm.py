@@ -19,30 +19,30 @@ from typing import Any
 from p2prl.algorithms.registry import build_loss
 from p2prl.client.agent import AgentConfig, Sample
 from p2prl.client.service import Volunteer, VolunteerConfig
-from p2prl.learner.epochs import Action
-from p2prl.learner.estimator import Estimator
-from p2prl.learner.folder import LearnerPaths
-from p2prl.learner.founding import RunPlan, run_manifest
+from p2prl.learner.loss_pipeline import LossPipeline
+from p2prl.learner.published_policies import versions_kept
+from p2prl.learner.run_files import LearnerPaths
+from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner, LearnerConfig
-from p2prl.learner.shelf import versions_kept
-from p2prl.models.codec import Codec
 from p2prl.models.evaluation import evaluate
-from p2prl.models.layout import layout_of
-from p2prl.models.loading import LoadedModel
+from p2prl.models.group_work import GroupWork, Prepared
+from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_files import export_run_files
+from p2prl.models.text_codec import Codec
 from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.work import GroupWork, Prepared
-from p2prl.net.blobs import DiskBlobs
+from p2prl.models.weight_layout import layout_of
+from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Kind, Role
-from p2prl.sim.broadcast import identity_of
-from p2prl.sim.delays import parse_delay
-from p2prl.sim.loop import START
-from p2prl.sim.machines import slow_envelopes
-from p2prl.sim.network import LinkConfig, VirtualNetwork
+from p2prl.sim.broadcast_swarm import identity_of
+from p2prl.sim.delay_laws import parse_delay
+from p2prl.sim.hosts import slow_envelopes
 from p2prl.sim.stand_ins import SharedEngine, SharedModel, SimulatedNetwork
+from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.sim.virtual_time import START
 from p2prl.swarm.node import Node, NodeConfig
 
 _IDLE_TURN_S = 5.0
@@ -61,7 +61,7 @@ class SwarmConfig:
     volunteers: int = 8
     updates: int = 60
     delay: str = "const:0"
-    """Law of the extra time a group takes to its receiver, seconds (`p2prl.sim.delays`)."""
+    """Law of the extra time a group takes to its receiver, seconds (`p2prl.sim.delay_laws`)."""
     step_seconds: float = 20.0
     """Virtual seconds of one update."""
     sample_seconds: float = 20.0
@@ -136,7 +136,7 @@ class Swarm:
         self._loaded = loaded
         self._model = SharedModel(TransformersEngine(_copy(loaded), self._layout))
         self._work = GroupWork(self._manifest, self._run, Codec(loaded.tokenizer, loaded.model))
-        self._blobs = DiskBlobs(directory / "learner" / "blobs")
+        self._blobs = DiskBlobStore(directory / "learner" / "blobs")
         for file in self._manifest.files:
             self._blobs.add(file.blob, files[file.name])
         self._metrics: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ class Swarm:
         self._counts: dict[str, int] = {}
         self._volunteers: dict[PeerId, Volunteer] = {}
         self._boots: dict[PeerId, Callable[[], None]] = {}
-        self._disks: dict[PeerId, DiskBlobs] = {}
+        self._disks: dict[PeerId, DiskBlobStore] = {}
         self._learner = self._start_learner()
         for number in range(config.volunteers):
             self._start_volunteer(number)
@@ -196,7 +196,7 @@ class Swarm:
             layout=self._layout,
             engine=SharedEngine(self._model),
             work=self._work,
-            estimator=Estimator.plain(build_loss("gepo_t")),
+            estimator=LossPipeline.plain(build_loss("gepo_t")),
             config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
             clock=self.network.loop_clock,
             random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated
@@ -223,7 +223,7 @@ class Swarm:
         identity = identity_of(f"volunteer {self._config.seed}/{number}")
         peer = identity.peer_id
         pace = self._config.sample_seconds * 2.0 ** (2 * self._dice.random() - 1)
-        blobs = DiskBlobs(self._directory / f"volunteer-{number}" / "blobs")
+        blobs = DiskBlobStore(self._directory / f"volunteer-{number}" / "blobs")
         port = self._host(identity, Role.VOLUNTEER, blobs, keep_versions=4)
         self._disks[peer] = blobs
 
@@ -267,7 +267,7 @@ class Swarm:
 
     # --- the stage ---------------------------------------------------------------------------------------------
 
-    def _host(self, identity: Identity, role: Role, store: DiskBlobs, keep_versions: int) -> SimulatedNetwork:
+    def _host(self, identity: Identity, role: Role, store: DiskBlobStore, keep_versions: int) -> SimulatedNetwork:
         peer = identity.peer_id
         port = SimulatedNetwork(self.network, peer, (self.network.address(peer),), store.path)
         config = NodeConfig(role=role, keep_versions=keep_versions, rebuilds=role is Role.VOLUNTEER)

@@ -19,7 +19,7 @@ class RunKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyAnnounced:
+class VersionAnnounced:
     """A newer policy manifest was verified; its weights are on their way if this node wants them."""
 
     manifest: PolicyManifest
@@ -27,7 +27,7 @@ class PolicyAnnounced:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyReady:
+class VersionReady:
     """All chunks of a policy version are here and verified."""
 
     manifest: PolicyManifest
@@ -147,8 +147,8 @@ class PeerBanned:
 
 Event = (
     RunKnown
-    | PolicyAnnounced
-    | PolicyReady
+    | VersionAnnounced
+    | VersionReady
     | PatchesReady
     | BaseSettled
     | LearnerSilent

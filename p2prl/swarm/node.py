@@ -1,6 +1,7 @@
 """A node of the swarm: neighbourhood, gossip, policies and relay as one state machine.
 
-The owner is a shell (`p2prl.net.driver`, over sockets) or the simulator (virtual time). It feeds `receive`,
+The owner is a shell (`p2prl.net.process.node_driver`, over sockets) or the simulator (virtual time). It feeds
+`receive`,
 `connected`, `lost`, `looked_up`, `upload_done` and `handle_timer`, and drains `commands` and `next_event`. Nothing in
 here sleeps, logs, or reads a clock, a socket or a random source of its own.
 """
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits
-from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity, PeerId, peer_id_of, public_key_of
@@ -29,8 +29,7 @@ from p2prl.protocol.messages import (
     Role,
     Want,
 )
-from p2prl.swarm.admission import check_envelope
-from p2prl.swarm.appetite import Appetite, FetchStats
+from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import (
     ClockOff,
     Command,
@@ -43,16 +42,18 @@ from p2prl.swarm.events import (
     RunKnown,
     WireMismatch,
 )
-from p2prl.swarm.following import Following
-from p2prl.swarm.gossip import AUDIENCE, Gossip, GossipConfig
-from p2prl.swarm.handout import Candidate, region_of
-from p2prl.swarm.introductions import RELAYING, Introductions
-from p2prl.swarm.last_words import LastWords
-from p2prl.swarm.ledger_pages import LedgerPages
-from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
-from p2prl.swarm.outgoing import take_frames
+from p2prl.swarm.gossip.final_head import FinalHead
+from p2prl.swarm.gossip.gossip import AUDIENCE, Gossip, GossipConfig
+from p2prl.swarm.gossip.ledger_sync import LedgerPages
+from p2prl.swarm.gossip.validation import check_envelope
+from p2prl.swarm.outbox import take_frames
+from p2prl.swarm.peers.connections import Connections, ConnectionsConfig, LocalPeer
+from p2prl.swarm.peers.introductions import RELAYING, Introductions
+from p2prl.swarm.peers.topology import Candidate, region_of
+from p2prl.swarm.policies.sync import PolicySync
+from p2prl.swarm.policies.sync_config import FetchStats, SyncConfig
 from p2prl.swarm.ports import BlobStore, Randomness
-from p2prl.swarm.relay import ForeignChunkError, Relay, RelayConfig, RelayStats
+from p2prl.swarm.relay.relay import ForeignChunkError, Relay, RelayConfig, RelayStats
 
 _RETRY_WANTS_S = 2.0
 """How long an offered envelope may stay unpushed before the next offerer is asked."""
@@ -74,7 +75,7 @@ class NodeConfig:
     """Whether its owner may have weights to start from, and says so before any are fetched (`Node.start_from`)."""
     disk_bytes: int = 0
     """Most bytes of weights and patches kept, as far as what is in use allows; 0 sets no bound but `keep_versions`."""
-    neighbourhood: NeighbourhoodConfig = field(default_factory=NeighbourhoodConfig)
+    neighbourhood: ConnectionsConfig = field(default_factory=ConnectionsConfig)
     gossip: GossipConfig = field(default_factory=GossipConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)
 
@@ -86,14 +87,14 @@ class Node:
         self, identity: Identity, run: Digest, store: BlobStore, rng: Randomness, config: NodeConfig, now: float
     ) -> None:
         self._config = config
-        self._me = Self(identity, config.role, run)
-        self._links = Neighbourhood(self._me, rng, config.neighbourhood, now)
+        self._me = LocalPeer(identity, config.role, run)
+        self._links = Connections(self._me, rng, config.neighbourhood, now)
         self._gossip = Gossip(config.role, rng, config.gossip)
         self._pages = LedgerPages(rng)
-        self._last_words = LastWords()
+        self._last_words = FinalHead()
         self._relay = Relay(store, rng, config.relay)
         self._introductions = Introductions(rng, now) if config.role is Role.LEARNER else None
-        self._following: Following | None = None
+        self._following: PolicySync | None = None
         self._learner = b""
         self._next_retry = now + _RETRY_WANTS_S
         self._born = now
@@ -383,11 +384,11 @@ class Node:
         manifest.check()
         self._learner = manifest.learner
         self._me.learner = peer_id_of(manifest.learner)
-        self._following = Following(
+        self._following = PolicySync(
             manifest,
             self._relay,
             self._gossip,
-            Appetite(
+            SyncConfig(
                 policies=self._config.fetch_policies and self._config.role is not Role.LEARNER,
                 rebuilds=self._config.rebuilds,
                 awaits_base=self._config.awaits_base,

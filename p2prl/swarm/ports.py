@@ -10,7 +10,7 @@ from p2prl.protocol.manifests import BlobRef
 
 
 class BlobStore(Protocol):
-    """Content-addressed chunks, by blob. `p2prl.net.blobs` keeps them on disk, the simulator in memory."""
+    """Content-addressed chunks, by blob. `p2prl.net.storage.disk_blobs` keeps them on disk, the simulator in memory."""
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
         """Make room for a blob; return the chunks of it that are present and hash to their names."""

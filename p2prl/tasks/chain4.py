@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2prl.tasks.base import FAILED, MAX_SCORED_CHARS, Score
-from p2prl.tasks.draws import Draws
+from p2prl.tasks.counter_rng import Draws
+from p2prl.tasks.task import FAILED, MAX_SCORED_CHARS, Score
 
 NAME = "chain4"
 OPERATORS = "+-*"

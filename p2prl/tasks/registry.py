@@ -6,8 +6,8 @@ import difflib
 
 from p2prl.errors import ConfigError
 from p2prl.tasks import chain4, chain4_process, walk12, walk12_process
-from p2prl.tasks.base import Task
-from p2prl.tasks.process import ProcessScorer
+from p2prl.tasks.process_scorer import ProcessScorer
+from p2prl.tasks.task import Task
 
 _TASKS: dict[str, Task] = {chain4.NAME: chain4.Chain4(), walk12.NAME: walk12.Walk12()}
 _SCORERS: dict[str, ProcessScorer] = {

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2prl.tasks.base import FAILED, MAX_SCORED_CHARS, Score
 from p2prl.tasks.chain4 import ANSWER_MARK, DIGITS, OPERATORS, apply
-from p2prl.tasks.draws import Draws
+from p2prl.tasks.counter_rng import Draws
+from p2prl.tasks.task import FAILED, MAX_SCORED_CHARS, Score
 
 NAME = "walk12"
 STEP_MARK = ":"

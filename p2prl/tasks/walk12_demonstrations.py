@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from p2prl.errors import ConfigError, LocalProtocolError
 from p2prl.tasks.chain4 import ANSWER_MARK, apply
-from p2prl.tasks.draws import Draws
+from p2prl.tasks.counter_rng import Draws
 from p2prl.tasks.walk12 import OPERATIONS, Walk12, parse_prompt, write_step
 
 _DOMAIN = b"p2prl/demonstration/walk12/v1"

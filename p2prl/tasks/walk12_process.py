@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2prl.tasks.base import MAX_SCORED_CHARS
 from p2prl.tasks.chain4 import ANSWER_MARK, DIGITS
-from p2prl.tasks.process import FALSE_STEP, TRUE_STEP, UNREADABLE, Judgement, judge_chain
+from p2prl.tasks.process_scorer import FALSE_STEP, TRUE_STEP, UNREADABLE, Judgement, judge_chain
+from p2prl.tasks.task import MAX_SCORED_CHARS
 from p2prl.tasks.walk12 import STEP_CHARS, is_step, parse_prompt, right_steps
 
 

@@ -9,8 +9,8 @@ import asyncio
 import socket
 import sys
 
-from p2prl.net import control
-from p2prl.net.process import NetworkProcess
+from p2prl.net.process import control
+from p2prl.net.process.network_process import NetworkProcess
 from p2prl.protocol import limits
 from p2prl.protocol.messages import Role
 
@@ -43,7 +43,7 @@ async def main() -> None:
     )
     size = control.LENGTH.unpack(await role_reader.readexactly(control.LENGTH.size))[0]
     up = control.parse_from_network(await role_reader.readexactly(size))
-    assert isinstance(up, control.Up), up
+    assert isinstance(up, control.NetworkUp), up
     print(next(address for address in up.addresses if "/127.0.0.1/" in address), flush=True)  # noqa: T201
     while await role_reader.read(1 << 16):
         pass

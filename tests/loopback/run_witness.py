@@ -18,15 +18,15 @@ import msgspec
 import numpy as np
 import torch
 
-from p2prl.config.runs import RunFolder, open_run
-from p2prl.learner.estimator import Estimator
-from p2prl.learner.folder import complete_checkpoints
+from p2prl.config.run_settings import RunFolder, open_run
 from p2prl.learner.journal import Journal
+from p2prl.learner.loss_pipeline import LossPipeline
+from p2prl.learner.run_files import complete_checkpoints
 from p2prl.learner.trainer import Trainer, TrainingGroup
-from p2prl.models.layout import flatten, layout_of, weights_digest
-from p2prl.models.loading import load_pretrained
+from p2prl.models.pretrained import load_pretrained
+from p2prl.models.weight_layout import flatten, layout_of, weights_digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
-from p2prl.protocol.ledger import GENESIS, LedgerEntry, entry_digest
+from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, entry_digest
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, Receipt, Receipts, RolloutGroup, State
 from tests.loopback.swarm_processes import rows
@@ -219,7 +219,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
         layout = layout_of(loaded.model, folder.manifest.dtype)
         trainer = Trainer(
             loaded.model,
-            Estimator(folder.estimator_config()),
+            LossPipeline(folder.estimator_config()),
             folder.settings.learner.optimiser,
             temperature=folder.manifest.sampling.temperature,
             reference=folder.settings.loss.reference_config(),
@@ -235,7 +235,9 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
                 fresh = np.frombuffer(flatten(trainer.model, layout), dtype=word)
                 words = _banded(fresh, words, folder.settings.learner.dead_band_ulp)
                 state = weights_digest(words.tobytes())
-                assert state == published[step].state, f"version {published[step].version} is not what its batches make"
+                assert state == published[step].weights_digest, (
+                    f"version {published[step].version} is not what its batches make"
+                )
                 reproduced += 1
             if step < len(batches):
                 trainer.update([_group(kept[digest], step, step_of_version) for digest in batches[step]])

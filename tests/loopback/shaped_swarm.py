@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 
 from p2prl.protocol.envelope import envelope_digest, seal
-from p2prl.protocol.link import JoinLink
+from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.messages import Role
-from p2prl.sim.broadcast import identity_of, run_manifest_of
+from p2prl.sim.broadcast_swarm import identity_of, run_manifest_of
 
 MBIT_BYTES = 125_000.0
 _FOUNDED = 1_790_000_000.0

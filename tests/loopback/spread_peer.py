@@ -21,22 +21,22 @@ from typing import Any
 from blake3 import blake3
 
 from p2prl.clock import SystemClock
-from p2prl.net import framing, lanes
-from p2prl.net.blobs import DiskBlobs
-from p2prl.net.driver import NodeDriver
-from p2prl.net.hivemind import HivemindOptions, HivemindTransport
-from p2prl.net.p2pd import DaemonConfig
-from p2prl.net.pacing import Pacer
-from p2prl.net.uplink import Uplink
+from p2prl.net.process.bandwidth import Uplink
+from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.net.transports import framing, streams
+from p2prl.net.transports.hivemind.daemon import DaemonConfig
+from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
+from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol import frames
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.messages import Chunk, Role
-from p2prl.swarm.events import Command, Event, PeerBanned, PolicyReady, Send
+from p2prl.swarm.events import Command, Event, PeerBanned, Send, VersionReady
 from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.relay import RelayConfig
+from p2prl.swarm.relay.relay import RelayConfig
 
 
 class Corrupt(Node):
@@ -73,14 +73,14 @@ def shape_downlink(rate_bytes_s: float, clock: SystemClock) -> None:
             writer.write(framing.ACK)
             await writer.drain()
 
-    lanes.serve = serve
+    streams.serve = serve
 
 
 async def main(given: dict[str, Any]) -> None:
     clock, identity = SystemClock(), Identity(bytes.fromhex(given["entropy"]))
     role, folder = Role(given["role"]), Path(given["folder"])
     shape_downlink(given["download_bytes_s"], clock)
-    store = DiskBlobs(folder / "blobs")
+    store = DiskBlobStore(folder / "blobs")
     rates = RelayConfig(upload_bytes_s=given["upload_bytes_s"], download_bytes_s=given["download_bytes_s"])
     build = Corrupt if given["corrupt"] else Node
     run = Digest(bytes.fromhex(given["run"]))
@@ -94,9 +94,9 @@ async def main(given: dict[str, Any]) -> None:
     transport.pacer = uplink.pacer
 
     def on_event(event: Event) -> None:
-        if isinstance(event, PolicyReady):
+        if isinstance(event, VersionReady):
             whole = blake3(store.path(event.manifest.weights.root).read_bytes()).digest()
-            say(what="ready", intact=whole == event.manifest.state)
+            say(what="ready", intact=whole == event.manifest.weights_digest)
         elif isinstance(event, PeerBanned):
             say(what="banned", peer=event.peer)
 

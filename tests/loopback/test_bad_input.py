@@ -22,19 +22,19 @@ import pytest
 
 from p2prl.cli.reading import read_status
 from p2prl.config.presets import preset_by_name
-from p2prl.config.runs import init_run
+from p2prl.config.run_settings import init_run
 from p2prl.errors import TransportError
-from p2prl.learner.founding import RunPlan
-from p2prl.models.tiny import tiny_model
-from p2prl.net import framing
-from p2prl.net.hivemind import HivemindOptions, HivemindTransport
-from p2prl.net.keyfile import create_identity
-from p2prl.net.p2pd import DaemonConfig
+from p2prl.learner.run_plan import RunPlan
+from p2prl.models.tiny_models import tiny_model
+from p2prl.net.storage.key_file import create_identity
+from p2prl.net.transports import framing
+from p2prl.net.transports.hivemind.daemon import DaemonConfig
+from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
 from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.link import JoinLink, parse_link
+from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.messages import Hello, LedgerHead, Push, Role
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
@@ -367,9 +367,9 @@ def test_a_clock_that_is_minutes_ahead_is_told_and_nothing_is_lost(live: tuple[P
 
 
 POISONED_CHUNKS = """
-from p2prl.net.blobs import DiskBlobs
-honest = DiskBlobs.read
-DiskBlobs.read = lambda self, ref, index: bytes([honest(self, ref, index)[0] ^ 1]) + honest(self, ref, index)[1:]
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+honest = DiskBlobStore.read
+DiskBlobStore.read = lambda self, ref, index: bytes([honest(self, ref, index)[0] ^ 1]) + honest(self, ref, index)[1:]
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2prl.models.tiny import tiny_model
+from p2prl.models.tiny_models import tiny_model
 from tests.loopback.run_witness import recorded_steps
 from tests.loopback.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, status_of, wait_until
 

@@ -22,15 +22,15 @@ import pytest
 
 from p2prl.clock import SystemClock
 from p2prl.errors import MachineError
-from p2prl.net import control
-from p2prl.net.keyfile import create_identity
-from p2prl.net.network import Network, NetworkConfig
-from p2prl.protocol.ledger import page_of
-from p2prl.protocol.link import JoinLink
+from p2prl.net.process import control
+from p2prl.net.process.handle import NetworkConfig, NetworkHandle
+from p2prl.net.storage.key_file import create_identity
+from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.messages import Role
-from p2prl.scoreboard.link_source import LinkConfig, LinkSource
+from p2prl.scoreboard.ledger_sources import Source
 from p2prl.scoreboard.service import BoardServer
-from p2prl.scoreboard.sources import Source
+from p2prl.scoreboard.swarm_source import LinkConfig, LinkSource
 from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
 
 pytestmark = pytest.mark.loopback
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.loopback
 SERVE = """
 import sys
 from pathlib import Path
-from p2prl.scoreboard.run_source import RunSource
+from p2prl.scoreboard.run_folder_source import RunSource
 from p2prl.scoreboard.service import serve
 source = RunSource(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes())
 serve(source, host="127.0.0.1", port=0, on_ready=lambda url: print(url, flush=True))
@@ -108,7 +108,7 @@ class _Learner:
     def __init__(self, folder: Path, writer: LedgerWriter) -> None:
         self.writer = writer
         create_identity(folder / "key", identity("learner"))
-        self.network = Network(
+        self.network = NetworkHandle(
             NetworkConfig(
                 key_file=folder / "key",
                 run=writer.run,

@@ -22,9 +22,9 @@ import pytest
 
 from p2prl.clock import SystemClock
 from p2prl.errors import ConfigError, MachineError, TransportError, UnreachableError
-from p2prl.net import hivemind_light
-from p2prl.net.hivemind import HivemindOptions, HivemindTransport
-from p2prl.net.p2pd import DAEMON_VARIABLE, DaemonConfig
+from p2prl.net.transports.hivemind import light_import
+from p2prl.net.transports.hivemind.daemon import DAEMON_VARIABLE, DaemonConfig
+from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
 from p2prl.protocol import limits
 from p2prl.protocol.identity import Identity, PeerId
 
@@ -216,9 +216,7 @@ def test_a_directory_node_that_lies_about_the_container_hides_nothing() -> None:
 
             expected = {first.peer_id: b"true", second.peer_id: b"true"}
             signer = protocol.record_validator
-            record = hivemind_light.load().DHTRecord(
-                key.to_bytes(), b"\xd94" + liar.peer_id.encode(), b"\xc1", now + 60
-            )
+            record = light_import.load().DHTRecord(key.to_bytes(), b"\xd94" + liar.peer_id.encode(), b"\xc1", now + 60)
             assert len(liar.peer_id) == 0x34
             unpackable = {str(liar.peer_id): (signer.sign_value(record), now + 60)}
             for owners in ({}, unpackable, dict([*entries.items()][:1]), {"x": (b"", now + 99)}):

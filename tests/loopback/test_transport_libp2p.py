@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from p2prl.errors import TransportError
-from p2prl.net.hivemind import HivemindOptions, HivemindTransport
-from p2prl.net.p2pd import DaemonConfig
+from p2prl.net.transports.hivemind.daemon import DaemonConfig
+from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
 from p2prl.protocol import limits
 from p2prl.protocol.identity import Identity, PeerId
 

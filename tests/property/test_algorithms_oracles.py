@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
-from p2prl.algorithms.penalties import ReferencePenaltyConfig, reference_penalty
+from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig, reference_penalty
 from p2prl.algorithms.ppo import ValueConfig, gae, value_loss
 from tests.unit.algorithms.test_loss_oracle import MAX_TOKENS, ORACLES, coefficients, dpo_oracle, make_case, run
 

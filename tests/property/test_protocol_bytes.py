@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits
-from p2prl.protocol.codec import Wire, decode, encode
 from p2prl.protocol.envelope import SIGNED_MESSAGES, Envelope, open_envelope, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.ledger import GENESIS, LedgerEntry, append, follow
+from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, append, follow
 from p2prl.protocol.messages import (
     LINK_MESSAGES,
     BlobQuery,
@@ -36,7 +35,8 @@ from p2prl.protocol.messages import (
     StorageReceipt,
     Want,
 )
-from p2prl.sim.broadcast import group_of, run_manifest_of
+from p2prl.protocol.wire_codec import Wire, decode, encode
+from p2prl.sim.broadcast_swarm import group_of, run_manifest_of
 
 KEY = Identity(b"k" * 16)
 NOW = 1_800_000_000.0

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.protocol import frames, limits
-from p2prl.protocol.codec import Wire
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of
 from p2prl.protocol.manifests import PolicyManifest, blob_of
@@ -32,9 +31,10 @@ from p2prl.protocol.messages import (
     StorageReceipt,
     Want,
 )
-from p2prl.sim.blobs import MemoryBlobs
-from p2prl.sim.broadcast import group_of, identity_of, run_manifest_of
-from p2prl.sim.loop import START
+from p2prl.protocol.wire_codec import Wire
+from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
+from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node, NodeConfig
 

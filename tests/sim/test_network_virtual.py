@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 from p2prl.protocol.messages import Kind, Role
-from p2prl.sim.broadcast import BroadcastSwarm
-from p2prl.sim.delays import parse_delay
-from p2prl.sim.network import LinkConfig, VirtualNetwork, slow_envelopes
+from p2prl.sim.broadcast_swarm import BroadcastSwarm
+from p2prl.sim.delay_laws import parse_delay
+from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork, slow_envelopes
 
 SCENARIO = """
 from p2prl.protocol.messages import Role
-from p2prl.sim.broadcast import BroadcastSwarm
-from p2prl.sim.network import LinkConfig, VirtualNetwork
+from p2prl.sim.broadcast_swarm import BroadcastSwarm
+from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
 
 network = VirtualNetwork({seed}, links=LinkConfig(loss=0.02, reorder=0.1))
 swarm = BroadcastSwarm(network)

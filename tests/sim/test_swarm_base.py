@@ -8,11 +8,11 @@ from blake3 import blake3
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.messages import Role
-from p2prl.sim.broadcast import Member
-from p2prl.sim.network import LinkConfig, VirtualNetwork
-from p2prl.sim.patched import PatchedSwarm
-from p2prl.swarm.events import BaseSettled, Event, PatchesReady, PolicyReady
+from p2prl.sim.broadcast_swarm import Member
+from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.swarm.events import BaseSettled, Event, PatchesReady, VersionReady
 from p2prl.swarm.node import NodeConfig
+from p2prl.testing.patched_swarm import PatchedSwarm
 
 WHOLE = 40_000
 """Bytes of a version's weights."""
@@ -183,7 +183,7 @@ def test_nothing_is_fetched_until_the_owner_has_looked() -> None:
     member = made.add("slow", bootstrap=("learner", "v0"), config=config_with_base)
     made.network.run_for(60.0)
     assert fetched(made, member) == 0
-    assert not any(isinstance(event, PolicyReady) for event in member.events)
+    assert not any(isinstance(event, VersionReady) for event in member.events)
     made.offer_base(member, made.versions[0].tobytes())
     made.network.run_for(30.0)
     assert made.words_of(member, 8) == made.versions[8].tobytes()

@@ -10,11 +10,11 @@ import pytest
 from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.messages import Chunk, ChunkRequest, Have, Hello, Push, Role, RolloutGroup, StorageReceipt
-from p2prl.sim.broadcast import BroadcastSwarm, group_of, identity_of
-from p2prl.sim.network import LinkConfig, VirtualNetwork
+from p2prl.sim.broadcast_swarm import BroadcastSwarm, group_of, identity_of
+from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send
 from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.relay import RelayConfig
+from p2prl.swarm.relay.relay import RelayConfig
 
 
 class Invariants:

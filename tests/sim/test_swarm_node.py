@@ -23,10 +23,10 @@ from p2prl.protocol.messages import (
     RolloutGroup,
     StorageReceipt,
 )
-from p2prl.sim.blobs import MemoryBlobs
-from p2prl.sim.broadcast import BroadcastSwarm, Member, group_of, identity_of, run_manifest_of
-from p2prl.sim.loop import START
-from p2prl.sim.network import VirtualNetwork
+from p2prl.sim.broadcast_swarm import BroadcastSwarm, Member, group_of, identity_of, run_manifest_of
+from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import (
     ClockOff,
     EnvelopeArrived,
@@ -35,13 +35,13 @@ from p2prl.swarm.events import (
     LedgerArrived,
     LedgerWanted,
     PeerBanned,
-    PolicyAnnounced,
-    PolicyReady,
     RunKnown,
+    VersionAnnounced,
+    VersionReady,
     WireMismatch,
 )
-from p2prl.swarm.introductions import Introductions
 from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.peers.introductions import Introductions
 
 
 def swarm(seed: int = 1, volunteers: int = 0) -> BroadcastSwarm:
@@ -77,8 +77,8 @@ def test_a_volunteer_joins_with_nothing_but_the_runs_digest() -> None:
     (known,) = of(joiner, RunKnown)
     assert isinstance(known, RunKnown)
     assert envelope_digest(known.raw) == made.run
-    (ready,) = of(joiner, PolicyReady)
-    assert isinstance(ready, PolicyReady)
+    (ready,) = of(joiner, VersionReady)
+    assert isinstance(ready, VersionReady)
     assert joiner.store.whole(ready.manifest.weights) == data
 
 
@@ -340,7 +340,7 @@ def test_an_old_manifest_replayed_by_a_stranger_fetches_nothing() -> None:
         )
     made.network.run_for(20)
     assert sorted(late.ready_at) == [6]
-    announced = [event.manifest.version for event in late.events if isinstance(event, PolicyAnnounced)]
+    announced = [event.manifest.version for event in late.events if isinstance(event, VersionAnnounced)]
     assert announced == [6], "versions only grow"
 
 
@@ -358,7 +358,7 @@ def test_a_policy_asked_for_by_name_arrives_and_arrives_again() -> None:
         node.fetch_policy(name, made.network.now)
         made.network.wake(late.peer)
         made.network.run_for(10)
-    ready = [event.digest for event in late.events if isinstance(event, PolicyReady)]
+    ready = [event.digest for event in late.events if isinstance(event, VersionReady)]
     assert ready == [envelope_digest(made.published[2][0]), name, name]
 
 

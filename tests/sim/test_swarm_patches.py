@@ -9,13 +9,13 @@ from p2prl.protocol import frames
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Chunk, Push, Role
-from p2prl.protocol.versions import PolicyHead
-from p2prl.sim.broadcast import Member, identity_of
-from p2prl.sim.network import LinkConfig, VirtualNetwork
-from p2prl.sim.patched import PatchedSwarm
-from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesReady, PeerBanned, PolicyReady, Send
+from p2prl.protocol.policy_head import PolicyHead
+from p2prl.sim.broadcast_swarm import Member, identity_of
+from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesReady, PeerBanned, Send, VersionReady
 from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.relay import Relay
+from p2prl.swarm.relay.relay import Relay
+from p2prl.testing.patched_swarm import PatchedSwarm
 
 WHOLE = 40_000
 """Bytes of a version's weights."""
@@ -262,7 +262,7 @@ def test_a_head_and_a_manifest_that_disagree_are_proof() -> None:
     run_on(made, 2)
     key = identity_of("learner")
     raw, newest, _ = made.published[-1]
-    twin = PolicyManifest(1, 1, newest.weights, newest.state, newest.previous, bytes(32), 0)
+    twin = PolicyManifest(1, 1, newest.weights, newest.weights_digest, newest.previous, bytes(32), 0)
     head = made.head()
     forked = seal(key, twin, run=made.run, now=made.network.now)
     lie = PolicyHead(1, envelope_digest(forked), 0, WHOLE, (), head.target_ms, head.expires_ms)
@@ -316,7 +316,7 @@ def test_the_disk_budget_lets_go_of_the_oldest_and_never_of_the_newest(budget: i
     made = swarm(volunteers=1)
     thrifty = join(made, "thrifty", disk_bytes=budget)
     run_on(made, 8)
-    ready = [e.manifest.version for e in thrifty.events if isinstance(e, PolicyReady)]
+    ready = [e.manifest.version for e in thrifty.events if isinstance(e, VersionReady)]
     assert ready == list(range(8))
     assert made.words_of(thrifty, 7) == made.versions[7].tobytes()
     held = [v for v in range(8) if thrifty.store.holds(made.published[v][1].weights.root)]

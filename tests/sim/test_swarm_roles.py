@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2prl.learner.journal import Journal
-from p2prl.models.tiny import tiny_model
+from p2prl.models.tiny_models import tiny_model
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
 
 CONFIG = SwarmConfig(volunteers=6, updates=6, step_seconds=20.0, seed=11)

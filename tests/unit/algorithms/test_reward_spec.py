@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2prl.algorithms.reward_shaping import RewardConfig
 from p2prl.algorithms.reward_spec import parse_reward
-from p2prl.algorithms.rewards import RewardConfig
 from p2prl.errors import ConfigError
 
 

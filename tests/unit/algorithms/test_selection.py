@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig, SelectionState, observe
 from p2prl.algorithms.registry import LOSSES
-from p2prl.algorithms.selection import CHOICES, SelectionConfig, SelectionState, observe
 from p2prl.errors import ConfigError
 
 CONFIG, START = SelectionConfig(), SelectionState()

@@ -9,7 +9,7 @@ import torch
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import RolloutBatch
-from p2prl.algorithms.penalties import ReferencePenaltyConfig, reference_penalty
+from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig, reference_penalty
 from p2prl.algorithms.ppo import ValueConfig, gae, value_loss
 from p2prl.errors import ConfigError, LocalProtocolError
 

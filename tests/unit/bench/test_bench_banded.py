@@ -11,19 +11,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from p2prl.bench import training as training_module
-from p2prl.bench.banded import BandedTraining
-from p2prl.bench.decoder import completion_logprobs, sample
-from p2prl.bench.delays import parse_delay
-from p2prl.bench.methods import method_digest, parse_method
-from p2prl.bench.results import ResultFile, Setting
-from p2prl.bench.staleness import StalenessConfig, run_staleness
-from p2prl.bench.subjects import subject_by_name
-from p2prl.bench.training import TrainingPlan
-from p2prl.bench.warm import warm_path, warm_start
+from p2prl.bench.staleness import stale_training as training_module
+from p2prl.bench.staleness.banded_training import BandedTraining
+from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
+from p2prl.bench.staleness.delay_laws import parse_delay
+from p2prl.bench.staleness.methods import method_digest, parse_method
+from p2prl.bench.staleness.results import ResultFile, Setting
+from p2prl.bench.staleness.stale_training import TrainingPlan
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.stacked_decoder import completion_logprobs, sample
+from p2prl.bench.training.warm_start import warm_path, warm_start
 from p2prl.patches.simulated import bf16
 
-SUBJECT = subject_by_name("chain4")
+SUBJECT = environment_by_name("chain4")
 PLAN = TrainingPlan(updates=4, evaluate_every=1, evaluation_prompts=8, final_prompts=8, learning_rate=2e-3)
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.bench import comparison, starting
-from p2prl.bench.comparison import Case, ComparisonConfig, run_comparison
-from p2prl.bench.comparison_report import as_csv, as_markdown, row_of
-from p2prl.bench.decoder import initial_weights
-from p2prl.bench.onpolicy import Look, OnPolicyTraining, RecipeResult
-from p2prl.bench.subjects import subject_by_name
-from p2prl.bench.training import TrainingPlan
+from p2prl.bench.comparison import benchmark
+from p2prl.bench.comparison.benchmark import Case, ComparisonConfig, run_comparison
+from p2prl.bench.comparison.on_policy_training import Look, OnPolicyTraining, RecipeResult
+from p2prl.bench.comparison.report import as_csv, as_markdown, row_of
+from p2prl.bench.staleness.stale_training import TrainingPlan
+from p2prl.bench.training import starting
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.stacked_decoder import initial_weights
 from p2prl.cli.bench import bench_ppo, bench_rewards
 from p2prl.errors import ConfigError
 
@@ -28,7 +29,7 @@ def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warm starts are plain initial weights, which cost nothing."""
     import torch
 
-    shape = subject_by_name("chain4").shape
+    shape = environment_by_name("chain4").shape
     monkeypatch.setattr(
         starting, "warm_weights", lambda _, seeds, __, **___: torch.stack([initial_weights(shape, s) for s in seeds])
     )
@@ -55,7 +56,7 @@ def test_a_rerun_does_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
             assert subject.max_new_tokens == 10
             super().__init__(subject, recipe, reward, plan, seeds, start)
 
-    monkeypatch.setattr(comparison, "OnPolicyTraining", Watched)
+    monkeypatch.setattr(benchmark, "OnPolicyTraining", Watched)
     shares: list[float] = []
     small = config(Case(recipe="ppo:prompts=2"))
     first = run_comparison(small, tmp_path, name="ppo", shown=SHOWN, on_progress=lambda _, share: shares.append(share))
@@ -91,7 +92,7 @@ def test_rows_hold_the_means_of_their_seeds_over_the_last_looks() -> None:
 def test_both_commands_print_one_json_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(comparison, "plan_of", lambda updates, rate: PLAN)
+    monkeypatch.setattr(benchmark, "plan_of", lambda updates, rate: PLAN)
     shared = {"seeds": 1, "updates": 30, "learning_rate": 1e-3, "task": "chain4", "seed": 3, "as_json": True}
     bench_rewards(
         rewards="success, success+process", recipe="ppo:prompts=1", max_new_tokens=9, out=tmp_path / "r",

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
-from p2prl.bench.delays import parse_delay
-from p2prl.bench.methods import parse_method
+from p2prl.bench.staleness.delay_laws import parse_delay
+from p2prl.bench.staleness.methods import parse_method
 from p2prl.errors import ConfigError
 
 GRID = [(i + 0.5) / 20_000 for i in range(20_000)]

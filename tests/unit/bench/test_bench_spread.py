@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.bench import spread_swarm
-from p2prl.bench.spread import SCHEMES, SpreadConfig, as_documents, as_markdown, judge, run_spread
-from p2prl.bench.spread_links import HOME_LINKS, HomeLink, Population, populate, read_links
-from p2prl.bench.spread_outcome import Outcome, SpreadRow, row_of
-from p2prl.bench.spread_rivals import Tree, chain, fast_tree, star
+from p2prl.bench.spread import product_relay
+from p2prl.bench.spread.benchmark import (
+    SCHEMES,
+    SpreadConfig,
+    as_documents,
+    as_markdown,
+    judge,
+    run_spread,
+)
+from p2prl.bench.spread.home_links import HOME_LINKS, HomeLink, Population, populate, read_links
+from p2prl.bench.spread.outcome import Outcome, SpreadRow, row_of
+from p2prl.bench.spread.rival_schemes import Tree, chain, fast_tree, star
 from p2prl.errors import ConfigError
 
 MIB = 1024 * 1024
@@ -196,7 +203,7 @@ def test_demands_are_judged_on_the_rows_that_measure_them() -> None:
 def test_volunteers_of_every_region_are_linked_with_each_other() -> None:
     """Linked among neighbours of their own region alone, 512 peers took five times as long as 64."""
     population = swarm(200)
-    made = spread_swarm._Swarm(population)
+    made = product_relay._Swarm(population)
     made.introduce()
     links = {
         number: {int(peer) for peer in relay._state.neighbours} - {made.source}

@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from p2prl.bench import staleness, warm
-from p2prl.bench.comparison import Case, ComparisonConfig
-from p2prl.bench.decoder import initial_weights
-from p2prl.bench.demands import DEMANDS, judge, runs_needed
-from p2prl.bench.results import ResultFile, Setting
-from p2prl.bench.staleness import StalenessConfig, StalenessReport, run_staleness
-from p2prl.bench.subjects import subject_by_name
-from p2prl.bench.summary import as_csv, as_markdown, rows_of
-from p2prl.bench.training import SeedResult, TrainingPlan
-from p2prl.bench.warm import warm_path
+from p2prl.bench.comparison.benchmark import Case, ComparisonConfig
+from p2prl.bench.staleness import benchmark
+from p2prl.bench.staleness.acceptance import DEMANDS, judge, runs_needed
+from p2prl.bench.staleness.benchmark import StalenessConfig, StalenessReport, run_staleness
+from p2prl.bench.staleness.results import ResultFile, Setting
+from p2prl.bench.staleness.stale_training import SeedResult, TrainingPlan
+from p2prl.bench.staleness.summary import as_csv, as_markdown, rows_of
+from p2prl.bench.training import warm_start
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.stacked_decoder import initial_weights
+from p2prl.bench.training.warm_start import warm_path
 from p2prl.cli.bench import bench_staleness
 from p2prl.errors import ConfigError, IntegrityError, MachineError, P2PRLError
 
@@ -45,7 +46,7 @@ def setting(method: str, delay: str, plan: TrainingPlan = CALM) -> Setting:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """An output folder whose warm starts are plain initial weights, which cost nothing."""
-    subject = subject_by_name("chain4")
+    subject = environment_by_name("chain4")
     (tmp_path / "warm").mkdir()
     for seed in range(4):
         save_file({"weights": initial_weights(subject.shape, seed)}, warm_path(subject, seed, tmp_path / "warm"))
@@ -54,13 +55,13 @@ def out(tmp_path: Path) -> Path:
 
 def test_a_rerun_does_only_what_is_missing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, str, tuple[int, ...]]] = []
-    inner = staleness._run_batch
+    inner = benchmark._run_batch
 
     def watched(results, subject, method, delay, plan, seeds, *rest):  # type: ignore[no-untyped-def]
         ran.append((method, delay, tuple(seeds)))
         inner(results, subject, method, delay, plan, seeds, *rest)
 
-    monkeypatch.setattr(staleness, "_run_batch", watched)
+    monkeypatch.setattr(benchmark, "_run_batch", watched)
     shares: list[float] = []
     first = StalenessConfig(methods=("gepo_t",), delays=("const:2",), seeds=2, plan=PLAN)
     report = run_staleness(first, out, on_progress=lambda _, share: shares.append(share))
@@ -194,7 +195,7 @@ def test_the_command_prints_one_json_object_and_fails_where_demands_do(
         rows = rows_of(file, config.task, config.methods, config.delays, config.plan, config.seed_range)
         return StalenessReport(rows=rows, verdicts=judge(file, config.seed_range) if config.check else [])
 
-    monkeypatch.setattr(staleness, "run_staleness", finished)
+    monkeypatch.setattr(benchmark, "run_staleness", finished)
 
     def command(*, check: bool) -> None:
         bench_staleness(
@@ -277,9 +278,9 @@ def test_a_file_in_place_of_the_output_folder_is_the_machines_fault_with_a_remed
 
 
 def test_a_warm_start_is_told_as_progress(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    warm_path(subject_by_name("chain4"), 0, out / "warm").unlink()
-    short = functools.partial(warm.warm_start, steps=3)
-    monkeypatch.setattr(warm, "warm_start", short)
+    warm_path(environment_by_name("chain4"), 0, out / "warm").unlink()
+    short = functools.partial(warm_start.warm_start, steps=3)
+    monkeypatch.setattr(warm_start, "warm_start", short)
     stages: list[str] = []
     config = StalenessConfig(methods=("grpo",), delays=("const:0",), seeds=1, plan=PLAN)
     run_staleness(config, out, on_progress=lambda stage, _: stages.append(stage))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.bench import swap
-from p2prl.bench.swap import SwapBenchConfig, SwapReport, run_swap_bench
+from p2prl.bench.hot_swap import benchmark
+from p2prl.bench.hot_swap.benchmark import SwapBenchConfig, SwapReport, run_swap_bench
 from p2prl.errors import ConfigError
 
 REPORT = SwapReport(
@@ -23,7 +23,7 @@ REPORT = SwapReport(
 
 def test_every_swap_is_timed_beside_a_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_WIDTH", 16), ("_LAYERS", 1), ("_VOCABULARY", 32), ("_QUIET_STEPS", 5)):
-        monkeypatch.setattr(swap, name, value)
+        monkeypatch.setattr(benchmark, name, value)
     report = run_swap_bench(SwapBenchConfig(swaps=3))
     assert (len(report.stalls_s), len(report.swaps_s)) == (3, 3)
     assert all(stall >= spent > 0 for stall, spent in zip(report.stalls_s, report.swaps_s, strict=True))

@@ -11,19 +11,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from p2prl.bench import training as training_module
-from p2prl.bench.decoder import completion_logprobs, initial_weights, sample
-from p2prl.bench.delays import parse_delay
-from p2prl.bench.methods import parse_method
-from p2prl.bench.optimiser import StackedAdam
-from p2prl.bench.subjects import subject_by_name
-from p2prl.bench.training import SeedResult, Training, TrainingPlan
-from p2prl.bench.warm import warm_path, warm_start, warm_weights
+from p2prl.bench.staleness import stale_training as training_module
+from p2prl.bench.staleness.delay_laws import parse_delay
+from p2prl.bench.staleness.methods import parse_method
+from p2prl.bench.staleness.stale_training import SeedResult, Training, TrainingPlan
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.stacked_adam import StackedAdam
+from p2prl.bench.training.stacked_decoder import completion_logprobs, initial_weights, sample
+from p2prl.bench.training.warm_start import warm_path, warm_start, warm_weights
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models.codec import Codec
-from p2prl.models.tiny import tiny_model
+from p2prl.models.text_codec import Codec
+from p2prl.models.tiny_models import tiny_model
 
-SUBJECT = subject_by_name("chain4")
+SUBJECT = environment_by_name("chain4")
 PLAN = TrainingPlan(updates=6, evaluate_every=1, evaluation_prompts=16, final_prompts=32, learning_rate=2e-3)
 
 

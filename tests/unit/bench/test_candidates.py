@@ -11,7 +11,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.registry import build_loss, build_objective
-from p2prl.bench.candidates import CANDIDATES
+from p2prl.bench.staleness.rejected_losses import CANDIDATES
 from p2prl.errors import ConfigError
 
 REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]], dtype=torch.float64)

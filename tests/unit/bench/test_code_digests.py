@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.bench import digests
-from p2prl.bench.digests import code_digest
-from p2prl.bench.methods import method_digest
-from p2prl.bench.results import ResultFile, Setting
-from p2prl.bench.training import SeedResult, TrainingPlan
+from p2prl.bench.results import code_digest as digests
+from p2prl.bench.results.code_digest import code_digest
+from p2prl.bench.staleness.methods import method_digest
+from p2prl.bench.staleness.results import ResultFile, Setting
+from p2prl.bench.staleness.stale_training import SeedResult, TrainingPlan
 
 LEAF = '"""A leaf."""\n\ndef twice(x):\n    """Doubles."""\n    return 2 * x  # plainly\n'
 
@@ -60,7 +60,7 @@ def test_a_result_of_other_code_is_not_taken_up(tmp_path: Path, monkeypatch: pyt
     done = SeedResult(seed=0, curve=((0, 0.1),) * 3, grad_norm_max=1, weight_max=1, ess_min=1, kl_mean=0, kl_max=0)
     ResultFile(tmp_path / "r.jsonl").add(Setting.of("chain4", "gex", "const:8", plan), [done])
     assert ResultFile(tmp_path / "r.jsonl").missing(Setting.of("chain4", "gex", "const:8", plan), seeds) == []
-    monkeypatch.setattr("p2prl.bench.results.method_digest", lambda *_: "0123456789abcdef")
+    monkeypatch.setattr("p2prl.bench.staleness.results.method_digest", lambda *_: "0123456789abcdef")
     changed = ResultFile(tmp_path / "r.jsonl")
     assert changed.missing(Setting.of("chain4", "gex", "const:8", plan), seeds) == [0]
     assert changed.of(Setting.of("chain4", "gex", "const:8", plan), seeds) == []

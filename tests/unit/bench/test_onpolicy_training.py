@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.reward_spec import parse_reward
-from p2prl.bench.decoder import completion_logprobs
-from p2prl.bench.onpolicy import OnPolicyTraining
-from p2prl.bench.recipes import parse_recipe
-from p2prl.bench.subjects import subject_by_name
-from p2prl.bench.training import TrainingPlan
-from p2prl.bench.warm import warm_start
+from p2prl.bench.comparison.on_policy_training import OnPolicyTraining
+from p2prl.bench.comparison.recipes import parse_recipe
+from p2prl.bench.staleness.stale_training import TrainingPlan
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.stacked_decoder import completion_logprobs
+from p2prl.bench.training.warm_start import warm_start
 from p2prl.errors import ConfigError
 
-SUBJECT = subject_by_name("chain4")
+SUBJECT = environment_by_name("chain4")
 PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=16, final_prompts=32, learning_rate=2e-3)
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
-from p2prl.bench.decoder import Completions
-from p2prl.bench.judging import judge
-from p2prl.bench.recipes import parse_recipe
-from p2prl.bench.subjects import subject_by_name
+from p2prl.bench.comparison.recipes import parse_recipe
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.grading import judge
+from p2prl.bench.training.stacked_decoder import Completions
 from p2prl.errors import ConfigError
 
-SUBJECT = dataclasses.replace(subject_by_name("chain4"), max_new_tokens=12)
+SUBJECT = dataclasses.replace(environment_by_name("chain4"), max_new_tokens=12)
 PROMPTS = [["3+4*2-7=", "1+1+1+1="]]  # 7, 4, 7 and 2, 3, 4
 WRITTEN = [[["747#7.", "7747#7.", "7.", "748#8."], ["234#4.", "2344444", "2=4#4.", "#5."]]]
 

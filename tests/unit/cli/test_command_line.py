@@ -25,10 +25,10 @@ from p2prl.cli.simulate import _document as _simulation_document
 from p2prl.cli.workers import _audit_document, _progress_document
 from p2prl.client.service import Progress
 from p2prl.config.presets import preset_by_name
-from p2prl.config.runs import init_run, open_run
-from p2prl.learner.founding import RunPlan
+from p2prl.config.run_settings import init_run, open_run
 from p2prl.learner.journal import Journal
-from p2prl.models.tiny import tiny_model
+from p2prl.learner.run_plan import RunPlan
+from p2prl.models.tiny_models import tiny_model
 from p2prl.protocol.identity import Identity
 from p2prl.sim.swarm import SwarmConfig, SwarmResult
 from p2prl.validator.service import Audit

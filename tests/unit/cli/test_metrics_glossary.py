@@ -7,17 +7,17 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from p2prl.algorithms.penalties import ReferencePenaltyConfig
+from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.registry import LOSSES, build_loss
 from p2prl.cli.workers import _audit_document, _progress_document, _Report
 from p2prl.client.service import Progress
-from p2prl.config.home import take_seat
-from p2prl.learner.epochs import Action
-from p2prl.learner.estimator import BUCKETS, Estimator, EstimatorConfig
-from p2prl.learner.reference import ReferenceConfig
+from p2prl.config.worker_folder import claim_worker_folder
+from p2prl.learner.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
+from p2prl.learner.reference_policy import ReferenceConfig
+from p2prl.learner.schedule import Action
 from p2prl.learner.trainer import Trainer
-from p2prl.models.tiny import tiny_model
-from p2prl.protocol.link import JoinLink
+from p2prl.models.tiny_models import tiny_model
+from p2prl.protocol.join_link import JoinLink
 from p2prl.validator.service import Audit
 from tests.unit.learner.test_learner_resume import Swarm, learner
 from tests.unit.learner.test_trainer import CONFIG, batches
@@ -50,7 +50,7 @@ def losses_metrics() -> set[str]:
     names: set[str] = set()
     for name in set(LOSSES) - {"dr_grpo"}:  # grpo's metrics; it has no default for its length
         objective = build_loss(name, options={})
-        trainer = Trainer(tiny_model(seed=2).model, Estimator.plain(objective), CONFIG, temperature=1.0)
+        trainer = Trainer(tiny_model(seed=2).model, LossPipeline.plain(objective), CONFIG, temperature=1.0)
         names |= set(trainer.update(batch))
     return names
 
@@ -58,8 +58,8 @@ def losses_metrics() -> set[str]:
 def metrics_of_settings() -> set[str]:
     """What only a run with a reference writes."""
     (batch,) = batches(1)
-    estimator = Estimator(
-        EstimatorConfig(objectives={"gepo_t": build_loss("gepo_t")}, reference=ReferencePenaltyConfig(beta=0.01))
+    estimator = LossPipeline(
+        LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")}, reference=ReferencePenaltyConfig(beta=0.01))
     )
     model = tiny_model(seed=2).model
     return set(Trainer(model, estimator, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
@@ -81,7 +81,7 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
 
 
 def status_keys(home: Path, role: str, document: Mapping[str, object]) -> set[str]:
-    seat = take_seat(home)
+    seat = claim_worker_folder(home)
     link = JoinLink("unit", seat.identity.public_key, ())  # type: ignore[arg-type]
     _Report(seat, link, role).write(dict(document))
     seat.release()

@@ -11,8 +11,8 @@ from p2prl.cli import console as screen
 from p2prl.cli import inspect, operate
 from p2prl.cli.reach import reach_warning, worth_sharing
 from p2prl.errors import P2PRLError, UnreachableError
-from p2prl.scoreboard.link_source import LinkSource
-from p2prl.scoreboard.sources import Snapshot
+from p2prl.scoreboard.ledger_sources import Snapshot
+from p2prl.scoreboard.swarm_source import LinkSource
 from tests.unit.scoreboard.ledgers import MemorySource, sample_run
 
 HERE = "/ip4/127.0.0.1/tcp/1/p2p/x"

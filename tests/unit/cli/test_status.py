@@ -11,10 +11,10 @@ import pytest
 
 from p2prl.cli.status import status_command
 from p2prl.cli.status_views import age_text, worker_lines
-from p2prl.config.home import Seat, holder_of, take_seat, try_lock, write_status
+from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, holder_of, try_lock, write_status
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
-from p2prl.scoreboard.handles import handle_of
+from p2prl.scoreboard.display_names import display_name
 
 NOW = 1_800_000_000.0
 IDENTITY = Identity.generate(bytes(range(16)))
@@ -36,7 +36,7 @@ def test_a_volunteer_reads_like_a_sentence() -> None:
     text = shown(VOLUNTEER)
     assert text.splitlines()[0] == "my-run  volunteer seat-2  sampling"
     for words in (
-        handle_of(IDENTITY.public_key),
+        display_name(IDENTITY.public_key),
         "v7, v8 is out; 1,234 tokens/s",
         "1,100 verified, 3 waiting, 4 rejected, 5 too old",
         "4 seed_mismatch",
@@ -89,8 +89,8 @@ def worker(home: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def working_seat(home: Path) -> tuple[Seat, Path]:
-    seat = take_seat(home)
+def working_seat(home: Path) -> tuple[WorkerFolder, Path]:
+    seat = claim_worker_folder(home)
     path = seat.run_directory(Digest(bytes(32))) / "status.json"
     write_status(path, {"role": "volunteer", "state": "sampling"})
     return seat, path
@@ -105,7 +105,7 @@ def test_the_lock_says_who_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     # This very process is alive under the number in the file, and works no more.
     assert holder_of(seat.directory) is None
     assert not worker(tmp_path, capsys)["running"]
-    take_seat(tmp_path).release()
+    claim_worker_folder(tmp_path).release()
 
 
 def test_a_seat_at_work_on_another_run_does_not_revive_this_one(

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from p2prl.cli.tracking import tracker
-from p2prl.config.folders import Folder
+from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError
 
 METRICS = {

@@ -16,15 +16,15 @@ from p2prl.cli.worker_views import (
     volunteer_introduction,
 )
 from p2prl.client.service import Progress
-from p2prl.config.needs import Needs
+from p2prl.config.requirements import Requirements
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
-from p2prl.scoreboard.handles import handle_of
+from p2prl.scoreboard.display_names import display_name
 from p2prl.validator.service import Audit
 from tests.unit.scoreboard.ledgers import manifest
 
 IDENTITY = Identity.generate(bytes(range(16)))
-NEEDS = Needs(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)
+NEEDS = Requirements(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)
 IDLE = Progress("connecting", -1, -1, {}, {}, {}, 0, None, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
 BUSY = Progress(
     "sampling",
@@ -78,7 +78,7 @@ def test_both_roles_say_who_they_are_and_how_to_keep_it() -> None:
         assert run.licence in text
         assert run.content_policy in text
         assert all(cost in text for cost in ("1.5 MB", "7.0 MB of disk", "3.1 GB of memory"))
-        assert handle_of(IDENTITY.public_key) in text
+        assert display_name(IDENTITY.public_key) in text
         assert IDENTITY.peer_id in text
         assert f"p2prl key backup --seat {seat}" in text
     assert "sample answers" in volunteer

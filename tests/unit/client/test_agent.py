@@ -7,16 +7,16 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.client.agent import Agent, AgentConfig, HeldPolicy, Load, Sample, Wait
+from p2prl.client.agent import Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.protocol.digests import digest
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 
 BLOB = blob_of(b"weights", 4096)
 
 
-def held(version: int) -> HeldPolicy:
+def held(version: int) -> LocalPolicy:
     manifest = PolicyManifest(version, version, BLOB, bytes(32), bytes(32) if version else b"", bytes(32), 0)
-    return HeldPolicy(manifest, digest("p2prl/test-policy", bytes([version])), f"/blobs/{version}")
+    return LocalPolicy(manifest, digest("p2prl/test-policy", bytes([version])), f"/blobs/{version}")
 
 
 def agent() -> Agent:

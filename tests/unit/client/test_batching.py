@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from p2prl.client.batching import Batching
+from p2prl.client.batch_size import BatchSize
 
 
-def settle(batching: Batching, machine: float, *, saturates_at: int, in_demand: bool = True) -> int:
+def settle(batching: BatchSize, machine: float, *, saturates_at: int, in_demand: bool = True) -> int:
     """Feed it a machine that decodes `machine` slots a second times min(count, saturates_at)."""
     for _ in range(50):
         count = batching.count
@@ -15,15 +15,15 @@ def settle(batching: Batching, machine: float, *, saturates_at: int, in_demand: 
 
 
 def test_grows_until_the_machine_is_full() -> None:
-    assert settle(Batching.chosen(0), 10.0, saturates_at=2) == 4  # 4 was tried and gained nothing over 2
-    assert settle(Batching.chosen(0), 10.0, saturates_at=1) == 2
+    assert settle(BatchSize.chosen(0), 10.0, saturates_at=2) == 4  # 4 was tried and gained nothing over 2
+    assert settle(BatchSize.chosen(0), 10.0, saturates_at=1) == 2
 
 
 def test_a_batch_never_keeps_new_weights_waiting_for_long() -> None:
-    batching = Batching.chosen(0)
+    batching = BatchSize.chosen(0)
     count = settle(batching, 0.2, saturates_at=1_000)
     assert count / (0.2 * count) <= 5.0
-    slow = Batching(count=8)
+    slow = BatchSize(count=8)
     slow.measured(8, tokens=100, seconds=9.0, in_demand=True)
     assert slow.count == 4
     slow.measured(4, tokens=100, seconds=0.1, in_demand=True)
@@ -31,8 +31,8 @@ def test_a_batch_never_keeps_new_weights_waiting_for_long() -> None:
 
 
 def test_does_not_grow_while_the_learner_has_enough() -> None:
-    assert settle(Batching.chosen(0), 10.0, saturates_at=1_000, in_demand=False) == 1
+    assert settle(BatchSize.chosen(0), 10.0, saturates_at=1_000, in_demand=False) == 1
 
 
 def test_a_chosen_size_is_kept() -> None:
-    assert settle(Batching.chosen(3), 10.0, saturates_at=1_000) == 3
+    assert settle(BatchSize.chosen(3), 10.0, saturates_at=1_000) == 3

@@ -10,10 +10,10 @@ import pytest
 
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.errors import UnreachableError
-from p2prl.net import control
+from p2prl.net.process import control
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.messages import LedgerHead
-from p2prl.sim.broadcast import identity_of, run_manifest_of
+from p2prl.sim.broadcast_swarm import identity_of, run_manifest_of
 
 NOW = 1_800_000_000.0
 LEARNER = identity_of("learner")
@@ -62,10 +62,10 @@ def test_it_says_what_it_carries_and_leaves_when_the_learner_ends_the_run() -> N
     script = Script(
         clock,
         [],
-        [control.Run(MANIFEST), STATUS],
-        [control.Announced(3, 30), fetching],
+        [control.RunKnown(MANIFEST), STATUS],
+        [control.VersionAnnounced(3, 30), fetching],
         [STATUS],
-        [control.Arrived(farewell)],
+        [control.EnvelopeArrived(farewell)],
     )
     assert seeder(clock, seen).run(script) is True
     assert script.closed
@@ -84,7 +84,7 @@ def test_it_says_that_the_months_bytes_are_used_up() -> None:
         made.stop()
 
     made._on_progress = stop_then
-    assert made.run(Script(clock, [control.Run(MANIFEST), spent])) is False
+    assert made.run(Script(clock, [control.RunKnown(MANIFEST), spent])) is False
     assert seen[-1].state == "paused: the month's bytes are used up"
 
 
@@ -98,7 +98,7 @@ def test_a_run_nobody_knows_is_given_up_after_a_minute() -> None:
 
 def test_neither_of_its_processes_imports_torch() -> None:
     probe = (
-        "import sys, p2prl.cli.seeding, p2prl.net.process\n"
+        "import sys, p2prl.cli.seeding, p2prl.net.process.network_process\n"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", probe], check=True)

@@ -13,11 +13,10 @@ import pytest
 from p2prl.client.agent import AgentConfig, Wait
 from p2prl.client.service import Progress, Volunteer, VolunteerConfig
 from p2prl.errors import IntegrityError, UnreachableError
-from p2prl.models.engine import StagedPolicy, Weights
-from p2prl.models.work import Prepared
-from p2prl.net import control
-from p2prl.protocol import ledger
-from p2prl.protocol.codec import encode
+from p2prl.models.engine_port import StagedWeights, Weights
+from p2prl.models.group_work import Prepared
+from p2prl.net.process import control
+from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
@@ -31,6 +30,7 @@ from p2prl.protocol.messages import (
     StorageReceipt,
     Verdict,
 )
+from p2prl.protocol.wire_codec import encode
 from tests.unit.learner.world import NOW, World, identity
 
 ME = identity("volunteer")
@@ -51,7 +51,7 @@ class Ear:
     def send(self, message: control.ToNetwork) -> None:
         if isinstance(message, control.Publish):
             self.published.append(message.envelope)
-        elif isinstance(message, control.AskLedger):
+        elif isinstance(message, control.QueryLedger):
             self.asked.append(message.from_height)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
@@ -104,15 +104,15 @@ class Bench:
 
     def introduce(self) -> None:
         """The run, its files, and a learner in reach."""
-        self.ear.inbox.append(control.Run(self.world.manifest_raw))
-        self.ear.inbox += [control.File(file.name, "/nowhere") for file in self.world.manifest.files]
+        self.ear.inbox.append(control.RunKnown(self.world.manifest_raw))
+        self.ear.inbox += [control.FileReady(file.name, "/nowhere") for file in self.world.manifest.files]
         self.ear.inbox.append(STATUS)
 
     def offer(self, version: int) -> None:
         """Weights of a version are on disk."""
         policy = self.world.publish(version, step=version)
         path = str(self.world.blobs.path(policy.manifest.weights.root))
-        self.ear.inbox.append(control.Policy(policy.digest, encode(policy.manifest), path))
+        self.ear.inbox.append(control.VersionReady(policy.digest, encode(policy.manifest), path))
 
     def turns(self, count: int) -> None:
         for _ in range(count):
@@ -140,9 +140,9 @@ def settled(raw: bytes, state: State = State.VERIFIED, reason: str = "") -> Rece
 
 
 def chain(*envelopes: bytes) -> tuple[bytes, ...]:
-    entries, head = [], ledger.GENESIS
+    entries, head = [], ledger_chain.GENESIS
     for height, envelope in enumerate(envelopes):
-        raw, head = ledger.append(height, head, envelope)
+        raw, head = ledger_chain.append(height, head, envelope)
         entries.append(raw)
     return tuple(entries)
 
@@ -168,7 +168,7 @@ def test_after_a_crash_it_goes_on_at_the_next_slot(bench: Bench) -> None:
     bench.start()
     bench.introduce()
     path = str(bench.world.blobs.path(policy.manifest.weights.root))
-    bench.ear.inbox.append(control.Policy(policy.digest, encode(policy.manifest), path))
+    bench.ear.inbox.append(control.VersionReady(policy.digest, encode(policy.manifest), path))
     bench.clock.time += 10  # what was under way has had its time
     bench.turns(4)
     slots = [group.slot for group in bench.groups()]
@@ -184,9 +184,9 @@ def test_receipts_settle_groups_and_say_why_not(bench: Bench) -> None:
     first, second = bench.ear.published[:2]
     stranger = Receipt(envelope_digest(first), identity("other").public_key, 0, 0, 3, "bad_tokens", 0, 0, 0.0)
     bench.ear.inbox = [
-        control.Arrived(bench.says(StorageReceipt((envelope_digest(first), envelope_digest(second))))),
-        control.Arrived(bench.says(Receipts(0, (stranger, settled(first))))),
-        control.Arrived(bench.says(Receipts(0, (settled(second, State.REJECTED, "seed_mismatch"),)))),
+        control.EnvelopeArrived(bench.says(StorageReceipt((envelope_digest(first), envelope_digest(second))))),
+        control.EnvelopeArrived(bench.says(Receipts(0, (stranger, settled(first))))),
+        control.EnvelopeArrived(bench.says(Receipts(0, (settled(second, State.REJECTED, "seed_mismatch"),)))),
     ]
     bench.turns(1)
     assert bench.notices == ["slot 1 of version 0 earned nothing: seed_mismatch"]
@@ -200,7 +200,7 @@ def overdue(bench: Bench) -> bytes:
     bench.offer(0)
     bench.turns(3)
     raw = bench.ear.published[0]
-    bench.ear.inbox.append(control.Arrived(bench.says(StorageReceipt((envelope_digest(raw),)))))
+    bench.ear.inbox.append(control.EnvelopeArrived(bench.says(StorageReceipt((envelope_digest(raw),)))))
     bench.turns(1)
     bench.clock.time += 20
     bench.turns(1)
@@ -256,7 +256,7 @@ def test_damaged_or_vanished_weights_are_passed_over(bench: Bench, left: int) ->
     bench.turns(2)
     assert any("version 1 cannot be used" in notice for notice in bench.notices)
     path.unlink()
-    bench.ear.inbox.append(control.Policy(newest.digest, encode(newest.manifest), str(path)))
+    bench.ear.inbox.append(control.VersionReady(newest.digest, encode(newest.manifest), str(path)))
     bench.turns(3)
     assert {group.version for group in bench.groups()} == {0}
 
@@ -267,7 +267,7 @@ def test_it_samples_on_while_the_next_policy_is_staged(bench: Bench, monkeypatch
     bench.start(background=True)
     stage, may_go_on, done = bench.world.engine.stage, threading.Event(), threading.Event()
 
-    def slow(weights: Weights, version: int) -> StagedPolicy:
+    def slow(weights: Weights, version: int) -> StagedWeights:
         assert version != 1 or may_go_on.wait(30)
         return stage(weights, version)
 
@@ -296,7 +296,7 @@ def test_a_policy_that_fails_its_known_answer_gives_way_to_the_one_before(
     bench.turns(3)
     stage = bench.world.engine.stage
 
-    def wrong(weights: Weights, version: int) -> StagedPolicy:
+    def wrong(weights: Weights, version: int) -> StagedWeights:
         staged = stage(weights, version)
         return replace(staged, answer=digest("p2prl/test", b"other words")) if version == 1 else staged
 
@@ -315,10 +315,10 @@ def test_it_leaves_when_the_learner_has_ended_the_run_and_answered(bench: Bench)
     bench.turns(3)
     head = LedgerHead(0, Digest(bytes(32)), 5, True)
     assert open_envelope(bench.says(head), now=None).kind is Kind.LEDGER_HEAD
-    bench.ear.inbox.append(control.Arrived(bench.says(head)))
+    bench.ear.inbox.append(control.EnvelopeArrived(bench.says(head)))
     raws = list(bench.ear.published)
     assert raws
-    bench.ear.inbox.append(control.Arrived(bench.says(Receipts(0, tuple(settled(raw) for raw in raws)))))
+    bench.ear.inbox.append(control.EnvelopeArrived(bench.says(Receipts(0, tuple(settled(raw) for raw in raws)))))
     assert bench.volunteer.run(bench.ear) is True
 
 
@@ -329,13 +329,13 @@ def test_it_stays_as_long_as_receipts_come_after_the_end(bench: Bench) -> None:
     raws = list(bench.ear.published)
     assert len(raws) >= 3
     late = raws[:-1]
-    bench.ear.inbox.append(control.Arrived(bench.says(LedgerHead(0, Digest(bytes(32)), 5, True))))
+    bench.ear.inbox.append(control.EnvelopeArrived(bench.says(LedgerHead(0, Digest(bytes(32)), 5, True))))
     answer = bench.ear.poll
 
     def slow(timeout_s: float) -> list[control.FromNetwork]:
         bench.clock.time += 4.0  # less than its patience for one receipt, more for all of them
         if late and not bench.ear.inbox:
-            bench.ear.inbox.append(control.Arrived(bench.says(Receipts(0, (settled(late.pop()),)))))
+            bench.ear.inbox.append(control.EnvelopeArrived(bench.says(Receipts(0, (settled(late.pop()),)))))
         return answer(timeout_s)
 
     bench.ear.poll = slow  # type: ignore[method-assign]
@@ -348,14 +348,14 @@ def test_it_stays_longer_for_what_a_learner_in_reach_has_taken(bench: Bench) -> 
     bench.offer(0)
     bench.turns(5)
     stored = bench.ear.published[0]
-    bench.ear.inbox.append(control.Arrived(bench.says(StorageReceipt((envelope_digest(stored),)))))
-    bench.ear.inbox.append(control.Arrived(bench.says(LedgerHead(0, Digest(bytes(32)), 5, True))))
+    bench.ear.inbox.append(control.EnvelopeArrived(bench.says(StorageReceipt((envelope_digest(stored),)))))
+    bench.ear.inbox.append(control.EnvelopeArrived(bench.says(LedgerHead(0, Digest(bytes(32)), 5, True))))
     said_at, answer = bench.clock.time, bench.ear.poll
 
     def slow(timeout_s: float) -> list[control.FromNetwork]:
         bench.clock.time += 3.0
         if said_at + 20.0 < bench.clock.time <= said_at + 23.0:
-            bench.ear.inbox.append(control.Arrived(bench.says(Receipts(0, (settled(stored),)))))
+            bench.ear.inbox.append(control.EnvelopeArrived(bench.says(Receipts(0, (settled(stored),)))))
         return answer(timeout_s)
 
     bench.ear.poll = slow  # type: ignore[method-assign]
@@ -386,7 +386,7 @@ def test_an_old_farewell_sends_nobody_home(bench: Bench) -> None:
     bench.offer(7)
     bench.turns(1)
     for old in (LedgerHead(0, Digest(bytes(32)), 5, True), LedgerHead(3, Digest(bytes(32)), 6, True)):
-        bench.ear.inbox.append(control.Arrived(bench.says(old)))
+        bench.ear.inbox.append(control.EnvelopeArrived(bench.says(old)))
         bench.turns(2)
     said = len(bench.groups())
     assert said
@@ -413,7 +413,7 @@ def test_the_reward_shown_goes_on_where_it_was_before_a_restart(bench: Bench) ->
 
 def test_a_newcomer_to_a_finished_run_leaves_once_nobody_has_contradicted(bench: Bench) -> None:
     bench.introduce()
-    bench.ear.inbox.append(control.Arrived(bench.says(LedgerHead(9, Digest(bytes(32)), 9, True))))
+    bench.ear.inbox.append(control.EnvelopeArrived(bench.says(LedgerHead(9, Digest(bytes(32)), 9, True))))
 
     def wait(timeout_s: float) -> list[control.FromNetwork]:
         bench.clock.time += timeout_s

@@ -11,11 +11,11 @@ import pytest
 
 from p2prl.algorithms.advantages import AdvantageKind
 from p2prl.algorithms.aggregation import AggregationKind
+from p2prl.algorithms.loss_selection import SelectionConfig
 from p2prl.algorithms.registry import LOSSES
-from p2prl.algorithms.selection import SelectionConfig
-from p2prl.config.losses import ReferenceTable
+from p2prl.config.loss_table import ReferenceTable
 from p2prl.learner.guards import GuardConfig
-from p2prl.learner.trust import TrustConfig
+from p2prl.learner.probation import ProbationConfig
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
 
@@ -56,7 +56,7 @@ def test_every_kind_stands_there(title: str, kind: Any) -> None:
     ("title", "kind"),
     [
         ("loss.guards", GuardConfig),
-        ("loss.trust", TrustConfig),
+        ("loss.trust", ProbationConfig),
         ("loss.reference", ReferenceTable),
         ("loss.auto", SelectionConfig),
     ],

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.config.home import default_home, take_seat, try_lock, write_status
-from p2prl.config.peers import known_run, remember_run
+from p2prl.config.network_options import known_run, remember_run
+from p2prl.config.worker_folder import claim_worker_folder, default_home, try_lock, write_status
 from p2prl.errors import IdentityError, MachineError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
@@ -21,22 +21,22 @@ from p2prl.protocol.envelope import envelope_digest
 HOLD = """
 import sys
 from pathlib import Path
-from p2prl.config.home import take_seat
-seat = take_seat(Path(sys.argv[1]))
+from p2prl.config.worker_folder import claim_worker_folder
+seat = claim_worker_folder(Path(sys.argv[1]))
 print(seat.directory.name, seat.identity.peer_id, flush=True)
 sys.stdin.read()
 """
 
 
 def test_two_workers_have_two_seats_and_two_keys(tmp_path: Path) -> None:
-    first, second = take_seat(tmp_path), take_seat(tmp_path)
+    first, second = claim_worker_folder(tmp_path), claim_worker_folder(tmp_path)
     assert (first.directory.name, second.directory.name) == ("seat-1", "seat-2")
     assert first.identity.public_key != second.identity.public_key
     first.release()
-    again = take_seat(tmp_path)
+    again = claim_worker_folder(tmp_path)
     assert again.directory == first.directory
     assert again.identity.public_key == first.identity.public_key
-    validator = take_seat(tmp_path, kind="validator")
+    validator = claim_worker_folder(tmp_path, kind="validator")
     assert validator.directory.name == "validator-1"
     for seat in (second, again, validator):
         seat.release()
@@ -48,33 +48,33 @@ def test_a_killed_worker_leaves_its_seat(tmp_path: Path) -> None:
     )
     assert worker.stdout is not None
     name, peer = worker.stdout.readline().split()
-    other = take_seat(tmp_path)
+    other = claim_worker_folder(tmp_path)
     assert (name, other.directory.name) == ("seat-1", "seat-2")
     worker.send_signal(signal.SIGKILL)
     worker.communicate()
-    mine = take_seat(tmp_path)
+    mine = claim_worker_folder(tmp_path)
     assert (mine.directory.name, mine.identity.peer_id) == ("seat-1", peer)
     other.release()
     mine.release()
 
 
 def test_nobody_else_can_read_a_seat_or_its_key(tmp_path: Path) -> None:
-    seat = take_seat(tmp_path / "home")
+    seat = claim_worker_folder(tmp_path / "home")
     assert stat.S_IMODE(seat.directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(seat.key_file.stat().st_mode) == 0o600
     seat.release()
     seat.key_file.chmod(0o640)
     with pytest.raises(IdentityError, match="open to other users") as caught:
-        take_seat(tmp_path / "home")
+        claim_worker_folder(tmp_path / "home")
     assert caught.value.remedy == f"chmod 600 {seat.key_file}"
     seat.key_file.chmod(0o600)
-    take_seat(tmp_path / "home").release()  # the refusal left the seat free
+    claim_worker_folder(tmp_path / "home").release()  # the refusal left the seat free
 
 
 def test_a_home_that_cannot_be_one_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot use") as caught:
-        take_seat(tmp_path / "file")
+        claim_worker_folder(tmp_path / "file")
     assert "P2PRL_HOME" in caught.value.remedy
 
 
@@ -85,8 +85,8 @@ def test_no_room_for_a_key_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(IdentityError, match=r"cannot write the key file .*No space left"):
-            take_seat(tmp_path)
-    take_seat(tmp_path).release()
+            claim_worker_folder(tmp_path)
+    claim_worker_folder(tmp_path).release()
 
 
 def test_a_lock_is_held_once(tmp_path: Path) -> None:

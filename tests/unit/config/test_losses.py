@@ -6,19 +6,19 @@ import tomllib
 
 import pytest
 
+from p2prl.algorithms.loss_selection import CHOICES
 from p2prl.algorithms.registry import LOSSES
 from p2prl.algorithms.reward_spec import parse_reward
-from p2prl.algorithms.selection import CHOICES
-from p2prl.config.runs import RunSettings
-from p2prl.config.settings import parse
+from p2prl.config.run_settings import RunSettings
+from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError
-from p2prl.learner.estimator import EstimatorConfig
+from p2prl.learner.loss_pipeline import LossPipelineConfig
 from p2prl.protocol.manifests import Sampling
 
 SAMPLING = Sampling(1.0, 8, 8)
 
 
-def built(text: str, sampling: Sampling = SAMPLING, reward: str = "success") -> EstimatorConfig:
+def built(text: str, sampling: Sampling = SAMPLING, reward: str = "success") -> LossPipelineConfig:
     settings = parse(RunSettings, tomllib.loads(text), where="run.toml")
     return settings.loss.build(sampling, parse_reward(reward))
 

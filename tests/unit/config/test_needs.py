@@ -9,13 +9,13 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from p2prl.config.needs import Needs, check_room, needs_of, size_text
+from p2prl.config.requirements import Requirements, check_room, requirements_of, size_text
 from p2prl.errors import MachineError
 from p2prl.protocol.manifests import RunFile, blob_of
 from p2prl.protocol.messages import Role
 from tests.unit.scoreboard.ledgers import manifest
 
-NEEDS = Needs(files_bytes=1_000, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
+NEEDS = Requirements(files_bytes=1_000, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
 
 
 class Usage(NamedTuple):
@@ -27,14 +27,14 @@ class Usage(NamedTuple):
 def test_costs_follow_from_the_manifest() -> None:
     files = tuple(RunFile(name, blob_of(bytes(5_000), 4096)) for name in ("config.json", "tokenizer.json"))
     run = msgspec.structs.replace(manifest(), parameters=1_000_000, dtype="bfloat16", files=files)
-    volunteer, validator = needs_of(run, Role.VOLUNTEER), needs_of(run, Role.VALIDATOR)
+    volunteer, validator = requirements_of(run, Role.VOLUNTEER), requirements_of(run, Role.VALIDATOR)
     assert volunteer.download_bytes == 2_010_000
     assert volunteer.disk_bytes == 10_000 + 4 * 2_000_000
     assert validator.disk_bytes > volunteer.disk_bytes
-    wide = needs_of(msgspec.structs.replace(run, dtype="float32"), Role.VOLUNTEER)
+    wide = requirements_of(msgspec.structs.replace(run, dtype="float32"), Role.VOLUNTEER)
     assert wide.weights_bytes == 2 * volunteer.weights_bytes
     assert wide.memory_bytes - volunteer.memory_bytes == 2 * 2_000_000
-    computed_wide = needs_of(msgspec.structs.replace(run, compute_dtype="float32"), Role.VOLUNTEER)
+    computed_wide = requirements_of(msgspec.structs.replace(run, compute_dtype="float32"), Role.VOLUNTEER)
     assert computed_wide.weights_bytes == volunteer.weights_bytes
     assert computed_wide.memory_bytes - volunteer.memory_bytes == 2_000_000
 
@@ -55,7 +55,7 @@ def test_a_disk_without_room_for_two_versions_is_refused_and_what_is_there_count
 
 
 def test_a_disk_that_cannot_be_asked_is_left_to_whoever_writes_on_it(tmp_path: Path) -> None:
-    check_room(Needs(files_bytes=0, weights_bytes=1 << 60, disk_bytes=0, memory_bytes=0), tmp_path / "nowhere")
+    check_room(Requirements(files_bytes=0, weights_bytes=1 << 60, disk_bytes=0, memory_bytes=0), tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

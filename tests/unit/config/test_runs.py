@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.config import runs
-from p2prl.config.peers import UploadCaps
+from p2prl.config import run_settings
+from p2prl.config.network_options import UploadCaps
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import build_learner, learner_network
-from p2prl.config.runs import init_run, open_run
+from p2prl.config.run_settings import init_run, open_run
 from p2prl.errors import ConfigError, IdentityError, MachineError
-from p2prl.learner.founding import RunPlan
-from p2prl.models.tiny import tiny_model
-from p2prl.models.warmstart import WarmstartConfig
-from p2prl.net.keyfile import create_identity
+from p2prl.learner.run_plan import RunPlan
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.warm_start import WarmstartConfig
+from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.identity import Identity
 
 SETTINGS = preset_by_name("chain4").settings_text()
@@ -75,7 +75,7 @@ def test_an_interrupted_init_leaves_nothing(
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(runs, "seal", fail)
+    monkeypatch.setattr(run_settings, "seal", fail)
     expected = MachineError if isinstance(failure, OSError) else KeyboardInterrupt
     with pytest.raises(expected):
         init_run(
@@ -201,7 +201,7 @@ def test_truncated_weights_are_refused(made: Path) -> None:
 
 
 def test_a_warm_start_makes_the_presets_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "WarmstartConfig", lambda: WarmstartConfig(steps=2))
+    monkeypatch.setattr(run_settings, "WarmstartConfig", lambda: WarmstartConfig(steps=2))
     stages: list[str] = []
     folder = init_run(tmp_path / "run", PLAN, settings=SETTINGS, on_progress=lambda stage, share: stages.append(stage))
     assert stages

@@ -19,10 +19,14 @@ SETUPTOOLS = PROJECT["tool"]["setuptools"]
 
 def packages_in_tree() -> set[str]:
     """Every folder with an `__init__.py` below the import root, seen through the links."""
-    found = {"p2prl"}
-    for init in (ROOT / "p2prl").glob("*/__init__.py"):
-        found.add(f"p2prl.{init.parent.name}")
-    return found
+    roots = {"p2prl": ROOT / "p2prl"} | {
+        f"p2prl.{link.name}": link for link in (ROOT / "p2prl").iterdir() if link.is_symlink()
+    }
+    return {
+        ".".join((name, *init.parent.relative_to(folder).parts))
+        for name, folder in roots.items()
+        for init in folder.rglob("__init__.py")
+    }
 
 
 def test_every_package_of_the_tree_is_listed() -> None:

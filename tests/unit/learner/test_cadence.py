@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.learner.cadence import Cadence, CadenceConfig, choose
-from p2prl.learner.epochs import Action
+from p2prl.learner.publish_interval import PublishInterval, PublishIntervalConfig, choose
+from p2prl.learner.schedule import Action
 from tests.unit.learner.test_learner_resume import PEERS, Swarm, learner
 from tests.unit.learner.world import NOW, World
 
-CONFIG = CadenceConfig(staleness_bound=32, least=1, most=64)
+CONFIG = PublishIntervalConfig(staleness_bound=32, least=1, most=64)
 seconds = st.floats(0.01, 1e4)
 
 
@@ -22,7 +22,7 @@ seconds = st.floats(0.01, 1e4)
 def test_the_smallest_cadence_that_fits_is_chosen(
     train_s: float, broadcast_s: float, queue_s: float, bound: int, least: int
 ) -> None:
-    config = CadenceConfig(staleness_bound=bound, least=least, most=64)
+    config = PublishIntervalConfig(staleness_bound=bound, least=least, most=64)
     choice = choose(config, train_s=train_s, broadcast_s=broadcast_s, queue_s=queue_s)
     room = bound - math.ceil(broadcast_s / train_s) - math.ceil(queue_s / train_s)
     fitting = [k for k in range(least, 65) if broadcast_s / train_s < k <= room]
@@ -34,7 +34,7 @@ def test_the_smallest_cadence_that_fits_is_chosen(
         assert choice.publish_every <= max(least, room), "never past what is still in time"
 
 
-def swarm(cadence: Cadence, *, train_s: float, delays: list[float], updates: int) -> list[int]:
+def swarm(cadence: PublishInterval, *, train_s: float, delays: list[float], updates: int) -> list[int]:
     """A learner of one update every `train_s`, and peers whose first group of a version comes after their delay."""
     now, version, behind, chosen = 0.0, -1, 10**9, []
     arrivals: list[tuple[float, bytes, int]] = []
@@ -59,11 +59,11 @@ def swarm(cadence: Cadence, *, train_s: float, delays: list[float], updates: int
     [([2.0] * 10, 1), ([35.0] * 10, 4), ([35.0] * 19 + [300.0], 4), ([2.0] * 10 + [65.0] * 10, 7)],
 )
 def test_it_settles_on_what_nearly_all_peers_need(delays: list[float], expected: int) -> None:
-    assert swarm(Cadence(CONFIG, publish_every=2), train_s=10.0, delays=delays, updates=120)[-1] == expected
+    assert swarm(PublishInterval(CONFIG, publish_every=2), train_s=10.0, delays=delays, updates=120)[-1] == expected
 
 
 def test_it_follows_a_swarm_that_becomes_faster() -> None:
-    cadence = Cadence(CONFIG, publish_every=1)
+    cadence = PublishInterval(CONFIG, publish_every=1)
     assert swarm(cadence, train_s=10.0, delays=[75.0] * 5, updates=100)[-1] == 8
     for peer in range(5):  # they left, and faster ones came
         cadence.delivered(bytes([peer]), 0, 1000.0)
@@ -78,7 +78,7 @@ def test_it_follows_a_swarm_that_becomes_faster() -> None:
 
 
 def test_nothing_is_chosen_before_it_is_measured() -> None:
-    cadence = Cadence(CONFIG, publish_every=5)
+    cadence = PublishInterval(CONFIG, publish_every=5)
     cadence.published(0, 0.0)
     cadence.delivered(b"a", 0, 500.0)
     cadence.updated(1.0)
@@ -86,7 +86,7 @@ def test_nothing_is_chosen_before_it_is_measured() -> None:
 
 
 def test_a_bound_too_small_is_said_and_the_work_stays_in_time() -> None:
-    tight = CadenceConfig(staleness_bound=6, least=1, most=64)
+    tight = PublishIntervalConfig(staleness_bound=6, least=1, most=64)
     choice = choose(tight, train_s=1.0, broadcast_s=5.0, queue_s=0.0)
     assert not choice.feasible
     assert choice.publish_every == 1

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2prl.algorithms.penalties import ReferencePenaltyConfig
+from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
+from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
 from p2prl.algorithms.registry import build_loss
-from p2prl.algorithms.selection import CHOICES, SelectionConfig
 from p2prl.errors import ConfigError, LocalProtocolError
-from p2prl.learner.estimator import BUCKETS, STALENESS_EDGES, Estimator, EstimatorConfig, Rollouts
 from p2prl.learner.guards import EssWatch, GuardConfig
-from p2prl.learner.reference import ReferenceConfig
+from p2prl.learner.loss_pipeline import BUCKETS, STALENESS_EDGES, LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.probation import ProbationConfig
+from p2prl.learner.reference_policy import ReferenceConfig
 from p2prl.learner.trainer import Trainer
-from p2prl.learner.trust import TrustConfig
-from p2prl.models.loading import load_pretrained
-from p2prl.models.tiny import tiny_model
+from p2prl.models.pretrained import load_pretrained
+from p2prl.models.tiny_models import tiny_model
 from tests.unit.learner.test_trainer import CONFIG, CPU, batches, state
 
 LENGTHS = ((3, 1, 5, 2), (4, 4, 4, 4), (1, 2, 3, 5))
@@ -43,11 +43,11 @@ def rollouts(seed: int = 0, *, drift: float = 0.4) -> tuple[Tensor, Rollouts]:
     )
 
 
-def estimator(name: str = "gepo_t", **around: Any) -> Estimator:
-    return Estimator(EstimatorConfig(objectives={name: build_loss(name)}, **around))
+def estimator(name: str = "gepo_t", **around: Any) -> LossPipeline:
+    return LossPipeline(LossPipelineConfig(objectives={name: build_loss(name)}, **around))
 
 
-def gradient(subject: Estimator, policy: Tensor, batch: Rollouts) -> Tensor:
+def gradient(subject: LossPipeline, policy: Tensor, batch: Rollouts) -> Tensor:
     return torch.autograd.grad(subject.estimate(policy, batch).loss, policy)[0]
 
 
@@ -60,7 +60,7 @@ def log_ratios(policy: Tensor, batch: Rollouts) -> list[list[np.ndarray[Any, np.
 def test_nothing_around_a_loss_is_the_loss_itself() -> None:
     policy, batch = rollouts()
     objective = build_loss("gepo_t")
-    got = Estimator.plain(objective).estimate(policy, batch)
+    got = LossPipeline.plain(objective).estimate(policy, batch)
     assert got.rate_factor == 1.0
     assert got.metrics["loss_name"] == "gepo_t"
     assert (got.metrics["probation_groups"], got.metrics["deflated_groups"], got.notices) == (0, 0, ())
@@ -214,7 +214,7 @@ AROUND: dict[str, dict[str, Any]] = {
     "brakes": {"guards": GuardConfig(kl_brake=1e-4, vcpo=True)},
     "masks": {"guards": GuardConfig(second_moment=1e-4, negative_tail=0.0)},
     "reference": {"reference": ReferencePenaltyConfig(beta=0.1)},
-    "probation": {"trust": TrustConfig(probation_groups=4), "unverified": build_loss("asympo")},
+    "probation": {"trust": ProbationConfig(probation_groups=4), "unverified": build_loss("asympo")},
     "auto": {"selection": SelectionConfig(dwell_updates=2, near_kl=0.05, far_kl=0.05, near_ess=0.3)},
 }
 
@@ -222,11 +222,11 @@ AROUND: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("around", AROUND)
 def test_a_checkpoint_resumes_to_the_bit_whatever_is_around_the_loss(tmp_path: Path, around: str) -> None:
     names = CHOICES if around == "auto" else ("gepo_t",)
-    config = EstimatorConfig(objectives={name: build_loss(name) for name in names}, **AROUND[around])
+    config = LossPipelineConfig(objectives={name: build_loss(name) for name in names}, **AROUND[around])
     reference = ReferenceConfig(ema_rate=0.2) if around == "reference" else None
 
     def fresh(model: Any) -> Trainer:
-        return Trainer(model, Estimator(config), CONFIG, temperature=1.0, reference=reference)
+        return Trainer(model, LossPipeline(config), CONFIG, temperature=1.0, reference=reference)
 
     made = tiny_model(seed=2)
     straight = fresh(made.model)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from p2prl.errors import MachineError
 from p2prl.learner.journal import Journal, StoredGroup
-from p2prl.protocol import ledger
+from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.messages import Receipts, Verdict
@@ -98,9 +98,9 @@ def test_a_crash_between_any_two_calls_forgets_nothing(
                 assert [(g.raw[:3], g.behavior) for g in journal.groups(batches[-1])] == [(b"raw", b"b")] * len(
                     batches[-1]
                 )
-            head = ledger.GENESIS
+            head = ledger_chain.GENESIS
             for height, raw in enumerate(journal.entries(0, 100)):
-                opened, head = ledger.follow(raw, height=height, head=head, run=RUN, learner=LEARNER.public_key)
+                opened, head = ledger_chain.follow(raw, height=height, head=head, run=RUN, learner=LEARNER.public_key)
                 assert opened.raw == entries[height]
             assert head == journal.head
     finally:

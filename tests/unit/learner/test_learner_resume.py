@@ -15,24 +15,24 @@ import msgspec
 import numpy as np
 import pytest
 
+from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
 from p2prl.algorithms.registry import build_loss
-from p2prl.algorithms.selection import CHOICES, SelectionConfig
 from p2prl.errors import ConfigError, MachineError
-from p2prl.learner.epochs import Action
-from p2prl.learner.estimator import Estimator, EstimatorConfig
-from p2prl.learner.folder import LearnerPaths
+from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig
+from p2prl.learner.probation import ProbationConfig
+from p2prl.learner.run_files import LearnerPaths
+from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner, LearnerConfig
 from p2prl.learner.trainer import OptimiserConfig
-from p2prl.learner.trust import TrustConfig
-from p2prl.models.codec import Codec
-from p2prl.models.layout import flatten
-from p2prl.models.loading import load_pretrained
-from p2prl.models.tiny import tiny_model
+from p2prl.models.group_work import GroupWork
+from p2prl.models.pretrained import load_pretrained
+from p2prl.models.text_codec import Codec
+from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.warmstart import WarmstartConfig, warm_start
-from p2prl.models.work import GroupWork
-from p2prl.net import control
-from p2prl.protocol import ledger
+from p2prl.models.warm_start import WarmstartConfig, warm_start
+from p2prl.models.weight_layout import flatten
+from p2prl.net.process import control
+from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.manifests import PolicyManifest
@@ -89,7 +89,7 @@ def learnt() -> Any:
     return loaded.model.state_dict()
 
 
-def learner(world: World, *, around: EstimatorConfig | None = None, **changes: Any) -> Learner:
+def learner(world: World, *, around: LossPipelineConfig | None = None, **changes: Any) -> Learner:
     """The run's learner, as a fresh process would build it."""
     checkpoints = sorted((world.directory / "checkpoints").glob("step-*"))
     made = load_pretrained(str(checkpoints[-1]), dtype="float32") if checkpoints else tiny_model(seed=1)
@@ -112,7 +112,7 @@ def learner(world: World, *, around: EstimatorConfig | None = None, **changes: A
         layout=world.layout,
         engine=TransformersEngine(replaying.model, world.layout),
         work=GroupWork(world.manifest, world.run, Codec(replaying.tokenizer, replaying.model)),
-        estimator=Estimator(around or EstimatorConfig(objectives={"gepo_t": build_loss("gepo_t")})),
+        estimator=LossPipeline(around or LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")})),
         config=LearnerConfig(**config),
         clock=FakeClock(),
         random_bytes=lambda count: bytes([next(world.beacons)]) * count,
@@ -148,7 +148,7 @@ class Swarm:
                     shelved = self.world.shelf.add(raw)
                     for peer, slot in itertools.product(PEERS, range(self.world.manifest.publish_every)):
                         group = self.world.group(shelved, peer, slot)
-                        self.ear.inbox.append(control.Arrived(seal(peer, group, run=self.world.run, now=NOW)))
+                        self.ear.inbox.append(control.EnvelopeArrived(seal(peer, group, run=self.world.run, now=NOW)))
         self.actions.append(self.learner.turn(wait_s=0.0))
         return self.actions[-1]
 
@@ -256,7 +256,7 @@ def test_a_restart_frees_the_disk_of_versions_nobody_asks_for_any_more(fresh: Ca
     swarm.learner.close()
     manifests = {m.version: m for m in swarm.ear.bodies(Kind.POLICY_MANIFEST)}
     window = [manifests[version] for version in (UPDATES - 1, UPDATES)]
-    needed = {manifests[0].state, file.blob.root}
+    needed = {manifests[0].weights_digest, file.blob.root}
     needed |= {root for m in window for root in (m.weights.root, *(patch.blob.root for patch in m.patches))}
     assert {path.name for path in blobs.iterdir()} == {"notes.txt", *(root.hex() for root in needed)}
 
@@ -265,9 +265,9 @@ def test_probation_and_the_choice_of_a_loss_are_replayed_too(fresh: Callable[[st
     def careful(world: World) -> Learner:
         return learner(
             world,
-            around=EstimatorConfig(
+            around=LossPipelineConfig(
                 objectives={name: build_loss(name) for name in CHOICES},
-                trust=TrustConfig(probation_groups=3),
+                trust=ProbationConfig(probation_groups=3),
                 selection=SelectionConfig(dwell_updates=2),
             ),
         )
@@ -342,9 +342,9 @@ def test_a_page_of_its_ledger_follows_the_chain(fresh: Callable[[str], World]) -
     swarm.ear.inbox.append(control.LedgerWanted("peer", 0))
     swarm.turn()
     (page,) = swarm.ear.pages
-    head: Digest = ledger.GENESIS
+    head: Digest = ledger_chain.GENESIS
     for height, raw in enumerate(page):
-        _, head = ledger.follow(raw, height=height, head=head, run=world.run, learner=world.learner.public_key)
+        _, head = ledger_chain.follow(raw, height=height, head=head, run=world.run, learner=world.learner.public_key)
     newest = swarm.ear.bodies(Kind.LEDGER_HEAD)[-1]
     assert (newest.height, newest.head) == (len(page), head)
     swarm.learner.close()
@@ -358,7 +358,7 @@ def test_a_repeated_group_is_answered_again_and_counted_once(fresh: Callable[[st
     (first, *_) = swarm.ear.bodies(Kind.STORAGE_RECEIPT)
     before = len(swarm.ear.bodies(Kind.STORAGE_RECEIPT))
     group = swarm.world.group(world.shelf.add(swarm.ear.said[0]), PEERS[0], 0)
-    swarm.ear.inbox.append(control.Arrived(seal(PEERS[0], group, run=world.run, now=NOW)))
+    swarm.ear.inbox.append(control.EnvelopeArrived(seal(PEERS[0], group, run=world.run, now=NOW)))
     swarm.turn()
     assert len(swarm.ear.bodies(Kind.STORAGE_RECEIPT)) == before + 1
     mine = [r for body in swarm.ear.bodies(Kind.RECEIPTS) for r in body.receipts if r.group in first.groups]
@@ -379,7 +379,7 @@ def test_groups_of_no_policy_and_floods_of_one_peer_are_not_taken_in(
     honest = [world.group(policy, identity("flood"), slot) for slot in range(5)]
     alien = world.sealed(altered(honest[0], policy=b"x" * 32), identity("alien"))
     flood = [world.sealed(group, identity("flood")) for group in honest]
-    swarm.ear.inbox = [control.Arrived(stored.raw) for stored in (alien, *flood)]
+    swarm.ear.inbox = [control.EnvelopeArrived(stored.raw) for stored in (alien, *flood)]
     swarm.ear.said.clear()
     swarm.learner._listen(0.0)
     answered = [name for receipt in swarm.ear.bodies(Kind.STORAGE_RECEIPT) for name in receipt.groups]
@@ -438,7 +438,7 @@ def test_a_crash_of_the_shelfs_window_does_not_make_late_work_a_cheat(fresh: Cal
     late = None
     while swarm.learner.step < UPDATES + 2:
         swarm.turn()
-        late = late or control.Arrived(
+        late = late or control.EnvelopeArrived(
             seal(
                 PEERS[0],
                 world.group(world.shelf.add(swarm.ear.said[0]), PEERS[0], 7),

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2prl.algorithms.loss_selection import CHOICES
 from p2prl.algorithms.registry import Objective, build_loss
-from p2prl.algorithms.selection import CHOICES
 from p2prl.errors import ConfigError
-from p2prl.learner.estimator import Estimator, EstimatorConfig, Rollouts
 from p2prl.learner.guards import GuardConfig
-from p2prl.learner.trust import TrustConfig
+from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.probation import ProbationConfig
 
 NEW, KNOWN = 0, 1
 """Rows of the two groups: of a peer on probation, and of one that is trusted."""
@@ -48,20 +48,20 @@ def lying(batch: Rollouts, nats: float, members: slice) -> Rollouts:
 
 def probation(
     name: str, free: str = "", options: dict[str, object] | None = None, guards: GuardConfig | None = None
-) -> Estimator:
+) -> LossPipeline:
     unverified = build_loss(free) if free else None
     names = CHOICES if name == "auto" else (name,)
-    return Estimator(
-        EstimatorConfig(
+    return LossPipeline(
+        LossPipelineConfig(
             objectives={each: build_loss(each, options=options) for each in names},
             guards=guards or GuardConfig(),
-            trust=TrustConfig(probation_groups=8, loss=free),
+            trust=ProbationConfig(probation_groups=8, loss=free),
             unverified=unverified,
         )
     )
 
 
-def gradient(subject: Estimator, policy: Tensor, batch: Rollouts) -> Tensor:
+def gradient(subject: LossPipeline, policy: Tensor, batch: Rollouts) -> Tensor:
     return torch.autograd.grad(subject.estimate(policy, batch).loss, policy)[0]
 
 
@@ -70,7 +70,7 @@ def test_one_liar_gains_e_to_the_k_from_gspo_and_nothing_on_probation(nats: floa
     policy, batch = honest()
     batch = lying(batch, nats, slice(0, 1))
     trusted = replace(batch, trust_B=torch.ones(2))
-    plain = Estimator.plain(build_loss("gspo", options=WIDE_GSPO)).estimate(policy, trusted)
+    plain = LossPipeline.plain(build_loss("gspo", options=WIDE_GSPO)).estimate(policy, trusted)
     assert plain.metrics["loss/weight_max"] == pytest.approx(math.exp(nats))
     held = probation("gspo", options=WIDE_GSPO).estimate(policy, batch)
     assert held.metrics["loss/weight_max"] <= 1.0 + 1e-9
@@ -93,7 +93,7 @@ def test_the_likeliest_member_of_a_group_moves_all_its_gepo_weights(
         for claim in (first, told)
     ]
     assert expectations[0] / expectations[1] == pytest.approx(factor, abs=0.005)
-    plain = Estimator.plain(build_loss("gepo", options={"log_weight_bound": 20.0}))
+    plain = LossPipeline.plain(build_loss("gepo", options={"log_weight_bound": 20.0}))
     trusted = replace(batch, behavior_logprobs_BGT=likely, trust_B=torch.ones(2))
     before, after = (
         gradient(plain, likely.clone().requires_grad_(), replace(trusted, behavior_logprobs_BGT=claimed))[NEW]
@@ -148,14 +148,14 @@ def test_a_loss_that_reads_no_log_probs_cannot_be_lied_to(nats: float, free: str
     torch.testing.assert_close(told, gradient(masked, policy, lying(batch, nats, members)))
     assert told[NEW].count_nonzero() > 0
     trusted = replace(batch, trust_B=torch.ones(2))
-    plain = gradient(Estimator.plain(build_loss("gepo_t")), policy, trusted)
+    plain = gradient(LossPipeline.plain(build_loss("gepo_t")), policy, trusted)
     torch.testing.assert_close(told[KNOWN], plain[KNOWN], msg="a trusted group keeps its share of the batch")
 
 
 def test_both_kinds_of_groups_add_up_to_one_batch() -> None:
     policy, batch = honest()
     split = probation("asympo", "asympo")
-    whole = Estimator.plain(build_loss("asympo"))
+    whole = LossPipeline.plain(build_loss("asympo"))
     trusted = replace(batch, trust_B=torch.ones(2))
     torch.testing.assert_close(gradient(split, policy, batch), gradient(whole, policy, trusted))
 
@@ -165,19 +165,19 @@ def test_weights_of_all_groups_are_described_whichever_loss_made_them() -> None:
     aged = replace(batch, staleness_BG=torch.tensor([[3], [90]]).expand(2, 8))
     metrics = probation("gepo_t", "asympo").estimate(policy, aged).metrics
     objective: Objective = build_loss("gepo_t")
-    trusted = Estimator.plain(objective).estimate(policy, replace(aged, trust_B=torch.ones(2)))
+    trusted = LossPipeline.plain(objective).estimate(policy, replace(aged, trust_B=torch.ones(2)))
     assert metrics["stale/65-256/weight_max"] == pytest.approx(trusted.metrics["stale/65-256/weight_max"])
     largest = float((-1 / policy.detach()[NEW].mean(dim=-1)).max())
     assert metrics["stale/1-4/weight_max"] == pytest.approx(largest), "asympo's 1/NLL: no claim, and so no cap"
 
 
 def test_trust_grows_with_groups_that_were_trained_on() -> None:
-    config = TrustConfig(probation_groups=4, cap=0.5, trusted_cap=2.5)
+    config = ProbationConfig(probation_groups=4, cap=0.5, trusted_cap=2.5)
     assert [config.trust(groups) for groups in (0, 1, 2, 4, 9)] == [0.0, 0.25, 0.5, 1.0, 1.0]
     caps = config.caps(torch.tensor([0.0, 0.25, 0.5, 1.0]), 3)
     assert caps[:, 0].tolist() == [0.5, 1.0, 1.5, math.inf]
     assert caps.shape == (4, 3)
-    assert TrustConfig().trust(0) == 1.0, "without probation everybody is trusted"
+    assert ProbationConfig().trust(0) == 1.0, "without probation everybody is trusted"
 
 
 @pytest.mark.parametrize(
@@ -193,5 +193,5 @@ def test_trust_grows_with_groups_that_were_trained_on() -> None:
 )
 def test_impossible_rules_are_named(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"loss.trust.{field}") as caught:
-        TrustConfig(**{field: value})  # type: ignore[arg-type]
+        ProbationConfig(**{field: value})  # type: ignore[arg-type]
     assert caught.value.remedy

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from p2prl.clock import Clock
-from p2prl.learner.patching import Base, make_patches
-from p2prl.learner.publication import Publication
-from p2prl.learner.shelf import Shelf
-from p2prl.learner.voice import Voice
-from p2prl.models.layout import flatten, layout_of
-from p2prl.models.tiny import tiny_model
-from p2prl.net import control
-from p2prl.net.rebuilding import rebuild
+from p2prl.learner.patch_making import Base, make_patches
+from p2prl.learner.policy_publisher import PolicyPublisher
+from p2prl.learner.published_policies import PublishedPolicies
+from p2prl.learner.signing_sender import SigningSender
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.net.process import control
+from p2prl.net.storage.patch_decoder import rebuild
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.manifests import NOTHING, PolicyManifest
-from p2prl.protocol.versions import PolicyHead
-from p2prl.swarm.routes import Way, cheapest_route
+from p2prl.protocol.manifests import NO_BASE, PolicyManifest
+from p2prl.protocol.policy_head import PolicyHead
+from p2prl.swarm.policies.cheapest_route import RouteStep, cheapest_route
 from tests.unit.learner.world import NOW, World
 
 
@@ -71,11 +71,11 @@ class Press:
         self.generator = torch.Generator().manual_seed(7)
         self.start(world.shelf)
 
-    def start(self, shelf: Shelf) -> None:
+    def start(self, shelf: PublishedPolicies) -> None:
         """The publication of a learner that has just started, with what it finds on its shelf."""
-        voice = Voice(self.world.learner, self.world.run, self.world.journal, self.clock)
+        voice = SigningSender(self.world.learner, self.world.run, self.world.journal, self.clock)
         voice.attach(self.ear)
-        self.publication = Publication(
+        self.publication = PolicyPublisher(
             journal=self.world.journal,
             blobs=self.world.blobs,
             shelf=shelf,
@@ -114,16 +114,16 @@ def test_spans_are_one_four_sixteen_and_the_start(press: Press) -> None:
     press.publish(33)
     manifests = press.ear.manifests()
     listed = {m.version: sorted(patch.base for patch in m.patches) for m in manifests}
-    assert listed[0] == [NOTHING]
+    assert listed[0] == [NO_BASE]
     assert listed[1] == [0]
     assert listed[4] == [0, 3]
     assert listed[8] == [4, 7]
-    assert listed[16] == [NOTHING, 0, 12, 15]
-    assert listed[32] == [NOTHING, 0, 16, 28, 31]
+    assert listed[16] == [NO_BASE, 0, 12, 15]
+    assert listed[32] == [NO_BASE, 0, 16, 28, 31]
     for manifest in manifests:
         manifest.check(max_weight_bytes=1 << 30)
         for patch in manifest.patches:
-            assert patch.base == NOTHING or patch.base_state == manifests[patch.base].state
+            assert patch.base == NO_BASE or patch.base_digest == manifests[patch.base].weights_digest
 
 
 def test_every_patch_leads_to_the_published_words(press: Press, tmp_path: Path) -> None:
@@ -132,11 +132,11 @@ def test_every_patch_leads_to_the_published_words(press: Press, tmp_path: Path) 
     manifests = press.ear.manifests()
     for manifest in (manifests[1], manifests[16], manifests[17]):
         for patch in manifest.patches:
-            base = "" if patch.base == NOTHING else str(blobs.path(manifests[patch.base].weights.root))
+            base = "" if patch.base == NO_BASE else str(blobs.path(manifests[patch.base].weights.root))
             target = tmp_path / "rebuilt"
             stream = str(blobs.path(patch.blob.root))
             size = manifest.weights.size_bytes
-            rebuild(control.Patched(b"", manifest.state, size, "bfloat16", base, (stream,), str(target)))
+            rebuild(control.PatchesReady(b"", manifest.weights_digest, size, "bfloat16", base, (stream,), str(target)))
             assert target.read_bytes() == blobs.path(manifest.weights.root).read_bytes()
 
 
@@ -147,7 +147,7 @@ def test_the_head_lists_the_ways_and_is_signed_again_before_it_expires(press: Pr
     assert head.version == 17
     assert head.oldest == 0
     assert head.target_ms == manifests[-1].created_ms + 30_000, "the next version is due in as long as the last took"
-    ways = [Way(edge.version, edge.base, edge.size_bytes, edge.manifest) for edge in head.edges]  # type: ignore[arg-type]
+    ways = [RouteStep(edge.version, edge.base, edge.size_bytes, edge.manifest) for edge in head.edges]  # type: ignore[arg-type]
     assert len(ways) == sum(len(m.patches) for m in manifests)
     route = cheapest_route(ways, held={1}, target=17, whole_bytes=head.weight_bytes)
     assert route is not None
@@ -167,7 +167,7 @@ def test_nothing_is_published_that_saves_no_bytes(press: Press, tmp_path: Path) 
     noise = np.random.default_rng(1).integers(0, 1 << 16, 20_000, dtype=np.uint16)
     other = np.random.default_rng(2).integers(0, 1 << 16, 20_000, dtype=np.uint16)
     (tmp_path / "old").write_bytes(other.tobytes())
-    bases = [Base(0, bytes(32), tmp_path / "old"), Base(NOTHING, b"", None)]
+    bases = [Base(0, bytes(32), tmp_path / "old"), Base(NO_BASE, b"", None)]
     assert make_patches(memoryview(noise.tobytes()), "bfloat16", bases, press.world.blobs, chunk_pieces=4) == ()
 
 
@@ -204,8 +204,8 @@ def test_words_within_the_dead_band_stay_as_they_were_published(tmp_path: Path, 
         patch = next(p for p in press.ear.manifests()[version].patches if p.base == version - 1)
         target, stream = tmp_path / "rebuilt", str(world.blobs.path(patch.blob.root))
         base = str(world.blobs.path(press.ear.manifests()[version - 1].weights.root))
-        state = press.ear.manifests()[version].state
-        rebuild(control.Patched(b"", state, len(published[version]), "bfloat16", base, (stream,), str(target)))
+        state = press.ear.manifests()[version].weights_digest
+        rebuild(control.PatchesReady(b"", state, len(published[version]), "bfloat16", base, (stream,), str(target)))
         assert target.read_bytes() == published[version]
     world.close()
 
@@ -216,7 +216,7 @@ def test_a_restart_goes_on_from_the_words_that_were_published(tmp_path: Path) ->
     killed = Press(World(tmp_path / "killed"), dead_band_ulp=3)
     for _ in range(6):
         killed.publish(1)
-        shelf = Shelf(killed.world.blobs)
+        shelf = PublishedPolicies(killed.world.blobs)
         for raw in killed.world.journal.policies(from_step=0):
             shelf.add(raw)
         killed.start(shelf)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import MachineError
-from p2prl.learner.patching import bases_of
-from p2prl.learner.shelf import Shelf
-from p2prl.models.layout import weights_digest
+from p2prl.learner.patch_making import bases_of
+from p2prl.learner.published_policies import PublishedPolicies
+from p2prl.models.weight_layout import weights_digest
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.manifests import NOTHING, PolicyManifest
+from p2prl.protocol.manifests import NO_BASE, PolicyManifest
 from tests.unit.learner.world import World
 
 
@@ -25,7 +25,7 @@ def test_a_policy_is_found_by_version_and_name_together(world: World) -> None:
 def test_weights_are_the_published_bytes_beyond_the_cache(world: World) -> None:
     published = [world.publish(version, step=version) for version in range(7)]
     for policy in (*published, *published):
-        assert weights_digest(world.shelf.weights(policy.manifest.version)) == policy.manifest.state
+        assert weights_digest(world.shelf.weights(policy.manifest.version)) == policy.manifest.weights_digest
 
 
 def test_what_leaves_the_window_is_forgotten_but_never_the_newest(world: World) -> None:
@@ -59,15 +59,15 @@ def test_the_first_versions_words_stay_for_newcomers_when_it_has_left_the_window
     assert len(world.shelf) == 4
     assert world.shelf.at(0) is None
     bases = {base.version: base for base in bases_of(16, world.shelf)}
-    assert set(bases) == {NOTHING, 0, 12, 15}
+    assert set(bases) == {NO_BASE, 0, 12, 15}
     path = bases[0].path
     assert path is not None
     assert path.read_bytes() == words
-    assert bases[0].state == first.manifest.state
+    assert bases[0].state == first.manifest.weights_digest
 
-    again = Shelf(world.blobs)
+    again = PublishedPolicies(world.blobs)
     again.recall_first(first.raw)
-    assert again.words_of(0) == (first.manifest.state, path)
+    assert again.words_of(0) == (first.manifest.weights_digest, path)
     assert len(again) == 0
 
 
@@ -80,9 +80,9 @@ def blob_root(world: World, version: int) -> Digest:
 def test_words_that_were_deleted_are_no_base(world: World) -> None:
     first = world.publish(0, step=0)
     world.publish(1, step=1)
-    world.blobs.path(first.manifest.state).unlink()
+    world.blobs.path(first.manifest.weights_digest).unlink()
     world.blobs.path(blob_root(world, 1)).unlink()
-    assert [base.version for base in bases_of(16, world.shelf)] == [NOTHING]
+    assert [base.version for base in bases_of(16, world.shelf)] == [NO_BASE]
 
 
 @pytest.mark.parametrize("kept", [1, 2, 6, 20])
@@ -100,6 +100,6 @@ def test_a_patch_from_the_first_version_is_always_in_the_window(world: World, ke
 
 def test_words_cut_short_are_no_base(world: World) -> None:
     first = world.publish(0, step=0)
-    path = world.blobs.path(Digest(first.manifest.state))
+    path = world.blobs.path(Digest(first.manifest.weights_digest))
     path.write_bytes(path.read_bytes()[:-1])
     assert world.shelf.words_of(0) is None

@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, MachineError
-from p2prl.learner.estimator import Estimator
-from p2prl.learner.folder import complete_checkpoints, newest_checkpoint
+from p2prl.learner.loss_pipeline import LossPipeline
+from p2prl.learner.run_files import complete_checkpoints, newest_checkpoint
 from p2prl.learner.trainer import OptimiserConfig, Trainer, TrainingGroup
-from p2prl.models.layout import flatten, layout_of
-from p2prl.models.loading import load_pretrained
-from p2prl.models.policy import completion_logprobs
-from p2prl.models.tiny import tiny_model
+from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.models.pretrained import load_pretrained
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.weight_layout import flatten, layout_of
 
 CONFIG = OptimiserConfig(learning_rate=1e-3, warmup_updates=3)
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def batches(count: int) -> Iterator[list[TrainingGroup]]:
 
 
 def trainer(model: Any) -> Trainer:
-    return Trainer(model, Estimator.plain(build_loss("gepo_t", options={})), CONFIG, temperature=1.0)
+    return Trainer(model, LossPipeline.plain(build_loss("gepo_t", options={})), CONFIG, temperature=1.0)
 
 
 def state(of: Trainer) -> bytes:
@@ -104,7 +104,7 @@ def test_a_gradient_that_is_not_finite_stops_before_it_is_applied() -> None:
         return replace(honest.loss(policy_logprobs, batch), loss=policy_logprobs.sum() * math.inf)
 
     exploding = replace(honest, spec=replace(honest.spec, function=explode))
-    subject = Trainer(model, Estimator.plain(exploding), CONFIG, temperature=1.0)
+    subject = Trainer(model, LossPipeline.plain(exploding), CONFIG, temperature=1.0)
     before = state(subject)
     with pytest.raises(MachineError, match="the gradient at update 0 is not finite") as caught:
         subject.update(batch)

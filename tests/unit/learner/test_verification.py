@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from p2prl.learner.journal import StoredGroup
-from p2prl.models.engine import Scored
+from p2prl.models.engine_port import Scored
 from p2prl.protocol.messages import EngineClass, RolloutGroup, State
-from p2prl.protocol.reasons import Reason
+from p2prl.protocol.rejection_reasons import RejectionReason
 from tests.unit.learner.world import NOW, STALENESS, World, altered, identity, with_completion
 
 PEER = identity("volunteer")
@@ -68,28 +68,30 @@ def claims_to_finish(group: RolloutGroup) -> RolloutGroup:
 
 LENIENT = EngineClass("transformers", "5", "bfloat16", "cpu")
 
-TAMPERINGS: list[tuple[Reason, Callable[[RolloutGroup], RolloutGroup]]] = [
-    (Reason.UNKNOWN_POLICY, lambda g: altered(g, policy=bytes(32))),
-    (Reason.UNKNOWN_POLICY, lambda g: altered(g, version=77)),
-    (Reason.UNKNOWN_TASK, lambda g: altered(g, task="chain5")),
-    (Reason.WRONG_PROMPT, lambda g: altered(g, prompt=g.prompt[:-4])),
-    (Reason.WRONG_PROMPT, lambda g: altered(g, slot=g.slot + 1)),
-    (Reason.WRONG_SIZE, lambda g: altered(g, completions=g.completions[:1])),
-    (Reason.WRONG_SIZE, lambda g: altered(g, completions=(*g.completions, g.completions[0]))),
-    (Reason.BAD_TOKENS, too_long),
-    (Reason.BAD_TOKENS, cut_short),
-    (Reason.BAD_TOKENS, outside_vocabulary),
-    (Reason.BAD_TOKENS, claims_to_finish),
-    (Reason.SEED_MISMATCH, another_token),
-    (Reason.SEED_MISMATCH, lambda g: altered(g, completions=tuple(reversed(g.completions)))),
-    (Reason.SEED_MISMATCH, lambda g: altered(another_token(g), engine=LENIENT)),
-    (Reason.LOGPROB_MISMATCH, shifted_logprobs),
-    (Reason.LOGPROB_MISMATCH, nan_logprobs),
+TAMPERINGS: list[tuple[RejectionReason, Callable[[RolloutGroup], RolloutGroup]]] = [
+    (RejectionReason.UNKNOWN_POLICY, lambda g: altered(g, policy=bytes(32))),
+    (RejectionReason.UNKNOWN_POLICY, lambda g: altered(g, version=77)),
+    (RejectionReason.UNKNOWN_TASK, lambda g: altered(g, task="chain5")),
+    (RejectionReason.WRONG_PROMPT, lambda g: altered(g, prompt=g.prompt[:-4])),
+    (RejectionReason.WRONG_PROMPT, lambda g: altered(g, slot=g.slot + 1)),
+    (RejectionReason.WRONG_SIZE, lambda g: altered(g, completions=g.completions[:1])),
+    (RejectionReason.WRONG_SIZE, lambda g: altered(g, completions=(*g.completions, g.completions[0]))),
+    (RejectionReason.BAD_TOKENS, too_long),
+    (RejectionReason.BAD_TOKENS, cut_short),
+    (RejectionReason.BAD_TOKENS, outside_vocabulary),
+    (RejectionReason.BAD_TOKENS, claims_to_finish),
+    (RejectionReason.SEED_MISMATCH, another_token),
+    (RejectionReason.SEED_MISMATCH, lambda g: altered(g, completions=tuple(reversed(g.completions)))),
+    (RejectionReason.SEED_MISMATCH, lambda g: altered(another_token(g), engine=LENIENT)),
+    (RejectionReason.LOGPROB_MISMATCH, shifted_logprobs),
+    (RejectionReason.LOGPROB_MISMATCH, nan_logprobs),
 ]
 
 
 @pytest.mark.parametrize(("reason", "tamper"), TAMPERINGS)
-def test_every_tampering_is_named(world: World, reason: Reason, tamper: Callable[[RolloutGroup], RolloutGroup]) -> None:
+def test_every_tampering_is_named(
+    world: World, reason: RejectionReason, tamper: Callable[[RolloutGroup], RolloutGroup]
+) -> None:
     policy = world.publish(0, step=0)
     honest = world.group(policy, PEER, 3)
     (outcome,) = world.check(world.sealed(tamper(honest), PEER))
@@ -100,8 +102,8 @@ def test_every_tampering_is_named(world: World, reason: Reason, tamper: Callable
 
 
 def test_every_reason_has_a_group_that_meets_it() -> None:
-    elsewhere = {Reason.TOO_STALE, Reason.DUPLICATE_SLOT}
-    assert {reason for reason, _ in TAMPERINGS} | elsewhere == set(Reason)
+    elsewhere = {RejectionReason.TOO_STALE, RejectionReason.DUPLICATE_SLOT}
+    assert {reason for reason, _ in TAMPERINGS} | elsewhere == set(RejectionReason)
 
 
 def test_a_lenient_word_type_cannot_be_claimed(world: World) -> None:
@@ -112,14 +114,14 @@ def test_a_lenient_word_type_cannot_be_claimed(world: World) -> None:
         claimed = np.frombuffer(honest.completions[index].logprobs, dtype="<f2").astype(np.float32) - 0.035
         honest = with_completion(honest, index, logprobs=claimed.astype("<f2").tobytes())
     (outcome,) = world.check(world.sealed(altered(honest, engine=LENIENT), PEER))
-    assert outcome.reason == Reason.LOGPROB_MISMATCH
+    assert outcome.reason == RejectionReason.LOGPROB_MISMATCH
 
 
 def test_another_peers_work_is_not_ones_own(world: World) -> None:
     policy = world.publish(0, step=0)
     (outcome,) = world.check(world.sealed(world.group(policy, PEER, 3), STRANGER))
     assert outcome.state is State.REJECTED
-    assert outcome.reason in (Reason.WRONG_PROMPT, Reason.SEED_MISMATCH)
+    assert outcome.reason in (RejectionReason.WRONG_PROMPT, RejectionReason.SEED_MISMATCH)
 
 
 def test_honest_groups_of_several_versions_are_verified_in_order(world: World) -> None:
@@ -168,7 +170,7 @@ def test_a_replay_without_finite_log_probs_is_rejected_before_it_can_train(
 
     monkeypatch.setattr(world.engine, "replay", broken)
     (outcome,) = world.check(world.sealed(group, PEER))
-    assert (outcome.state, outcome.reason) == (State.REJECTED, Reason.LOGPROB_MISMATCH)
+    assert (outcome.state, outcome.reason) == (State.REJECTED, RejectionReason.LOGPROB_MISMATCH)
 
 
 def test_a_claimed_reward_is_never_read(world: World) -> None:
@@ -187,7 +189,7 @@ def test_one_slot_counts_once_within_a_batch(world: World) -> None:
     outcomes = world.check(first, second)
     assert [(o.state, o.reason) for o in outcomes] == [
         (State.VERIFIED, ""),
-        (State.REJECTED, Reason.DUPLICATE_SLOT),
+        (State.REJECTED, RejectionReason.DUPLICATE_SLOT),
     ]
 
 
@@ -202,7 +204,7 @@ def test_one_slot_counts_once_across_batches(world: World, used: bool) -> None:
         if used:
             world.journal.begin_step(0, [first.digest])
     (outcome,) = world.check(second)
-    assert outcome.reason == Reason.DUPLICATE_SLOT
+    assert outcome.reason == RejectionReason.DUPLICATE_SLOT
 
 
 def test_a_rejected_group_does_not_take_the_slot(world: World) -> None:
@@ -211,7 +213,7 @@ def test_a_rejected_group_does_not_take_the_slot(world: World) -> None:
     bad, good = world.sealed(another_token(group), PEER), world.sealed(group, PEER)
     world.store(bad, good)
     with world.journal.transaction():
-        world.journal.refused(bad.digest, state="rejected", reason=Reason.SEED_MISMATCH)
+        world.journal.refused(bad.digest, state="rejected", reason=RejectionReason.SEED_MISMATCH)
     assert world.check(good)[0].state is State.VERIFIED
 
 
@@ -223,7 +225,7 @@ def test_work_at_the_bound_counts_and_past_it_expires(world: World) -> None:
     group = late(world)
     assert world.check(group, step=STALENESS)[0].state is State.VERIFIED
     (outcome,) = world.check(group, step=STALENESS + 1)
-    assert (outcome.state, outcome.reason) == (State.EXPIRED, Reason.TOO_STALE)
+    assert (outcome.state, outcome.reason) == (State.EXPIRED, RejectionReason.TOO_STALE)
 
 
 def test_work_of_a_version_that_has_left_the_shelf_expires(world: World) -> None:
@@ -231,5 +233,5 @@ def test_work_of_a_version_that_has_left_the_shelf_expires(world: World) -> None
     world.publish(1, step=10)
     world.shelf.drop_before_step(10 - STALENESS)
     (outcome,) = world.check(group, step=10)
-    assert (outcome.state, outcome.reason) == (State.EXPIRED, Reason.TOO_STALE)
+    assert (outcome.state, outcome.reason) == (State.EXPIRED, RejectionReason.TOO_STALE)
     assert outcome.receipt.tokens == 0

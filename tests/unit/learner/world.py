@@ -10,21 +10,21 @@ from pathlib import Path
 import msgspec
 import torch
 
-from p2prl.learner.founding import RunPlan, run_manifest
 from p2prl.learner.journal import Journal, StoredGroup
-from p2prl.learner.shelf import Published, Shelf
+from p2prl.learner.published_policies import Published, PublishedPolicies
+from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.verification import Outcome, Verification
-from p2prl.models.codec import Codec
-from p2prl.models.layout import flatten, layout_of, weights_digest
+from p2prl.models.group_work import GroupWork
 from p2prl.models.run_files import export_run_files
-from p2prl.models.tiny import tiny_model
+from p2prl.models.text_codec import Codec
+from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.work import GroupWork
-from p2prl.net.blobs import DiskBlobs
+from p2prl.models.weight_layout import flatten, layout_of, weights_digest
+from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.manifests import NOTHING, Patch, PolicyManifest, blob_of, chunk_bytes_for
+from p2prl.protocol.manifests import NO_BASE, Patch, PolicyManifest, blob_of, chunk_bytes_for
 from p2prl.protocol.messages import RolloutGroup
 
 NOW = 1_800_000_000.0
@@ -58,8 +58,8 @@ class World:
         self.work = GroupWork(self.manifest, self.run, Codec(self.loaded.tokenizer, self.loaded.model))
         self.engine = TransformersEngine(self.loaded.model, self.layout)
         self.journal = Journal(directory / "journal.db")
-        self.blobs = DiskBlobs(directory / "blobs")
-        self.shelf = Shelf(self.blobs)
+        self.blobs = DiskBlobStore(directory / "blobs")
+        self.shelf = PublishedPolicies(self.blobs)
 
     def close(self) -> None:
         self.journal.close()
@@ -78,11 +78,11 @@ class World:
             version=version,
             step=step,
             weights=ref,
-            state=weights_digest(weights),
+            weights_digest=weights_digest(weights),
             previous=b"" if newest is None else newest.digest,
             beacon=digest("p2prl/test-beacon", bytes([version])),
             created_ms=int(NOW * 1000),
-            patches=tuple(Patch(base, b"" if base == NOTHING else bytes(32), ref) for base in bases),
+            patches=tuple(Patch(base, b"" if base == NO_BASE else bytes(32), ref) for base in bases),
         )
         raw = seal(self.learner, manifest, run=self.run, now=NOW)
         with self.journal.transaction():

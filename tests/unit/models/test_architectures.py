@@ -9,12 +9,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from p2prl.models import transformers_engine
-from p2prl.models.engine import GenerationRequest
-from p2prl.models.layout import flatten, layout_of, load_in_place
-from p2prl.models.loading import LoadedModel
+from p2prl.models.engine_port import GenerationRequest
+from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_files import ARCHITECTURES, build_from_run, export_run_files
-from p2prl.models.tiny import tiny_model
+from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.weight_layout import flatten, layout_of, load_in_place
 
 REQUESTS = [
     GenerationRequest(

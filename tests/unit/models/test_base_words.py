@@ -11,11 +11,11 @@ import pytest
 from blake3 import blake3
 
 from p2prl.errors import ConfigError, MachineError
-from p2prl.learner.founding import RunPlan, run_manifest
-from p2prl.models.base_words import lay_base
-from p2prl.models.layout import flatten, layout_of
+from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.models.local_base import flatten_local_base
 from p2prl.models.run_files import export_run_files
-from p2prl.models.tiny import tiny_model
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 
@@ -47,7 +47,7 @@ def test_the_words_are_those_a_learner_publishes_first(tmp_path: Path, model: Pa
     master = tiny_model(seed=3).model
     published = bytes(flatten(master, layout_of(master, dtype)))
     before = contents(model)
-    state = lay_base(model, manifest_of(dtype), tmp_path / "blobs")
+    state = flatten_local_base(model, manifest_of(dtype), tmp_path / "blobs")
     assert state == blake3(published).digest()
     assert contents(tmp_path / "blobs") == {state.hex(): published}
     assert contents(model) == before
@@ -57,10 +57,10 @@ def test_another_architecture_is_told_by_what_differs(tmp_path: Path, model: Pat
     manifest = manifest_of("bfloat16")
     larger = msgspec.structs.replace(manifest, layout=bytes(32), parameters=123_456)
     with pytest.raises(ConfigError, match="this run's model 123,456") as caught:
-        lay_base(model, larger, tmp_path / "blobs")
+        flatten_local_base(model, larger, tmp_path / "blobs")
     assert "owner/public" in caught.value.remedy
     with pytest.raises(ConfigError, match="names or shapes its tensors otherwise"):
-        lay_base(model, msgspec.structs.replace(manifest, layout=bytes(32)), tmp_path / "blobs")
+        flatten_local_base(model, msgspec.structs.replace(manifest, layout=bytes(32)), tmp_path / "blobs")
     assert not (tmp_path / "blobs").exists()
 
 
@@ -68,7 +68,7 @@ def test_what_is_no_model_and_a_disk_that_refuses_are_sentences(tmp_path: Path, 
     manifest = manifest_of("bfloat16")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(MachineError, match="cannot write"):
-        lay_base(model, manifest, tmp_path / "file")
+        flatten_local_base(model, manifest, tmp_path / "file")
     (model / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        lay_base(model, manifest, tmp_path / "blobs")
+        flatten_local_base(model, manifest, tmp_path / "blobs")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import ConfigError, MachineError
-from p2prl.models.devices import choose_device
-from p2prl.models.engine import Generation, GenerationRequest
+from p2prl.models.device import choose_device
+from p2prl.models.engine_port import Generation, GenerationRequest
 from p2prl.models.evaluation import _GREEDY_TEMPERATURE, evaluate
-from p2prl.models.tiny import tiny_model
+from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
 from tests.unit.learner.world import World
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models import layout as layout_module
-from p2prl.models.layout import Layout, flatten, layout_of, load_in_place, weights_digest
-from p2prl.models.tiny import tiny_model
+from p2prl.models import weight_layout as layout_module
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.weight_layout import WeightLayout, flatten, layout_of, load_in_place, weights_digest
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.manifests import TensorSpec
 
@@ -78,15 +78,15 @@ def test_digests_name_the_layout_and_the_bytes() -> None:
     toy = _Toy()
     layout = layout_of(toy, "float32")
     assert layout.digest != layout_of(toy, "float16").digest
-    assert layout.digest != Layout(layout.tensors[::-1]).digest
+    assert layout.digest != WeightLayout(layout.tensors[::-1]).digest
     data = flatten(toy, layout)
     assert weights_digest(data) == weights_digest(memoryview(data)) == chunk_digest(bytes(data))
 
 
-def _altered(layout: Layout, index: int, **fields: object) -> Layout:
+def _altered(layout: WeightLayout, index: int, **fields: object) -> WeightLayout:
     spec = layout.tensors[index]
     values = {"name": spec.name, "dtype": spec.dtype, "shape": spec.shape} | fields
-    return Layout((*layout.tensors[:index], TensorSpec(**values), *layout.tensors[index + 1 :]))  # type: ignore[arg-type]
+    return WeightLayout((*layout.tensors[:index], TensorSpec(**values), *layout.tensors[index + 1 :]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_bytes_that_do_not_fit_leave_the_model_as_it_was() -> None:
             load_in_place(toy, layout, data)
         assert flatten(toy, layout) == before
     with pytest.raises(IntegrityError, match="2 tensors"):
-        load_in_place(toy, Layout(layout.tensors[:2]), bytes(20))
+        load_in_place(toy, WeightLayout(layout.tensors[:2]), bytes(20))
     with pytest.raises(IntegrityError, match="outside"):
-        load_in_place(toy, Layout(()), b"")
+        load_in_place(toy, WeightLayout(()), b"")
 
 
 def test_weights_that_no_word_type_carries_are_refused() -> None:

@@ -12,10 +12,10 @@ import safetensors.torch
 import torch
 
 from p2prl.errors import ConfigError
-from p2prl.models.codec import Codec
-from p2prl.models.layout import flatten, layout_of
-from p2prl.models.loading import load_pretrained
-from p2prl.models.tiny import tiny_model
+from p2prl.models.pretrained import load_pretrained
+from p2prl.models.text_codec import Codec
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.weight_layout import flatten, layout_of
 
 CPU = torch.device("cpu")
 

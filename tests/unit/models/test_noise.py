@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import MachineError
-from p2prl.models import noise
+from p2prl.models import gumbel_noise
 
 
 def _murmur3_32(data: bytes) -> int:
@@ -48,7 +48,7 @@ def test_the_oracle_makes_published_murmur3_values() -> None:
 def test_noise_is_the_defined_one(rows: list[tuple[int, int]], vocabulary: int) -> None:
     seeds = torch.tensor([seed for seed, _ in rows])
     positions = torch.tensor([[t, t + 1] for _, t in rows])
-    made = noise.gumbel(seeds, positions, vocabulary)
+    made = gumbel_noise.gumbel(seeds, positions, vocabulary)
     assert made.shape == (len(rows), 2, vocabulary)
     assert made.dtype == torch.float32
     expected = [[[_gumbel(seed, p, v) for v in range(vocabulary)] for p in (t, t + 1)] for seed, t in rows]
@@ -57,13 +57,13 @@ def test_noise_is_the_defined_one(rows: list[tuple[int, int]], vocabulary: int) 
 
 def test_words_with_the_top_bit_set_and_large_tokens() -> None:
     seed = 0x7FFFFFFF_80000001
-    made = noise.gumbel(torch.tensor([seed]), torch.tensor([[32_767]]), 200_000)
+    made = gumbel_noise.gumbel(torch.tensor([seed]), torch.tensor([[32_767]]), 200_000)
     for v in (0, 65_535, 65_536, 131_073, 199_999):
         assert made[0, 0, v].item() == pytest.approx(_gumbel(seed, 32_767, v), rel=2e-7)
 
 
 def test_the_noise_is_gumbel_distributed() -> None:
-    made = noise.gumbel(torch.arange(100), torch.arange(100)[:, None] % 7, 2000).double()
+    made = gumbel_noise.gumbel(torch.arange(100), torch.arange(100)[:, None] % 7, 2000).double()
     assert torch.isfinite(made).all()
     assert made.mean().item() == pytest.approx(0.57722, abs=0.01)
     assert made.var().item() == pytest.approx(math.pi**2 / 6, abs=0.03)
@@ -72,30 +72,30 @@ def test_the_noise_is_gumbel_distributed() -> None:
 
 def test_argmax_of_logits_and_noise_samples_the_softmax() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
-    made = noise.gumbel(torch.arange(40_000), torch.zeros(40_000, 1, dtype=torch.int64), 4)[:, 0]
+    made = gumbel_noise.gumbel(torch.arange(40_000), torch.zeros(40_000, 1, dtype=torch.int64), 4)[:, 0]
     shares = torch.bincount((logits + made).argmax(-1), minlength=4) / 40_000
     torch.testing.assert_close(shares, torch.softmax(logits, 0), atol=0.008, rtol=0)
 
 
 def test_this_machine_passes_the_known_answer_check() -> None:
-    noise.check_noise(torch.device("cpu"))
+    gumbel_noise.check_noise(torch.device("cpu"))
 
 
 def test_a_device_with_other_noise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "_ADD", 1)
+    monkeypatch.setattr(gumbel_noise, "_ADD", 1)
     with pytest.raises(MachineError, match="noise"):
-        noise.check_noise(torch.device("cpu"))
+        gumbel_noise.check_noise(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("vocabulary", [13, 40_000])
 def test_noise_worked_ahead_is_the_noise_of_each_step(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "MAX_NOISE_ELEMENTS", 3 * 40_000)  # rows are cut as well
+    monkeypatch.setattr(gumbel_noise, "MAX_NOISE_ELEMENTS", 3 * 40_000)  # rows are cut as well
     seeds = torch.randint(0, 1 << 62, (7,), generator=torch.Generator().manual_seed(1))
-    ahead = noise.StepNoise(seeds, vocabulary)
+    ahead = gumbel_noise.StepNoise(seeds, vocabulary)
     for step in range(40):
         if step in (5, 16, 33):
             kept = torch.arange(len(seeds))[step % 2 :: 2] if step != 33 else torch.tensor([0])
             ahead.keep(kept)
             seeds = seeds[kept]
-        wanted = noise.gumbel(seeds, torch.full((len(seeds), 1), step), vocabulary)[:, 0]
+        wanted = gumbel_noise.gumbel(seeds, torch.full((len(seeds), 1), step), vocabulary)[:, 0]
         assert torch.equal(ahead.at(step), wanted)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from p2prl.errors import LocalProtocolError
-from p2prl.models.engine import GenerationRequest
-from p2prl.models.layout import layout_of
-from p2prl.models.policy import completion_logprobs
-from p2prl.models.tiny import tiny_model
+from p2prl.models.engine_port import GenerationRequest
+from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.weight_layout import layout_of
 
 PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10), (1, 2, 3)]
 

@@ -12,11 +12,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
-from p2prl.models.codec import Codec
-from p2prl.models.layout import flatten, layout_of, load_in_place
-from p2prl.models.loading import LoadedModel
+from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_files import build_from_run, export_run_files
-from p2prl.models.tiny import tiny_model
+from p2prl.models.text_codec import Codec
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.weight_layout import flatten, layout_of, load_in_place
 from p2prl.protocol.manifests import RUN_FILE_NAMES
 
 CPU = torch.device("cpu")

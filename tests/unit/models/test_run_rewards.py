@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
-from p2prl.learner.founding import RunPlan
-from p2prl.models.codec import Codec
+from p2prl.learner.run_plan import RunPlan
+from p2prl.models.group_work import GroupWork
 from p2prl.models.rewards import RunReward
-from p2prl.models.work import GroupWork
+from p2prl.models.text_codec import Codec
 from p2prl.protocol.messages import Completion
 from tests.unit.learner.world import World, altered, identity
 

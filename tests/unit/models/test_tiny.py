@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from p2prl.errors import ConfigError
-from p2prl.models.codec import Codec
-from p2prl.models.layout import flatten, layout_of
-from p2prl.models.tiny import tiny_model
+from p2prl.models.text_codec import Codec
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.tasks.chain4 import MAX_NEW_TOKENS, SYMBOLS, Chain4
 
 

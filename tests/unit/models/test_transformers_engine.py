@@ -12,10 +12,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
 from p2prl.models import transformers_engine
-from p2prl.models.engine import Engine, Generation, GenerationRequest, GenerationStopped
-from p2prl.models.layout import flatten, layout_of
-from p2prl.models.noise import gumbel
+from p2prl.models.engine_port import Engine, Generation, GenerationRequest, GenerationStopped
+from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.protocol.digests import chunk_digest
 
 VOCABULARY, STOP = 18, 16

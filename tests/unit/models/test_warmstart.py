@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.models.layout import flatten, layout_of
-from p2prl.models.tiny import tiny_model
-from p2prl.models.warmstart import WarmstartConfig, accuracy, warm_start
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.warm_start import WarmstartConfig, accuracy, warm_start
+from p2prl.models.weight_layout import flatten, layout_of
 
 SHORT = WarmstartConfig(steps=4, batch=16, warmup_steps=1)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
-from p2prl.models.codec import Codec
-from p2prl.models.work import TOLERANCES, replay_groups
+from p2prl.models.group_work import TOLERANCES, replay_groups
+from p2prl.models.text_codec import Codec
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import DTYPE_BYTES
 from tests.unit.learner.world import World, identity

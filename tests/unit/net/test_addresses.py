@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
-from p2prl.net import addresses
+from p2prl.net.transports import multiaddrs
 from p2prl.protocol.identity import Identity, PeerId
 
 PEER = Identity.generate(bytes(16)).peer_id
@@ -29,17 +29,17 @@ RELAY = Identity.generate(b"\x01" * 16).peer_id
 )
 def test_known_vectors(text: str, encoded: str) -> None:
     raw = bytes.fromhex(encoded.replace(" ", ""))
-    assert addresses.to_bytes(text) == raw
-    assert addresses.from_bytes(raw) == text
+    assert multiaddrs.to_bytes(text) == raw
+    assert multiaddrs.from_bytes(raw) == text
 
 
 def test_a_peer_is_encoded_as_its_multihash_so_that_relay_addresses_can_be_dialled() -> None:
     text = f"/ip4/10.0.0.1/tcp/9/p2p/{RELAY}/p2p-circuit"
-    raw = addresses.to_bytes(text)
+    raw = multiaddrs.to_bytes(text)
     # code 421, length 38, identity multihash of 36 bytes of protobuf
     assert raw[8:].startswith(bytes((0xA5, 0x03, 38, 0x00, 36, 0x08, 0x01, 0x12, 32)))
-    assert addresses.from_bytes(raw) == text
-    assert addresses.split_peer(f"{text}/p2p/{PEER}") == (text, PEER)
+    assert multiaddrs.from_bytes(raw) == text
+    assert multiaddrs.split_peer(f"{text}/p2p/{PEER}") == (text, PEER)
 
 
 ports = st.integers(0, 65535)
@@ -53,22 +53,22 @@ hosts = st.one_of(
 @given(hosts, ports, st.sampled_from(["", "/ws", f"/p2p/{RELAY}/p2p-circuit"]))
 def test_round_trip(host: str, port: int, tail: str) -> None:
     text = f"{host}/tcp/{port}{tail}"
-    assert addresses.from_bytes(addresses.to_bytes(text)) == text
+    assert multiaddrs.from_bytes(multiaddrs.to_bytes(text)) == text
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_give_an_address_that_encodes_again_or_none(data: bytes) -> None:
-    text = addresses.from_bytes(data)
+    text = multiaddrs.from_bytes(data)
     if text is not None:
-        assert addresses.from_bytes(addresses.to_bytes(text)) == text
+        assert multiaddrs.from_bytes(multiaddrs.to_bytes(text)) == text
 
 
 @given(st.text(max_size=60) | st.from_regex(r"/(ip4|tcp|p2p|dns|x)/[^/]{0,5}(/(tcp|p2p)/?.{0,6})?", fullmatch=True))
 def test_any_text_is_encoded_or_refused_with_config_error(text: str) -> None:
     encoded = None
     with contextlib.suppress(ConfigError):
-        encoded = addresses.to_bytes(text)
-    assert encoded is None or addresses.from_bytes(encoded) is not None
+        encoded = multiaddrs.to_bytes(text)
+    assert encoded is None or multiaddrs.from_bytes(encoded) is not None
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def test_any_text_is_encoded_or_refused_with_config_error(text: str) -> None:
 )
 def test_malformed_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        addresses.to_bytes(text)
+        multiaddrs.to_bytes(text)
 
 
 def test_an_address_without_a_peer_is_refused_for_dialling() -> None:
     for text in ("/ip4/1.2.3.4/tcp/1", f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}/p2p-circuit"):
         with pytest.raises(ConfigError):
-            addresses.split_peer(text)
+            multiaddrs.split_peer(text)
 
 
 def test_multihash_is_the_inverse_of_the_peer_id() -> None:
-    assert addresses.peer_of_multihash(addresses.multihash_of(PEER)) == PEER
-    assert addresses.peer_of_multihash(b"\x12\x20" + bytes(32)) is None  # an RSA peer's hash
-    assert addresses.peer_of_multihash(b"") is None
+    assert multiaddrs.peer_of_multihash(multiaddrs.multihash_of(PEER)) == PEER
+    assert multiaddrs.peer_of_multihash(b"\x12\x20" + bytes(32)) is None  # an RSA peer's hash
+    assert multiaddrs.peer_of_multihash(b"") is None
     assert isinstance(PEER, str)
     assert PeerId(PEER).startswith("12D3KooW")

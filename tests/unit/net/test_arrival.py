@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.net import bridge, control
-from p2prl.net.arrival import Arrival
+from p2prl.net.process import bridge, control
+from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import RunManifest
 from p2prl.swarm.events import BaseSettled
@@ -53,25 +53,27 @@ def test_the_base_is_found_before_the_engine_is_made_and_told_once(world: World,
         done.append("base")
         return found
 
-    arrival: Arrival[None] = Arrival(lambda _, __: done.append("engine"), lambda _, __: done.append("shown"), find)
+    arrival: RunBootstrap[None] = RunBootstrap(
+        lambda _, __: done.append("engine"), lambda _, __: done.append("shown"), find
+    )
     ear = Ear()
     arrival.offer_base(ear)
     assert ear.told == [], "the run is not known yet"
-    arrival.take(control.Run(world.manifest_raw))
+    arrival.take(control.RunKnown(world.manifest_raw))
     for file in world.manifest.files:
-        arrival.take(control.File(file.name, "/nowhere"))
-    arrival.take(control.Run(world.manifest_raw))
+        arrival.take(control.FileReady(file.name, "/nowhere"))
+    arrival.take(control.RunKnown(world.manifest_raw))
     arrival.offer_base(ear)
     arrival.offer_base(ear)
     assert done[:3] == ["shown", "base", "engine"]
     assert done.count("base") == 1
-    assert ear.told == [control.Base(found)]
+    assert ear.told == [control.StartFrom(found)]
 
 
 def test_without_a_base_nothing_is_told(world: World) -> None:
-    arrival: Arrival[None] = Arrival(lambda _, __: None, lambda _, __: None)
+    arrival: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: None)
     ear = Ear()
-    arrival.take(control.Run(world.manifest_raw))
+    arrival.take(control.RunKnown(world.manifest_raw))
     arrival.offer_base(ear)
     assert ear.told == []
 
@@ -88,6 +90,6 @@ def test_without_a_base_nothing_is_told(world: World) -> None:
     ],
 )
 def test_a_person_hears_what_became_of_the_base(settled: BaseSettled, words: str) -> None:
-    told = bridge.tell(settled, path_of=lambda root: Path(root.hex()), status=lambda: EMPTY_STATUS)
+    told = bridge.message_of(settled, path_of=lambda root: Path(root.hex()), status=lambda: EMPTY_STATUS)
     assert isinstance(told, control.Warned)
     assert words in told.message

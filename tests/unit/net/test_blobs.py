@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import MachineError
-from p2prl.net.blobs import DiskBlobs
+from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import BlobRef, blob_of
 
@@ -24,11 +24,11 @@ def piece(ref: BlobRef, data: bytes, index: int) -> bytes:
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> DiskBlobs:
-    return DiskBlobs(tmp_path / "blobs")
+def blobs(tmp_path: Path) -> DiskBlobStore:
+    return DiskBlobStore(tmp_path / "blobs")
 
 
-def test_a_blob_made_here_is_whole_and_serves_its_chunks(blobs: DiskBlobs) -> None:
+def test_a_blob_made_here_is_whole_and_serves_its_chunks(blobs: DiskBlobStore) -> None:
     path = blobs.add(REF, DATA)
     assert path.read_bytes() == DATA
     assert blobs.begin(REF) == {0, 1, 2}
@@ -36,7 +36,7 @@ def test_a_blob_made_here_is_whole_and_serves_its_chunks(blobs: DiskBlobs) -> No
     blobs.close()
 
 
-def test_chunks_arrive_in_any_order_and_the_name_appears_only_at_the_end(blobs: DiskBlobs) -> None:
+def test_chunks_arrive_in_any_order_and_the_name_appears_only_at_the_end(blobs: DiskBlobStore) -> None:
     assert blobs.begin(REF) == set()
     for index in (2, 0, 1):
         assert not blobs.path(REF.root).exists()
@@ -48,7 +48,7 @@ def test_chunks_arrive_in_any_order_and_the_name_appears_only_at_the_end(blobs: 
 
 
 def test_after_a_restart_only_chunks_that_hash_are_present(tmp_path: Path) -> None:
-    first = DiskBlobs(tmp_path)
+    first = DiskBlobStore(tmp_path)
     first.begin(REF)
     first.write(REF, 0, piece(REF, DATA, 0))
     first.write(REF, 2, piece(REF, DATA, 2))
@@ -57,14 +57,14 @@ def test_after_a_restart_only_chunks_that_hash_are_present(tmp_path: Path) -> No
     torn = bytearray(part.read_bytes())
     torn[9000] ^= 1
     part.write_bytes(torn)
-    second = DiskBlobs(tmp_path)
+    second = DiskBlobStore(tmp_path)
     assert second.begin(REF) == {0}
     assert second.begin(REF) == {0}
     second.close()
 
 
 def test_a_truncated_file_is_refetched(tmp_path: Path) -> None:
-    first = DiskBlobs(tmp_path)
+    first = DiskBlobStore(tmp_path)
     path = first.add(REF, DATA)
     os.truncate(path, 5000)
     assert first.begin(REF) == {0}
@@ -75,7 +75,7 @@ def test_a_truncated_file_is_refetched(tmp_path: Path) -> None:
     first.close()
 
 
-def test_opening_a_blob_twice_leaks_no_descriptor(blobs: DiskBlobs) -> None:
+def test_opening_a_blob_twice_leaks_no_descriptor(blobs: DiskBlobStore) -> None:
     blobs.begin(REF)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
@@ -84,7 +84,7 @@ def test_opening_a_blob_twice_leaks_no_descriptor(blobs: DiskBlobs) -> None:
     blobs.close()
 
 
-def test_dropping_frees_the_space_and_may_be_repeated(blobs: DiskBlobs) -> None:
+def test_dropping_frees_the_space_and_may_be_repeated(blobs: DiskBlobStore) -> None:
     path = blobs.add(REF, DATA)
     blobs.begin(REF)
     blobs.drop(REF.root)
@@ -95,7 +95,7 @@ def test_dropping_frees_the_space_and_may_be_repeated(blobs: DiskBlobs) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_full_disk_is_a_machine_error_with_a_remedy(blobs: DiskBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_machine_error_with_a_remedy(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     blobs.begin(REF)
 
     def full(*_: object) -> int:
@@ -111,7 +111,7 @@ def test_a_full_disk_is_a_machine_error_with_a_remedy(blobs: DiskBlobs, monkeypa
 def test_an_unusable_directory_is_a_machine_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError):
-        DiskBlobs(tmp_path / "file" / "blobs")
+        DiskBlobStore(tmp_path / "file" / "blobs")
 
 
 def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("links", [True, False])
 def test_what_is_kept_under_another_name_outlives_the_blob(
-    blobs: DiskBlobs, links: bool, monkeypatch: pytest.MonkeyPatch
+    blobs: DiskBlobStore, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not links:
         without_links(monkeypatch)
@@ -143,7 +143,7 @@ def test_what_is_kept_under_another_name_outlives_the_blob(
 
 @pytest.mark.parametrize("links", [True, False])
 def test_what_a_power_cut_left_short_under_another_name_is_replaced(
-    blobs: DiskBlobs, links: bool, monkeypatch: pytest.MonkeyPatch
+    blobs: DiskBlobStore, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not links:
         without_links(monkeypatch)
@@ -156,7 +156,7 @@ def test_what_a_power_cut_left_short_under_another_name_is_replaced(
     assert blobs.path(name).read_bytes() == DATA
 
 
-def test_a_copy_is_on_disk_before_it_has_its_name(blobs: DiskBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_on_disk_before_it_has_its_name(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     name = Digest(bytes(range(32)))
     blobs.add(REF, DATA)
     synced: list[int] = []

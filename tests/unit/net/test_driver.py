@@ -11,19 +11,19 @@ import pytest
 
 from p2prl.clock import SystemClock
 from p2prl.errors import MachineError, TransportError
-from p2prl.net.driver import NodeDriver
-from p2prl.net.memory import MemoryHub, MemoryTransport
 from p2prl.net.ports import Transport
+from p2prl.net.process.node_driver import NodeDriver
 from p2prl.protocol import frames
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.protocol.messages import Chunk, ChunkRequest, Role
-from p2prl.sim.blobs import MemoryBlobs
-from p2prl.sim.broadcast import group_of, identity_of, run_manifest_of
-from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, PolicyReady, Send
+from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
+from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Send, VersionReady
 from p2prl.swarm.node import Node, NodeConfig
+from p2prl.testing.memory_transport import MemoryHub, MemoryTransport
 
 LEARNER = identity_of("learner")
 MANIFEST = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=SystemClock().now())
@@ -104,8 +104,8 @@ def test_weights_and_groups_cross_and_everything_ends_on_close() -> None:
         data = random.Random(1).randbytes(60_000)
         learner.node.publish(weights(learner, data), hub.clock.now())
         volunteer.know(learner)
-        await volunteer.until(lambda: any(isinstance(e, PolicyReady) for e in volunteer.events))
-        (ready,) = [e for e in volunteer.events if isinstance(e, PolicyReady)]
+        await volunteer.until(lambda: any(isinstance(e, VersionReady) for e in volunteer.events))
+        (ready,) = [e for e in volunteer.events if isinstance(e, VersionReady)]
         assert volunteer.store.whole(ready.manifest.weights) == data
         raw = seal(volunteer.identity, group_of(1), run=RUN, now=hub.clock.now())
         volunteer.node.publish(raw, hub.clock.now())
@@ -124,7 +124,7 @@ def test_peers_find_each_other_through_the_directory_alone() -> None:
         learner.node.publish(weights(learner, bytes(9000)), hub.clock.now())
         await turns(lambda: bool(hub.records))
         volunteer = Peer(hub, "volunteer", Role.VOLUNTEER)
-        await volunteer.until(lambda: any(isinstance(e, PolicyReady) for e in volunteer.events))
+        await volunteer.until(lambda: any(isinstance(e, VersionReady) for e in volunteer.events))
         for peer in (learner, volunteer):
             await peer.close()
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.net.holdings import Holdings
+from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
-from p2prl.sim.broadcast import identity_of, run_manifest_of
+from p2prl.sim.broadcast_swarm import identity_of, run_manifest_of
 
 LEARNER, LIAR = identity_of("learner"), identity_of("liar")
 RUN_RAW = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=1.0)
@@ -34,11 +34,11 @@ def version(folder: Path, number: int, *, signer: object = LEARNER, run: bytes =
 
 
 @pytest.fixture
-def holdings(tmp_path: Path) -> Holdings:
-    return Holdings(tmp_path)
+def holdings(tmp_path: Path) -> KeptVersions:
+    return KeptVersions(tmp_path)
 
 
-def test_versions_come_back_oldest_first(holdings: Holdings, tmp_path: Path) -> None:
+def test_versions_come_back_oldest_first(holdings: KeptVersions, tmp_path: Path) -> None:
     made = [version(tmp_path, number) for number in range(12)]
     for raw, manifest in reversed(made):
         holdings.keep(raw, manifest)
@@ -48,7 +48,7 @@ def test_versions_come_back_oldest_first(holdings: Holdings, tmp_path: Path) -> 
     )
 
 
-def test_a_version_without_its_weights_is_forgotten(holdings: Holdings, tmp_path: Path) -> None:
+def test_a_version_without_its_weights_is_forgotten(holdings: KeptVersions, tmp_path: Path) -> None:
     (old, gone), (new, manifest) = version(tmp_path, 0), version(tmp_path, 1)
     holdings.keep(old, gone)
     (tmp_path / gone.weights.root.hex()).unlink()
@@ -59,7 +59,7 @@ def test_a_version_without_its_weights_is_forgotten(holdings: Holdings, tmp_path
 
 @pytest.mark.parametrize("forgery", ["another signer", "another run", "cut short", "another name"])
 def test_what_the_learner_did_not_sign_for_this_run_is_not_believed(
-    holdings: Holdings, tmp_path: Path, forgery: str
+    holdings: KeptVersions, tmp_path: Path, forgery: str
 ) -> None:
     raw, manifest = version(
         tmp_path, 0, signer=LIAR if forgery == "another signer" else LEARNER,
@@ -72,7 +72,7 @@ def test_what_the_learner_did_not_sign_for_this_run_is_not_believed(
     assert holdings.found(RUN_RAW) == []
 
 
-def test_what_no_version_needs_is_swept_and_half_fetched_blobs_stay(holdings: Holdings, tmp_path: Path) -> None:
+def test_what_no_version_needs_is_swept_and_half_fetched_blobs_stay(holdings: KeptVersions, tmp_path: Path) -> None:
     raw, manifest = version(tmp_path, 3)
     holdings.keep(raw, manifest)
     stale = write(tmp_path, b"old" * 3000)
@@ -87,7 +87,7 @@ def test_what_no_version_needs_is_swept_and_half_fetched_blobs_stay(holdings: Ho
     assert manifest.patches[0].blob.root.hex() in left
 
 
-def test_a_patch_that_came_after_the_newest_version_waits_for_its_own(holdings: Holdings, tmp_path: Path) -> None:
+def test_a_patch_that_came_after_the_newest_version_waits_for_its_own(holdings: KeptVersions, tmp_path: Path) -> None:
     raw, manifest = version(tmp_path, 3)
     holdings.keep(raw, manifest)
     coming = write(tmp_path, b"patch of version 4")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import IdentityError
-from p2prl.net.keyfile import create_identity, load_identity, load_or_create_identity
+from p2prl.net.storage.key_file import create_identity, load_identity, load_or_create_identity
 from p2prl.protocol.identity import Identity
 
 IDENTITY = Identity.generate(bytes(range(16)))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, TransportError
-from p2prl.net import framing, lanes
+from p2prl.net.transports import framing, streams
 from p2prl.protocol import frames, limits
 from p2prl.protocol.messages import Chunk, ChunkRequest
 
@@ -82,8 +82,8 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 def test_frames_arrive_whole_in_order_over_one_stream() -> None:
     async def scenario() -> None:
         link, got = Link(), list[bytes]()
-        serving = asyncio.create_task(lanes.serve(link.acceptor_reads, link.acceptor_writes, got.append))
-        lane = lanes.Lane(link.open)
+        serving = asyncio.create_task(streams.serve(link.acceptor_reads, link.acceptor_writes, got.append))
+        lane = streams.FrameStream(link.open)
         frames = [bytes([i % 251]) * size for i, size in enumerate([1, 7, 65_536, 3, 300_000])]
         await asyncio.gather(*map(lane.send, frames))
         assert got == frames
@@ -98,7 +98,7 @@ def test_frames_arrive_whole_in_order_over_one_stream() -> None:
 def test_send_waits_for_the_answer_of_its_own_frame() -> None:
     async def scenario() -> None:
         link = Link()
-        lane = lanes.Lane(link.open)
+        lane = streams.FrameStream(link.open)
         first, second = asyncio.create_task(lane.send(b"a")), asyncio.create_task(lane.send(b"b"))
         assert await link.acceptor_reads.readexactly(10) == b"\x01\0\0\0a\x01\0\0\0b"
         assert not first.done()
@@ -116,7 +116,7 @@ def test_send_waits_for_the_answer_of_its_own_frame() -> None:
 def test_a_broken_stream_fails_every_unanswered_frame_and_closes_the_lane(ending: str) -> None:
     async def scenario() -> None:
         link = Link()
-        lane = lanes.Lane(link.open)
+        lane = streams.FrameStream(link.open)
         sends = [asyncio.create_task(lane.send(b"x")) for _ in range(3)]
         await link.acceptor_reads.readexactly(15)
         if ending == "end":
@@ -136,7 +136,7 @@ def test_a_broken_stream_fails_every_unanswered_frame_and_closes_the_lane(ending
 def test_giving_up_closes_a_lane_that_made_no_progress_but_not_one_that_moves() -> None:
     async def scenario() -> None:
         link = Link()
-        lane = lanes.Lane(link.open)
+        lane = streams.FrameStream(link.open)
         slow, given_up = asyncio.create_task(lane.send(b"a")), asyncio.create_task(lane.send(b"b"))
         await link.acceptor_reads.readexactly(10)
         link.acceptor_writes.write(framing.ACK)
@@ -163,7 +163,7 @@ def test_a_failed_dial_fails_all_who_waited_for_it_at_once() -> None:
             await asyncio.sleep(0)
             raise TransportError("no route")
 
-        lane = lanes.Lane(refuse)
+        lane = streams.FrameStream(refuse)
         results = await asyncio.gather(*(lane.send(b"x") for _ in range(5)), return_exceptions=True)
         assert all(isinstance(result, TransportError) for result in results)
         assert dials == 1
@@ -177,7 +177,7 @@ def test_an_announced_length_outside_the_limits_ends_the_stream_before_it_is_rea
         link = Link()
         link.acceptor_reads.feed_data(struct.pack("<I", length))
         with pytest.raises(RemoteProtocolError):
-            await lanes.serve(link.acceptor_reads, link.acceptor_writes, lambda frame: None)
+            await streams.serve(link.acceptor_reads, link.acceptor_writes, lambda frame: None)
 
     run(scenario)
 

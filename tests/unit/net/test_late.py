@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.net import control
-from p2prl.net.late import LatePort
+from p2prl.net.process import control
 from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.messages import LedgerHead
-from p2prl.sim.broadcast import group_of
+from p2prl.sim.broadcast_swarm import group_of
+from p2prl.testing.delayed_port import DelayedPort
 
 KEY = Identity(bytes(16))
 GROUPS = [seal(KEY, group_of(slot), run=bytes(32), now=1e9) for slot in range(30)]
@@ -40,7 +40,7 @@ class Line:
 
 
 def slots(messages: list[control.FromNetwork]) -> list[int]:
-    return [open_envelope(m.envelope, now=None).body.slot for m in messages if isinstance(m, control.Arrived)]  # type: ignore[attr-defined]
+    return [open_envelope(m.envelope, now=None).body.slot for m in messages if isinstance(m, control.EnvelopeArrived)]  # type: ignore[attr-defined]
 
 
 delay_lists = st.lists(st.integers(min_value=0, max_value=12), min_size=30, max_size=30)
@@ -50,10 +50,10 @@ delay_lists = st.lists(st.integers(min_value=0, max_value=12), min_size=30, max_
 def test_a_group_comes_once_when_its_delay_in_others_has_passed(delays: list[int], burst: int) -> None:
     line = Line()
     drawn = iter(delays)
-    late = LatePort(line, lambda: next(drawn))
+    late = DelayedPort(line, lambda: next(drawn))
     came: dict[int, int] = {}
     for start in range(0, 30, burst):
-        line.inbox = [control.Arrived(raw) for raw in GROUPS[start : start + burst]]
+        line.inbox = [control.EnvelopeArrived(raw) for raw in GROUPS[start : start + burst]]
         for slot in slots(late.poll(0.0)):
             assert slot not in came
             came[slot] = min(30, start + burst)
@@ -68,25 +68,25 @@ def test_a_group_comes_once_when_its_delay_in_others_has_passed(delays: list[int
 
 def test_a_group_offered_again_is_no_new_one() -> None:
     line = Line()
-    late = LatePort(line, lambda: 2)
-    line.inbox = [control.Arrived(GROUPS[0])] * 5
+    late = DelayedPort(line, lambda: 2)
+    line.inbox = [control.EnvelopeArrived(GROUPS[0])] * 5
     assert late.poll(0.0) == []
     assert late.held == 1
-    line.inbox = [control.Arrived(GROUPS[1]), control.Arrived(GROUPS[2])]
+    line.inbox = [control.EnvelopeArrived(GROUPS[1]), control.EnvelopeArrived(GROUPS[2])]
     assert slots(late.poll(0.0)) == [0]
-    line.inbox = [control.Arrived(GROUPS[0])]
+    line.inbox = [control.EnvelopeArrived(GROUPS[0])]
     assert slots(late.poll(0.0)) == [0], "its receipt was lost: the learner must hear of it again at once"
 
 
 def test_everything_else_passes_at_once_and_in_order() -> None:
     line = Line()
-    late = LatePort(line, lambda: 5)
+    late = DelayedPort(line, lambda: 5)
     others: list[control.FromNetwork] = [
-        control.Arrived(HEAD),
-        control.Announced(1, 1),
+        control.EnvelopeArrived(HEAD),
+        control.VersionAnnounced(1, 1),
         control.LedgerWanted("peer", 0),
     ]
-    line.inbox = [others[0], control.Arrived(GROUPS[0]), *others[1:]]
+    line.inbox = [others[0], control.EnvelopeArrived(GROUPS[0]), *others[1:]]
     assert late.poll(0.0) == others
     late.send(control.LedgerHeight(3))
     late.close()

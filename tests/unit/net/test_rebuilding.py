@@ -15,8 +15,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
-from p2prl.net import control
-from p2prl.net.rebuilding import Rebuilder, rebuild
+from p2prl.net.process import control
+from p2prl.net.storage.patch_decoder import PatchDecoder, rebuild
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.segments import SEGMENT_WORDS
 from p2prl.patches.stream import encode_patch, segment_spans
@@ -45,10 +45,10 @@ class Disk:
         path.write_bytes(b"".join(encode_patch(pairs, words=len(new), word_type=BF16, kernels=NUMPY_KERNELS)))
         return path
 
-    def order(self, *route: int) -> control.Patched:
+    def order(self, *route: int) -> control.PatchesReady:
         """From the first version of a route over the others; −1 is nothing."""
         new = self.versions[route[-1]].tobytes()
-        return control.Patched(
+        return control.PatchesReady(
             policy=bytes(32),
             state=blake3(new).digest(),
             size_bytes=len(new),
@@ -92,37 +92,37 @@ def test_segments_go_through_all_patches_in_step(tmp_path: Path) -> None:
     assert disk.target.read_bytes() == disk.versions[2].tobytes()
 
 
-def truncated(disk: Disk, order: control.Patched) -> control.Patched:
+def truncated(disk: Disk, order: control.PatchesReady) -> control.PatchesReady:
     Path(order.patches[-1]).write_bytes(Path(order.patches[-1]).read_bytes()[:-1])
     return order
 
 
-def longer(disk: Disk, order: control.Patched) -> control.Patched:
+def longer(disk: Disk, order: control.PatchesReady) -> control.PatchesReady:
     Path(order.patches[0]).write_bytes(Path(order.patches[0]).read_bytes() + b"\0")
     return order
 
 
-def other_base(disk: Disk, order: control.Patched) -> control.Patched:
+def other_base(disk: Disk, order: control.PatchesReady) -> control.PatchesReady:
     return msgspec.structs.replace(order, base=str(disk.words_at(3)))
 
 
-def short_base(disk: Disk, order: control.Patched) -> control.Patched:
+def short_base(disk: Disk, order: control.PatchesReady) -> control.PatchesReady:
     Path(order.base).write_bytes(Path(order.base).read_bytes()[:-2])
     return order
 
 
-def other_state(disk: Disk, order: control.Patched) -> control.Patched:
+def other_state(disk: Disk, order: control.PatchesReady) -> control.PatchesReady:
     return msgspec.structs.replace(order, state=bytes(32))
 
 
-def missing_patch(disk: Disk, order: control.Patched) -> control.Patched:
+def missing_patch(disk: Disk, order: control.PatchesReady) -> control.PatchesReady:
     Path(order.patches[0]).unlink()
     return order
 
 
 @pytest.mark.parametrize("spoil", [truncated, longer, other_base, short_base, other_state, missing_patch])
 def test_what_does_not_lead_there_leaves_nothing(
-    disk: Disk, spoil: Callable[[Disk, control.Patched], control.Patched]
+    disk: Disk, spoil: Callable[[Disk, control.PatchesReady], control.PatchesReady]
 ) -> None:
     order = spoil(disk, disk.order(0, 1, 2))
     with pytest.raises((IntegrityError, RemoteProtocolError, MachineError)):
@@ -151,13 +151,16 @@ def test_no_flipped_bit_gives_other_words(disk: Disk) -> None:
 
 
 def test_every_order_is_answered_in_turn_and_failures_are_told(disk: Disk) -> None:
-    answers: list[tuple[control.Rebuilt, str]] = []
-    rebuilder = Rebuilder(lambda answer, fault: answers.append((answer, fault)))
+    answers: list[tuple[control.VersionRebuilt, str]] = []
+    rebuilder = PatchDecoder(lambda answer, fault: answers.append((answer, fault)))
     good = msgspec.structs.replace(disk.order(0, 1), policy=b"good" * 8)
     bad = msgspec.structs.replace(disk.order(0, 2), policy=b"fail" * 8, state=bytes(32))
     for order in (bad, good):
         rebuilder.take(order)
     rebuilder.close(timeout_s=60.0)
-    assert [answer for answer, _ in answers] == [control.Rebuilt(bad.policy, False), control.Rebuilt(good.policy, True)]
+    assert [answer for answer, _ in answers] == [
+        control.VersionRebuilt(bad.policy, False),
+        control.VersionRebuilt(good.policy, True),
+    ]
     assert [bool(fault) for _, fault in answers] == [True, False]
     assert disk.target.read_bytes() == disk.versions[1].tobytes()

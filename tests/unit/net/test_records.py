@@ -12,7 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.net.records import MAX_RECORD_BYTES, MAX_RECORD_TTL_S, OwnerSignedRecords, owner_of
+from p2prl.net.transports.hivemind.directory_records import (
+    MAX_RECORD_BYTES,
+    MAX_RECORD_TTL_S,
+    OwnerSignedRecords,
+    owner_of,
+)
 from p2prl.protocol import limits
 from p2prl.protocol.identity import Identity
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import UpdateRequiredError
-from p2prl.net import bridge, control
-from p2prl.net.wire_watch import WireWatch
+from p2prl.net.process import bridge, control
+from p2prl.net.process.version_check import VersionCheck
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm import events
@@ -16,7 +16,7 @@ NEWER, OLDER = limits.WIRE_VERSION + 1, limits.WIRE_VERSION - 1
 
 
 def test_a_strangers_claim_is_news_once() -> None:
-    watch = WireWatch(LINK)
+    watch = VersionCheck(LINK)
     assert watch.met("stranger", NEWER, neighbours=0)
     assert not watch.met("stranger", NEWER, neighbours=0)
     assert watch.met("stranger", NEWER + 1, neighbours=0)
@@ -24,7 +24,7 @@ def test_a_strangers_claim_is_news_once() -> None:
 
 @pytest.mark.parametrize(("version", "remedy"), [(NEWER, "pip install --upgrade p2prl"), (OLDER, "operator")])
 def test_every_peer_of_the_link_must_have_moved_on(version: int, remedy: str) -> None:
-    watch = WireWatch(LINK)
+    watch = VersionCheck(LINK)
     assert watch.met("one", version, neighbours=0)
     with pytest.raises(UpdateRequiredError, match=f"wire version {version}") as caught:
         watch.met("two", version, neighbours=0)
@@ -33,19 +33,19 @@ def test_every_peer_of_the_link_must_have_moved_on(version: int, remedy: str) ->
 
 
 def test_whoever_speaks_our_version_keeps_us_here() -> None:
-    watch = WireWatch(LINK)
+    watch = VersionCheck(LINK)
     watch.met("one", NEWER, neighbours=1)
     assert watch.met("two", NEWER, neighbours=1)
 
 
 def test_a_learner_has_no_link_and_stays() -> None:
-    assert WireWatch(()).met("one", NEWER, neighbours=0)
+    assert VersionCheck(()).met("one", NEWER, neighbours=0)
 
 
 @pytest.mark.parametrize(("offset_s", "words"), [(240.0, "240 s behind"), (-61.4, "61 s ahead of")])
 def test_a_wrong_clock_is_said_with_its_remedy(offset_s: float, words: str) -> None:
     event = events.ClockOff(offset_s)
-    message = bridge.tell(
+    message = bridge.message_of(
         event, path_of=lambda root: pytest.fail("not asked for"), status=lambda: pytest.fail("not asked for")
     )
     assert isinstance(message, control.Warned)
@@ -56,7 +56,7 @@ def test_a_wrong_clock_is_said_with_its_remedy(offset_s: float, words: str) -> N
 def test_a_ban_and_another_version_are_one_line_each() -> None:
     peer = PeerId("12D3KooWLnKH7KCyGyGCGPeeo3uDdXRiT1aZGovtuogpE2pfPGEF")
     for event in (events.PeerBanned(peer, "garbage"), events.WireMismatch(peer, NEWER)):
-        message = bridge.tell(
+        message = bridge.message_of(
             event, path_of=lambda root: pytest.fail("not asked for"), status=lambda: pytest.fail("not asked for")
         )
         assert isinstance(message, control.Warned)

@@ -7,7 +7,6 @@ import pytest
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import envelope, limits
-from p2prl.protocol.codec import decode, encode
 from p2prl.protocol.envelope import (
     DOMAINS,
     SIGNED_MESSAGES,
@@ -19,6 +18,7 @@ from p2prl.protocol.envelope import (
 )
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.messages import Kind, LedgerHead, StorageReceipt, Verdict
+from p2prl.protocol.wire_codec import decode, encode
 
 ALICE, BOB = Identity(b"a" * 16), Identity(b"b" * 16)
 RUN = bytes(range(32))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from p2prl.protocol.heads import Farewell
 from p2prl.protocol.messages import LedgerHead
+from p2prl.protocol.run_end import RunEnd
 
 NOW = 1_800_000_000.0
 MINUTE_S = 60.0
@@ -15,7 +15,7 @@ class Listener:
     """A peer that holds a policy of update 0, and whose clock the test moves."""
 
     def __init__(self, *, policy: int | None = 0) -> None:
-        self.farewell = Farewell()
+        self.farewell = RunEnd()
         self.now = NOW
         if policy is not None:
             self.farewell.on_policy(policy)

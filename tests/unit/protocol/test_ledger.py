@@ -9,7 +9,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.ledger import GENESIS, append, entry_digest, follow
+from p2prl.protocol.ledger_chain import GENESIS, append, entry_digest, follow
 from p2prl.protocol.messages import LedgerHead, Receipt, Receipts, State, Verdict
 
 LEARNER, OTHER = Identity(b"l" * 16), Identity(b"o" * 16)

@@ -10,7 +10,7 @@ from p2prl.errors import ConfigError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.link import JoinLink, parse_link
+from p2prl.protocol.join_link import JoinLink, parse_link
 
 PEER = Identity(b"p" * 16).peer_id
 RELAY = Identity(b"r" * 16).peer_id

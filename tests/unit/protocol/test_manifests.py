@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.codec import decode, encode
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import (
-    NOTHING,
+    NO_BASE,
     BlobRef,
     Patch,
     PolicyManifest,
@@ -29,12 +28,13 @@ from p2prl.protocol.manifests import (
     chunk_bytes_for,
     layout_digest,
 )
-from p2prl.sim.broadcast import run_manifest_of
+from p2prl.protocol.wire_codec import decode, encode
+from p2prl.sim.broadcast_swarm import run_manifest_of
 
 RUN = run_manifest_of(Identity(bytes(16)))
 REF = blob_of(bytes(10_000), 4096)
 SMALL = blob_of(bytes(5_000), 4096)
-PATCHES = (Patch(2, bytes(32), SMALL), Patch(NOTHING, b"", SMALL))
+PATCHES = (Patch(2, bytes(32), SMALL), Patch(NO_BASE, b"", SMALL))
 POLICY = PolicyManifest(3, 5, REF, bytes(32), bytes(32), bytes(32), 0, PATCHES)
 LONG = BlobRef(4096 * (limits.MAX_PATCH_CHUNKS - 1), 4096, (bytes(32),) * (limits.MAX_PATCH_CHUNKS - 1))
 
@@ -140,7 +140,7 @@ def test_impossible_run_manifests_are_refused(changes: dict[str, object]) -> Non
         replaced(version=-1),
         replaced(version=1 << 48, step=1 << 48),
         replaced(step=2),
-        replaced(state=b""),
+        replaced(weights_digest=b""),
         replaced(beacon=bytes(31)),
         replaced(previous=b""),
         replaced(version=0),
@@ -149,7 +149,7 @@ def test_impossible_run_manifests_are_refused(changes: dict[str, object]) -> Non
         replaced(patches=(Patch(3, bytes(32), SMALL),)),
         replaced(patches=(Patch(-2, b"", SMALL),)),
         replaced(patches=(Patch(2, b"", SMALL),)),
-        replaced(patches=(Patch(NOTHING, bytes(32), SMALL),)),
+        replaced(patches=(Patch(NO_BASE, bytes(32), SMALL),)),
         replaced(patches=(Patch(2, bytes(32), REF),)),
         replaced(patches=(Patch(2, bytes(32), SMALL),) * 2),
         replaced(patches=(Patch(2, bytes(32), BlobRef(5_000, 4096, SMALL.chunks[:1])),)),

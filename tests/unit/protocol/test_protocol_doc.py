@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from p2prl.protocol import limits, manifests, messages, versions
-from p2prl.protocol.codec import Wire
+from p2prl.protocol import limits, manifests, messages, policy_head
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
-from p2prl.protocol.ledger import LedgerEntry
+from p2prl.protocol.ledger_chain import LedgerEntry
 from p2prl.protocol.messages import LINK_MESSAGES, Kind, Role, State
-from p2prl.protocol.reasons import Reason
-from p2prl.swarm.gossip import AUDIENCE
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.gossip.gossip import AUDIENCE
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/protocol.md").read_text()
@@ -42,7 +42,7 @@ def test_inner_structs() -> None:
     structs: tuple[type[Wire], ...] = (
         manifests.BlobRef,
         manifests.Patch,
-        versions.Edge,
+        policy_head.PatchEdge,
         manifests.RunFile,
         manifests.TaskShare,
         manifests.Sampling,
@@ -74,7 +74,7 @@ def test_domains() -> None:
 
 
 def test_reasons_roles_states_and_audiences() -> None:
-    assert [row[0] for row in table("| reason | state | meaning |")] == [str(reason) for reason in Reason]
+    assert [row[0] for row in table("| reason | state | meaning |")] == [str(reason) for reason in RejectionReason]
     roles = ", ".join(f"{int(role)} {role.name.lower()}" for role in Role)
     states = ", ".join(f"{int(state)} {state.name.lower().replace('_', ' ')}" for state in State)
     flowing = " ".join(TEXT.split())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.protocol.manifests import TaskShare
-from p2prl.protocol.slots import SEED_BITS, SlotKey, slot_work
+from p2prl.protocol.work_slots import SEED_BITS, SlotKey, slot_work
 
 KEY = SlotKey(run=b"r" * 32, beacon=b"b" * 32, policy=b"p" * 32, peer=b"k" * 32, slot=7)
 MIX = (TaskShare("chain4", 3.0), TaskShare("sort", 1.0))

@@ -12,8 +12,8 @@ import pytest
 from p2prl.protocol import frames
 from p2prl.protocol.envelope import SIGNED_MESSAGES, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.ledger import GENESIS, follow
-from p2prl.protocol.link import parse_link
+from p2prl.protocol.join_link import parse_link
+from p2prl.protocol.ledger_chain import GENESIS, follow
 from p2prl.protocol.messages import LINK_MESSAGES, Kind
 
 ROOT = Path(__file__).parents[3]

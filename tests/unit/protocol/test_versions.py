@@ -9,8 +9,8 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.manifests import NOTHING
-from p2prl.protocol.versions import Edge, PolicyHead
+from p2prl.protocol.manifests import NO_BASE
+from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 
 SENT_MS = 1_000_000
 NEWEST, BEFORE = bytes((7,)) * 32, bytes((6,)) * 32
@@ -19,13 +19,13 @@ HEAD = PolicyHead(
     manifest=NEWEST,
     oldest=2,
     weight_bytes=1000,
-    edges=(Edge(7, 6, 10, NEWEST), Edge(7, NOTHING, 600, NEWEST), Edge(6, 5, 11, BEFORE)),
+    edges=(PatchEdge(7, 6, 10, NEWEST), PatchEdge(7, NO_BASE, 600, NEWEST), PatchEdge(6, 5, 11, BEFORE)),
     target_ms=SENT_MS,
     expires_ms=SENT_MS + 1000,
 )
 
 
-def edges(*wrong: Edge) -> dict[str, object]:
+def edges(*wrong: PatchEdge) -> dict[str, object]:
     return {"edges": wrong}
 
 
@@ -43,13 +43,13 @@ def edges(*wrong: Edge) -> dict[str, object]:
         {"target_ms": -1},
         {"expires_ms": SENT_MS},
         {"expires_ms": SENT_MS + int(limits.MAX_HEAD_LIFE_S * 1000) + 1},
-        edges(Edge(8, 7, 10, NEWEST)),
-        edges(Edge(6, 6, 10, BEFORE)),
-        edges(Edge(6, -2, 10, BEFORE)),
-        edges(Edge(6, 5, 0, BEFORE)),
-        edges(Edge(6, 5, 10, b"")),
-        edges(Edge(6, 5, 10, BEFORE), Edge(6, 5, 12, BEFORE)),
-        edges(*(Edge(7, i - 1, 10, NEWEST) for i in range(7)), Edge(7, 3, 10, NEWEST)),
+        edges(PatchEdge(8, 7, 10, NEWEST)),
+        edges(PatchEdge(6, 6, 10, BEFORE)),
+        edges(PatchEdge(6, -2, 10, BEFORE)),
+        edges(PatchEdge(6, 5, 0, BEFORE)),
+        edges(PatchEdge(6, 5, 10, b"")),
+        edges(PatchEdge(6, 5, 10, BEFORE), PatchEdge(6, 5, 12, BEFORE)),
+        edges(*(PatchEdge(7, i - 1, 10, NEWEST) for i in range(7)), PatchEdge(7, 3, 10, NEWEST)),
     ],
 )
 def test_impossible_heads_are_refused(changes: dict[str, object]) -> None:
@@ -60,9 +60,9 @@ def test_impossible_heads_are_refused(changes: dict[str, object]) -> None:
 
 def test_the_longest_head_fits_its_envelope() -> None:
     most = limits.MAX_HEAD_EDGES
-    long = tuple(Edge((1 << 47) + 2 + i, 1 << 47, (1 << 40) + i, NEWEST) for i in range(most))
+    long = tuple(PatchEdge((1 << 47) + 2 + i, 1 << 47, (1 << 40) + i, NEWEST) for i in range(most))
     head = PolicyHead((1 << 47) + 1 + most, NEWEST, 0, 1 << 41, long, SENT_MS, SENT_MS + 1)
     head.check(sent_ms=SENT_MS)
     assert len(seal(Identity(bytes(16)), head, run=bytes(32), now=1.0)) <= limits.MAX_ENVELOPE_BYTES
     with pytest.raises(RemoteProtocolError):
-        msgspec.structs.replace(head, edges=(*long, Edge(1, 0, 1, NEWEST))).check(sent_ms=SENT_MS)
+        msgspec.structs.replace(head, edges=(*long, PatchEdge(1, 0, 1, NEWEST))).check(sent_ms=SENT_MS)

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from p2prl.errors import P2PRLError
-from p2prl.protocol import ledger
-from p2prl.protocol.codec import Wire
+from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
 from p2prl.protocol.messages import LedgerHead, Receipt, Receipts, State, Verdict
-from p2prl.scoreboard.sources import Snapshot, open_run
+from p2prl.protocol.wire_codec import Wire
+from p2prl.scoreboard.ledger_sources import Snapshot, open_run
 
 START_S = 1_790_000_000.0
 """When the runs of these tests begin, seconds since the epoch."""
@@ -102,7 +102,7 @@ class LedgerWriter:
         self.run = envelope_digest(self.manifest_raw)
         self.entries: list[bytes] = []
         self.envelopes: list[bytes] = []
-        self.head: Digest = ledger.GENESIS
+        self.head: Digest = ledger_chain.GENESIS
 
     def add(self, author: Identity, body: Wire) -> bytes:
         """Seal and append; returns the entry."""
@@ -110,7 +110,7 @@ class LedgerWriter:
 
     def append(self, envelope: bytes) -> bytes:
         """Append a sealed envelope; returns the entry."""
-        raw, self.head = ledger.append(len(self.entries), self.head, envelope)
+        raw, self.head = ledger_chain.append(len(self.entries), self.head, envelope)
         self.entries.append(raw)
         self.envelopes.append(envelope)
         return raw

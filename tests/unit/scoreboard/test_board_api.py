@@ -10,7 +10,7 @@ import pytest
 
 from p2prl.errors import MachineError
 from p2prl.scoreboard.api import create_app
-from p2prl.scoreboard.fold import Board
+from p2prl.scoreboard.ledger_fold import Board
 from p2prl.scoreboard.page import PAGE_HEADERS
 from tests.unit.scoreboard.asgi import ask
 from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, sample_run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.scoreboard import views
-from p2prl.scoreboard.export import export, verify_export, verify_source
+from p2prl.scoreboard.ledger_dump import export, verify_export, verify_source
 from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, sample_run
 
 WRITER = sample_run(0, steps=6)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.messages import Receipts, State, Verdict
-from p2prl.scoreboard.fold import Board, BoardState
+from p2prl.scoreboard.ledger_fold import Board, BoardState
 from tests.unit.scoreboard.ledgers import (
     LedgerWriter,
     identity,

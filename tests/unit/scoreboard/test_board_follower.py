@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.net import control
-from p2prl.protocol import ledger, limits
+from p2prl.net.process import control
+from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.envelope import seal
-from p2prl.protocol.ledger import page_of
+from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.messages import LedgerHead
-from p2prl.scoreboard.follower import ASK_S, Follower
-from p2prl.scoreboard.store import LedgerStore
+from p2prl.scoreboard.ledger_follower import ASK_S, Follower
+from p2prl.scoreboard.ledger_store import LedgerStore
 from tests.unit.scoreboard.ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
 
 WRITER = sample_run(0, steps=10)
@@ -23,14 +23,14 @@ WRITER = sample_run(0, steps=10)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LedgerStore]:
-    opened = LedgerStore(tmp_path / "board" / "ledger.db", run=WRITER.run)
+    opened = LedgerStore(tmp_path / "board" / "ledger_chain.db", run=WRITER.run)
     yield opened
     opened.close()
 
 
 def started(store: LedgerStore) -> Follower:
     follower = Follower(store, run=WRITER.run)
-    follower.receive(control.Run(WRITER.manifest_raw), 0.0)
+    follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
     return follower
 
 
@@ -58,12 +58,12 @@ def test_it_asks_follows_and_tells(store: LedgerStore) -> None:
     follower = Follower(store, run=WRITER.run)
     assert follower.handle_timer(0.0) == []
     assert follower.snapshot().run is None
-    follower.receive(control.Run(WRITER.manifest_raw), 0.0)
-    assert follower.handle_timer(0.0) == [control.AskLedger(0)]
+    follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
+    assert follower.handle_timer(0.0) == [control.QueryLedger(0)]
     assert follower.handle_timer(1.0) == []
     told = follower.receive(page(WRITER.entries, 0, 8), 1.0)
     assert told == [control.LedgerHeight(8)]
-    assert follower.handle_timer(1.0) == [control.AskLedger(8)]
+    assert follower.handle_timer(1.0) == [control.QueryLedger(8)]
     follower.receive(page(WRITER.entries, 5), 1.5)  # a page may overlap what is held
     assert height(follower) == len(WRITER.entries)
     assert follower.receive(page(WRITER.entries, 5), 1.6) == []
@@ -76,7 +76,7 @@ def test_news_is_asked_after_at_once_and_silence_every_few_seconds(store: Ledger
     assert follower.handle_timer(0.0)
     assert not follower.handle_timer(ASK_S - 0.1)
     assert follower.handle_timer(ASK_S)
-    follower.receive(control.Arrived(WRITER.envelopes[0]), ASK_S + 0.1)
+    follower.receive(control.EnvelopeArrived(WRITER.envelopes[0]), ASK_S + 0.1)
     assert not follower.handle_timer(ASK_S + 0.1)  # a burst asks once
     assert follower.handle_timer(ASK_S + 0.3)
 
@@ -111,10 +111,10 @@ def test_a_signed_head_undoes_a_strangers_fork(store: LedgerStore) -> None:
     half = LedgerWriter()
     for envelope in WRITER.envelopes[:5]:
         half.append(envelope)
-    follower.receive(control.Arrived(half.signed_head()), 0.0)
+    follower.receive(control.EnvelopeArrived(half.signed_head()), 0.0)
     follower.receive(page(liar.entries, 0), 0.0)
     assert (height(follower), follower.snapshot().signed_height) == (15, 5)
-    follower.receive(control.Arrived(WRITER.signed_head(height=9, head=_head_at(9))), 1.0)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=9, head=_head_at(9))), 1.0)
     assert height(follower) == 5  # back to what the learner signed
     follower.receive(page(WRITER.entries, 5), 2.0)
     assert (height(follower), follower.snapshot().signed_height) == (len(WRITER.entries), 9)
@@ -124,7 +124,7 @@ def test_a_signed_head_undoes_a_strangers_fork(store: LedgerStore) -> None:
 
 def test_a_fork_is_not_followed_past_a_head_that_was_heard_before(store: LedgerStore) -> None:
     follower, liar = started(store), fork()
-    follower.receive(control.Arrived(WRITER.signed_head(height=9, head=_head_at(9))), 0.0)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=9, head=_head_at(9))), 0.0)
     follower.receive(page(liar.entries, 0), 0.0)
     assert height(follower) == 0
     assert store.height == 0
@@ -135,9 +135,9 @@ def test_a_fork_is_not_followed_past_a_head_that_was_heard_before(store: LedgerS
 def test_two_heads_of_one_height_are_an_incident_that_is_not_forgotten(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), 0.0)
-    follower.receive(control.Arrived(WRITER.signed_head()), 0.0)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head()), 0.0)
     assert follower.snapshot().incident is None
-    follower.receive(control.Arrived(WRITER.signed_head(head=bytes(32))), 0.0)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head(head=bytes(32))), 0.0)
     incident = follower.snapshot().incident
     assert incident is not None
     assert "two different histories" in incident
@@ -147,8 +147,8 @@ def test_two_heads_of_one_height_are_an_incident_that_is_not_forgotten(store: Le
 def test_a_lower_head_against_a_confirmed_chain_is_an_incident(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), 0.0)
-    follower.receive(control.Arrived(WRITER.signed_head()), 0.0)
-    follower.receive(control.Arrived(WRITER.signed_head(height=4, head=bytes(32))), 0.0)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head()), 0.0)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=4, head=bytes(32))), 0.0)
     assert "contradicts" in (follower.snapshot().incident or "")
     assert height(follower) == len(WRITER.entries)
 
@@ -159,7 +159,7 @@ def test_a_head_by_somebody_else_is_refused(store: LedgerStore) -> None:
     other = LedgerWriter()
     other.learner = identity("eve")
     with pytest.raises(RemoteProtocolError, match="head"):
-        follower.receive(control.Arrived(other.signed_head(height=4)), 0.0)
+        follower.receive(control.EnvelopeArrived(other.signed_head(height=4)), 0.0)
     assert height(follower) == len(WRITER.entries)
 
 
@@ -167,12 +167,12 @@ def test_the_end_of_the_run_is_heard(store: LedgerStore) -> None:
     follower = started(store)
     now = WRITER.now
     follower.receive(page(WRITER.entries, 0), now)
-    follower.receive(control.Announced(1, 0), now)
-    follower.receive(control.Arrived(WRITER.signed_head()), now)
+    follower.receive(control.VersionAnnounced(1, 0), now)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head()), now)
     assert not follower.snapshot().finished
     last = LedgerHead(len(WRITER.entries), WRITER.head, 0, True)
     farewell = seal(WRITER.learner, last, run=WRITER.run, now=now + 1)
-    follower.receive(control.Arrived(farewell), now + 2)
+    follower.receive(control.EnvelopeArrived(farewell), now + 2)
     assert follower.snapshot().finished
     resumed = Follower(store, run=WRITER.run)
     assert control.Publish(farewell) in resumed.introduce(), "nobody else may be left who remembers"
@@ -181,8 +181,8 @@ def test_the_end_of_the_run_is_heard(store: LedgerStore) -> None:
 def test_an_old_farewell_does_not_end_the_run_on_the_page(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), WRITER.now)
-    follower.receive(control.Arrived(WRITER.signed_head(finished=True, height=1, head=_head_at(1))), WRITER.now)
-    follower.receive(control.Announced(9, 1_000), WRITER.now)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head(finished=True, height=1, head=_head_at(1))), WRITER.now)
+    follower.receive(control.VersionAnnounced(9, 1_000), WRITER.now)
     follower.handle_timer(WRITER.now + 3_600)
     assert not follower.snapshot().finished
     assert not any(isinstance(message, control.Publish) for message in follower.introduce())
@@ -191,26 +191,26 @@ def test_an_old_farewell_does_not_end_the_run_on_the_page(store: LedgerStore) ->
 def test_another_runs_manifest_is_refused(store: LedgerStore) -> None:
     other = LedgerWriter(now=1.0)
     with pytest.raises(RemoteProtocolError, match="join link"):
-        Follower(store, run=WRITER.run).receive(control.Run(other.manifest_raw), 0.0)
+        Follower(store, run=WRITER.run).receive(control.RunKnown(other.manifest_raw), 0.0)
     assert store.manifest == b""
 
 
 def test_after_a_crash_it_resumes_where_the_disk_stands(tmp_path: Path, store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0, 7), 0.0)
-    follower.receive(control.Arrived(WRITER.signed_head(height=6, head=_head_at(6))), 0.0)
-    again = LedgerStore(tmp_path / "board" / "ledger.db", run=WRITER.run)  # the first one was never closed
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=6, head=_head_at(6))), 0.0)
+    again = LedgerStore(tmp_path / "board" / "ledger_chain.db", run=WRITER.run)  # the first one was never closed
     resumed = Follower(again, run=WRITER.run)
     assert height(resumed) == 7
     assert resumed.snapshot().signed_height == 6
     assert resumed.introduce() == [control.LedgerHeight(7)]
-    assert resumed.handle_timer(9.0) == [control.AskLedger(7)]
+    assert resumed.handle_timer(9.0) == [control.QueryLedger(7)]
     again.close()
 
 
 def test_a_meddled_file_is_cut_back_to_what_verifies(tmp_path: Path, store: LedgerStore) -> None:
     started(store).receive(page(WRITER.entries, 0), 0.0)
-    db = sqlite3.connect(tmp_path / "board" / "ledger.db", isolation_level=None)
+    db = sqlite3.connect(tmp_path / "board" / "ledger_chain.db", isolation_level=None)
     db.execute("UPDATE ledger SET raw = x'00' WHERE height = 4")
     db.close()
     resumed = Follower(store, run=WRITER.run)
@@ -222,8 +222,8 @@ def test_a_meddled_file_is_cut_back_to_what_verifies(tmp_path: Path, store: Ledg
 def test_a_fork_on_disk_is_cut_back_by_the_heads_on_disk(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), 0.0)
-    follower.receive(control.Arrived(WRITER.signed_head(height=4, head=_head_at(4))), 0.0)
-    follower.receive(control.Arrived(WRITER.signed_head(height=9, head=_head_at(9))), 0.0)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=4, head=_head_at(4))), 0.0)
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=9, head=_head_at(9))), 0.0)
     store.truncate(0)
     store.append(0, fork().entries)
     resumed = Follower(store, run=WRITER.run)
@@ -233,7 +233,7 @@ def test_a_fork_on_disk_is_cut_back_by_the_heads_on_disk(store: LedgerStore) -> 
 def test_a_folder_serves_one_run(tmp_path: Path, store: LedgerStore) -> None:
     started(store)
     with pytest.raises(ConfigError, match="another run"):
-        LedgerStore(tmp_path / "board" / "ledger.db", run=bytes(32))
+        LedgerStore(tmp_path / "board" / "ledger_chain.db", run=bytes(32))
 
 
 def test_heads_on_disk_stay_few(store: LedgerStore) -> None:
@@ -245,11 +245,11 @@ def test_heads_on_disk_stay_few(store: LedgerStore) -> None:
 
 
 def _head_at(entries: int) -> bytes:
-    return ledger.entry_digest(WRITER.entries[entries - 1])
+    return ledger_chain.entry_digest(WRITER.entries[entries - 1])
 
 
 def test_a_head_of_no_entries_is_refused(store: LedgerStore) -> None:
     follower = started(store)
     with pytest.raises(RemoteProtocolError):
-        follower.receive(control.Arrived(WRITER.signed_head(height=0)), 0.0)
+        follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=0)), 0.0)
     assert follower.snapshot().signed_height is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.scoreboard import views
-from p2prl.scoreboard.chart import HEIGHT, WIDTH, reward_chart
+from p2prl.scoreboard.learning_curve import HEIGHT, WIDTH, reward_chart
 from p2prl.scoreboard.page import STATIC, percent, quantity, render_page
 from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
 

@@ -9,7 +9,7 @@ import pytest
 from p2prl.errors import MachineError, RemoteProtocolError
 from p2prl.learner.journal import Journal
 from p2prl.protocol.envelope import seal
-from p2prl.scoreboard.run_source import RunSource
+from p2prl.scoreboard.run_folder_source import RunSource
 from tests.unit.scoreboard.ledgers import LedgerWriter, identity, receipt, sample_run
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from p2prl.errors import ConfigError
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard import views
-from p2prl.scoreboard.documents import ContributorDocument, ValidatorDocument
-from p2prl.scoreboard.handles import ADJECTIVES, ANIMALS, handle_of
-from p2prl.scoreboard.tallies import wilson_interval
+from p2prl.scoreboard.api_schema import ContributorDocument, ValidatorDocument
+from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS, display_name
+from p2prl.scoreboard.totals import wilson_interval
 from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
 
 
@@ -153,14 +153,14 @@ def test_a_validator_from_the_far_future_does_not_take_the_board_down() -> None:
 
 @given(st.binary(min_size=32, max_size=32))
 def test_a_handle_is_two_words_of_ours_and_a_number(key: bytes) -> None:
-    adjective, animal, number = handle_of(key).split()
+    adjective, animal, number = display_name(key).split()
     assert adjective in ADJECTIVES
     assert animal in ANIMALS
     assert 10 <= int(number) <= 99
 
 
 def test_handles_never_change_and_seldom_meet() -> None:
-    assert handle_of(bytes(32)) == handle_of(bytes(32))
+    assert display_name(bytes(32)) == display_name(bytes(32))
     keys = [identity(f"volunteer {i}").public_key for i in range(300)]
-    assert len({handle_of(key) for key in keys}) >= 295
+    assert len({display_name(key) for key in keys}) >= 295
     assert len({peer_id_of(key) for key in keys}) == 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from p2prl.swarm.draws import draw, draw_one
+from p2prl.swarm.random_choice import draw, draw_one
 
 
 def test_a_draw_holds_nobody_twice_and_never_more_than_there_are() -> None:

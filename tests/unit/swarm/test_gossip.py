@@ -9,14 +9,14 @@ import pytest
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.messages import LedgerHead, Offer, Push, Role, StorageReceipt, Want
-from p2prl.sim.broadcast import group_of
-from p2prl.swarm.gossip import Gossip, GossipConfig
-from p2prl.swarm.offering import Offering
+from p2prl.protocol.wire_codec import Wire
+from p2prl.sim.broadcast_swarm import group_of
+from p2prl.swarm.gossip.announcements import Announcements
+from p2prl.swarm.gossip.gossip import Gossip, GossipConfig
 
 KEY = Identity(b"k" * 16)
 A, B, C, D, E = (PeerId(name) for name in "ABCDE")
@@ -113,7 +113,7 @@ def test_an_offer_to_a_link_that_went_is_forgotten() -> None:
 def test_more_names_than_a_message_holds_take_several() -> None:
     many = limits.MAX_DIGESTS_PER_MESSAGE + 1
     names = [group(slot).digest for slot in range(many)]
-    offering = Offering(random.Random(0), 1.0)
+    offering = Announcements(random.Random(0), 1.0)
     for name in names:
         offering.add(A, name)
     list(offering.take_due(0.0))

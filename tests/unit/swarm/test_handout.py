@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from p2prl.swarm.handout import (
+from p2prl.swarm.peers.topology import (
     Candidate,
     degree_of,
     draw_by_upload,

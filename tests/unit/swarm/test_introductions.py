@@ -6,8 +6,8 @@ import random
 from collections import Counter
 
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.handout import Candidate
-from p2prl.swarm.introductions import Introductions
+from p2prl.swarm.peers.introductions import Introductions
+from p2prl.swarm.peers.topology import Candidate
 
 NOW = 1_000.0
 

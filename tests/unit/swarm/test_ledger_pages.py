@@ -7,7 +7,7 @@ import random
 from p2prl.protocol import frames, limits
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import LedgerPage, LedgerQuery
-from p2prl.swarm.ledger_pages import LedgerPages
+from p2prl.swarm.gossip.ledger_sync import LedgerPages
 
 NOW = 1_800_000_000.0
 A, B, C = (PeerId(name) for name in "abc")

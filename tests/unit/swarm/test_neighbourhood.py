@@ -13,9 +13,9 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.messages import Hello, Introduction, LedgerHead, PeerRecord, Role
-from p2prl.sim.broadcast import identity_of
+from p2prl.sim.broadcast_swarm import identity_of
 from p2prl.swarm.events import Dial, LookUp, Register
-from p2prl.swarm.neighbourhood import Neighbourhood, NeighbourhoodConfig, Self
+from p2prl.swarm.peers.connections import Connections, ConnectionsConfig, LocalPeer
 
 RUN = Digest(bytes(range(32)))
 NOW = 1_800_000_000.0
@@ -23,10 +23,10 @@ ME = identity_of("me")
 A, B = identity_of("A"), identity_of("B")
 
 
-def neighbourhood(role: Role = Role.VOLUNTEER, **config: float) -> Neighbourhood:
+def neighbourhood(role: Role = Role.VOLUNTEER, **config: float) -> Connections:
     """A node of the run whose learner is A."""
-    dials = NeighbourhoodConfig(**config)  # type: ignore[arg-type]
-    return Neighbourhood(Self(ME, role, RUN, learner=A.peer_id), random.Random(1), dials, NOW)
+    dials = ConnectionsConfig(**config)  # type: ignore[arg-type]
+    return Connections(LocalPeer(ME, role, RUN, learner=A.peer_id), random.Random(1), dials, NOW)
 
 
 def record(
@@ -39,7 +39,7 @@ def hello(*, role: int = Role.LEARNER, run: bytes = RUN, clock: float = NOW, hei
     return Hello(limits.WIRE_VERSION, run, int(role), int(clock * 1000), -1, height)
 
 
-def dialled(links: Neighbourhood) -> list[PeerId]:
+def dialled(links: Connections) -> list[PeerId]:
     peers = [command.peer for command in links.commands if isinstance(command, Dial)]
     links.commands.clear()
     return peers
@@ -70,7 +70,7 @@ def test_whoever_merely_calls_itself_a_learner_is_neither_preferred_nor_enough()
     assert [type(command) for command in links.commands] == [Register, LookUp], "the learner is still looked for"
 
 
-def with_learner(**config: float) -> Neighbourhood:
+def with_learner(**config: float) -> Connections:
     links = neighbourhood(Role.VOLUNTEER, **config)
     links.connected(A.peer_id, NOW)
     links.on_hello(hello(), A.peer_id, NOW)
@@ -336,4 +336,4 @@ def test_a_record_outlives_two_missed_refreshes() -> None:
     links = neighbourhood()
     links.refresh(NOW)
     (register,) = [c for c in links.commands if isinstance(c, Register)]
-    assert register.expires_at - NOW >= 2 * NeighbourhoodConfig().refresh_s
+    assert register.expires_at - NOW >= 2 * ConnectionsConfig().refresh_s

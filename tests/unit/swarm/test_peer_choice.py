@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from p2prl.swarm.peer_choice import Pace, Rates, pace_of, rank
+from p2prl.swarm.relay.peer_selection import Pace, Rates, pace_of, rank
 
 MB = 1e6
 HOME = Rates(2 * MB, 10 * MB)

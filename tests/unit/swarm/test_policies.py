@@ -9,7 +9,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest, blob_of
-from p2prl.swarm.policies import EquivocationError, PolicyBook
+from p2prl.swarm.policies.catalog import EquivocationError, PolicyCatalog
 
 LEARNER, OTHER = Identity(b"l" * 16), Identity(b"o" * 16)
 RUN = bytes(range(32))
@@ -29,11 +29,11 @@ def versions(count: int) -> list[Opened]:
 
 
 @pytest.fixture
-def book() -> PolicyBook:
-    return PolicyBook(LEARNER.public_key)
+def book() -> PolicyCatalog:
+    return PolicyCatalog(LEARNER.public_key)
 
 
-def test_versions_only_grow_whatever_the_order_of_arrival(book: PolicyBook) -> None:
+def test_versions_only_grow_whatever_the_order_of_arrival(book: PolicyCatalog) -> None:
     chain = versions(4)
     newest = []
     for index in (1, 3, 0, 2):
@@ -48,12 +48,12 @@ def test_versions_only_grow_whatever_the_order_of_arrival(book: PolicyBook) -> N
     assert book.named(Digest(bytes(32))) is None
 
 
-def test_admitting_twice_changes_nothing(book: PolicyBook) -> None:
+def test_admitting_twice_changes_nothing(book: PolicyCatalog) -> None:
     (first,) = versions(1)
     assert book.admit(first) == book.admit(first)
 
 
-def test_two_manifests_of_one_version_are_proof(book: PolicyBook) -> None:
+def test_two_manifests_of_one_version_are_proof(book: PolicyCatalog) -> None:
     first, twin = manifest(0, b""), manifest(0, b"", beacon=1)
     book.admit(first)
     with pytest.raises(EquivocationError) as caught:
@@ -64,27 +64,29 @@ def test_two_manifests_of_one_version_are_proof(book: PolicyBook) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_version_that_names_another_past_is_proof_in_either_order(book: PolicyBook, order: tuple[int, int]) -> None:
+def test_a_version_that_names_another_past_is_proof_in_either_order(
+    book: PolicyCatalog, order: tuple[int, int]
+) -> None:
     pair = (manifest(0, b""), manifest(1, bytes(32)))
     book.admit(pair[order[0]])
     with pytest.raises(EquivocationError):
         book.admit(pair[order[1]])
 
 
-def test_only_the_learner_signs_policies(book: PolicyBook) -> None:
+def test_only_the_learner_signs_policies(book: PolicyCatalog) -> None:
     with pytest.raises(RemoteProtocolError):
         book.admit(manifest(0, b"", identity=OTHER))
     assert book.newest is None
 
 
-def test_impossible_manifests_are_refused(book: PolicyBook) -> None:
+def test_impossible_manifests_are_refused(book: PolicyCatalog) -> None:
     with pytest.raises(RemoteProtocolError):
         book.admit(manifest(1, b""))
     with pytest.raises(RemoteProtocolError):
         book.admit(manifest(0, envelope_digest(b"")))
 
 
-def test_old_versions_are_given_back_and_forgotten(book: PolicyBook) -> None:
+def test_old_versions_are_given_back_and_forgotten(book: PolicyCatalog) -> None:
     chain = versions(5)
     for opened in chain:
         book.admit(opened)

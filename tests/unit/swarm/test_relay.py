@@ -10,7 +10,6 @@ from typing import TypeVar
 import pytest
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.protocol.codec import Wire
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.manifests import BlobRef, blob_of
@@ -25,10 +24,11 @@ from p2prl.protocol.messages import (
     Have,
     LinkRates,
 )
-from p2prl.sim.blobs import MemoryBlobs
-from p2prl.swarm.bitsets import bits_of, indices_of, of_bitmap, to_bitmap
-from p2prl.swarm.relay import ForeignChunkError, Relay
-from p2prl.swarm.transfers import Holder, RelayConfig
+from p2prl.protocol.wire_codec import Wire
+from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.swarm.relay.chunk_sets import bits_of, indices_of, of_bitmap, to_bitmap
+from p2prl.swarm.relay.relay import ForeignChunkError, Relay
+from p2prl.swarm.relay.state import Holder, RelayConfig
 
 CHUNK = 4096
 W = TypeVar("W", bound=Wire)

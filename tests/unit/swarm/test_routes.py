@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.manifests import NOTHING
-from p2prl.swarm.routes import Route, Way, cheapest_route
+from p2prl.protocol.manifests import NO_BASE
+from p2prl.swarm.policies.cheapest_route import Route, RouteStep, cheapest_route
 
 NAME = Digest(bytes(32))
 
 
-def ways_of(prices: dict[tuple[int, int], int]) -> list[Way]:
-    return [Way(version, base, size, NAME) for (base, version), size in prices.items()]
+def ways_of(prices: dict[tuple[int, int], int]) -> list[RouteStep]:
+    return [RouteStep(version, base, size, NAME) for (base, version), size in prices.items()]
 
 
-def every_route(ways: list[Way], held: set[int], target: int) -> list[Route]:
+def every_route(ways: list[RouteStep], held: set[int], target: int) -> list[Route]:
     """All chains of patches that end at the target, by brute force."""
     found: list[Route] = [()] if target in held else []
-    starts = held | {NOTHING}
+    starts = held | {NO_BASE}
     for length in range(1, len(ways) + 1):
         for chain in itertools.permutations(ways, length):
             linked = all(one.version == two.base for one, two in itertools.pairwise(chain))
@@ -50,10 +50,10 @@ def test_no_route_costs_less(edges: dict[tuple[int, int], int], held: set[int], 
     assert sum(way.size_bytes for way in chosen) == cheapest < whole_bytes
 
 
-def chain(newest: int, price: int = 100) -> list[Way]:
+def chain(newest: int, price: int = 100) -> list[RouteStep]:
     """Patches as a learner makes them: from 1, 4, 16 and 64 back, a longer one cheaper than the chain it spares."""
     return [
-        Way(version, version - span, int(price * span**0.7), NAME)
+        RouteStep(version, version - span, int(price * span**0.7), NAME)
         for version in range(1, newest + 1)
         for span in (1, 4, 16, 64)
         if version % span == 0
@@ -72,10 +72,10 @@ def test_sixteen_behind_takes_the_long_patches() -> None:
 
 
 def test_a_newcomer_takes_a_keyframe_where_that_is_cheaper_than_the_weights() -> None:
-    ways = [*chain(20), Way(16, NOTHING, 600, NAME)]
+    ways = [*chain(20), RouteStep(16, NO_BASE, 600, NAME)]
     route = cheapest_route(ways, held=(), target=20, whole_bytes=1000)
     assert route is not None
-    assert [way.base for way in route] == [NOTHING, 16]
+    assert [way.base for way in route] == [NO_BASE, 16]
     assert cheapest_route(ways, held=(), target=20, whole_bytes=800) is None, "no dearer way than the weights"
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError, LocalProtocolError
-from p2prl.tasks.base import MAX_SCORED_CHARS, Score
 from p2prl.tasks.chain4 import Chain4, running_values
 from p2prl.tasks.registry import task_by_name, task_names
+from p2prl.tasks.task import MAX_SCORED_CHARS, Score
 
 TASK = Chain4()
 SEEDS = st.integers(0, 2**63 - 1)

@@ -6,7 +6,7 @@ import pytest
 
 from p2prl.errors import ConfigError
 from p2prl.tasks.chain4 import Chain4, running_values
-from p2prl.tasks.demonstrations import DemonstrationFaults, demonstration
+from p2prl.tasks.chain4_demonstrations import DemonstrationFaults, demonstration
 
 TASK = Chain4()
 PERFECT = DemonstrationFaults(shortcut=0.0, multiply_as_add=0.0, step_error=0.0)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
 from p2prl.tasks import registry
-from p2prl.tasks.base import MAX_SCORED_CHARS
 from p2prl.tasks.chain4 import Chain4
-from p2prl.tasks.process import UNREADABLE, Judgement, judge_chain
+from p2prl.tasks.process_scorer import UNREADABLE, Judgement, judge_chain
 from p2prl.tasks.registry import scorer_by_task, task_names
+from p2prl.tasks.task import MAX_SCORED_CHARS
 from p2prl.tasks.walk12 import Walk12
 
 CHAIN4, WALK12 = scorer_by_task("chain4"), scorer_by_task("walk12")

@@ -8,8 +8,8 @@ import operator
 import pytest
 
 from p2prl.errors import ConfigError, LocalProtocolError
-from p2prl.tasks.base import FAILED
 from p2prl.tasks.registry import task_by_name
+from p2prl.tasks.task import FAILED
 from p2prl.tasks.walk12 import MAX_NEW_TOKENS, SYMBOLS, Walk12
 from p2prl.tasks.walk12_demonstrations import Walk12Faults, demonstration
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.learner.shelf import Published
-from p2prl.models.work import Prepared
-from p2prl.net import control
-from p2prl.protocol.codec import encode
+from p2prl.learner.published_policies import Published
+from p2prl.models.group_work import Prepared
+from p2prl.net.process import control
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.messages import LedgerHead, RolloutGroup, Verdict
-from p2prl.validator.docket import Docket
-from p2prl.validator.selection import is_selected
+from p2prl.protocol.wire_codec import encode
+from p2prl.validator.audit_sampling import is_selected
+from p2prl.validator.replay_queue import ReplayQueue
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 from tests.unit.learner.world import NOW, World, altered, identity, with_completion
 
@@ -50,7 +50,7 @@ def test_the_share_is_the_rate_and_another_key_chooses_others() -> None:
 def test_a_docket_is_bounded_oldest_first() -> None:
     world_free = [digest("e", bytes([n])) for n in range(6)]
     policies = [digest("p", bytes([n % 2])) for n in range(6)]
-    docket = Docket(most=4)
+    docket = ReplayQueue(most=4)
     opened = []
     for n in range(6):
         raw = seal(PEER, LedgerHead(n, world_free[n], 0, False), run=bytes(32), now=NOW)
@@ -112,8 +112,8 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) -> tuple[Ear, Audit, list[str]]:
-    start: list[control.FromNetwork] = [control.Run(world.manifest_raw)]
-    start += [control.File(file.name, "/nowhere") for file in world.manifest.files]
+    start: list[control.FromNetwork] = [control.RunKnown(world.manifest_raw)]
+    start += [control.FileReady(file.name, "/nowhere") for file in world.manifest.files]
     ear, audits, notices = Ear([*start, *messages]), list[Audit](), list[str]()
     ear.left = turns
     validator = Validator(
@@ -131,12 +131,14 @@ def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) 
     return ear, audits[-1], notices
 
 
-def ready(world: World, policy: Published) -> control.Policy:
-    return control.Policy(policy.digest, encode(policy.manifest), str(world.blobs.path(policy.manifest.weights.root)))
+def ready(world: World, policy: Published) -> control.VersionReady:
+    return control.VersionReady(
+        policy.digest, encode(policy.manifest), str(world.blobs.path(policy.manifest.weights.root))
+    )
 
 
-def arrived(world: World, group: RolloutGroup) -> control.Arrived:
-    return control.Arrived(seal(PEER, group, run=world.run, now=NOW))
+def arrived(world: World, group: RolloutGroup) -> control.EnvelopeArrived:
+    return control.EnvelopeArrived(seal(PEER, group, run=world.run, now=NOW))
 
 
 def test_verdicts_say_what_was_done_to_a_group(world: World) -> None:
@@ -185,7 +187,7 @@ def test_damaged_weights_are_no_verdict(world: World) -> None:
 
 def test_the_learners_farewell_ends_it(world: World) -> None:
     head = seal(world.learner, LedgerHead(0, bytes(32), 0, True), run=world.run, now=NOW)
-    _, totals, _ = audit(world, [control.Arrived(head)], turns=1000)
+    _, totals, _ = audit(world, [control.EnvelopeArrived(head)], turns=1000)
     assert totals.waiting == 0
     assert msgspec.structs.asdict(LedgerHead(0, bytes(32), 0, True))["finished"]
 
@@ -195,7 +197,7 @@ def test_an_old_farewell_does_not_end_it(world: World) -> None:
     newer = seal(world.learner, LedgerHead(1, bytes(32), 1, False), run=world.run, now=NOW + 1)
     policy = world.publish(0, step=0)
     group = world.group(policy, PEER, 0)
-    messages: list[control.FromNetwork] = [control.Arrived(newer), control.Arrived(old)]
+    messages: list[control.FromNetwork] = [control.EnvelopeArrived(newer), control.EnvelopeArrived(old)]
     messages += [ready(world, policy), arrived(world, group)]
     ear, _, _ = audit(world, messages, turns=6)
     assert ear.left == 0, "it stayed until it was told to stop"

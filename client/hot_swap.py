@@ -1,0 +1,68 @@
+"""The next policy, read and checked by another thread while the one before goes on sampling.
+
+Reading and checking take as long as a few batches of a large model; what is left for the sampling thread is to copy
+the words, between two batches: a group declares one policy and is replayed under that one.
+"""
+
+from __future__ import annotations
+
+import mmap
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from p2prl.client.agent import LocalPolicy
+from p2prl.errors import IntegrityError
+from p2prl.models.engine_port import Engine, StagedWeights
+
+
+class HotSwap:
+    """At most one policy in the making, and one made."""
+
+    def __init__(self, *, background: bool) -> None:
+        """Without `background` everything is done at once by the caller, as a simulation on virtual time needs it."""
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="p2prl-stage") if background else None
+        self._begun: tuple[LocalPolicy, Future[StagedWeights]] | None = None
+
+    def ready(self, policy: LocalPolicy, engine: Engine) -> bool:
+        """Whether `policy` can be taken up without waiting. Begins to stage it as soon as nothing else is staged."""
+        if self._begun is None or (self._begun[0] is not policy and self._begun[1].done()):
+            self._begin(policy, engine)
+        assert self._begun is not None
+        return self._begun[0] is policy and self._begun[1].done()
+
+    def take(self, policy: LocalPolicy, engine: Engine) -> StagedWeights:
+        """The staged policy; waits for it if need be, and keeps nothing of it.
+
+        Raises `FileNotFoundError` when its weights have gone, and as `Engine.stage` does.
+        """
+        if self._begun is None or self._begun[0] is not policy:
+            self._begin(policy, engine)
+        assert self._begun is not None
+        future, self._begun = self._begun[1], None
+        return future.result()
+
+    def close(self) -> None:
+        """Wait for what is under way; nothing of it is kept."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, policy: LocalPolicy, engine: Engine) -> None:
+        if self._executor is not None:
+            self._begun = policy, self._executor.submit(_stage, policy, engine)
+            return
+        future: Future[StagedWeights] = Future()
+        try:
+            future.set_result(_stage(policy, engine))
+        except Exception as error:  # noqa: BLE001 - kept for `take`, as an executor does
+            future.set_exception(error)
+        self._begun = policy, future
+
+
+def _stage(policy: LocalPolicy, engine: Engine) -> StagedWeights:
+    with Path(policy.path).open("rb") as file:
+        try:
+            # Mapped, not read: a model of gigabytes stands in memory once. A file dropped meanwhile stays readable.
+            words = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise IntegrityError("its file of weights is empty") from error
+    return engine.stage(memoryview(words), policy.manifest.version)

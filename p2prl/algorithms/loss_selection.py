@@ -1,0 +1,104 @@
+"""Which loss a run uses when it is told to choose: a pure state machine over what each batch measures.
+
+Of three losses without options: on policy GRPO, the field's own; far from the samplers GEPO-T, which keeps learning
+where GRPO does not; between the two gex. (GEPO-T with `sharpness` does better than any of them at any distance in
+`docs/benchmarks/staleness.md`; a run may simply name it.) What decides is measured, not the delay: the effective sample
+size of the whole-sequence ratios and the KL per token. Both are smoothed, a move needs both a margin and some updates
+since the last one, and the state is plain numbers, so that a replay after a crash chooses the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.errors import ConfigError
+
+CHOICES = ("grpo", "gex", "gepo_t")
+"""From near to far."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectionConfig:
+    """Where near ends and far begins. The defaults are what `loss = "auto"` uses."""
+
+    near_ess: float = 0.8
+    """ESS/n at or above which the samplers are near, if the KL agrees."""
+    near_kl: float = 0.01
+    """Nats per token at or below which they are near."""
+    far_ess: float = 0.3
+    """ESS/n below which they are far."""
+    far_kl: float = 0.05
+    """Nats per token above which they are far: GRPO's clip then mutes or doubles a tenth of the tokens."""
+    margin: float = 0.1
+    """Share by which a figure must pass a border, seen from the loss in use, before the loss changes."""
+    dwell_updates: int = 20
+    """Updates between two changes: Adam's moments are those of the loss before for about as long."""
+    smoothing: float = 0.1
+    """Weight of the newest batch in the running means, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        require_between("near_ess", self.near_ess, 0.0, 1.0)
+        require_between("far_ess", self.far_ess, 0.0, self.near_ess)
+        require_positive("near_kl", self.near_kl)
+        require_positive("far_kl", self.far_kl)
+        require_between("margin", self.margin, 0.0, 1.0)
+        require_positive("smoothing", self.smoothing)
+        require_between("smoothing", self.smoothing, 0.0, 1.0)
+        if self.near_kl > self.far_kl:
+            raise ConfigError("near_kl lies above far_kl", remedy="Set near_kl to far_kl or less.")
+        if self.dwell_updates < 0:
+            raise ConfigError("dwell_updates must be 0 or more", remedy="Set dwell_updates to 0 or more.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectionState:
+    """What is remembered between batches."""
+
+    loss: str = CHOICES[-1]
+    """The loss in use. The first is the one that no staleness hurts."""
+    ess: float | None = None
+    """Running mean of ESS/n; None before the first batch."""
+    kl: float | None = None
+    """Running mean of the KL, nats per token; None before the first batch."""
+    updates: int = 0
+    """Updates since the loss last changed, or since the beginning."""
+
+
+def observe(
+    state: SelectionState, *, ess_fraction: float, kl_per_token: float, config: SelectionConfig
+) -> tuple[SelectionState, str]:
+    """The state after one more batch, and why the loss changed; empty when it did not.
+
+    `ess_fraction` in (0, 1] and `kl_per_token` in nats (k3, never below 0), over all completions of the batch.
+    """
+    ess = _blend(state.ess, ess_fraction, config.smoothing)
+    kl = _blend(state.kl, max(0.0, kl_per_token), config.smoothing)  # k3 of equal log-probs may round below 0
+    updates = state.updates + 1
+    wanted = _wanted(state.loss, ess, kl, config)
+    if wanted == state.loss or updates < config.dwell_updates:
+        return SelectionState(loss=state.loss, ess=ess, kl=kl, updates=updates), ""
+    where = {"grpo": "near the policy", "gex": "some way from the policy", "gepo_t": "far from the policy"}[wanted]
+    reason = (
+        f"loss {wanted} instead of {state.loss}: the rollouts are {where} "
+        f"(ESS {ess:.0%} of a batch, KL {kl:.3f} nats a token)"
+    )
+    return SelectionState(loss=wanted, ess=ess, kl=kl, updates=0), reason
+
+
+def _wanted(loss: str, ess: float, kl: float, config: SelectionConfig) -> str:
+    """The loss these figures ask for; every border is moved away from the loss in use by the margin."""
+    up, down = 1 + config.margin, 1 - config.margin
+    is_near = loss == "grpo"
+    near_ess = min(1.0, config.near_ess * (down if is_near else up))
+    near_kl = config.near_kl * (up if is_near else down)
+    if ess >= near_ess and kl <= near_kl:
+        return "grpo"
+    is_far = loss == "gepo_t"
+    far_ess = config.far_ess * (up if is_far else down)
+    far_kl = config.far_kl * (down if is_far else up)
+    return "gepo_t" if ess < far_ess or kl > far_kl else "gex"
+
+
+def _blend(mean: float | None, value: float, weight: float) -> float:
+    return value if mean is None else mean + weight * (value - mean)

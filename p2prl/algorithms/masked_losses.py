@@ -1,0 +1,90 @@
+"""Losses that drop what has drifted: whole negatives (OPSM) or single tokens by probability difference (DPPO).
+
+Shape legend: B groups, G completions, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2prl.algorithms.aggregation import AggregationConfig
+from p2prl.algorithms.batch import LossOutput, RolloutBatch
+from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.guards import negative_tail_keep
+from p2prl.algorithms.ratios import bounded_exp, terms_of
+from p2prl.algorithms.surrogates import clipped_minimum, summarize
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpsmConfig:
+    """GRPO's clip and the bound of the sequence mask."""
+
+    clip_low: float = 0.2
+    """ε_low in [0, 1]."""
+    clip_high: float = 0.2
+    """ε_high > 0."""
+    bound_nats: float = 0.5
+    """δ ≥ 0, nats per token. TRL's figure; slime's 1e-4 is for nearly fresh rollouts."""
+
+    def __post_init__(self) -> None:
+        require_between("clip_low", self.clip_low, 0.0, 1.0)
+        require_positive("clip_high", self.clip_high)
+        require_between("bound_nats", self.bound_nats, 0.0, float("inf"), open_high=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DppoConfig:
+    """Bounds on the change of a token's probability, and the pull back."""
+
+    mask_low: float = 0.2
+    """In (0, 1]: a negative token is dropped once its probability fell by more than this."""
+    mask_high: float = 0.2
+    """In (0, 1]: a positive token is dropped once its probability rose by more than this."""
+    kl_tau: float = 1e-3
+    """τ ≥ 0 on the squared log-ratio of every token, dropped ones too."""
+
+    def __post_init__(self) -> None:
+        require_between("mask_low", self.mask_low, 0.0, 1.0, open_low=True)
+        require_between("mask_high", self.mask_high, 0.0, 1.0, open_low=True)
+        require_between("kl_tau", self.kl_tau, 0.0, float("inf"), open_high=True)
+
+
+def opsm(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: OpsmConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556 §3): GRPO without the drifted negatives.
+
+    A completion is dropped where A < 0 and mean_t(log q − log p) > δ; the normalisers still count it. The authors take
+    the KL from the old to the current policy; the sampler stands in for the old policy here. Shapes (B, G, T). Raises
+    LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    keep_BG1 = negative_tail_keep(terms.geometric_BG, terms.advantages_BG, bound_nats=cfg.bound_nats).unsqueeze(-1)
+    loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(
+        terms.log_ratio_BGT, terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+    )
+    return summarize(keep_BG1 * loss_BGT, keep_BG1 * weights_BGT, clipped_BGT | ~keep_BG1, terms, batch, aggregation)
+
+
+def dppo(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: DppoConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """DPPO with total-variation masks (prime-rl's default loss): −M r A + τ ℓ² per token, r = e^ℓ.
+
+    M = 0 where A > 0 and p − q > mask_high, or A < 0 and q − p > mask_low, p and q the token's probabilities: a bound
+    on probability, not on ratio, so unlikely tokens stay free. Metric squared_log_ratio: mean ℓ², nats². Shapes
+    (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    change_BGT = terms.policy_BGT.detach().exp() - terms.behavior_BGT.exp()
+    rose_BGT = (terms.advantages_BG1 > 0) & (change_BGT > cfg.mask_high)
+    fell_BGT = (terms.advantages_BG1 < 0) & (change_BGT < -cfg.mask_low)
+    dropped_BGT = rose_BGT | fell_BGT
+    ratio_BGT = torch.where(dropped_BGT, torch.zeros_like(change_BGT), bounded_exp(terms.log_ratio_BGT))
+    squares_BGT = terms.log_ratio_BGT.square()
+    token_loss_BGT = -ratio_BGT * terms.advantages_BG1 + cfg.kl_tau * squares_BGT
+    metrics = {"squared_log_ratio": squares_BGT.detach().sum() / terms.lengths_BG.sum()}
+    return summarize(token_loss_BGT, ratio_BGT, dropped_BGT, terms, batch, aggregation, extra_metrics=metrics)

@@ -1,0 +1,1 @@
+"""On-policy comparisons: reward shaping and PPO recipes."""

@@ -1,0 +1,1 @@
+"""The hot-swap benchmark: how long sampling stalls while weights change."""

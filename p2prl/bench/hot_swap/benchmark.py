@@ -1,0 +1,224 @@
+"""The swap benchmark: how long sampling stands still while a peer moves to the next policy under a running transfer.
+
+As in life: another process receives, hashes and writes chunks as fast as it can; a thread of this one decodes the
+patch into a new file of weights and stages the policy; this thread samples without pause and swaps between two
+tokens. What is timed is the gap between one token and the next.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from blake3 import blake3
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from p2prl.bench.hot_swap.incoming_transfer import receive_chunks
+from p2prl.errors import require
+from p2prl.models.engine_port import GenerationRequest, StagedWeights
+from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.net.process import control
+from p2prl.net.storage.patch_decoder import rebuild
+from p2prl.patches.kernels import fastest_kernels
+from p2prl.patches.stream import encode_patch, segment_spans
+from p2prl.patches.words import WORD_TYPES, Words, WordType
+
+STALL_BOUND_S = 0.3
+
+_WIDTH, _LAYERS, _VOCABULARY = 512, 9, 4096
+"""30.5 million parameters in GPT-2's shape."""
+
+_ROWS, _PROMPT_TOKENS, _NEW_TOKENS = 4, 8, 32
+_CHANGED_SHARE = 0.02
+"""Words that differ between two versions: what an update at a learning rate of 3e-6 changes."""
+
+_QUIET_STEPS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapBenchConfig:
+    """What is measured."""
+
+    swaps: int = 10
+    dtype: str = "bfloat16"
+    """Word type of the weights on disk; the model computes in float32."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require("swaps", self.swaps, 1 <= self.swaps <= 1000, "1 to 1000")
+        require("dtype", self.dtype, self.dtype in WORD_TYPES, f"one of {', '.join(WORD_TYPES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapReport:
+    """Times in seconds."""
+
+    parameters: int
+    patch_bytes: int
+    stalls_s: tuple[float, ...]
+    """Gap between two tokens in which a swap fell, one for each swap."""
+    swaps_s: tuple[float, ...]
+    """Of that, the swap with its known-answer test."""
+    step_s: float
+    """Median gap while nothing else runs."""
+    busy_step_s: float
+    """Median gap while a transfer runs and the next policy is prepared."""
+    busy_step_longest_s: float
+    prepare_s: float
+    """Median time of the background thread: decode, write, stage."""
+    transfer_mb_s: float
+
+    @property
+    def met(self) -> bool:
+        return max(self.stalls_s) <= STALL_BOUND_S
+
+
+def run_swap_bench(config: SwapBenchConfig, *, on_progress: Callable[[str, float], None] | None = None) -> SwapReport:
+    """Sample through `config.swaps` swaps."""
+    with tempfile.TemporaryDirectory(prefix="p2prl-swap-") as folder:
+        return _Bench(config, Path(folder)).run(on_progress or (lambda *_: None))
+
+
+class _Bench:
+    def __init__(self, config: SwapBenchConfig, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+        self._word_type = WORD_TYPES[config.dtype]
+        model = _model(config.seed)
+        self._layout = layout_of(model, config.dtype)
+        self._engine = TransformersEngine(model, self._layout)
+        first = np.frombuffer(flatten(model, self._layout), dtype=self._word_type.dtype)
+        self._versions = [first, _moved(first, config.seed)]
+        self._states = [blake3(words.tobytes()).digest() for words in self._versions]
+        for kind in (0, 1):
+            patch = _patch(self._versions[1 - kind], self._versions[kind], self._word_type)
+            (folder / f"patch-{kind}").write_bytes(patch)
+        (folder / "words-0").write_bytes(first.tobytes())
+        self._gaps: dict[str, list[float]] = {"quiet": [], "busy": [], "swap": []}
+        self._swaps_s: list[float] = []
+        self._prepare_s: list[float] = []
+
+    def run(self, tell: Callable[[str, float], None]) -> SwapReport:
+        tell("sampling alone", 0.0)
+        while len(self._gaps["quiet"]) < _QUIET_STEPS:
+            self._sample(swaps=0, pending=None)
+        context = multiprocessing.get_context("spawn")
+        received, stop = context.Value("q", 0), context.Event()
+        network = context.Process(target=receive_chunks, args=(self._folder / "arriving", received, stop), daemon=True)
+        network.start()
+        try:
+            while not received.value:
+                time.sleep(0.01)
+            began, before = time.monotonic(), received.value
+            with ThreadPoolExecutor(max_workers=1) as background:
+                for number in range(1, self._config.swaps + 1):
+                    tell("swapping", number / self._config.swaps)
+                    self._sample(swaps=number, pending=background.submit(self._prepare, number))
+            transferred = (received.value - before) / (time.monotonic() - began) / 1e6
+        finally:
+            stop.set()
+            network.join()
+        return SwapReport(
+            parameters=self._layout.parameters,
+            patch_bytes=(self._folder / "patch-1").stat().st_size,
+            stalls_s=tuple(self._gaps["swap"]),
+            swaps_s=tuple(self._swaps_s),
+            step_s=float(np.median(self._gaps["quiet"])),
+            busy_step_s=float(np.median(self._gaps["busy"])),
+            busy_step_longest_s=max(self._gaps["busy"]),
+            prepare_s=float(np.median(self._prepare_s)),
+            transfer_mb_s=transferred,
+        )
+
+    def _prepare(self, number: int) -> StagedWeights:
+        """The background thread's part."""
+        began = time.monotonic()
+        kind = number % 2
+        target = self._folder / f"words-{kind}"
+        rebuild(
+            control.PatchesReady(
+                policy=b"",
+                state=self._states[kind],
+                size_bytes=self._layout.size_bytes,
+                dtype=self._config.dtype,
+                base=str(self._folder / f"words-{1 - kind}"),
+                patches=(str(self._folder / f"patch-{kind}"),),
+                target=str(target),
+            )
+        )
+        with target.open("rb") as file:
+            staged = self._engine.stage(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), number)
+        self._prepare_s.append(time.monotonic() - began)
+        return staged
+
+    def _sample(self, *, swaps: int, pending: Future[StagedWeights] | None) -> None:
+        """Decode batch after batch until so many swaps were made; swap between two tokens as soon as one is staged."""
+        waiting = pending
+        kind = "quiet" if pending is None else "busy"
+        last = 0.0
+
+        def on_step(_: int) -> None:
+            nonlocal last, kind, waiting
+            now = time.monotonic()
+            if last:
+                self._gaps[kind].append(now - last)
+            last, kind = now, "quiet" if pending is None else "busy"
+            if waiting is not None and waiting.done():
+                staged, waiting, kind = waiting.result(), None, "swap"
+                self._engine.swap(staged)
+                self._swaps_s.append(time.monotonic() - now)
+
+        requests = [
+            GenerationRequest(
+                prompt_ids=tuple(range(1, _PROMPT_TOKENS + 1)),
+                seed=self._config.seed * _ROWS + row,
+                max_new_tokens=_NEW_TOKENS,
+                temperature=1.0,
+                stop_ids=frozenset(),
+            )
+            for row in range(_ROWS)
+        ]
+        while True:
+            last = 0.0
+            self._engine.generate(requests, on_step=on_step)
+            if kind == "swap":  # the batch ended before another token could tell how long it took
+                self._gaps["swap"].append(time.monotonic() - last)
+                kind = "busy"
+            if len(self._swaps_s) >= swaps:
+                return
+
+
+def _model(seed: int) -> GPT2LMHeadModel:
+    config = GPT2Config(
+        vocab_size=_VOCABULARY,
+        n_positions=128,
+        n_embd=_WIDTH,
+        n_layer=_LAYERS,
+        n_head=8,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        return GPT2LMHeadModel(config).eval()
+
+
+def _moved(words: Words, seed: int) -> Words:
+    """One ulp up or down in some words, the lowest bit of the mantissa flipped."""
+    moved = words.copy()
+    moved[np.random.default_rng(seed).random(len(words)) < _CHANGED_SHARE] ^= 1
+    return moved
+
+
+def _patch(old: Words, new: Words, word_type: WordType) -> bytes:
+    pairs = [(old[start : start + count], new[start : start + count]) for start, count in segment_spans(len(old))]
+    return b"".join(encode_patch(pairs, words=len(old), word_type=word_type, kernels=fastest_kernels()))

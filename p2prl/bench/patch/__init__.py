@@ -1,0 +1,1 @@
+"""The patch benchmark: size and speed of the weight-patch codec."""

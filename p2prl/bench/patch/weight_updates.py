@@ -1,0 +1,125 @@
+"""The updates that `p2prl bench patch` codes: simulated Adam on large weights, LoRA adapters, those of a real run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.learner.journal import Journal
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.patches.simulated import adam_training, adam_versions, bf16, lora_versions
+from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.manifests import PolicyManifest, RunManifest
+
+LEARNING_RATES = (1e-6, 3e-6, 1e-5)
+"""Change about 1, 2.6 and 7 % of bf16 words."""
+
+LORA_RATE = 1e-5
+"""Adapters are trained faster than whole models: a tenth of their customary rate, so that words still stay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """Words before and after, pair by pair."""
+
+    name: str
+    word_type: WordType
+    pairs: tuple[tuple[Words, Words], ...]
+    simulated: bool
+    """Whether the demands of the table are about these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Consecutive versions of one training, all words of them published."""
+
+    name: str
+    word_type: WordType
+    versions: Iterable[Words]
+    """The first, then `count` more; to be read once."""
+    count: int
+    """1 or more."""
+
+
+def simulated_updates(words: int, seed: int) -> Iterator[Updates]:
+    """One Adam update of `words` weights at each learning rate, and one of LoRA adapters of as many words."""
+    for rate in LEARNING_RATES:
+        old, (new,) = adam_versions(words, rate, 1, seed)
+        yield Updates(name=f"adam lr {rate:g}, bf16", word_type=BF16, pairs=((old, new),), simulated=True)
+    old, new = lora_versions(words // 4, LORA_RATE, seed)
+    yield Updates(name=f"lora lr {LORA_RATE:g}, bf16", word_type=BF16, pairs=((old, new),), simulated=False)
+
+
+def simulated_chains(words: int, count: int, seed: int) -> Iterator[Chain]:
+    """`count` Adam updates of `words` weights at each learning rate, one after the other, made as they are read."""
+    for rate in LEARNING_RATES:
+        versions = islice(adam_training(words, rate, seed), count + 1)
+        yield Chain(name=f"adam lr {rate:g}, bf16", word_type=BF16, versions=versions, count=count)
+
+
+def run_updates(run: Path) -> list[Updates]:
+    """Between the versions a run has published and still holds: in its own word type, and rounded to bf16.
+
+    `ConfigError` when `run` is no run folder, or holds no two consecutive versions that differ.
+    """
+    updates = []
+    for chain in run_chains(run):
+        pairs = tuple((a, b) for a, b in pairwise(chain.versions) if not np.array_equal(a, b))
+        if pairs:  # rounding can make one of all versions
+            updates.append(Updates(name=chain.name, word_type=chain.word_type, pairs=pairs, simulated=False))
+    return updates
+
+
+def run_chains(run: Path) -> list[Chain]:
+    """The longest stretch of versions that a run has published and still holds: as they are, and rounded to bf16.
+
+    `ConfigError` as for `run_updates`.
+    """
+    try:
+        manifest = body_of(open_envelope((run / "run.manifest").read_bytes(), now=None), RunManifest)
+        manifest.check()
+    except (OSError, RemoteProtocolError) as error:
+        raise ConfigError(f"{run} is not a run folder", remedy="Make one: p2prl demo --out DIR") from error
+    word_type = WORD_TYPES[manifest.dtype]
+    versions = _longest_stretch(_published(run, word_type))
+    if all(np.array_equal(a, b) for a, b in pairwise(versions)):
+        raise ConfigError(f"{run} holds no two consecutive versions that differ", remedy="Train it for longer first.")
+    count = len(versions) - 1
+    chains = [Chain(name=f"{manifest.name}, {word_type.name}", word_type=word_type, versions=versions, count=count)]
+    if manifest.dtype == "float32":
+        rounded = tuple(bf16(words.view(np.float32)) for words in versions)
+        chains.append(Chain(name=f"{manifest.name}, bfloat16", word_type=BF16, versions=rounded, count=count))
+    return chains
+
+
+def _longest_stretch(published: Iterable[tuple[int, Words]]) -> tuple[Words, ...]:
+    stretches: list[list[Words]] = [[]]
+    before = -1
+    for version, words in published:
+        if version != before + 1:
+            stretches.append([])
+        stretches[-1].append(words)
+        before = version
+    longest: list[Words] = max(stretches, key=len)
+    return tuple(longest)
+
+
+def _published(run: Path, word_type: WordType) -> Iterator[tuple[int, Words]]:
+    """(version, words) of every version on disk."""
+    journal = Journal(run / "journal.db")
+    blobs = DiskBlobStore(run / "blobs")
+    try:
+        for raw in journal.policies(from_step=0):
+            policy = body_of(open_envelope(raw, now=None), PolicyManifest)
+            path = blobs.path(policy.weights.root)
+            if path.is_file():
+                yield policy.version, np.fromfile(path, dtype=word_type.dtype)
+    finally:
+        journal.close()
+        blobs.close()

@@ -1,0 +1,1 @@
+"""Kept benchmark results on disk."""

@@ -1,0 +1,1 @@
+"""The spread benchmark: how fast a blob reaches every peer."""

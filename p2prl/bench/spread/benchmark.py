@@ -1,0 +1,212 @@
+"""How fast a blob reaches everybody, against what the links allow: the product's relay and five other schemes.
+
+`docs/benchmarks/spread.md` describes the links, the schemes and the committed figures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from p2prl.bench.spread.bittorrent import BitTorrent
+from p2prl.bench.spread.home_links import HOME_LINKS, Population, populate, read_links
+from p2prl.bench.spread.outcome import Outcome, SpreadRow, Tell, row_of
+from p2prl.bench.spread.product_relay import spread_by_relay
+from p2prl.bench.spread.rival_schemes import Relays, Tree, chain, fast_tree, star
+from p2prl.errors import ConfigError, MachineError
+from p2prl.protocol.manifests import chunk_bytes_for
+
+MIB = 1024 * 1024
+LEAST_CHUNK_BYTES = 128 * 1024
+
+SCHEMES: dict[str, Callable[[Population, Tell], Outcome]] = {
+    "star": lambda population, tell: Tree(population, star(population)).run(tell),
+    "chain": lambda population, tell: Tree(population, chain(population)).run(tell),
+    "tree": lambda population, tell: Tree(population, fast_tree(population)).run(tell),
+    "relays": lambda population, tell: Relays(population).run(tell),
+    "bittorrent": lambda population, tell: BitTorrent(population).run(tell),
+    "p2prl": spread_by_relay,
+}
+"""Name → run it. All get the same links, deaths and learner."""
+
+_MOST_PEERS = 4_096
+"""Simulated in minutes; more would be hours."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpreadConfig:
+    """What to compare."""
+
+    schemes: tuple[str, ...] = tuple(SCHEMES)
+    peers: tuple[int, ...] = (8, 64, 512)
+    """Swarm sizes, each a run of its own."""
+    churn: tuple[float, ...] = (0.0, 0.3)
+    """Shares of peers that die silently, each at a uniform time within the lower bound."""
+    size_bytes: int = 128 * MIB
+    learner_mbit: float = 100.0
+    """The learner's uplink."""
+    links: Path | None = None
+    """A file of link kinds; None for mixed home links."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = [scheme for scheme in self.schemes if scheme not in SCHEMES]
+        if unknown or not self.schemes:
+            name = unknown[0] if unknown else ""
+            raise ConfigError(f"{name[:40]!r} is not a scheme", remedy=f"Choose from {', '.join(SCHEMES)}.")
+        if not self.peers or not all(1 <= count <= _MOST_PEERS for count in self.peers):
+            raise ConfigError("a swarm has 1 to 4096 peers", remedy="Write `--peers 8,64,512`.")
+        if not self.churn or not all(0.0 <= share <= 0.9 for share in self.churn):
+            raise ConfigError("the share that dies is 0 to 0.9", remedy="Write `--churn 0,0.3`.")
+        if not MIB <= self.size_bytes <= 16_384 * MIB:
+            raise ConfigError("a blob has 1 to 16384 MiB", remedy="Write `--mib 128`.")
+        if not (math.isfinite(self.learner_mbit) and 0 < self.learner_mbit <= 1e5):
+            raise ConfigError(
+                "the learner's uplink is above 0 and at most 100000 Mbit/s", remedy="Write `--learner-mbit 100`."
+            )
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The power of two nearest to a 256th, and 128 KiB at least."""
+        return max(LEAST_CHUNK_BYTES, chunk_bytes_for(self.size_bytes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpreadVerdict:
+    """A demand on the product's relay and what was measured; `met` is None where no row measures it."""
+
+    demand: str
+    bound: float
+    measured: float | None
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.measured is None else self.measured <= self.bound
+
+
+def run_spread(config: SpreadConfig, on_progress: Callable[[str, float], None]) -> list[SpreadRow]:
+    """Every scheme in every swarm. The same seed gives the same rows."""
+    kinds = HOME_LINKS if config.links is None else read_links(config.links)
+    cases = [(peers, churn) for peers in config.peers for churn in config.churn]
+    rows: list[SpreadRow] = []
+    for peers, churn in cases:
+        population = populate(
+            kinds,
+            peers=peers,
+            size_bytes=config.size_bytes,
+            chunk_bytes=config.chunk_bytes,
+            source_mbit=config.learner_mbit,
+            churn=churn,
+            seed=config.seed,
+        )
+        for scheme in config.schemes:
+            stage, begun = f"{scheme}, {peers} peers, {churn:.0%} die", len(rows)
+
+            def tell(done: float, stage: str = stage, begun: int = begun) -> None:
+                on_progress(stage, (begun + done) / (len(cases) * len(config.schemes)))
+
+            rows.append(row_of(scheme, population, churn, SCHEMES[scheme](population, tell)))
+    return rows
+
+
+def judge(rows: Iterable[SpreadRow]) -> list[SpreadVerdict]:
+    """The demands on the product: worst figures over the rows that measure them."""
+    ours = [row for row in rows if row.scheme == "p2prl"]
+    calm = [row for row in ours if row.n >= 64 and not row.churn]
+    stormy = [row for row in ours if row.n >= 64 and row.churn >= 0.3]
+    small = [row for row in ours if row.n == 8 and not row.churn]
+
+    def worst(found: list[SpreadRow], figure: Callable[[SpreadRow], float]) -> float | None:
+        return max(map(figure, found), default=None)
+
+    figures = [
+        ("t95 over its bound, 64 peers and more", 1.20, worst(calm, lambda row: row.t95_over)),
+        ("t100 over its bound, 64 peers and more", 1.25, worst(calm, lambda row: row.t100_over)),
+        ("t95 over its bound when 30 % die, 64 peers and more", 1.20, worst(stormy, lambda row: row.t95_over)),
+        ("t100 over its bound, 8 peers", 1.35, worst(small, lambda row: row.t100_over)),
+        ("copies the learner sends", 3.0, worst(ours, lambda row: row.source_copies)),
+        ("wasted share of bytes", 0.01, worst(ours, lambda row: row.waste_share)),
+        ("share of survivors not finished", 0.0, worst(ours, lambda row: 1.0 - row.survivors_finished)),
+    ]
+    return [SpreadVerdict(demand=demand, bound=bound, measured=measured) for demand, bound, measured in figures]
+
+
+def as_documents(rows: Iterable[SpreadRow]) -> list[dict[str, Any]]:
+    """JSON rows; a time that never came is null."""
+    documents = []
+    for row in rows:
+        fields = {**asdict(row), "t95_over_bound": row.t95_over, "t100_over_bound": row.t100_over}
+        documents.append(
+            {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in fields.items()}
+        )
+    return documents
+
+
+def as_markdown(rows: Iterable[SpreadRow]) -> str:
+    """The table of the documentation."""
+    lines = [
+        "| peers | die | scheme | t50 s | t95 s | t100 s | bound s | t95 over | t100 over | copies | waste | done |",
+        "|---:|---:|---|" + "---:|" * 9,
+    ]
+    for row in rows:
+        times = (_number(value, 1) for value in (row.t50, row.t95, row.t100, row.lower_bound))
+        over = (_number(value, 2) for value in (row.t95_over, row.t100_over, row.source_copies))
+        lines.append(
+            f"| {row.n} | {row.churn:.0%} | {row.scheme} | {' | '.join(times)} | {' | '.join(over)} "
+            f"| {row.waste_share:.2%} | {row.survivors_finished:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def write_results(rows: list[SpreadRow], folder: Path) -> None:
+    """`spread.json`, `spread.md` and `spread.png`. Raises `MachineError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "spread.json").write_text(json.dumps(as_documents(rows), indent=1) + "\n")
+        (folder / "spread.md").write_text(as_markdown(rows) + "\n")
+        plot(rows, folder / "spread.png")
+    except OSError as error:
+        raise MachineError(f"cannot write in {folder}: {error}", remedy="Choose another --out.") from error
+
+
+def plot(rows: list[SpreadRow], path: Path) -> None:
+    """Draw t95 over its bound against the size of the swarm, one panel a share of deaths."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    churns = sorted({row.churn for row in rows})
+    figure, axes = pyplot.subplots(
+        1, len(churns), figsize=(4.8 * len(churns), 3.8), sharey=True, squeeze=False, constrained_layout=True
+    )
+    for axis, churn in zip(axes.flat, churns, strict=True):
+        for scheme in dict.fromkeys(row.scheme for row in rows):
+            found = sorted((row.n, row.t95_over) for row in rows if row.scheme == scheme and row.churn == churn)
+            finite = [(n, over) for n, over in found if math.isfinite(over)]
+            axis.plot(
+                [n for n, _ in finite],
+                [over for _, over in finite],
+                marker="o",
+                label=scheme,
+                linewidth=2.4 if scheme == "p2prl" else 1.2,
+            )
+        axis.axhline(1.0, color="black", linestyle="--", linewidth=0.8)
+        axis.set(xscale="log", yscale="log", xlabel="peers", title=f"{churn:.0%} of peers die")
+        sizes = sorted({row.n for row in rows})
+        axis.set_xticks(sizes, [str(size) for size in sizes])
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+    axes.flat[0].set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    axes.flat[0].set_ylabel("t95 over the lower bound")
+    axes.flat[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _number(value: float, digits: int) -> str:
+    return "never" if math.isinf(value) else f"{value:.{digits}f}"

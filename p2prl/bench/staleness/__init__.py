@@ -1,0 +1,1 @@
+"""The staleness benchmark: losses under delay."""

@@ -1,0 +1,67 @@
+"""Learning curves of a benchmark (PNG): one panel a law of delay, one line a method, its seeds' range shaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2prl.bench.staleness.results import ResultFile, Setting
+from p2prl.bench.staleness.stale_training import TrainingPlan
+
+_COLUMNS = 3
+
+
+def plot_curves(
+    results: ResultFile,
+    task: str,
+    methods: Sequence[str],
+    delays: Sequence[str],
+    plan: TrainingPlan,
+    seeds: range,
+    path: Path,
+) -> None:
+    """Write `path`. What was not run is left out."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(_COLUMNS, len(delays))
+    lines = math.ceil(len(delays) / columns)
+    figure, axes = pyplot.subplots(
+        lines, columns, figsize=(4.4 * columns + 2.2, 3.2 * lines), sharey=True, squeeze=False, constrained_layout=True
+    )
+    colours = pyplot.get_cmap("tab10" if len(methods) <= 10 else "tab20").colors
+    for axis in axes.flat[len(delays) :]:
+        axis.set_visible(False)
+    for axis, delay in zip(axes.flat, delays, strict=False):
+        for index, method in enumerate(methods):
+            found = results.of(Setting.of(task, method, delay, plan), seeds)
+            if not found:
+                continue
+            updates = [update for update, _ in found[0].curve]
+            rewards = [[reward for _, reward in result.curve] for result in found]
+            means = [sum(column) / len(column) for column in zip(*rewards, strict=True)]
+            colour = colours[index % len(colours)]
+            axis.plot(updates, means, label=method, linewidth=1.6, color=colour)
+            axis.fill_between(
+                updates,
+                [min(column) for column in zip(*rewards, strict=True)],
+                [max(column) for column in zip(*rewards, strict=True)],
+                color=colour,
+                alpha=0.12,
+                linewidth=0,
+            )
+        axis.set_title(delay, fontsize=10)
+        axis.set_xlabel("learner update")
+        axis.set_ylim(0, 1)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes.flat[0].set_ylabel("reward on fresh prompts")
+    # A method need not have been run under every law: the legend is gathered from all panels.
+    lines_by_method = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
+    figure.legend(
+        lines_by_method.values(), lines_by_method.keys(), loc="outside right upper", frameon=False, fontsize=8
+    )
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

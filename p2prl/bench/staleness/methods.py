@@ -1,0 +1,155 @@
+"""A method: a loss by name, options of that loss, and additions: `gex+brake`, `gepo_t:cap=1.5:advantage=mean_std`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from p2prl.algorithms.advantages import AdvantageConfig
+from p2prl.algorithms.aggregation import AggregationConfig
+from p2prl.algorithms.guards import kl_brake, vcpo_factor
+from p2prl.algorithms.registry import LOSSES, Objective, build_objective, loss_by_name
+from p2prl.bench.results.code_digest import code_digest
+from p2prl.bench.staleness.rejected_losses import CANDIDATES
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.errors import ConfigError
+from p2prl.patches.dead_band import widest_band_ulp
+from p2prl.patches.words import BF16
+
+ADDITIONS: Mapping[str, float | None] = MappingProxyType(
+    {
+        "brake": 0.05,
+        "vcpo": None,
+        "average": 0.95,
+        "published": 0.95,
+        "replay": 8,
+        "decay": 0.1,
+        "beta2": 0.999,
+        "band": 1.0,
+    }
+)
+"""What may be added to any loss, with the value it takes when none is given (None: it takes none).
+
+brake: learning rate × min(1, √(value/KL)). vcpo: learning rate × √(ESS/n). average: the policy that is evaluated is the
+moving average of the weights, which keeps `value` of itself an update. published: the same, and samplers use it too.
+replay: half of every gradient is that of the batch `value` updates ago. decay: the learning rate falls to `value` of
+itself along a half cosine. beta2: of Adam, instead of .99. band: samplers use weights in bf16, of which a word follows
+only when it is more than `value` ulp from what they have; 0 only rounds."""
+
+_BELOW_ONE = ("average", "published", "decay", "beta2")
+_WHOLE = {"replay": range(1, 1001), "band": range(widest_band_ulp(BF16) + 1)}
+"""Values of additions that count something."""
+
+_BANDED = ("p2prl.bench.staleness.banded_training", "p2prl.patches.dead_band", "p2prl.patches.words")
+"""What `+band` adds to the code behind a result; without it results stay what they were."""
+
+_UNUSABLE = {"dpo": "it needs a reference policy", "ppo": "it needs a value head"}
+_KNOBS = ("advantage", "aggregation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What is compared."""
+
+    text: str
+    """How it is written."""
+    objective: Objective
+    additions: Mapping[str, float]
+    """Value of each addition; 1 where it takes none. See ADDITIONS."""
+
+    def rate_factor(self, kl_per_token: Tensor, sequence_log_ratios: Tensor, *, done: float = 0.0) -> float:
+        """Factor on the learning rate, in (0, 1], after a share `done` of the updates: the additions' product."""
+        factor = 1.0
+        if "brake" in self.additions:
+            factor *= float(kl_brake(kl_per_token, target_kl=self.additions["brake"]))
+        if "vcpo" in self.additions:
+            factor *= float(vcpo_factor(sequence_log_ratios))
+        if "decay" in self.additions:
+            least = self.additions["decay"]
+            factor *= least + (1 - least) * (1 + math.cos(math.pi * done)) / 2
+        return factor
+
+
+def parse_method(text: str, *, max_completion_tokens: int) -> Method:
+    """The method that `text` names; ConfigError on an unknown loss, option or addition."""
+    body, *added = text.strip().split("+")
+    name, *settings = body.split(":")
+    if name in _UNUSABLE:
+        raise ConfigError(f"{name!r} cannot be benchmarked here: {_UNUSABLE[name]}", remedy="Choose another loss.")
+    options: dict[str, object] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"{setting!r} is no option", remedy="Write options as in gepo_t:cap=1.5:taper=token.")
+        if key in options:
+            raise ConfigError(f"{text!r}: {key!r} is set twice", remedy="Set each option at most once.")
+        number = None if key in _KNOBS else _number(value)  # a knob's value is a name, even when it looks otherwise
+        options[key] = value if number is None else number
+    knobs: dict[str, Any] = {knob: options.pop(knob) for knob in _KNOBS if knob in options}
+    objective = build_objective(
+        CANDIDATES[name] if name in CANDIDATES else loss_by_name(name),
+        options=options,
+        advantage=AdvantageConfig(kind=knobs["advantage"]) if "advantage" in knobs else None,
+        aggregation=_aggregation(knobs["aggregation"], max_completion_tokens) if "aggregation" in knobs else None,
+        max_completion_tokens=max_completion_tokens,
+    )
+    return Method(text=text.strip(), objective=objective, additions=_additions(text, added))
+
+
+def _aggregation(kind: Any, max_completion_tokens: int) -> AggregationConfig:
+    return AggregationConfig(kind=kind, max_completion_tokens=max_completion_tokens)
+
+
+def _additions(text: str, added: list[str]) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for part in added:
+        name, equals, written = part.partition("=")
+        if name not in ADDITIONS or name in found:
+            remedy = f"Add each of +{' +'.join(ADDITIONS)} at most once."
+            raise ConfigError(f"{text!r}: no addition {name!r}", remedy=remedy)
+        default, value = ADDITIONS[name], _number(written)
+        legal = value is not None and value > 0 and (name not in _BELOW_ONE or value < 1)
+        if name in _WHOLE:
+            legal = value in _WHOLE[name]
+        if equals and (default is None or not legal):
+            raise ConfigError(f"{text!r}: {part!r} has no meaning", remedy=f"Leave the value of +{name} out.")
+        found[name] = value if equals and value is not None else (1.0 if default is None else default)
+    if {"average", "published"} <= set(found):
+        raise ConfigError(f"{text!r}: +published averages already", remedy="Leave +average out.")
+    return MappingProxyType(found)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+@functools.cache
+def method_digest(text: str, task: str) -> str:
+    """Digest of the code that trains `text` on `task`: the loop, the task, the loss and how it is set."""
+    method = parse_method(text, max_completion_tokens=environment_by_name(task).max_new_tokens)
+    objective = method.objective
+    return code_digest(
+        "p2prl.bench.staleness.stale_training",
+        "p2prl.bench.training.warm_start",
+        "p2prl.algorithms.guards",
+        "p2prl.algorithms.advantages",
+        "p2prl.algorithms.aggregation",
+        objective.spec.function.__module__,
+        *(_BANDED if "band" in method.additions else ()),
+        decided=repr((objective.config, objective.advantage, objective.aggregation, sorted(method.additions.items()))),
+    )
+
+
+def method_names() -> tuple[str, ...]:
+    """Every loss that can be benchmarked, the candidates last."""
+    return (*(name for name in LOSSES if name not in _UNUSABLE), *CANDIDATES)

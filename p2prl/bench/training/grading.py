@@ -1,0 +1,99 @@
+"""From sampled completions to rewards: the verdict, the scorer's view of every step, and where each reward falls.
+
+Shape legend: M seeds, B prompts, G completions, T tokens, K steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2prl.algorithms.reward_shaping import RewardConfig, completion_rewards, refine_steps, steps_to_tokens
+from p2prl.bench.training.environments import Environment
+from p2prl.bench.training.stacked_decoder import Completions
+from p2prl.tasks.process_scorer import UNREADABLE, Judgement
+from p2prl.tasks.registry import scorer_by_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grades:
+    """What task and scorer say of completions; the step dimension holds the most steps of any of them."""
+
+    success_MBG: Tensor
+    """0 or 1."""
+    outcome_MBG: Tensor
+    step_scores_MBGK: Tensor
+    step_mask_MBGK: Tensor
+    """Bool."""
+    step_ends_MBGK: Tensor
+    """Position of each step's last token; 0 off the mask."""
+    readable_MBG: Tensor
+    """Bool: finished, and the scorer's grammar reads it."""
+
+    def completion_rewards(self, cfg: RewardConfig) -> Tensor:
+        """One reward a completion, (M, B, G)."""
+        rewards_NG = completion_rewards(
+            self.success_MBG.flatten(0, 1),
+            cfg,
+            outcome_BG=self.outcome_MBG.flatten(0, 1),
+            step_scores_BGK=self.step_scores_MBGK.flatten(0, 1),
+            step_mask_BGK=self.step_mask_MBGK.flatten(0, 1),
+        )
+        return rewards_NG.view_as(self.success_MBG)
+
+    def token_rewards(self, cfg: RewardConfig, mask_MBGT: Tensor) -> Tensor:
+        """Rewards where they are earned, (M, B, G, T): a step's on its last token, the rest on the completion's."""
+        scores_NGK, mask_NGK = self.step_scores_MBGK.flatten(0, 1), self.step_mask_MBGK.flatten(0, 1)
+        refined_NGK = cfg.process_weight * refine_steps(scores_NGK, mask_NGK, cfg)
+        tokens = mask_MBGT.shape[-1]
+        rewards_NGT = steps_to_tokens(refined_NGK, self.step_ends_MBGK.flatten(0, 1), mask_NGK, tokens=tokens)
+        at_end_MBG = cfg.success_weight * self.success_MBG + cfg.outcome_weight * self.outcome_MBG
+        last_MBG = mask_MBGT.sum(dim=-1) - 1
+        return rewards_NGT.view(mask_MBGT.shape).scatter_add(-1, last_MBG.unsqueeze(-1), at_end_MBG.unsqueeze(-1))
+
+
+def judge(subject: Environment, prompts: Sequence[Sequence[str]], made: Completions) -> Grades:
+    """Judge completions (M, B, G) of `prompts`, which are M lists of B."""
+    shape = made.finished_MBG.shape
+    rows = zip(
+        [prompt for row in prompts for prompt in row for _ in range(shape[2])],
+        made.tokens_MBGT.flatten(0, 2).tolist(),
+        made.mask_MBGT.sum(dim=-1).flatten().tolist(),
+        made.finished_MBG.flatten().tolist(),
+        strict=True,
+    )
+    known: dict[tuple[str, tuple[int, ...], bool], tuple[float, Judgement]] = {}  # what has been learnt is repeated
+    found = []
+    for prompt, tokens, length, finished in rows:
+        case = (prompt, tuple(tokens[:length]), finished)
+        if case not in known:
+            known[case] = (subject.reward(*case), _judgement(subject, *case))
+        found.append(known[case])
+    judgements = [judgement for _, judgement in found]
+    longest = max(1, *(len(judgement.steps) for judgement in judgements))
+
+    def padded(rows: Sequence[Sequence[float]], kind: torch.dtype) -> Tensor:
+        return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=kind).view(*shape, longest)
+
+    counts = torch.tensor([len(judgement.steps) for judgement in judgements]).view(*shape, 1)
+    readable = torch.tensor([judgement != UNREADABLE for judgement in judgements]).view(shape)
+    return Grades(
+        success_MBG=torch.tensor([success for success, _ in found]).view(shape),
+        outcome_MBG=torch.tensor([judgement.outcome for judgement in judgements]).view(shape),
+        step_scores_MBGK=padded([judgement.steps for judgement in judgements], torch.float32),
+        step_mask_MBGK=torch.arange(longest) < counts,
+        step_ends_MBGK=padded([judgement.ends for judgement in judgements], torch.int64),
+        readable_MBG=readable & made.finished_MBG,
+    )
+
+
+def _judgement(subject: Environment, prompt: str, tokens: tuple[int, ...], finished: bool) -> Judgement:
+    """The scorer's; a subject's token is one character, so that characters are counted as tokens are."""
+    words = tokens[:-1] if finished else tokens
+    if any(token >= len(subject.symbols) for token in words):
+        return UNREADABLE
+    text = "".join(subject.symbols[token] for token in words)
+    return scorer_by_task(subject.task.name).judge(prompt, text, finished)

@@ -1,0 +1,192 @@
+"""The `[loss]` table of run.toml: which loss, which knobs, which guards; and what of it fits together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
+
+from p2prl.algorithms.advantages import AdvantageConfig, AdvantageKind
+from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
+from p2prl.algorithms.config_checks import require_choice, suggestion
+from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
+from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
+from p2prl.algorithms.registry import LOSSES, Objective, build_loss
+from p2prl.algorithms.reward_shaping import RewardConfig
+from p2prl.errors import ConfigError, require
+from p2prl.learner.guards import GuardConfig
+from p2prl.learner.loss_pipeline import LossPipelineConfig
+from p2prl.learner.probation import ProbationConfig
+from p2prl.learner.reference_policy import ReferenceConfig
+from p2prl.protocol.manifests import Sampling
+
+AUTO = "auto"
+"""The name that lets what is measured choose the loss."""
+
+_FOR_PROBATION = ("asympo", "asymre")
+"""Losses for groups on probation. `reinforce` reads no log-probs either, but it collapses under delay."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceTable:
+    """The `[loss.reference]` table: the policy that training is pulled towards, or that `dpo` compares with."""
+
+    kind: Literal["none", "first", "ema"] = "none"
+    """none; the run's first weights; or a slow average of all since."""
+    beta: float = 0.0
+    """Strength of the pull, a k3 penalty; 0 for none."""
+    ema_rate: float = 1e-3
+    """Of `ema`: share of the way to the policy's weights that the reference moves in one update."""
+
+    def __post_init__(self) -> None:
+        require("loss.reference.beta", self.beta, 0.0 <= self.beta < float("inf"), "0 or more")
+        require("loss.reference.ema_rate", self.ema_rate, 0.0 < self.ema_rate < 1.0, "within 0..1, both excluded")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossConfig:
+    """Which loss trains the policy, and what is put around it."""
+
+    name: str = "gepo_t"
+    """A name of `p2prl.algorithms.registry`, or `auto`."""
+    options: dict[str, object] = field(default_factory=dict)
+    """Fields of that loss's own configuration."""
+    advantage: str = ""
+    """How rewards become advantages; empty: as in the loss's paper."""
+    aggregation: str = ""
+    """How token losses become one number; empty: as in the loss's paper."""
+    guards: GuardConfig = field(default_factory=GuardConfig)
+    """Brakes, masks and the warning."""
+    trust: ProbationConfig = field(default_factory=ProbationConfig)
+    """Probation of peers without history."""
+    reference: ReferenceTable = field(default_factory=ReferenceTable)
+    """A reference policy."""
+    auto: SelectionConfig = field(default_factory=SelectionConfig)
+    """Borders of `auto`'s choice."""
+
+    def build(self, sampling: Sampling, reward: RewardConfig) -> LossPipelineConfig:
+        """The loss with its guards, for a run that samples and rewards so. ConfigError names what does not fit."""
+        objectives = self._objectives(sampling)
+        self._check_reward(reward, objectives)
+        self._check_combination(sampling, objectives)
+        unverified = None
+        if self.trust.loss:
+            unverified = build_loss(self.trust.loss, max_completion_tokens=sampling.max_new_tokens)
+        return LossPipelineConfig(
+            objectives=objectives,
+            guards=self.guards,
+            trust=self.trust,
+            unverified=unverified,
+            reference=ReferencePenaltyConfig(beta=self.reference.beta),
+            selection=self.auto,
+        )
+
+    def reference_config(self) -> ReferenceConfig | None:
+        """How the reference moves; None when there is none."""
+        if self.reference.kind == "none":
+            return None
+        return ReferenceConfig(ema_rate=self.reference.ema_rate if self.reference.kind == "ema" else 0.0)
+
+    def _objectives(self, sampling: Sampling) -> dict[str, Objective]:
+        longest = sampling.max_new_tokens
+        if self.name == AUTO:
+            if self.options or self.advantage or self.aggregation:
+                raise ConfigError(
+                    'loss.options, advantage and aggregation have no meaning with loss.name = "auto"',
+                    remedy=f"Remove them, or name one of the losses it chooses from: {', '.join(CHOICES)}.",
+                )
+            return {name: build_loss(name, max_completion_tokens=longest) for name in CHOICES}
+        if self.name not in LOSSES:
+            raise ConfigError(f"loss.name = {self.name!r} is not known", remedy=suggestion(self.name, [*LOSSES, AUTO]))
+        advantage = aggregation = None
+        if self.advantage:
+            require_choice("loss.advantage", self.advantage, get_args(AdvantageKind))
+            advantage = AdvantageConfig(kind=cast(AdvantageKind, self.advantage))
+        if self.aggregation:
+            require_choice("loss.aggregation", self.aggregation, get_args(AggregationKind))
+            aggregation = AggregationConfig(kind=cast(AggregationKind, self.aggregation), max_completion_tokens=longest)
+        objective = build_loss(
+            self.name,
+            options=self.options,
+            advantage=advantage,
+            aggregation=aggregation,
+            max_completion_tokens=longest,
+        )
+        return {self.name: objective}
+
+    def _check_reward(self, reward: RewardConfig, objectives: dict[str, Objective]) -> None:
+        """Refuse an advantage made for shares of success where the reward may lie outside 0..1."""
+        # Scores of parts beside the verdict may fall below 0 or add to it, so only a bare verdict is sure to fit.
+        bare = reward.outcome_weight == 0.0 and reward.process_weight == 0.0 and reward.success_weight <= 1.0
+        if bare or all(each.advantage.kind != "beta" for each in objectives.values()):
+            return
+        remedy = 'Set loss.advantage = "mean"'
+        if self.name == "bnpo":
+            remedy += ", or name another loss"
+        raise ConfigError(
+            'loss.advantage = "beta" needs a reward within 0..1, and this run\'s may lie outside', remedy=f"{remedy}."
+        )
+
+    def _check_combination(self, sampling: Sampling, objectives: dict[str, Objective]) -> None:
+        """Refuse what would be without effect, or would not do what it says."""
+        guards, trust, reference = self.guards, self.trust, self.reference
+        if self.name == "m2po" and guards.second_moment is not None:
+            _refuse("loss.guards.second_moment", "m2po drops these tokens itself", "Set the option budget of m2po.")
+        if self.name == "dpo":
+            for name in ("second_moment", "negative_tail"):
+                if getattr(guards, name) is not None:
+                    _refuse(f"loss.guards.{name}", "dpo compares whole completions", "Remove it.")
+            if trust.probation_groups:
+                _refuse("loss.trust.probation_groups", "dpo has no weights to bound", "Remove it.")
+        self._check_probation()
+        if reference.beta > 0 and reference.kind == "none":
+            _refuse("loss.reference.beta", "there is no reference", 'Set loss.reference.kind to "first" or "ema".')
+        if reference.kind != "none" and reference.beta == 0 and self.name != "dpo":
+            _refuse("loss.reference.kind", f"{self.name} does not read a reference", "Set loss.reference.beta above 0.")
+        if reference.kind != "ema" and reference.ema_rate != ReferenceTable().ema_rate:
+            _refuse("loss.reference.ema_rate", "only a slow average has a rate", 'Remove it, or set kind = "ema".')
+        if self.name != AUTO and self.auto != SelectionConfig():
+            _refuse("loss.auto", f"{self.name} is the only loss", 'Remove it, or set loss.name = "auto".')
+        for objective in objectives.values():
+            if getattr(objective.config, "sharpness", None) == 0.0 and "nll_floor" in self.options:
+                _refuse("loss.options.nll_floor", "without sharpness nothing is divided", "Set sharpness above 0.")
+        if sampling.group_size == 1:
+            self._check_single(objectives)
+
+    def _check_probation(self) -> None:
+        """Refuse bounds and a loss of probation that would never be used."""
+        trust, default = self.trust, ProbationConfig()
+        if trust.loss and trust.loss not in _FOR_PROBATION:
+            raise ConfigError(
+                f"loss.trust.loss = {trust.loss!r} reads the samplers' log-probs, collapses, or is not known",
+                remedy=f"Choose one of: {', '.join(_FOR_PROBATION)}.",
+            )
+        if trust.loss and not trust.probation_groups:
+            _refuse("loss.trust.loss", "nobody is on probation", "Set loss.trust.probation_groups.")
+        for name in ("cap", "trusted_cap", "max_rise_nats", "max_fall_nats"):
+            if getattr(trust, name) == getattr(default, name):
+                continue
+            if not trust.probation_groups:
+                _refuse(f"loss.trust.{name}", "nobody is on probation", "Set loss.trust.probation_groups.")
+            if trust.loss:
+                why = "groups on probation train with loss.trust.loss, which has no such bound"
+                _refuse(f"loss.trust.{name}", why, "Remove it, or loss.trust.loss.")
+
+    def _check_single(self, objectives: dict[str, Objective]) -> None:
+        """Refuse what cannot learn from one completion a prompt."""
+        alone = "with one completion a prompt every baseline is the reward itself"
+        if self.name in (AUTO, "asymre"):
+            _refuse(f"loss.name = {self.name!r}", alone, _LARGER)
+        if self.name == "dpo":
+            _refuse("loss.name = 'dpo'", "with one completion a prompt there are no pairs", _LARGER)
+        if self.trust.loss:
+            _refuse("loss.trust.loss", alone, "Remove it, or make a run with --group-size 2 or more.")
+        if any(each.advantage.kind != "none" for each in objectives.values()):
+            _refuse("loss.advantage", alone, _SINGLE)
+
+
+_LARGER = "Make a run with --group-size 2 or more."
+_SINGLE = 'Set loss.advantage = "none", or make a run with --group-size 2 or more.'
+
+
+def _refuse(setting: str, why: str, remedy: str) -> Any:
+    raise ConfigError(f"{setting} has no meaning here: {why}", remedy=remedy)

@@ -1,0 +1,107 @@
+"""How workers take part in the network of a run, from a join link and a seat. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.config.requirements import VERSIONS_KEPT
+from p2prl.config.worker_folder import WorkerFolder
+from p2prl.errors import ConfigError, MachineError
+from p2prl.net.process.handle import NetworkConfig
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
+from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.messages import Role
+
+_MOST_CAP = 1e6
+"""1 Tbit/s, or a petabyte a month: more is a slip of the keyboard."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadCaps:
+    """What a person gives of an uplink."""
+
+    upload_mbit: float = 0.0
+    """Mbit/s chunks may use; 0 measures the uplink and uses 80 %."""
+    monthly_gb: float = 0.0
+    """GB (10⁹ bytes) of chunks a calendar month; 0 is no limit."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("--upload-mbit", self.upload_mbit), ("--monthly-gb", self.monthly_gb)):
+            if not (math.isfinite(value) and 0.0 <= value <= _MOST_CAP):
+                raise ConfigError(f"{name} {value:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
+
+    @property
+    def bytes_s(self) -> float:
+        """Bytes per second chunks may use; 0 measures the uplink."""
+        return self.upload_mbit * 125_000.0
+
+    @property
+    def monthly_bytes(self) -> int:
+        """Bytes of chunks a calendar month; 0 is no limit."""
+        return int(self.monthly_gb * 1e9)
+
+
+def peer_network(
+    link: JoinLink,
+    seat: WorkerFolder,
+    role: Role,
+    listen: tuple[str, ...],
+    caps: UploadCaps | None = None,
+    *,
+    disk_gb: float = 0.0,
+    has_base: bool = False,
+) -> NetworkConfig:
+    """How a worker takes part in the network; it starts from the run it knows already, when it knows it.
+
+    `disk_gb` bounds the weights and patches it keeps for others, GB (10⁹ bytes); 0 leaves it to the number of versions.
+    With `has_base` nothing is fetched until the worker has said what it has to start from.
+    """
+    if not (math.isfinite(disk_gb) and 0.0 <= disk_gb <= _MOST_CAP):
+        raise ConfigError(f"--disk-gb {disk_gb:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
+    caps = caps or UploadCaps()
+    directory = seat.run_directory(link.run)
+    return NetworkConfig(
+        key_file=seat.key_file,
+        run=link.run,
+        role=role,
+        blob_dir=blobs_of_seat(seat, link.run),
+        listen=listen,
+        bootstrap=link.bootstrap,
+        manifest=known_run(directory, link.run),
+        keep_versions=VERSIONS_KEPT[role],
+        rebuilds=True,
+        upload_bytes_s=caps.bytes_s,
+        monthly_bytes=caps.monthly_bytes,
+        disk_bytes=int(disk_gb * 1e9),
+        awaits_base=has_base,
+    )
+
+
+def blobs_of_seat(seat: WorkerFolder, run: Digest) -> Path:
+    """Where a worker's weights and patches of a run lie."""
+    return seat.run_directory(run) / "blobs"
+
+
+def remember_run(directory: Path, raw: bytes) -> None:
+    """Keep the run manifest, so that the next start needs no peer to begin."""
+    new = directory / "run.manifest.new"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(raw)
+        new.rename(directory / "run.manifest")
+    except OSError as error:
+        raise MachineError(
+            f"cannot write in {directory}: {error.strerror}", remedy="Free some space and start again; nothing is lost."
+        ) from error
+
+
+def known_run(directory: Path, run: Digest) -> bytes:
+    """The run manifest kept by `remember_run`; nothing when there is none, or when the disk has damaged it."""
+    try:
+        raw = (directory / "run.manifest").read_bytes()
+    except OSError:
+        return b""
+    return raw if envelope_digest(raw) == run else b""

@@ -1,0 +1,82 @@
+"""What a run asks of a machine, told before it is spent: estimates from its manifest alone, and a look at the disk.
+
+The manifest's figures are its learner's claims. They are compared with the model itself before anything of the
+weights' size is allocated (`p2prl.models.run_files`), so a false claim costs a wrong estimate and no more.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.errors import MachineError
+from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
+from p2prl.protocol.messages import Role
+
+VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
+"""Newest policy versions a worker keeps on disk. A volunteer serves slower neighbours from them; a validator replays
+groups that were sampled that many versions ago."""
+
+_PROGRAM_BYTES = 600_000_000
+"""Memory of Python, torch and the network process before any model: 410 MB and 120 MB were measured on Linux."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requirements:
+    """Estimates, in bytes."""
+
+    files_bytes: int
+    """Configuration and tokenizer, fetched once."""
+    weights_bytes: int
+    """One policy version as it travels."""
+    disk_bytes: int
+    """On disk once as many versions are here as are kept, without the patches between them; finished work comes on
+    top while no learner takes it."""
+    memory_bytes: int
+    """Of all processes together, before the cache of keys and values, which grows with the slots decoded together."""
+
+    @property
+    def download_bytes(self) -> int:
+        """Fetched before the first answer can be sampled."""
+        return self.files_bytes + self.weights_bytes
+
+
+def requirements_of(manifest: RunManifest, role: Role) -> Requirements:
+    """What a volunteer or a validator of this run should expect."""
+    files = sum(file.blob.size_bytes for file in manifest.files)
+    weights = manifest.parameters * DTYPE_BYTES[manifest.dtype]
+    return Requirements(
+        files_bytes=files,
+        weights_bytes=weights,
+        disk_bytes=files + VERSIONS_KEPT[role] * weights,
+        # The engine's weights in its own word type, and the file a newer version is read from.
+        memory_bytes=_PROGRAM_BYTES + manifest.parameters * DTYPE_BYTES[manifest.engine_dtype] + weights,
+    )
+
+
+def check_room(needs: Requirements, directory: Path) -> None:
+    """Raise `MachineError` when the disk under `directory` cannot even hold one version beside the one before.
+
+    What `directory` holds already is not needed again.
+    """
+    try:
+        free = shutil.disk_usage(directory).free
+        held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    except OSError:
+        return  # it is about to be written to, and what is wrong with it said then
+    least = needs.files_bytes + 2 * needs.weights_bytes
+    if free + held < least:
+        raise MachineError(
+            f"this run needs {size_text(least)} of disk in {directory} and {size_text(free + held)} are free",
+            remedy="Free some, or set P2PRL_HOME to a folder on a larger disk.",
+        )
+
+
+def size_text(size_bytes: float) -> str:
+    """A size in the unit that leaves up to three digits before the point."""
+    for unit in ("B", "kB", "MB"):
+        if size_bytes < 999.5:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" or size_bytes >= 100 else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:,.1f} GB"

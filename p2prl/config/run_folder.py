@@ -1,0 +1,119 @@
+"""A run's folder: what `p2prl init` makes and the learner, the board and `p2prl eval` read. Opened without torch.
+
+RUN/run.toml        settings a person may change between starts
+RUN/run.manifest    the signed manifest: what can never change without being another run
+RUN/key.json        the learner's key
+RUN/model/          the first weights, a Hugging Face directory
+RUN/files/          configuration and tokenizer, as volunteers get them
+RUN/checkpoints/    the newest weights, Hugging Face directories
+RUN/journal.db      groups, batches, published policies and the ledger
+RUN/metrics.jsonl   one line per update
+RUN/link            the join link, once the learner has been up
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from p2prl.config.toml_tables import read_toml
+from p2prl.config.worker_folder import try_lock
+from p2prl.errors import ConfigError, MachineError, RemoteProtocolError
+from p2prl.learner.run_files import LearnerPaths, newest_checkpoint
+from p2prl.net.storage.key_file import load_identity
+from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.manifests import RunManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An existing run folder: its manifest and its key belong together. Its settings have not been looked at."""
+
+    directory: Path
+    identity: Identity
+    manifest: RunManifest
+    manifest_raw: bytes
+
+    @property
+    def run(self) -> Digest:
+        """The run's name everywhere: its manifest envelope's digest."""
+        return envelope_digest(self.manifest_raw)
+
+    @property
+    def paths(self) -> LearnerPaths:
+        """Where the learner keeps things."""
+        return LearnerPaths(self.directory)
+
+    @property
+    def key_file(self) -> Path:
+        """The learner's key."""
+        return self.directory / "key.json"
+
+    @property
+    def link_file(self) -> Path:
+        """The join link, once the learner has been up."""
+        return self.directory / "link"
+
+    @property
+    def settings_file(self) -> Path:
+        """What a person may change between starts."""
+        return self.directory / "run.toml"
+
+    def settings_table(self) -> dict[str, Any]:
+        """The settings as they were typed; nothing of them is checked. Raises `ConfigError` when it is no TOML."""
+        return read_toml(self.settings_file) if self.settings_file.exists() else {}
+
+    def planned_updates(self) -> int | None:
+        """How many updates the settings ask for; None when they set no end."""
+        learner = self.settings_table().get("learner")
+        updates = learner.get("updates") if isinstance(learner, dict) else None
+        return updates if isinstance(updates, int) and updates > 0 else None
+
+    def link(self, addresses: tuple[str, ...]) -> JoinLink:
+        """The join link for a learner that listens at `addresses`."""
+        return JoinLink(self.manifest.name, self.run, addresses[: limits.MAX_ADDRESSES])
+
+    def lock(self) -> IO[str]:
+        """Hold the run for this process. `MachineError` when another learner has it."""
+        lock = try_lock(self.directory)
+        if lock is None:
+            raise MachineError(
+                f"another learner is running on {self.directory}", remedy="Stop it first, or use another run folder."
+            )
+        return lock
+
+    def newest_weights(self) -> Path:
+        """The newest checkpoint, or the first weights when there is none yet."""
+        return newest_checkpoint(self.paths.checkpoints) or self.directory / "model"
+
+
+def open_folder(directory: Path) -> Folder:
+    """Read a run folder. Raises `ConfigError` when it is not one."""
+    manifest_path = directory / "run.manifest"
+    if not manifest_path.is_file():
+        raise ConfigError(f"{directory} is not a run folder", remedy="Make one first: p2prl init NAME --preset chain4")
+    raw = manifest_path.read_bytes()
+    try:
+        manifest = body_of(open_envelope(raw, now=None), RunManifest)
+        manifest.check()
+    except RemoteProtocolError as error:
+        raise ConfigError(
+            f"{manifest_path} is damaged: {error}", remedy="Restore it from a copy; another would be another run."
+        ) from error
+    identity = load_identity(directory / "key.json")
+    if identity.public_key != manifest.learner:
+        raise ConfigError(
+            f"{directory / 'key.json'} is not the key this run was made with", remedy="Restore the run's own key."
+        )
+    return Folder(directory, identity, manifest, raw)
+
+
+def refuse_folder_in_use(directory: Path) -> None:
+    """Raises `ConfigError` when there is something where a run is to be made: nothing is ever overwritten."""
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} exists and is not empty", remedy="Choose another name; nothing was touched.")

@@ -1,0 +1,186 @@
+"""Making a run folder, and opening one with its settings, as the learner and `p2prl eval` need it.
+
+What lies where is `p2prl.config.run_folder`'s to say, which opens a folder without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from p2prl.algorithms.reward_spec import parse_reward
+from p2prl.config.loss_table import LossConfig
+from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
+from p2prl.config.toml_tables import parse
+from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
+from p2prl.learner.loss_pipeline import LossPipelineConfig
+from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.service import LearnerConfig
+from p2prl.models.pretrained import LoadedModel, load_pretrained
+from p2prl.models.run_files import export_run_files
+from p2prl.models.text_codec import Codec
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.warm_start import WarmstartConfig, warm_start
+from p2prl.net.storage.key_file import create_identity
+from p2prl.patches.dead_band import widest_band_ulp
+from p2prl.patches.words import WORD_TYPES
+from p2prl.protocol.envelope import seal
+from p2prl.protocol.identity import ENTROPY_BYTES, Identity
+from p2prl.protocol.manifests import RunFile, RunManifest
+from p2prl.tasks.registry import task_by_name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListenConfig:
+    """How the learner can be reached."""
+
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Multiaddrs to listen on; port 0 is replaced by a free one at the first start and kept."""
+    bootstrap: tuple[str, ...] = ()
+    """Other peers of the directory to join through; usually none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """What `run.toml` may say."""
+
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    network: ListenConfig = field(default_factory=ListenConfig)
+    device: str = "auto"
+    """`auto` takes CUDA, then MPS, then the CPU; or name one."""
+    threads: int = 0
+    """CPU threads of the learner; 0 leaves the choice to torch."""
+
+    def __post_init__(self) -> None:
+        require("threads", self.threads, self.threads >= 0, "0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder(Folder):
+    """A run folder with its settings checked: what a role that computes starts from."""
+
+    settings: RunSettings
+
+    def estimator_config(self) -> LossPipelineConfig:
+        """The run's loss with all that is put around it. ConfigError where its settings do not fit the run."""
+        return self.settings.loss.build(self.manifest.sampling, parse_reward(self.manifest.reward))
+
+
+def open_run(directory: Path) -> RunFolder:
+    """Read a run folder and its settings. Raises `ConfigError` when it is not one, or when they do not fit together."""
+    folder = open_folder(directory)
+    settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
+    run = RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
+    run.estimator_config()
+    _check_dead_band(settings.learner.dead_band_ulp, folder.manifest.dtype)
+    return run
+
+
+def _check_dead_band(band_ulp: int, dtype: str) -> None:
+    widest = widest_band_ulp(WORD_TYPES[dtype])
+    require("dead_band_ulp", band_ulp, band_ulp <= widest, f"within 0..{widest}, as the weights travel in {dtype}")
+
+
+def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Callable[[str, float], None]) -> RunFolder:
+    """Make a run folder, complete or not at all.
+
+    `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1.
+    """
+    task_by_name(plan.task)
+    refuse_folder_in_use(directory)
+    new = directory.with_name(f".{directory.name}.new-{os.getpid()}")
+    try:
+        new.mkdir(parents=True)
+        identity = Identity.generate(os.urandom(ENTROPY_BYTES))
+        create_identity(new / "key.json", identity)
+        loaded = _first_weights(plan, on_progress)
+        loaded.model.save_pretrained(new / "model", safe_serialization=True)
+        loaded.tokenizer.save_pretrained(new / "model")
+        files = export_run_files(loaded)
+        (new / "files").mkdir()
+        for name, data in files.items():
+            (new / "files" / name).write_bytes(data)
+        manifest = run_manifest(plan, loaded, identity.public_key, files, now=time.time())
+        _check_manifest(manifest, plan, loaded)
+        (new / "run.manifest").write_bytes(seal(identity, manifest, run=bytes(32), now=time.time()))
+        (new / "run.toml").write_text(settings)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        if directory.exists():
+            directory.rmdir()
+        new.rename(directory)
+    except OSError as error:
+        raise MachineError(
+            f"cannot make {directory}: {error.strerror}", remedy="Check space and permissions."
+        ) from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return open_run(directory)
+
+
+def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel) -> None:
+    """Refuse a run that no volunteer could take part in, before anybody has joined it."""
+    try:
+        manifest.check()
+    except RemoteProtocolError as error:
+        raise ConfigError(
+            f"this run cannot be made: {error}", remedy="Choose another value; nothing was made."
+        ) from error
+    context = getattr(loaded.model.config, "max_position_embeddings", None)
+    prompt = len(Codec(loaded.tokenizer, loaded.model).encode(task_by_name(plan.task).prompt(0)))
+    if context is not None and prompt + plan.max_new_tokens > context:
+        raise ConfigError(
+            f"a prompt of {prompt} tokens and {plan.max_new_tokens} new ones exceed the model's {context}",
+            remedy=f"Set max_new_tokens to {context - prompt} or less.",
+        )
+
+
+def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> LoadedModel:
+    if plan.model is not None:
+        on_progress("loading the model", 0.0)
+        return load_pretrained(plan.model, device=torch.device("cpu"), dtype="float32")
+    loaded = tiny_model(plan.task, seed=plan.seed)
+    recipe = WarmstartConfig()
+    warm_start(
+        loaded,
+        seed=plan.seed,
+        config=recipe,
+        on_step=lambda step, _: on_progress("warm start on flawed demonstrations", step / recipe.steps),
+    )
+    return loaded
+
+
+def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:
+    """The run's files with their bytes, for the learner to serve."""
+    try:
+        return [(file, (folder.directory / "files" / file.name).read_bytes()) for file in folder.manifest.files]
+    except OSError as error:
+        raise ConfigError(
+            f"a file that volunteers need is missing: {error.filename}",
+            remedy=f"Copy it from {folder.directory / 'model'}; it must be the very same.",
+        ) from error
+
+
+def describe(manifest: RunManifest) -> dict[str, Any]:
+    """What a person should see before joining a run."""
+    return {
+        "name": manifest.name,
+        "goal": manifest.goal,
+        "base_model": manifest.base_model,
+        "parameters": manifest.parameters,
+        "tasks": {share.task: share.weight for share in manifest.tasks},
+        "group_size": manifest.sampling.group_size,
+        "max_new_tokens": manifest.sampling.max_new_tokens,
+        "staleness_bound": manifest.staleness_bound,
+        "publish_every": manifest.publish_every,
+        "reward": manifest.reward,
+        "licence": manifest.licence,
+        "content_policy": manifest.content_policy,
+    }

@@ -1,0 +1,127 @@
+"""Where a volunteer's or validator's things live on this machine, and who holds them.
+
+    HOME/seat-1/key.json           identity: one key per seat
+    HOME/seat-1/RUN/spool.db       undelivered work
+    HOME/seat-1/RUN/blobs/         weights
+    HOME/seat-1/RUN/run.manifest   the run, once known
+    HOME/seat-1/RUN/status.json    what `p2prl status` shows
+
+A seat is one worker process. Starting `p2prl join` twice takes two seats, each with a key of its own, because two
+workers under one key would do the same slots.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import platformdirs
+import psutil
+
+from p2prl.errors import MachineError
+from p2prl.net.storage.key_file import load_or_create_identity
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import Identity
+
+_MOST_SEATS = 64
+
+
+def default_home() -> Path:
+    """`$P2PRL_HOME`, else the platform's place for a user's data."""
+    chosen = os.environ.get("P2PRL_HOME")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("p2prl"))
+
+
+@dataclass(slots=True)
+class WorkerFolder:
+    """A locked place to work from; the lock goes with the process."""
+
+    directory: Path
+    identity: Identity
+    _lock: IO[str]
+
+    @property
+    def key_file(self) -> Path:
+        """Identity of this seat."""
+        return self.directory / "key.json"
+
+    def run_directory(self, run: Digest) -> Path:
+        """What belongs to one run."""
+        return self.directory / run.hex()[:16]
+
+    def release(self) -> None:
+        """Let another process have the seat."""
+        self._lock.close()
+
+
+def claim_worker_folder(home: Path, *, kind: str = "seat") -> WorkerFolder:
+    """The first free seat under `home`, made if need be, with its key."""
+    for number in range(1, _MOST_SEATS + 1):
+        directory = home / f"{kind}-{number}"
+        lock = try_lock(directory)
+        if lock is not None:
+            try:
+                return WorkerFolder(directory, load_or_create_identity(directory / "key.json"), lock)
+            except BaseException:
+                lock.close()
+                raise
+    raise MachineError(
+        f"all {_MOST_SEATS} seats under {home} are taken", remedy="Stop a worker, or give another --home."
+    )
+
+
+def try_lock(directory: Path) -> IO[str] | None:
+    """Hold a directory for this process; None when another one holds it. Dies with the process, however it dies."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = (directory / "lock").open("a+")
+    except OSError as error:
+        raise MachineError(
+            f"cannot use {directory}: {error.strerror}", remedy="Fix its permissions, or set P2PRL_HOME elsewhere."
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def holder_of(directory: Path) -> int | None:
+    """The process that holds a directory by `try_lock`, as it wrote itself down; None when nobody does.
+
+    A number alone proves nothing: it may be another program's by now. The lock ends with its holder, so it is asked.
+    Asking holds the lock shared for some microseconds, in which a worker that starts would take the next seat.
+    """
+    try:
+        file = (directory / "lock").open()
+    except OSError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = file.read()
+            return int(text) if text.isdigit() else 0
+    return None
+
+
+def write_status(path: Path, status: dict[str, Any]) -> None:
+    """Replace a status file in one step, so that a reader never sees half of it."""
+    new = path.with_suffix(".new")
+    memory = psutil.Process().memory_info().rss
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(json.dumps({"pid": os.getpid(), "resident_bytes": memory, **status}, sort_keys=True))
+        new.rename(path)
+    except OSError as error:
+        raise MachineError(
+            f"cannot write {path}: {error.strerror}", remedy="Free some space and start again; nothing is lost."
+        ) from error

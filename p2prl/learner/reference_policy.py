@@ -1,0 +1,56 @@
+"""The reference policy of a run: its first weights, or a slow average of all since. The pull and DPO read it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2prl.algorithms.guards import ema_update
+from p2prl.errors import require
+from p2prl.models.policy_logprobs import completion_logprobs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceConfig:
+    """How the reference moves."""
+
+    ema_rate: float = 0.0
+    """η in [0, 1): θ_ref ← (1 − η) θ_ref + η θ after every update; 0 stays at the first weights."""
+
+    def __post_init__(self) -> None:
+        require("loss.reference.ema_rate", self.ema_rate, 0.0 <= self.ema_rate < 1.0, "within 0..1, 1 excluded")
+
+
+class Reference:
+    """A second set of weights, which costs a forward pass an update and their size in memory."""
+
+    def __init__(self, model: Any, config: ReferenceConfig) -> None:
+        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._config = config
+
+    def logprobs(
+        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]], temperature: float
+    ) -> Tensor:
+        """Log-probs (N, T) of completions, nats; no gradient."""
+        with torch.no_grad():
+            return completion_logprobs(self._model, prompts, completions, temperature)[0]
+
+    def follow(self, parameters: Sequence[Tensor]) -> None:
+        """Move a step towards the policy's parameters."""
+        if self._config.ema_rate > 0:
+            ema_update(self._model.parameters(), parameters, rate=self._config.ema_rate)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights, for a checkpoint."""
+        return {str(i): p.detach().cpu().contiguous() for i, p in enumerate(self._model.parameters())}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checkpoint's weights."""
+        with torch.no_grad():
+            for i, parameter in enumerate(self._model.parameters()):
+                parameter.copy_(tensors[str(i)])

@@ -1,0 +1,30 @@
+"""Where a model runs: a device by name, and how many CPU threads it may take."""
+
+from __future__ import annotations
+
+import torch
+
+from p2prl.errors import ConfigError, MachineError
+from p2prl.models.pretrained import best_device
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes CUDA, then MPS, then the CPU. Raises `MachineError` when the named one is not on this machine."""
+    if name == "auto":
+        return best_device()
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{name!r} is not a device", remedy="Devices: auto, cuda, cuda:1, mps, cpu.") from error
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not present.get(device.type, False):
+        raise MachineError(
+            f"this machine has no usable {name} device", remedy="Leave --device out to take what is there."
+        )
+    return device
+
+
+def use_threads(count: int) -> None:
+    """Limit this process's CPU threads for tensor work; 0 leaves the choice to torch."""
+    if count:
+        torch.set_num_threads(count)

@@ -1,0 +1,161 @@
+"""Causal language models a user names, from a directory or from the Hugging Face hub.
+
+Safetensors only, and no code out of a model repository, whatever the caller says: a volunteer who types a name must
+not thereby run a stranger's program. What a *run* ships is read with less trust still (`p2prl/models/run_files.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import msgspec
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers.utils import logging as transformers_logging
+
+from p2prl.errors import ConfigError
+from p2prl.models.weight_layout import TORCH_DTYPES
+
+_CODE_KEYS = ("auto_map", "custom_pipelines", "quantization_config")
+_CODE_SUFFIX = "_implementation"  # attention and expert kernels: transformers would fetch and run them from the hub
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt"]
+_UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A causal LM in evaluation mode and its fast tokenizer."""
+
+    model: Any
+    tokenizer: Any
+
+
+def best_device() -> torch.device:
+    """CUDA if there is any, else Apple's MPS, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def default_dtype(device: torch.device) -> str:
+    """bfloat16 on CUDA; float32 elsewhere, where half words are emulated and slower."""
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' notices and progress bars off the terminal. What goes wrong is raised, and so still seen."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+def load_pretrained(source: str, *, device: torch.device | None = None, dtype: str | None = None) -> LoadedModel:
+    """Load a causal LM and its tokenizer.
+
+    `source` is a directory, which is read without touching the network, or a hub id (`owner/name`), which is
+    downloaded once. `device` and `dtype` (a key of `TORCH_DTYPES`) default to the best there is. `ConfigError`, with a
+    remedy, when there is no such model or when it needs pickled weights or a stranger's code.
+    """
+    device = device or best_device()
+    dtype = dtype or default_dtype(device)
+    if dtype not in TORCH_DTYPES:
+        raise ConfigError(f"no word type is called {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
+    quiet_transformers()
+    directory = model_directory(source)
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=TORCH_DTYPES[dtype],
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            **options,
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, use_fast=True, **options)
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise ConfigError(
+            f"{source} cannot be loaded as a causal language model: {error}",
+            remedy="Name a transformers causal LM with safetensors weights and a tokenizer.json.",
+        ) from error
+    # transformers fills missing weights with random ones and goes on; a policy must not be part noise.
+    if report["missing_keys"] or report["mismatched_keys"]:
+        lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+        raise ConfigError(
+            f"the weights of {source} lack {', '.join(lacking[:3])} ({len(lacking)} in all)",
+            remedy="Use weights saved for this architecture.",
+        )
+    if not tokenizer.is_fast:
+        raise ConfigError(f"{source} has no fast tokenizer", remedy="Save it with a tokenizer.json.")
+    return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer)
+
+
+def model_directory(source: str) -> Path:
+    """Where the files of a source lie, which are fetched when it is a hub id. `ConfigError` as `load_pretrained`."""
+    directory = _directory(source)
+    _check_directory(directory, source)
+    return directory
+
+
+def _directory(source: str) -> Path:
+    """The directory of a source: its own, or a download of the hub's."""
+    path = Path(source).expanduser()
+    if source and path.is_dir():
+        return path
+    if not source or path.exists() or not _HUB_ID.fullmatch(source):
+        raise ConfigError(f"there is no directory {source}", remedy="Give a model directory or a hub id, owner/name.")
+    try:
+        return Path(huggingface_hub.snapshot_download(source, allow_patterns=_HUB_FILES))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{source} is neither a directory here nor a model the hub would give: {error}",
+            remedy="Check the name and the connection, or download the model and give its directory.",
+        ) from error
+
+
+def _check_directory(directory: Path, source: str) -> None:
+    """Refuse code and pickles before transformers looks at anything."""
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"{source} holds no config.json", remedy="Give the directory of a transformers model.")
+    for name in ("config.json", "tokenizer_config.json"):
+        path = directory / name
+        if path.is_file() and (named := names_code(read_json(path.read_bytes(), name))):
+            raise ConfigError(
+                f"{name} of {source} asks for code through {named!r}",
+                remedy="Use a model whose architecture is part of transformers, without quantisation.",
+            )
+    if not any(directory.glob("*.safetensors")):
+        unsafe = sorted(p.name for p in directory.iterdir() if p.suffix in _UNSAFE_SUFFIXES)
+        kind = f"only {unsafe[0]}, which can hold code" if unsafe else "no weights"
+        raise ConfigError(
+            f"{source} holds {kind}", remedy="Convert the weights to safetensors (save_pretrained writes them)."
+        )
+
+
+def read_json(data: bytes, name: str) -> dict[str, Any]:
+    """A JSON object; `ConfigError` naming the file when it is anything else."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} is not a JSON object: {error}", remedy="Fetch the file again.") from error
+
+
+def names_code(config: object) -> str:
+    """The first key, at any depth, through which a configuration would run code; empty when there is none."""
+    pending = [config]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if inner is not None and (key in _CODE_KEYS or key.endswith(_CODE_SUFFIX)):
+                    return str(key)
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+    return ""

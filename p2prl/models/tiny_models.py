@@ -1,0 +1,93 @@
+"""Real language models small enough for two cores: a transformers architecture and a fast tokenizer, both saveable.
+
+`chain4` is the model of the staleness benchmark: width 48, two layers, two heads, 59,040 parameters. GPT-2's
+architecture, because at this size it learns the task in half the updates of Llama's and runs faster. Nothing about it
+is special-cased anywhere: it is saved, loaded, sampled and trained as any other causal LM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from p2prl.errors import ConfigError
+from p2prl.models.pretrained import LoadedModel, quiet_transformers
+from p2prl.tasks.chain4 import SYMBOLS
+
+BOS, EOS, PAD = "<b>", "<e>", "<p>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinyPreset:
+    """The shape of a small model."""
+
+    symbols: str
+    """The characters of its language, one token each; `BOS`, `EOS` and `PAD` come on top."""
+    width: int
+    """Size of the residual stream."""
+    feedforward: int
+    """Inner size of the feed-forward layers."""
+    layers: int
+    """Number of decoder layers."""
+    heads: int
+    """Attention heads; divides `width`."""
+    context: int
+    """Most tokens of prompt and completion together."""
+
+
+PRESETS = {
+    "chain4": TinyPreset(symbols=SYMBOLS, width=48, feedforward=192, layers=2, heads=2, context=32),
+}
+
+
+def tiny_model(preset: str = "chain4", *, seed: int = 0) -> LoadedModel:
+    """A small model with random weights that `seed` fixes, fp32 on the CPU, and its tokenizer.
+
+    `ConfigError` when there is no such preset. Leaves torch's global generator as it found it.
+    """
+    shape = PRESETS.get(preset)
+    if shape is None:
+        raise ConfigError(f"no tiny model is called {preset!r}", remedy=f"Choose one of {', '.join(PRESETS)}")
+    quiet_transformers()
+    tokenizer = character_tokenizer(shape.symbols)
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=shape.context,
+        n_embd=shape.width,
+        n_inner=shape.feedforward,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        activation_function="relu",
+        resid_pdrop=0.0,  # dropout would make the training log-probs differ from the sampler's
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        initializer_range=0.1,  # at the customary .02 a width this small learns nothing for hundreds of updates
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = GPT2LMHeadModel(config)
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer)
+
+
+def character_tokenizer(symbols: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token per symbol, which puts `BOS` before a text; unknown characters become `PAD`."""
+    vocabulary = {token: i for i, token in enumerate([*symbols, BOS, EOS, PAD])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+    )

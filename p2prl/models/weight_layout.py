@@ -1,0 +1,207 @@
+"""A policy's weights as one byte string: which tensor stands where, out of the model and back into it.
+
+The layout is not sent: learner and volunteers each work it out from the run's configuration, and the run manifest
+holds its digest. So no header of a stranger's decides where bytes are written, and every size is known before a
+download begins. Tied tensors stand once, under the name the model lists first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from p2prl.errors import ConfigError, IntegrityError
+from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.manifests import DTYPE_BYTES, TensorSpec, layout_digest
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Word types weights may travel in."""
+
+_NUMPY_WORDS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<u4"),
+    "bfloat16": np.dtype("<u2"),
+    "float16": np.dtype("<u2"),
+}
+_BITS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
+
+_BLOCK_WORDS = 1 << 20
+"""Words copied at once: a few MiB of staging, however large the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLayout:
+    """The order, names, shapes and word types of a model's weights in their byte string."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the weight byte string."""
+        return sum(spec.size_bytes for spec in self.tensors)
+
+    @property
+    def parameters(self) -> int:
+        """Number of words."""
+        return sum(math.prod(spec.shape) for spec in self.tensors)
+
+    @property
+    def digest(self) -> Digest:
+        """The layout's name in a run manifest."""
+        return layout_digest(self.tensors)
+
+    def check(self) -> None:
+        """Raise `IntegrityError` naming the first tensor no layout may hold. Call it on a layout that was received."""
+        if not 0 < len(self.tensors) <= limits.MAX_TENSORS:
+            raise IntegrityError(f"layout of {len(self.tensors)} tensors is outside 1..{limits.MAX_TENSORS}")
+        if len({spec.name for spec in self.tensors}) != len(self.tensors):
+            raise IntegrityError("layout names a tensor twice")
+        for spec in self.tensors:
+            if spec.dtype not in DTYPE_BYTES:
+                raise IntegrityError(f"layout: {spec.name[:64]!r} has the unknown word type {spec.dtype[:64]!r}")
+            if len(spec.shape) > limits.MAX_TENSOR_RANK or any(size < 1 for size in spec.shape):
+                raise IntegrityError(f"layout: {spec.name[:64]!r} has an impossible shape")
+
+
+def layout_of(model: nn.Module, dtype: str) -> WeightLayout:
+    """The layout of a model's weights, sent as words of `dtype` (a key of `TORCH_DTYPES`).
+
+    Works on the meta device too, where it costs no memory. `ConfigError` when the model has weights that are not
+    floating-point, which a byte string of such words could not carry.
+    """
+    if dtype not in TORCH_DTYPES:
+        raise ConfigError(f"weights cannot travel as {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
+    return WeightLayout(tuple(TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in _weights(model)))
+
+
+def flatten(model: nn.Module, layout: WeightLayout) -> bytearray:
+    """The model's weights as bytes in layout order. `IntegrityError` when the layout is not the model's."""
+    data = bytearray(layout.size_bytes)
+    offset = 0
+    for block in word_blocks(model, layout):
+        np.frombuffer(data, dtype=block.dtype, count=len(block), offset=offset)[:] = block
+        offset += block.nbytes
+    return data
+
+
+def word_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[Any]]:
+    """The same as little-endian words, a few MiB at a time: no second copy of a large model is made."""
+    for spec, tensor in _match(model, layout):
+        flat = tensor.detach().reshape(-1)
+        word = _NUMPY_WORDS[spec.dtype]
+        for start in range(0, flat.numel(), _BLOCK_WORDS):
+            block = flat[start : start + _BLOCK_WORDS].to(device="cpu", dtype=TORCH_DTYPES[spec.dtype])
+            bits = block.contiguous().view(_BITS[spec.dtype]).numpy()
+            yield bits.view(word.newbyteorder("=")).astype(word, copy=False)
+
+
+def load_in_place(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> None:
+    """Check a weight byte string, then write it into the model: `check_weights`, `copy_weights`.
+
+    On `IntegrityError` the model is as it was.
+    """
+    check_weights(model, layout, weights)
+    copy_weights(model, layout, weights)
+
+
+def check_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> Digest:
+    """The digest the model will have (`held_digest`) once it holds these weights.
+
+    Names, shapes, the length and every word (all must be finite) are checked: `IntegrityError` when they do not fit.
+    Reads none of the model's weights, so that another thread may sample with it meanwhile.
+    """
+    targets = _match(model, layout)
+    view = memoryview(weights).cast("B")
+    if view.nbytes != layout.size_bytes:
+        raise IntegrityError(f"{view.nbytes} weight bytes do not fill a layout of {layout.size_bytes}")
+    hasher = blake3()
+    for spec, destination, block in _blocks(targets, view):
+        # A NaN would pass every later comparison and make the peer sample garbage in good faith.
+        if not torch.isfinite(block).all():
+            raise IntegrityError(f"weights of {spec.name!r} are not all finite")
+        hasher.update(_bytes(block.to(destination.dtype)))
+    return Digest(hasher.digest())
+
+
+def copy_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> None:
+    """Write checked weights into the model's own memory, converting words to its type. No second copy is made."""
+    with torch.no_grad():
+        for _, destination, block in _blocks(_match(model, layout), memoryview(weights).cast("B")):
+            destination.copy_(block.view_as(destination))
+
+
+def held_digest(model: nn.Module, layout: WeightLayout) -> Digest:
+    """BLAKE3 of the model's own words in layout order. Where its word type is the layout's, the policy's state."""
+    hasher = blake3()
+    for _, tensor in _match(model, layout):
+        flat = tensor.detach().view(-1)
+        for start in range(0, flat.numel(), _BLOCK_WORDS):
+            hasher.update(_bytes(flat[start : start + _BLOCK_WORDS].cpu()))
+    return Digest(hasher.digest())
+
+
+def _bytes(words: Tensor) -> memoryview:
+    """The bytes of contiguous words on the CPU."""
+    return words.view(torch.uint8).numpy().data
+
+
+def weights_digest(weights: bytes | bytearray | memoryview) -> Digest:
+    """BLAKE3 of the whole weight byte string: `PolicyManifest.weights_digest`."""
+    return chunk_digest(memoryview(weights))
+
+
+def _blocks(targets: list[tuple[TensorSpec, Tensor]], view: memoryview) -> Iterator[tuple[TensorSpec, Tensor, Tensor]]:
+    """(spec, the model's words, the received words) in pieces of at most `_BLOCK_WORDS`."""
+    staging = np.empty(_BLOCK_WORDS, dtype=np.uint32)
+    offset = 0
+    for spec, tensor in targets:
+        flat = tensor.detach().view(-1)
+        word = _NUMPY_WORDS[spec.dtype]
+        for start in range(0, flat.numel(), _BLOCK_WORDS):
+            count = min(_BLOCK_WORDS, flat.numel() - start)
+            # Staged, because torch would wrap the received, read-only bytes in a tensor it believes it may write to.
+            block = staging.view(word.newbyteorder("="))[:count]
+            block[:] = np.frombuffer(view, dtype=word, count=count, offset=offset)
+            yield spec, flat[start : start + count], torch.from_numpy(block).view(TORCH_DTYPES[spec.dtype])
+            offset += count * word.itemsize
+
+
+def _match(model: nn.Module, layout: WeightLayout) -> list[tuple[TensorSpec, Tensor]]:
+    """Pair the layout with the model's tensors, or raise `IntegrityError` at the first difference."""
+    layout.check()
+    weights = _weights(model)
+    if len(weights) != len(layout.tensors):
+        raise IntegrityError(f"layout of {len(layout.tensors)} tensors for a model of {len(weights)}")
+    pairs = []
+    for spec, (name, tensor) in zip(layout.tensors, weights, strict=True):
+        if spec.name != name or spec.shape != tuple(tensor.shape):
+            raise IntegrityError(f"layout has {spec.name[:64]!r} {spec.shape} where the model has {name!r}")
+        if not tensor.is_contiguous():
+            raise IntegrityError(f"the model's {name!r} is not contiguous and cannot be filled in place")
+        pairs.append((spec, tensor))
+    return pairs
+
+
+def _weights(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and saved buffers, each once. By identity, not by address: on the meta device all addresses are 0."""
+    saved = model.state_dict(keep_vars=True)
+    seen: set[int] = set()
+    weights = []
+    for name, tensor in saved.items():
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if not tensor.is_floating_point():
+            raise ConfigError(
+                f"weight {name!r} is of type {tensor.dtype}", remedy="Use a model whose weights are all floating-point."
+            )
+        weights.append((name, tensor))
+    return weights

@@ -1,0 +1,151 @@
+"""Weight blobs on disk: one file per blob, named by its root, chunk by chunk.
+
+A blob that is still arriving ends in `.part`; the rename to its final name happens when its last chunk is verified
+and on disk. After a restart nothing is believed: every chunk is hashed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from p2prl.errors import MachineError
+from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.manifests import BlobRef
+
+_BLOB_FILE = re.compile(r"[0-9a-f]{64}(\.[a-z-]+)?")
+"""A blob's name, and the suffix of what is unfinished or written beside it."""
+
+
+class DiskBlobStore:
+    """A `BlobStore` in one directory. One process writes; others may read finished blobs by path."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[Digest, int] = {}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _disk_error(error, directory) from error
+
+    def path(self, root: bytes) -> Path:
+        """Where a finished blob lies."""
+        return self._directory / root.hex()
+
+    def add(self, ref: BlobRef, data: bytes | memoryview) -> Path:
+        """Write a blob made here, whole, and return its path. It survives a crash once this returns."""
+        path = self.path(ref.root)
+        part = path.with_suffix(".new")
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise _disk_error(error, self._directory) from error
+        return path
+
+    def keep_as(self, root: Digest, name: Digest) -> None:
+        """Keep a finished blob's bytes under another name too, whatever becomes of the blob; nothing if it is gone.
+
+        A second link to the same file where there are links: it costs nothing as long as the blob is here. A file of
+        another size, as a power cut may leave one, is replaced.
+        """
+        path, other = self.path(root), self.path(name)
+        if not path.exists() or (other.exists() and other.stat().st_size == path.stat().st_size):
+            return
+        try:
+            other.unlink(missing_ok=True)
+            os.link(path, other)
+        except OSError:
+            part = other.with_suffix(".new")
+            try:
+                with path.open("rb") as source, part.open("wb") as copy:
+                    shutil.copyfileobj(source, copy)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                part.rename(other)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                raise _disk_error(error, self._directory) from error
+
+    def begin(self, ref: BlobRef) -> AbstractSet[int]:
+        """See `BlobStore.begin`."""
+        path = self.path(ref.root)
+        try:
+            file = os.open(path if path.exists() else path.with_suffix(".part"), os.O_RDWR | os.O_CREAT, 0o600)
+            os.truncate(file, ref.size_bytes)
+        except OSError as error:
+            raise _disk_error(error, self._directory) from error
+        before = self._files.get(ref.root)
+        if before is not None:
+            os.close(before)
+        self._files[ref.root] = file
+        present = set()
+        for index, chunk in enumerate(ref.chunks):
+            if chunk_digest(self.read(ref, index)) == chunk:
+                present.add(index)
+        return present
+
+    def write(self, ref: BlobRef, index: int, data: bytes) -> None:
+        """See `BlobStore.write`."""
+        try:
+            os.pwrite(self._files[ref.root], data, ref.span(index)[0])
+        except OSError as error:
+            raise _disk_error(error, self._directory) from error
+
+    def read(self, ref: BlobRef, index: int) -> bytes:
+        """See `BlobStore.read`."""
+        offset, length = ref.span(index)
+        return os.pread(self._files[ref.root], length, offset)
+
+    def finish(self, ref: BlobRef) -> None:
+        """See `BlobStore.finish`."""
+        path = self.path(ref.root)
+        part = path.with_suffix(".part")
+        if part.exists():
+            try:
+                os.fsync(self._files[ref.root])
+                part.rename(path)
+            except OSError as error:
+                raise _disk_error(error, self._directory) from error
+
+    def drop(self, root: Digest) -> None:
+        """See `BlobStore.drop`."""
+        file = self._files.pop(root, None)
+        if file is not None:
+            os.close(file)
+        self.path(root).unlink(missing_ok=True)
+        self.path(root).with_suffix(".part").unlink(missing_ok=True)
+
+    def keep_only(self, names: AbstractSet[bytes]) -> None:
+        """Remove every other blob, whole or half written, that a process which is gone has left here.
+
+        What is open, and files that are not named as blobs are, stay. What cannot be removed costs only its space.
+        """
+        kept = {name.hex() for name in (*names, *self._files)}
+        with contextlib.suppress(OSError):
+            for path in self._directory.iterdir():
+                if _BLOB_FILE.fullmatch(path.name) and path.name.partition(".")[0] not in kept and path.is_file():
+                    path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close every file; nothing is deleted."""
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+
+def _disk_error(error: OSError, directory: Path) -> MachineError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MachineError(f"no space left in {directory}", remedy="Free some space and start again; nothing is lost.")
+    return MachineError(
+        f"cannot write in {directory}: {error.strerror}", remedy="Choose another directory or fix its permissions."
+    )

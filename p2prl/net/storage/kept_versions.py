@@ -1,0 +1,82 @@
+"""Which policies lie on this disk, remembered over restarts: each version's signed manifest beside its weights.
+
+A peer that was away for a day then starts from the version it had, and its way to the newest one is a few patches.
+Nothing is believed: the manifest is verified again and every chunk hashed again before it counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
+from p2prl.protocol.manifests import PolicyManifest, RunManifest
+
+_SUFFIX = ".policy"
+
+_HALF_WRITTEN = frozenset({".new", ".new-policy", ".rebuilt"})
+"""Suffixes of what only a process that was killed leaves behind."""
+
+_MOST = 256
+"""Manifests looked at; a learner's window is far smaller, and a directory full of them must not delay the start."""
+
+
+class KeptVersions:
+    """Manifests in a blob directory, one file each, named by the root of the weights."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def keep(self, raw: bytes, manifest: PolicyManifest) -> None:
+        """Remember a version whose weights are here, and forget those whose weights are gone.
+
+        Only a convenience: a full disk is noticed elsewhere.
+        """
+        path = self._directory / (manifest.weights.root.hex() + _SUFFIX)
+        new = path.with_suffix(".new-policy")
+        with contextlib.suppress(OSError):
+            new.write_bytes(raw)
+            new.rename(path)
+            for other in self._directory.glob(f"*{_SUFFIX}"):
+                if not other.with_suffix("").exists():
+                    other.unlink()
+
+    def found(self, run_manifest: bytes) -> list[bytes]:
+        """Envelopes of versions of this run whose weights are still here, oldest first.
+
+        What no version needs is removed on the way: files of versions dropped long ago, and what a process that was
+        killed left half written. What came after the newest version that is here stays: it may be the patch that leads
+        to the next one, and is swept at a later start if it is not.
+        """
+        run = open_envelope(run_manifest, now=None)
+        manifest = body_of(run, RunManifest)
+        versions: list[tuple[int, bytes]] = []
+        needed = {file.blob.root.hex() for file in manifest.files}
+        newest_at = 0.0
+        for path in sorted(self._directory.glob(f"*{_SUFFIX}"))[:_MOST]:
+            held = self._read(path, run, manifest.learner)
+            if held is None or not path.with_suffix("").exists():
+                continue
+            versions.append((held.version, path.read_bytes()))
+            newest_at = max(newest_at, path.stat().st_mtime)
+            needed |= {path.name, *(ref.root.hex() for ref in (held.weights, *(p.blob for p in held.patches)))}
+        for path in self._directory.iterdir():
+            # What is half fetched of a version not known yet may be wanted again; it is no larger than one version.
+            if path.name in needed or path.suffix == ".part" or not path.is_file():
+                continue
+            if path.suffix in (*_HALF_WRITTEN, _SUFFIX) or path.stat().st_mtime < newest_at:
+                path.unlink(missing_ok=True)
+        return [raw for _, raw in sorted(versions)]
+
+    @staticmethod
+    def _read(path: Path, run: Opened, learner: bytes) -> PolicyManifest | None:
+        """The manifest in a file, if the run's learner signed it for this run."""
+        try:
+            raw = path.read_bytes()
+            opened = open_envelope(raw, now=None)
+            held = body_of(opened, PolicyManifest)
+        except (OSError, RemoteProtocolError):
+            return None
+        ours = opened.run == envelope_digest(run.raw) and opened.author == learner
+        return held if ours and path.name == held.weights.root.hex() + _SUFFIX else None

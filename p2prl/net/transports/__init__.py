@@ -1,0 +1,1 @@
+"""Transports behind the transport port, and the framing they share."""

@@ -1,0 +1,1 @@
+"""The default transport: hivemind's go-libp2p daemon and Kademlia directory."""

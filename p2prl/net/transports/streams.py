@@ -1,0 +1,140 @@
+"""Frames over asyncio streams: the sending lane to one peer and the loop that serves one incoming stream.
+
+A lane opens its stream on the first frame, keeps it, and closes it when idle. Frames are written one behind the other
+without waiting for the answers, so a lane carries as much as the connection does; each sender waits for its own
+frame's answer. A lane that fails takes its unanswered frames with it and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from p2prl.errors import TransportError
+from p2prl.net.transports import framing
+from p2prl.net.transports.pacing import SLICE_BYTES, Pacer
+
+OpenStream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+IDLE_S = 120.0
+"""An unused lane closes after this long: it holds a file descriptor here, in the daemon and at the peer."""
+
+
+class FrameStream:
+    """The outgoing stream of one size class to one peer. Build it on the event loop; `closed` lanes are thrown away."""
+
+    def __init__(self, open_stream: OpenStream, *, pacer: Pacer | None = None, bulk: bool = False) -> None:
+        """With a pacer, bulk frames leave at its pace and the others are charged to it."""
+        self.closed = False
+        self._pacer = pacer
+        self._bulk = bulk
+        self._open_stream = open_stream
+        self._turn = asyncio.Lock()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._unanswered: deque[asyncio.Future[None]] = deque()
+        self._answers = 0
+
+    async def send(self, frame: bytes) -> None:
+        """Writes the frame and waits for its answer. Cancel it to give up; a lane that made no progress then closes."""
+        head = framing.header(frame)
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        before = self._answers
+        try:
+            async with self._turn:
+                if self.closed:
+                    raise TransportError("the connection ended")
+                writer = self._writer or await self._open()
+                self._unanswered.append(answer)
+                writer.write(head)
+                if self._pacer is not None and self._bulk:
+                    await self._write_paced(writer, frame, self._pacer)
+                else:
+                    if self._pacer is not None:
+                        self._pacer.charge(len(frame))
+                    writer.write(frame)
+                    await writer.drain()
+            await answer
+        except OSError as error:
+            self.close()
+            raise TransportError(f"the connection broke: {error}") from error
+        except asyncio.CancelledError:
+            if self._writer is not None and self._answers == before:
+                self.close()
+            raise
+        finally:
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # seen, even if the write failed first
+
+    async def _write_paced(self, writer: asyncio.StreamWriter, frame: bytes, pacer: Pacer) -> None:
+        ticket, view = pacer.ticket(), memoryview(frame)
+        try:
+            for start in range(0, len(frame), SLICE_BYTES):
+                part = view[start : start + SLICE_BYTES]
+                await pacer.turn(ticket, len(part))
+                writer.write(part)
+                await writer.drain()
+        except asyncio.CancelledError:
+            self.close()  # half a frame stands on the stream: nothing can follow it
+            raise
+
+    def close(self, why: str = "the connection ended") -> None:
+        """Drops the stream; unanswered frames fail with `TransportError`."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._writer is not None:
+            self._writer.transport.abort()
+        if self._reading is not None:
+            self._reading.cancel()
+        while self._unanswered:
+            answer = self._unanswered.popleft()
+            if not answer.done():
+                answer.set_exception(TransportError(why))
+
+    async def _open(self) -> asyncio.StreamWriter:
+        try:
+            reader, writer = await self._open_stream()
+        except BaseException:
+            self.close()  # everyone who waits for the turn fails with us instead of dialling again
+            raise
+        if self.closed:
+            writer.transport.abort()
+            raise TransportError("the connection ended")
+        self._writer = writer
+        self._reading = asyncio.create_task(self._read_answers(reader))
+        return writer
+
+    async def _read_answers(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    answers = await reader.read(4096)
+            except TimeoutError:
+                if self._unanswered:
+                    continue
+                break
+            except OSError:
+                break
+            if answers.strip(framing.ACK) or not 0 < len(answers) <= len(self._unanswered):
+                break  # the end of the stream, or a peer that does not keep to the wire
+            self._answers += len(answers)
+            for _ in answers:
+                answer = self._unanswered.popleft()
+                if not answer.done():
+                    answer.set_result(None)
+        self._reading = None
+        self.close()
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deliver: Callable[[bytes], None]) -> None:
+    """Delivers each whole frame and answers it, until the stream ends.
+
+    Raises `RemoteProtocolError` for a length outside the limits, `EOFError` or `OSError` when the stream ends.
+    """
+    while True:
+        length = framing.frame_length(await reader.readexactly(framing.HEADER_BYTES))
+        deliver(await reader.readexactly(length))
+        writer.write(framing.ACK)
+        await writer.drain()

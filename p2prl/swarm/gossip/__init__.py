@@ -1,0 +1,1 @@
+"""Gossip of signed envelopes: validation, announcements, ledger sync, the final ledger head."""

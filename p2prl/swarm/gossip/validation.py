@@ -1,0 +1,33 @@
+"""Which signed messages a node passes on: the rules of each kind, beyond the envelope's own. Pure.
+
+Policy manifests and heads have a history to be checked against, which `p2prl.swarm.policies.sync` does.
+"""
+
+from __future__ import annotations
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol.envelope import Opened, body_of
+from p2prl.protocol.messages import Introduction, Kind, Receipts, RolloutGroup, Verdict
+
+_LEARNERS_OWN = frozenset({Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD, Kind.INTRODUCTION})
+"""Kinds that only the run's learner signs, besides its manifests."""
+
+
+def check_envelope(opened: Opened, *, run: bytes, learner: bytes) -> None:
+    """Raise `RemoteProtocolError` unless an envelope of this run may be forwarded.
+
+    `run` is the run manifest's digest and `learner` the public key that signed it.
+    """
+    if opened.run != run:
+        raise RemoteProtocolError("envelope of another run")
+    if opened.kind in _LEARNERS_OWN:
+        if opened.author != learner:
+            raise RemoteProtocolError(f"{opened.kind.name.lower()} signed by somebody who is not the learner")
+        if isinstance(opened.body, (Receipts, Introduction)):
+            opened.body.check()
+    elif opened.kind is Kind.ROLLOUT_GROUP:
+        body_of(opened, RolloutGroup).check()
+    elif opened.kind is Kind.VERDICT:
+        body_of(opened, Verdict).check()
+    elif opened.kind not in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):
+        raise RemoteProtocolError(f"a {opened.kind.name.lower()} is not gossiped")

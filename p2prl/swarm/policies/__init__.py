@@ -1,0 +1,1 @@
+"""Policy versions: catalog, sync, routes over patches, the local base model."""

@@ -1,0 +1,1 @@
+"""Chunk relay: download, upload, chunk and peer selection, upload budgets."""

@@ -1,0 +1,46 @@
+"""What a task is: a prompt from a seed, and a score from a text.
+
+Every peer of a run must agree on both to the last bit, so a task holds no state, reads no data file and draws from
+counter-based integers (`p2prl/tasks/counter_rng.py`), never from a library's random generator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_SCORED_CHARS = 131_072
+"""A longer completion scores 0 unread. Four characters a token at the longest completion the wire allows (32,768)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a completion is worth."""
+
+    reward: float
+    """Success as the task defines it, within 0..1. What its steps are worth is for a `ProcessScorer` to say."""
+
+
+FAILED = Score(reward=0.0)
+"""The score of anything a task's grammar does not accept."""
+
+
+class Task(Protocol):
+    """A family of prompts that a program can score."""
+
+    @property
+    def name(self) -> str:
+        """The name a run manifest mixes tasks by."""
+        ...
+
+    def prompt(self, seed: int) -> str:
+        """The prompt of a 63-bit seed. `LocalProtocolError` when the seed is outside 0..2^63 − 1."""
+        ...
+
+    def score(self, prompt: str, completion: str, finished: bool) -> Score:
+        """Score a completion (its text without the stop token) of a prompt of this task.
+
+        `finished` says that the sampler stopped at a stop token rather than at the length limit. Raises on no text
+        whatever, and takes time linear in it. A prompt this task does not make scores `FAILED`.
+        """
+        ...

@@ -1,0 +1,80 @@
+"""A port on which rollout groups arrive late, for experiments with delay over real sockets.
+
+Delay is counted in traffic, not in seconds: a group is held until so many others have arrived after it, as on a line
+of that length. A learner that uses what it gets is then behind by that many groups whatever the speed of the machine,
+and a run on a busy one measures the same as a run on a quiet one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from p2prl.net.process import control
+from p2prl.net.process.bridge import NetworkPort
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened, open_envelope
+from p2prl.protocol.messages import Kind
+
+
+class DelayedPort:
+    """A network port whose rollout groups are held back; everything else passes at once."""
+
+    def __init__(self, port: NetworkPort, draw_groups: Callable[[], int]) -> None:
+        """`draw_groups` gives each group's delay: how many others must arrive after it, 0 or more."""
+        self._port = port
+        self._draw_groups = draw_groups
+        self._arrived = 0
+        self._held: list[tuple[int, int, Opened]] = []
+        self._waiting: set[Digest] = set()
+        self._released: set[Digest] = set()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where this node can be dialled."""
+        return self._port.addresses
+
+    @property
+    def status(self) -> control.Status | None:
+        """The last status heard, if any."""
+        return self._port.status
+
+    @property
+    def held(self) -> int:
+        """Groups that are on their way."""
+        return len(self._held)
+
+    def send(self, message: control.ToNetwork) -> None:
+        """Hand a message to the node."""
+        self._port.send(message)
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        """Messages that arrived, without the groups that are held and with those whose time has come."""
+        passed: list[control.FromNetwork] = []
+        for message in self._port.poll(timeout_s):
+            if not isinstance(message, control.EnvelopeArrived) or not self._hold(message.envelope):
+                passed.append(message)
+            passed += self._due()
+        return passed
+
+    def close(self) -> None:
+        """Leave the network. What is held is lost on the way; its authors offer it again."""
+        self._port.close()
+
+    def _hold(self, envelope: bytes) -> bool:
+        """Whether this is a group whose time is yet to come. One offered again is neither a new one nor held again."""
+        opened = open_envelope(envelope, now=None)
+        if opened.kind is not Kind.ROLLOUT_GROUP or opened.digest in self._released:
+            return False
+        if opened.digest not in self._waiting:
+            self._arrived += 1
+            self._waiting.add(opened.digest)
+            heapq.heappush(self._held, (self._arrived + self._draw_groups(), self._arrived, opened))
+        return True
+
+    def _due(self) -> Iterator[control.EnvelopeArrived]:
+        while self._held and self._held[0][0] <= self._arrived:
+            _, _, opened = heapq.heappop(self._held)
+            self._waiting.discard(opened.digest)
+            self._released.add(opened.digest)
+            yield control.EnvelopeArrived(opened.raw)
