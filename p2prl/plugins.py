@@ -1,0 +1,77 @@
+"""Registries of named parts (losses, tasks, engines, transports), open to other packages through entry points.
+
+A package adds a part by declaring an entry point, for instance `countdown = "my_package:COUNTDOWN"` in the group
+`p2prl.tasks`. Only a part that is asked for by name is imported, so installing a plugin costs nothing until it is used,
+and a run manifest can select code its reader installed but never bring any.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar, cast
+
+from p2prl.errors import ConfigError
+
+T = TypeVar("T")
+
+_SHOWN_NAME_CHARS = 64
+"""Characters of an unknown name that a message repeats: the name may come from a stranger's manifest."""
+
+
+class Registry(Generic[T]):
+    """Parts of one kind by name: the ones p2prl ships, then those of installed packages."""
+
+    def __init__(self, group: str, *, kind: str, builtin: Mapping[str, str], expected: type[T] | None = None) -> None:
+        """`group` is the entry-point group, `kind` what messages call a part (`task`).
+
+        `builtin` maps names to `module:attribute`. A plugin cannot replace one of these. Where `expected` is given, a
+        plugin of another type is refused.
+        """
+        self._group = group
+        self._kind = kind
+        self._builtin = dict(builtin)
+        self._expected = expected
+        self._loaded: dict[str, T] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Every name, the built-in ones first. Imports nothing."""
+        return (*self._builtin, *sorted(set(self._plugins()) - set(self._builtin)))
+
+    def get(self, name: str) -> T:
+        """The part of this name. `ConfigError` when there is none, or its package cannot be imported."""
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def _load(self, name: str) -> T:
+        if name in self._builtin:
+            module, _, attribute = self._builtin[name].partition(":")
+            return cast(T, getattr(importlib.import_module(module), attribute))
+        plugin = self._plugins().get(name)
+        if plugin is None:
+            raise self._unknown(name)
+        try:
+            part: Any = plugin.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"{self._kind} {name!r} cannot be loaded from {plugin.value}: {error}",
+                remedy="Reinstall the package that provides it, or remove it.",
+            ) from error
+        if self._expected is not None and not isinstance(part, self._expected):
+            raise ConfigError(
+                f"{plugin.value} is no {self._kind}: expected {self._expected.__name__}, found {type(part).__name__}",
+                remedy="See docs/extending.md.",
+            )
+        return cast(T, part)
+
+    def _plugins(self) -> dict[str, EntryPoint]:
+        return {plugin.name: plugin for plugin in entry_points(group=self._group)}
+
+    def _unknown(self, name: str) -> ConfigError:
+        shown = name[:_SHOWN_NAME_CHARS]
+        names = self.names()
+        near = difflib.get_close_matches(shown, names, n=3, cutoff=0.4) or names
+        return ConfigError(f"no {self._kind} is called {shown!r}", remedy=f"Did you mean {', '.join(near)}?")
