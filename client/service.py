@@ -240,7 +240,7 @@ class Volunteer:
                     self._farewell.on_policy(manifest.step)
                 case control.EnvelopeArrived(envelope=raw):
                     self._on_envelope(open_envelope(raw, now=None))
-                case control.LedgerPage(from_height=height, entries=entries):
+                case control.LedgerArrived(from_height=height, entries=entries):
                     self._on_ledger(height, entries)
                 case control.Status(peers=peers):
                     learner_was_away = not self._roles.get("learner")
@@ -388,7 +388,7 @@ class Volunteer:
         if now >= self._catch_up_at and self._roles.get("learner") and self.arrival.manifest is not None:
             self._catch_up_at = now + _CATCH_UP_S
             if self._spool.has_delivered(created_before=self._clock.now() - _CATCH_UP_S):
-                self._net.send(control.QueryLedger(self._spool.ledger_position[0]))
+                self._net.send(control.AskLedger(self._spool.ledger_position[0]))
 
     def _report(self, action: Action) -> None:
         now = self._clock.now()

@@ -16,7 +16,7 @@ from p2prl.clock import SystemClock
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import claim_worker_folder, default_home
 from p2prl.errors import UnreachableError
-from p2prl.net.process.handle import DEFAULT_LISTEN
+from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import SCHEME, parse_link
 from p2prl.scoreboard.ledger_dump import Recount, export, verify_export, verify_source
 from p2prl.scoreboard.listen_port import bind

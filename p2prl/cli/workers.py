@@ -20,7 +20,8 @@ from p2prl.cli.worker_views import (
 from p2prl.config.network_options import UploadCaps, peer_network
 from p2prl.config.requirements import check_room, requirements_of
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home, write_status
-from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.messages import Role
 

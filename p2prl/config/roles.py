@@ -26,14 +26,16 @@ from p2prl.models.run_files import build_from_run
 from p2prl.models.text_codec import Codec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import layout_of
-from p2prl.net.process.handle import NetworkConfig
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.run_bootstrap import FindBase
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
+from p2prl.swarm.node import NodeConfig
 from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
+from p2prl.swarm.relay.relay import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 
@@ -87,19 +89,24 @@ def build_learner(
     )
 
 
-def learner_network(folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps) -> NetworkConfig:
+def learner_network(
+    folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps, *, transport: str = "hivemind"
+) -> NetworkConfig:
     """How the run's learner takes part in the network."""
     return NetworkConfig(
         key_file=folder.key_file,
         run=folder.run,
-        role=Role.LEARNER,
+        node=NodeConfig(
+            role=Role.LEARNER,
+            keep_versions=versions_kept(folder.manifest),
+            relay=RelayConfig(upload_bytes_s=caps.bytes_s),
+        ),
         blob_dir=folder.paths.blobs,
         listen=listen,
         bootstrap=folder.settings.network.bootstrap,
         manifest=folder.manifest_raw,
-        keep_versions=versions_kept(folder.manifest),
-        upload_bytes_s=caps.bytes_s,
         monthly_bytes=caps.monthly_bytes,
+        transport=transport,
     )
 
 

@@ -199,7 +199,7 @@ class Learner:
             network.send(control.Publish(raw))
         for raw in self._publication.head():
             network.send(control.Publish(raw))
-        network.send(control.LedgerHeight(self._journal.height))
+        network.send(control.SetLedgerHeight(self._journal.height))
         network.send(control.Publish(self._voice.head(step=self.step, finished=self._epochs.finished)))
 
     def attach(self, network: NetworkPort) -> None:

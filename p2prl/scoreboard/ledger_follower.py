@@ -79,7 +79,7 @@ class Follower:
                 self._neighbours = dict(peers)
             case control.EnvelopeArrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None), now)
-            case control.LedgerPage(from_height=height, entries=entries):
+            case control.LedgerArrived(from_height=height, entries=entries):
                 return self._on_page(height, entries, now)
             case control.LedgerWanted(peer=peer, from_height=height):
                 entries = page_of(self._store.entries(height, limits.MAX_LEDGER_ENTRIES_PER_REPLY))
@@ -94,7 +94,7 @@ class Follower:
         if self._board is None or now < max(self._ask_at, self._asked_at + _HASTE_S):
             return []
         self._asked_at, self._ask_at = now, now + ASK_S
-        return [control.QueryLedger(self._board.height)]
+        return [control.AskLedger(self._board.height)]
 
     def introduce(self) -> list[control.ToNetwork]:
         """What a fresh network process must know: what can be served, and a farewell that nobody else may remember."""
@@ -103,7 +103,7 @@ class Follower:
         return [*self._serve(), *([control.Publish(signed.raw)] if signed is not None and is_farewell else [])]
 
     def _serve(self) -> list[control.ToNetwork]:
-        return [control.LedgerHeight(self._board.height)] if self._board is not None else []
+        return [control.SetLedgerHeight(self._board.height)] if self._board is not None else []
 
     def snapshot(self) -> Snapshot:
         """What the pages show."""

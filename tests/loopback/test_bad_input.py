@@ -28,7 +28,7 @@ from p2prl.learner.run_plan import RunPlan
 from p2prl.models.tiny_models import tiny_model
 from p2prl.net.storage.key_file import create_identity
 from p2prl.net.transports import framing
-from p2prl.net.transports.hivemind.daemon import DaemonConfig
+from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
 from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import digest

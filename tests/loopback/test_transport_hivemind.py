@@ -23,7 +23,7 @@ import pytest
 from p2prl.clock import SystemClock
 from p2prl.errors import ConfigError, MachineError, TransportError, UnreachableError
 from p2prl.net.transports.hivemind import light_import
-from p2prl.net.transports.hivemind.daemon import DAEMON_VARIABLE, DaemonConfig
+from p2prl.net.transports.hivemind.daemon_config import DAEMON_VARIABLE, DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
 from p2prl.protocol import limits
 from p2prl.protocol.identity import Identity, PeerId
@@ -178,7 +178,7 @@ def test_forged_records_are_refused_and_hide_no_honest_ones() -> None:
         async with swarm(3) as (honest, liar, reader):
             now = time.time()
             assert await honest.put_record(KEY, b"true", now + 60)
-            node = liar._directory
+            node = liar._directory._node
             own = str(liar.peer_id)
             assert not await node.store(KEY, b"forged", now + 120, subkey=str(honest.peer_id))
             protocol = node.protocol
@@ -201,7 +201,7 @@ def test_a_directory_node_that_lies_about_the_container_hides_nothing() -> None:
             now = time.time()
             for peer in (first, second):
                 assert await peer.put_record(KEY, b"true", now + 60)
-            protocol = liar._directory.protocol
+            protocol = liar._directory._node.protocol
             key = next(iter(protocol.storage.data))
             dictionary = protocol.storage.get(key).value
             entries = dict(dictionary.items())

@@ -14,7 +14,7 @@ import sys
 import psutil
 
 from p2prl.errors import TransportError
-from p2prl.net.transports.hivemind.daemon import DaemonConfig
+from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
 from p2prl.protocol.identity import Identity, PeerId
 

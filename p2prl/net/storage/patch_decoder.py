@@ -47,7 +47,7 @@ def rebuild(order: control.PatchesReady) -> None:
                 file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if state.digest() != order.state:
+        if state.digest() != order.weights_digest:
             raise IntegrityError("patches: the weights are not those of the manifest")
         part.rename(target)
     except OSError as error:
@@ -100,7 +100,7 @@ def carry_out(order: control.PatchesReady) -> tuple[control.VersionRebuilt, str]
     except Exception as error:  # the outermost loop of its thread: a node must not wait for an answer for ever
         log.exception("rebuilding weights failed")
         fault = f"{type(error).__name__}: {error}"
-    return control.VersionRebuilt(order.policy, not fault), fault
+    return control.VersionRebuilt(order.digest, not fault), fault
 
 
 class PatchDecoder:

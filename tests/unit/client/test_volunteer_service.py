@@ -51,7 +51,7 @@ class Ear:
     def send(self, message: control.ToNetwork) -> None:
         if isinstance(message, control.Publish):
             self.published.append(message.envelope)
-        elif isinstance(message, control.QueryLedger):
+        elif isinstance(message, control.AskLedger):
             self.asked.append(message.from_height)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
@@ -212,7 +212,7 @@ def test_receipts_that_gossip_lost_are_read_from_the_ledger(bench: Bench) -> Non
     assert bench.ear.asked == [0]
     verdict = Verdict(envelope_digest(raw), ME.public_key, 0, True, "", 9, 0, 0.0)
     page = chain(bench.says(verdict, identity("validator")), bench.says(Receipts(0, (settled(raw),))))
-    bench.ear.inbox.append(control.LedgerPage(0, page))
+    bench.ear.inbox.append(control.LedgerArrived(0, page))
     bench.turns(1)
     assert bench.progress[-1].groups["verified"] == 1
 
@@ -222,14 +222,14 @@ def test_a_liars_page_cannot_hide_receipts(bench: Bench) -> None:
     raw = overdue(bench)
     liar = identity("liar")
     forged = chain(*(bench.says(Verdict(bytes(32), bytes(32), n, True, "", 0, 0, 0.0), liar) for n in range(5)))
-    bench.ear.inbox.append(control.LedgerPage(0, forged))
+    bench.ear.inbox.append(control.LedgerArrived(0, forged))
     bench.turns(1)
     honest = chain(*(bench.says(Receipts(n, (settled(raw),) if n == 2 else ())) for n in range(9)))
     for _ in range(3):
         bench.clock.time += 20
         bench.turns(1)
         start = bench.ear.asked[-1]
-        bench.ear.inbox.append(control.LedgerPage(start, honest[start:]))
+        bench.ear.inbox.append(control.LedgerArrived(start, honest[start:]))
         bench.turns(1)
     assert bench.progress[-1].groups["verified"] == 1
 
@@ -237,7 +237,7 @@ def test_a_liars_page_cannot_hide_receipts(bench: Bench) -> None:
 def test_receipts_somebody_else_signed_settle_nothing(bench: Bench) -> None:
     raw = overdue(bench)
     forged = chain(bench.says(Receipts(0, (settled(raw, State.REJECTED, "bad_tokens"),)), identity("liar")))
-    bench.ear.inbox += [control.LedgerPage(0, forged), control.LedgerPage(0, (b"garbage",))]
+    bench.ear.inbox += [control.LedgerArrived(0, forged), control.LedgerArrived(0, (b"garbage",))]
     bench.turns(1)
     assert bench.progress[-1].groups.get("rejected", 0) == 0
     assert bench.progress[-1].groups["delivered"] == 1

@@ -1,4 +1,4 @@
-"""The pacer and the uplink's memory: order, shares, and what survives a restart."""
+"""The pacer and the budget's memory: order, shares, and what survives a restart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from p2prl.net.process.bandwidth import Uplink
+from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol.identity import PeerId
 
@@ -80,18 +80,18 @@ def test_a_turn_that_was_given_up_is_passed_over() -> None:
 def test_a_months_bytes_survive_a_restart_and_a_damaged_file_does_not_stop_anybody(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "seat" / "uploads.json"
-        first = Uplink(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
-        first.sending(600)
+        first = UploadBudget(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
+        first.chunk_leaves(600)
         assert not first.is_spent()
         first.save()
-        again = Uplink(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
-        again.sending(400)
+        again = UploadBudget(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
+        again.chunk_leaves(400)
         assert again.is_spent()
         again.save()
         assert json.loads(path.read_text()) == {"month": "2026-11", "uploaded_bytes": 1_000}
         for damage in ("", "[]", '{"month": 3, "uploaded_bytes": 1}', '{"month": "2026-11"}', "\x00"):
             path.write_text(damage)
-            assert Uplink(LoopClock(), cap_bytes_s=0, monthly_bytes=10, path=path).spent_bytes == 0
+            assert UploadBudget(LoopClock(), cap_bytes_s=0, monthly_bytes=10, path=path).spent_bytes == 0
 
     run(scenario)
 
@@ -105,18 +105,18 @@ def test_an_uplink_without_a_cap_is_measured_and_four_fifths_of_it_are_used(tmp_
 
     async def scenario() -> None:
         clock = Clock()
-        uplink = Uplink(clock, cap_bytes_s=0.0, monthly_bytes=0, path=tmp_path / "uploads.json")
-        assert uplink.rate_bytes_s == uplink.pacer.rate_bytes_s == 0.0
+        budget = UploadBudget(clock, cap_bytes_s=0.0, monthly_bytes=0, path=tmp_path / "uploads.json")
+        assert budget.rate_bytes_s == budget.pacer.rate_bytes_s == 0.0
         changed = False
         for number in range(12):
-            uplink.sending(1_000_000)
+            budget.chunk_leaves(1_000_000)
             clock.time += 0.5
-            changed |= uplink.sent(PeerId(str(number % 3)), 1_000_000)
+            changed |= budget.chunk_done(PeerId(str(number % 3)), 1_000_000)
         assert changed
-        assert abs(uplink.rate_bytes_s - 1.6e6) < 1.0
-        assert uplink.pacer.rate_bytes_s == uplink.rate_bytes_s
+        assert abs(budget.rate_bytes_s - 1.6e6) < 1.0
+        assert budget.pacer.rate_bytes_s == budget.rate_bytes_s
         clock.time += 3_600
-        uplink.sending(1_000_000)
-        assert uplink.pacer.rate_bytes_s == 0.0, "measured again"
+        budget.chunk_leaves(1_000_000)
+        assert budget.pacer.rate_bytes_s == 0.0, "measured again"
 
     run(scenario)

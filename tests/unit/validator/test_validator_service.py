@@ -82,7 +82,7 @@ class Ear:
         if isinstance(message, control.Publish):
             self.verdicts.append(body_of(open_envelope(message.envelope, now=None), Verdict))
         elif isinstance(message, control.FetchPolicy):
-            self.fetched.append(message.policy)
+            self.fetched.append(message.digest)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         messages, self.inbox = self.inbox, []
