@@ -15,7 +15,7 @@ from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.display_names import display_name
 
 if TYPE_CHECKING:
-    from p2prl.client.service import Progress
+    from p2prl.client.progress import Progress
     from p2prl.validator.service import Audit
 
 _RATE_MEMORY_S = 15.0

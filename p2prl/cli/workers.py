@@ -26,7 +26,7 @@ from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.messages import Role
 
 if TYPE_CHECKING:
-    from p2prl.client.service import Progress
+    from p2prl.client.progress import Progress
     from p2prl.protocol.manifests import RunManifest
     from p2prl.validator.service import Audit
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from p2prl.config.requirements import VERSIONS_KEPT
 from p2prl.config.worker_folder import WorkerFolder
-from p2prl.errors import ConfigError, MachineError
+from p2prl.disk_full import write_error
+from p2prl.errors import ConfigError
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
@@ -99,9 +100,7 @@ def remember_run(directory: Path, raw: bytes) -> None:
         new.write_bytes(raw)
         new.rename(directory / "run.manifest")
     except OSError as error:
-        raise MachineError(
-            f"cannot write in {directory}: {error.strerror}", remedy="Free some space and start again; nothing is lost."
-        ) from error
+        raise write_error(error, f"in {directory}") from error
 
 
 def known_run(directory: Path, run: Digest) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from p2prl.client.service import Progress, Volunteer, VolunteerConfig
+from p2prl.client.progress import Progress
+from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.network_options import UploadCaps, blobs_of_seat, remember_run
 from p2prl.config.run_settings import RunFolder, run_file_blobs
@@ -27,7 +29,7 @@ from p2prl.models.text_codec import Codec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig
-from p2prl.net.process.run_bootstrap import FindBase
+from p2prl.net.process.run_bootstrap import FindBase, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
@@ -150,14 +152,15 @@ def build_volunteer(
         identity=seat.identity,
         run=link.run,
         spool_path=directory / "spool.db",
-        config=config,
+        config=replace(config, background=True),
         clock=SystemClock(),
-        prepare=lambda manifest, files: prepare_engine(manifest, link.run, files, device),
-        on_manifest=keep,
+        bootstrap=RunBootstrap(
+            lambda manifest, files: prepare_engine(manifest, link.run, files, device),
+            keep,
+            base_finder(base, link, seat, on_notice),
+        ),
         on_progress=on_progress,
         on_notice=on_notice,
-        find_base=base_finder(base, link, seat, on_notice),
-        background=True,
     )
 
 
@@ -184,9 +187,11 @@ def build_validator(
         run=link.run,
         config=config,
         clock=SystemClock(),
-        prepare=lambda manifest, files: prepare_engine(manifest, link.run, files, device),
-        on_manifest=keep,
+        bootstrap=RunBootstrap(
+            lambda manifest, files: prepare_engine(manifest, link.run, files, device),
+            keep,
+            base_finder(base, link, seat, on_notice),
+        ),
         on_audit=on_audit,
         on_notice=on_notice,
-        find_base=base_finder(base, link, seat, on_notice),
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, MachineError
 
 T = TypeVar("T")
@@ -109,9 +110,7 @@ class LedgerStore:
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise MachineError(
-                f"the board's ledger cannot be written: {error}", remedy="Free some space and start again."
-            ) from error
+            raise write_error(error, "the board's ledger") from error
 
 
 class JournalReader:

@@ -7,14 +7,13 @@ and on disk. After a restart nothing is believed: every chunk is hashed again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from p2prl.errors import MachineError
+from p2prl.disk_full import write_error
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.manifests import BlobRef
 
@@ -31,7 +30,7 @@ class DiskBlobStore:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _disk_error(error, directory) from error
+            raise write_error(error, f"in {directory}") from error
 
     def path(self, root: bytes) -> Path:
         """Where a finished blob lies."""
@@ -49,7 +48,7 @@ class DiskBlobStore:
             part.rename(path)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise _disk_error(error, self._directory) from error
+            raise write_error(error, f"in {self._directory}") from error
         return path
 
     def keep_as(self, root: Digest, name: Digest) -> None:
@@ -74,7 +73,7 @@ class DiskBlobStore:
                 part.rename(other)
             except OSError as error:
                 part.unlink(missing_ok=True)
-                raise _disk_error(error, self._directory) from error
+                raise write_error(error, f"in {self._directory}") from error
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
         """See `BlobStore.begin`."""
@@ -83,7 +82,7 @@ class DiskBlobStore:
             file = os.open(path if path.exists() else path.with_suffix(".part"), os.O_RDWR | os.O_CREAT, 0o600)
             os.truncate(file, ref.size_bytes)
         except OSError as error:
-            raise _disk_error(error, self._directory) from error
+            raise write_error(error, f"in {self._directory}") from error
         before = self._files.get(ref.root)
         if before is not None:
             os.close(before)
@@ -99,7 +98,7 @@ class DiskBlobStore:
         try:
             os.pwrite(self._files[ref.root], data, ref.span(index)[0])
         except OSError as error:
-            raise _disk_error(error, self._directory) from error
+            raise write_error(error, f"in {self._directory}") from error
 
     def read(self, ref: BlobRef, index: int) -> bytes:
         """See `BlobStore.read`."""
@@ -115,7 +114,7 @@ class DiskBlobStore:
                 os.fsync(self._files[ref.root])
                 part.rename(path)
             except OSError as error:
-                raise _disk_error(error, self._directory) from error
+                raise write_error(error, f"in {self._directory}") from error
 
     def drop(self, root: Digest) -> None:
         """See `BlobStore.drop`."""
@@ -141,11 +140,3 @@ class DiskBlobStore:
         for file in self._files.values():
             os.close(file)
         self._files.clear()
-
-
-def _disk_error(error: OSError, directory: Path) -> MachineError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return MachineError(f"no space left in {directory}", remedy="Free some space and start again; nothing is lost.")
-    return MachineError(
-        f"cannot write in {directory}: {error.strerror}", remedy="Choose another directory or fix its permissions."
-    )

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.patches.chain import apply_chain
@@ -51,10 +52,7 @@ def rebuild(order: control.PatchesReady) -> None:
             raise IntegrityError("patches: the weights are not those of the manifest")
         part.rename(target)
     except OSError as error:
-        raise MachineError(
-            f"cannot rebuild weights in {target.parent}: {error.strerror}",
-            remedy="Free some space or fix the directory's permissions.",
-        ) from error
+        raise write_error(error, f"in {target.parent}") from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -23,7 +23,7 @@ from p2prl.cli import crashes
 from p2prl.cli.app import app
 from p2prl.cli.simulate import _document as _simulation_document
 from p2prl.cli.workers import _audit_document, _progress_document
-from p2prl.client.service import Progress
+from p2prl.client.progress import Progress
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run, open_run
 from p2prl.learner.journal import Journal

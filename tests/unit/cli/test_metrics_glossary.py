@@ -10,7 +10,7 @@ from pathlib import Path
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.registry import LOSSES, build_loss
 from p2prl.cli.workers import _audit_document, _progress_document, _Report
-from p2prl.client.service import Progress
+from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.reference_policy import ReferenceConfig

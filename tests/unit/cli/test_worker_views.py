@@ -15,7 +15,7 @@ from p2prl.cli.worker_views import (
     validator_introduction,
     volunteer_introduction,
 )
-from p2prl.client.service import Progress
+from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from p2prl.client.agent import AgentConfig, Wait
-from p2prl.client.service import Progress, Volunteer, VolunteerConfig
+from p2prl.client.progress import Progress
+from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.errors import IntegrityError, UnreachableError
 from p2prl.models.engine_port import StagedWeights, Weights
 from p2prl.models.group_work import Prepared
 from p2prl.net.process import control
+from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
@@ -88,13 +90,11 @@ class Bench:
             identity=ME,
             run=self.world.run,
             spool_path=self.spool,
-            config=VolunteerConfig(agent=AgentConfig(slots_per_batch=2)),
+            config=VolunteerConfig(agent=AgentConfig(slots_per_batch=2), background=background),
             clock=self.clock,
-            prepare=lambda manifest, files: Prepared(self.world.engine, self.world.work),
-            on_manifest=lambda manifest, raw: None,
+            bootstrap=RunBootstrap(lambda _, __: Prepared(self.world.engine, self.world.work), lambda _, __: None),
             on_progress=self.progress.append,
             on_notice=self.notices.append,
-            background=background,
         )
         self.volunteer.attach(self.ear)
 
@@ -280,7 +280,7 @@ def test_it_samples_on_while_the_next_policy_is_staged(bench: Bench, monkeypatch
     bench.turns(4)
     assert len(bench.groups()) >= sampled + 8
     assert {group.version for group in bench.groups()} == {0}
-    bench.volunteer._staging._executor.submit(done.set)  # type: ignore[union-attr]
+    bench.volunteer._hot_swap._executor.submit(done.set)  # type: ignore[union-attr]
     may_go_on.set()
     assert done.wait(30)
     bench.turns(3)

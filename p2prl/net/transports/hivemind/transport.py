@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from p2prl.clock import Clock, SystemClock
-from p2prl.errors import ConfigError, TransportError, UnreachableError
+from p2prl.errors import ConfigError, TransportError
 from p2prl.net.ports import Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
+from p2prl.net.transports.bootstrap import dial_bootstrap
 from p2prl.net.transports.hivemind.daemon import Daemon
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.directory import Directory
@@ -96,7 +97,10 @@ class HivemindTransport:
             transport = cls(daemon, directory, pacer=pacer)
             await daemon.handle_streams(framing.FRAME_PROTOCOL, transport._inbound.accept)
             await transport._refresh_addresses()
-            await transport._bootstrap(bootstrap)
+            reached = await dial_bootstrap(transport, bootstrap)
+            directory.warn_of_skew()
+            if reached:
+                await directory.join()
             transport._cleanup = cleanup.pop_all()
         transport._watching = asyncio.create_task(transport._watch())
         return transport
@@ -176,23 +180,6 @@ class HivemindTransport:
         # The daemon forgets addresses minutes after a connection ends; we keep the one `connect` was given.
         await self._daemon.connect(peer, (self._known[peer],))
         return await self._daemon.open_stream(peer, framing.FRAME_PROTOCOL)
-
-    async def _bootstrap(self, bootstrap: Sequence[str]) -> None:
-        others = [address for address in bootstrap if multiaddrs.split_peer(address)[1] != self.peer_id]
-        results = await asyncio.gather(*map(self.connect, others), return_exceptions=True)
-        for result in results:
-            if isinstance(result, TransportError):
-                logger.debug("%s", result)  # when no other answered either, the error below says it
-            elif isinstance(result, BaseException):
-                raise result
-        if others and not any(isinstance(result, str) for result in results):
-            raise UnreachableError(
-                f"no peer of the run answered at {', '.join(others)}",
-                remedy="Check your connection and firewall, or ask for a newer join link.",
-            )
-        self._directory.warn_of_skew()
-        if others:
-            await self._directory.join()
 
     async def _refresh_addresses(self) -> None:
         self.addresses = await self._daemon.identify()

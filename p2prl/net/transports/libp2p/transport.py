@@ -9,16 +9,16 @@ key can be that peer.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from p2prl.errors import ConfigError, RemoteProtocolError, TransportError, UnreachableError
+from p2prl.errors import ConfigError, RemoteProtocolError, TransportError
 from p2prl.net.ports import Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
+from p2prl.net.transports.bootstrap import dial_bootstrap
 from p2prl.net.transports.interface_addresses import expand_wildcard
 from p2prl.net.transports.libp2p.library import Library
 from p2prl.net.transports.libp2p.trio_thread import TrioThread
@@ -72,7 +72,7 @@ class Libp2pTransport:
         transport = cls(identity, Library(), pacer=pacer)
         try:
             await transport._trio.start(lambda: transport._run_host(tuple(listen)))
-            await transport._bootstrap(bootstrap)
+            await dial_bootstrap(transport, bootstrap)
         except BaseException:
             await transport.close()
             raise
@@ -114,15 +114,6 @@ class Libp2pTransport:
 
     async def close(self) -> None:
         await self._trio.close()
-
-    async def _bootstrap(self, bootstrap: Sequence[str]) -> None:
-        others = [address for address in bootstrap if multiaddrs.split_peer(address)[1] != self.peer_id]
-        results = await asyncio.gather(*map(self.connect, others), return_exceptions=True)
-        if others and not any(isinstance(result, str) for result in results):
-            raise UnreachableError(
-                f"no peer of the run answered at {', '.join(others)}",
-                remedy="Check your connection and firewall, or ask for a newer join link.",
-            )
 
     # --- on trio -----------------------------------------------------------------------------------------------
 
