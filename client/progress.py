@@ -103,9 +103,9 @@ class ProgressReporter:
                 weight_bytes_from_peers=network.received_from_peers,
                 weight_bytes_sent=network.sent,
                 patch_bytes=network.patch_bytes,
-                whole_bytes=network.whole_bytes,
-                brought_bytes=network.brought_bytes,
-                spared_bytes=network.spared_bytes,
+                whole_bytes=network.full_bytes,
+                brought_bytes=network.version_bytes,
+                spared_bytes=network.saved_bytes,
                 network_resident_bytes=network.resident_bytes,
                 network_daemon_bytes=network.daemon_bytes,
             )

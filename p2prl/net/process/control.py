@@ -186,11 +186,11 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """Memory of its children: the transport's daemon."""
     patch_bytes: int = 0
     """Bytes of the patches that versions were decoded from."""
-    whole_bytes: int = 0
+    full_bytes: int = 0
     """Bytes of versions downloaded as full weights."""
-    brought_bytes: int = 0
+    version_bytes: int = 0
     """Size of all downloaded versions as full weights."""
-    spared_bytes: int = 0
+    saved_bytes: int = 0
     """Bytes saved by the local base model."""
     upload_bytes_s: float = 0.0
     """Upload rate for chunks, set or measured; 0 while unknown."""
