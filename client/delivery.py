@@ -38,7 +38,7 @@ _SETTLING_S = 30.0
 
 
 class Delivery:
-    """What is on its way to the learner, and when to send it again."""
+    """Groups on their way to the learner, and when to send them again."""
 
     def __init__(
         self, spool: Spool, *, author: bytes, run: Digest, redeliver_s: float, on_rejected: Callable[[Receipt], None]

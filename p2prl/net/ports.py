@@ -67,7 +67,7 @@ class Transport(Protocol):
         ...
 
     async def wait_stopped(self) -> None:
-        """Return when the transport has failed for good and must be started anew; wait for ever otherwise."""
+        """Return when the transport has failed for good and must be started anew; never return otherwise."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Weight blobs on disk: one file per blob, named by its root, chunk by chunk.
+"""Blob store on disk: weights and patches chunk by chunk, one file per blob, named by its root.
 
-A blob that is still arriving ends in `.part`; the rename to its final name happens when its last chunk is verified
-and on disk. After a restart nothing is believed: every chunk is hashed again.
+The file of an incomplete blob ends in `.part`; it gets its final name once its last chunk is verified and on disk.
+After a restart nothing is trusted: every chunk is hashed again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.manifests import BlobRef
 
 _BLOB_FILE = re.compile(r"[0-9a-f]{64}(\.[a-z-]+)?")
-"""A blob's name, and the suffix of what is unfinished or written beside it."""
+"""A blob's file name, with the suffix of an unfinished blob or of a file kept beside it."""
 
 
 class DiskBlobStore:
-    """A `BlobStore` in one directory. One process writes; others may read finished blobs by path."""
+    """A `BlobStore` in one directory. One process writes; others may read complete blobs by path."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -33,11 +33,11 @@ class DiskBlobStore:
             raise write_error(error, f"in {directory}") from error
 
     def path(self, root: bytes) -> Path:
-        """Where a finished blob lies."""
+        """Path of a complete blob."""
         return self._directory / root.hex()
 
     def add(self, ref: BlobRef, data: bytes | memoryview) -> Path:
-        """Write a blob made here, whole, and return its path. It survives a crash once this returns."""
+        """Write a complete blob made here and return its path. It survives a crash once this returns."""
         path = self.path(ref.root)
         part = path.with_suffix(".new")
         try:
@@ -52,10 +52,10 @@ class DiskBlobStore:
         return path
 
     def keep_as(self, root: Digest, name: Digest) -> None:
-        """Keep a finished blob's bytes under another name too, whatever becomes of the blob; nothing if it is gone.
+        """Keep a complete blob's bytes under another name too, even when the blob is dropped; no-op if it is gone.
 
-        A second link to the same file where there are links: it costs nothing as long as the blob is here. A file of
-        another size, as a power cut may leave one, is replaced.
+        A hard link where the disk has them: it costs nothing while the blob is here. A file of another size, as a
+        power cut may leave one, is replaced.
         """
         path, other = self.path(root), self.path(name)
         if not path.exists() or (other.exists() and other.stat().st_size == path.stat().st_size):
@@ -125,9 +125,9 @@ class DiskBlobStore:
         self.path(root).with_suffix(".part").unlink(missing_ok=True)
 
     def keep_only(self, names: AbstractSet[bytes]) -> None:
-        """Remove every other blob, whole or half written, that a process which is gone has left here.
+        """Delete every other blob, complete or not, that a process which is gone has left here.
 
-        What is open, and files that are not named as blobs are, stay. What cannot be removed costs only its space.
+        Open blobs stay, and so do files that are not named like blobs. A file that cannot be deleted costs only space.
         """
         kept = {name.hex() for name in (*names, *self._files)}
         with contextlib.suppress(OSError):

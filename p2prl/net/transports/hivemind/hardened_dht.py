@@ -3,7 +3,7 @@
 `DHTNode` validates single records, but trusts the containers around them. Each of these was seen or constructed
 against release 1.1.12, and each let one liar hide every honest record of a key from its readers:
 
-* a dictionary with one invalid entry is refused whole;
+* a dictionary with one invalid entry is refused as a whole;
 * an answer's own expiry is unsigned, and an infinite one ends the search at the liar;
 * a signed value that is not msgpack, or an entry with a foreign type, makes the search hang (`directory_records`
   refuses both);
