@@ -119,7 +119,8 @@ def _arrow(start: tuple[float, float, float, float], end: tuple[float, float, fl
 def _box(room: Room, box: tuple[float, float, float, float]) -> str:
     x, y, width, height = box
     place = f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    size = f'<tspan font-weight="400" fill="#77736a" font-size="11">  {len(room.files)} file{"s" if len(room.files) > 1 else ""}</tspan>'
+    count = f"{len(room.files)} file{'s' if len(room.files) > 1 else ''}"
+    size = f'<tspan font-weight="400" fill="#77736a" font-size="11">  {count}</tspan>'
     title = f'x="{x + 12:.0f}" y="{y + 22:.0f}" font-size="14" font-weight="600" fill="#1d1c1a"'
     lines = [
         f'<rect {place} rx="6" fill="#fff" stroke="#3b3a36"/>',
