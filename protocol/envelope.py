@@ -15,18 +15,12 @@ from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt, Verdict
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
-from p2prl.protocol.messages import (
-    Introduction,
-    Kind,
-    LedgerHead,
-    PeerRecord,
-    Receipts,
-    RolloutGroup,
-    StorageReceipt,
-    Verdict,
-)
+from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 Body = TypeVar("Body", bound=Wire)

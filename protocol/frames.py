@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.messages import LINK_MESSAGES, Chunk, Kind
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.link_messages import LINK_MESSAGES, Chunk
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 _HEADER = struct.Struct("<BI")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.patches.frames import Bytes
+from p2prl.patches.byte_reader import Bytes
 from p2prl.patches.words import Words, WordType
 
 ESCAPE = 255

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.patches.frames import Bytes
+from p2prl.patches.byte_reader import Bytes
 
 MEAN_HIGH = 8
 """Bound on the mean of the high part: small enough that 255 is rare and the table is short, large enough that what

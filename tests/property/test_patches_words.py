@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.patches.dense import decode_planes, encode_planes
-from p2prl.patches.frames import FrameCoder
-from p2prl.patches.kernels import NUMPY_KERNELS, fastest_kernels
-from p2prl.patches.segments import Codec, SegmentHeader, decode_segment, encode_segment, words_digest
-from p2prl.patches.sparse import decode_sparse, encode_sparse
-from p2prl.patches.stream import MAGIC, PatchReader
+from p2prl.patches.decode import PatchReader, decode_segment
+from p2prl.patches.dense_codecs import decode_planes, encode_planes
+from p2prl.patches.encode import encode_segment
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.sparse_codecs import decode_sparse, encode_sparse
+from p2prl.patches.stream_format import MAGIC, Codec, SegmentHeader, words_digest
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
+from p2prl.patches.zstd_coder import ZstdCoder
 
 BOTH = (NUMPY_KERNELS, fastest_kernels())
 word_types = st.sampled_from(list(WORD_TYPES.values()))
@@ -74,7 +76,7 @@ def test_any_words_come_back_from_either_kernel(case: tuple[WordType, Words, Wor
 @settings(max_examples=120, deadline=None)
 def test_each_codec_brings_any_words_back(case: tuple[WordType, Words, Words]) -> None:
     word_type, old, new = case
-    coder = FrameCoder()
+    coder = ZstdCoder()
     for flat in (True, False):
         bodies = [encode_sparse(old, new, word_type, kernels, coder, flat=flat) for kernels in BOTH]
         assert bodies[0] == bodies[1]
@@ -100,7 +102,7 @@ def unproven(old: Words, codec: Codec, body: bytes, word_type: WordType, kernels
     header = SegmentHeader(codec=codec, body_bytes=len(body), pre=words_digest(old), post=words_digest(old))
     if codec in (Codec.EC1, Codec.FLAT):
         try:
-            return decode_sparse(old, memoryview(body), word_type, kernels, FrameCoder(), flat=codec is Codec.FLAT)
+            return decode_sparse(old, memoryview(body), word_type, kernels, ZstdCoder(), flat=codec is Codec.FLAT)
         except RemoteProtocolError:
             return None
     try:

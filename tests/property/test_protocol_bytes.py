@@ -13,8 +13,10 @@ from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import SIGNED_MESSAGES, Envelope, open_envelope, seal
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, append, follow
-from p2prl.protocol.messages import (
+from p2prl.protocol.ledger_messages import StorageReceipt
+from p2prl.protocol.link_messages import (
     LINK_MESSAGES,
     BlobQuery,
     Chunk,
@@ -25,16 +27,14 @@ from p2prl.protocol.messages import (
     GrantDeclined,
     Have,
     Hello,
-    Kind,
     LedgerPage,
     LedgerQuery,
     LinkRates,
     Offer,
-    PeerRecord,
     Push,
-    StorageReceipt,
     Want,
 )
+from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import Wire, decode, encode
 from p2prl.sim.broadcast_swarm import group_of, run_manifest_of
 

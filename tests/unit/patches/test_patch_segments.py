@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 from p2prl.errors import IntegrityError, LocalProtocolError, RemoteProtocolError
-from p2prl.patches.kernels import NUMPY_KERNELS, Kernels, fastest_kernels
-from p2prl.patches.segments import (
+from p2prl.patches.decode import PatchReader, apply_patch, decode_segment
+from p2prl.patches.encode import encode_patch, encode_segment
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
+from p2prl.patches.simulated_training import adam_versions, entropy_bits
+from p2prl.patches.stream_format import (
     HEADER_BYTES,
+    MAGIC,
     SEGMENT_WORDS,
     Codec,
-    decode_segment,
-    encode_segment,
     read_header,
+    segment_spans,
     words_digest,
 )
-from p2prl.patches.simulated import adam_versions, entropy_bits
-from p2prl.patches.stream import MAGIC, PatchReader, apply_patch, encode_patch, segment_spans
 from p2prl.patches.words import BF16, FP32, Words
 
 KERNELS = {kernels.name: kernels for kernels in (NUMPY_KERNELS, fastest_kernels())}
@@ -184,7 +186,7 @@ def test_a_patch_of_no_words() -> None:
 
 
 def test_numpy_takes_over_where_numba_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "p2prl.patches.compiled", None)
+    monkeypatch.setitem(sys.modules, "p2prl.patches.numba_kernels", None)
     assert fastest_kernels.__wrapped__() is NUMPY_KERNELS
-    monkeypatch.delitem(sys.modules, "p2prl.patches.compiled")
+    monkeypatch.delitem(sys.modules, "p2prl.patches.numba_kernels")
     assert fastest_kernels.__wrapped__().name == "numba"

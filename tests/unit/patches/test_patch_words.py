@@ -10,10 +10,11 @@ import zstandard
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.patches import positions
-from p2prl.patches.classes import by_exponent, choose_top
-from p2prl.patches.frames import FrameCoder, Reader, integers, packed_bits
+from p2prl.patches.byte_reader import ByteReader, integers, packed_bits
+from p2prl.patches.exponent_classes import by_exponent, choose_top
 from p2prl.patches.magnitudes import directions, magnitude_bytes, steps_of
 from p2prl.patches.words import BF16, FP16, FP32, WORD_TYPES, WordType, ordered, stepped, steps_between, word_type_of
+from p2prl.patches.zstd_coder import ZstdCoder
 from p2prl.protocol.manifests import DTYPE_BYTES
 
 
@@ -98,23 +99,23 @@ def test_steps_come_back_with_escapes() -> None:
 
 
 def test_integers_and_bits_are_read_within_bounds() -> None:
-    reader = Reader(integers([0, 127, 128, 1 << 22]) + packed_bits(np.array([1, 0, 1])))
+    reader = ByteReader(integers([0, 127, 128, 1 << 22]) + packed_bits(np.array([1, 0, 1])))
     assert [reader.integer(1 << 22) for _ in range(4)] == [0, 127, 128, 1 << 22]
     assert reader.bits(3).tolist() == [1, 0, 1]
     reader.finish()
     for data, most in ((b"", 1), (b"\x80", 1), (b"\x05", 4), (b"\xff" * 9, 1 << 60)):
         with pytest.raises(RemoteProtocolError):
-            Reader(data).integer(most)
+            ByteReader(data).integer(most)
     with pytest.raises(RemoteProtocolError, match="padding"):
-        Reader(b"\x0f").bits(3)
+        ByteReader(b"\x0f").bits(3)
     with pytest.raises(RemoteProtocolError, match="too early"):
-        Reader(b"\x00").bits(9)
+        ByteReader(b"\x00").bits(9)
     with pytest.raises(RemoteProtocolError, match="too many"):
-        Reader(b"\x00").finish()
+        ByteReader(b"\x00").finish()
 
 
 def unpacked(frame: bytes, *, least: int, most: int) -> int:
-    return len(FrameCoder().unpack(len(frame) * 2 + 1, Reader(frame), least=least, most=most))
+    return len(ZstdCoder().unpack(len(frame) * 2 + 1, ByteReader(frame), least=least, most=most))
 
 
 def test_a_frame_cannot_grow_past_its_cap() -> None:
@@ -143,7 +144,7 @@ def test_a_frame_cannot_grow_past_its_cap() -> None:
 
 
 def test_a_frame_that_lies_about_its_size_is_refused() -> None:
-    coder = FrameCoder()
+    coder = ZstdCoder()
     tag, honest = coder.pack(np.zeros(3_000_000, dtype=np.uint8), matches=True)
     assert tag == len(honest) * 2 + 1
     size = (3_000_000).to_bytes(4, "little")
@@ -153,4 +154,4 @@ def test_a_frame_that_lies_about_its_size_is_refused() -> None:
         with pytest.raises(RemoteProtocolError):
             unpacked(lying, least=0, most=1 << 22)
     with pytest.raises(RemoteProtocolError, match="plain bytes"):
-        coder.unpack(2 * 5, Reader(b"12345"), least=6, most=9)
+        coder.unpack(2 * 5, ByteReader(b"12345"), least=6, most=9)

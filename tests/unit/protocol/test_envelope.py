@@ -17,7 +17,8 @@ from p2prl.protocol.envelope import (
     seal,
 )
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.messages import Kind, LedgerHead, StorageReceipt, Verdict
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt, Verdict
 from p2prl.protocol.wire_codec import decode, encode
 
 ALICE, BOB = Identity(b"a" * 16), Identity(b"b" * 16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from p2prl.protocol.messages import LedgerHead
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
 
 NOW = 1_800_000_000.0

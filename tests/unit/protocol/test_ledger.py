@@ -10,14 +10,14 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_chain import GENESIS, append, entry_digest, follow
-from p2prl.protocol.messages import LedgerHead, Receipt, Receipts, State, Verdict
+from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, Verdict
 
 LEARNER, OTHER = Identity(b"l" * 16), Identity(b"o" * 16)
 RUN = bytes(range(32))
 
 
 def receipts(step: int, identity: Identity = LEARNER, run: bytes = RUN) -> bytes:
-    receipt = Receipt(bytes(32), OTHER.public_key, 0, step, int(State.VERIFIED), "", 8, 1, 0.5)
+    receipt = Receipt(bytes(32), OTHER.public_key, 0, step, int(ReceiptState.VERIFIED), "", 8, 1, 0.5)
     return seal(identity, Receipts(step, (receipt,)), run=run, now=1e9)
 
 

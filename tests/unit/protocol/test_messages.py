@@ -10,18 +10,11 @@ import pytest
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import SIGNED_MESSAGES
-from p2prl.protocol.messages import (
-    LINK_MESSAGES,
-    TOMBSTONES,
-    Completion,
-    Kind,
-    PeerRecord,
-    Receipt,
-    Receipts,
-    RolloutGroup,
-    State,
-    Verdict,
-)
+from p2prl.protocol.kinds import TOMBSTONES, Kind
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, Verdict
+from p2prl.protocol.link_messages import LINK_MESSAGES
+from p2prl.protocol.peer_messages import PeerRecord
+from p2prl.protocol.rollout_group import Completion, RolloutGroup
 from p2prl.sim.broadcast_swarm import group_of
 
 SPOKEN = {
@@ -114,7 +107,7 @@ def test_peer_records_hold_a_few_printable_addresses() -> None:
             PeerRecord(1, addresses, 0).check()
 
 
-RECEIPT = Receipt(bytes(32), bytes(32), 3, 4, int(State.REJECTED), "bad_tokens", 0, 0, 0.0)
+RECEIPT = Receipt(bytes(32), bytes(32), 3, 4, int(ReceiptState.REJECTED), "bad_tokens", 0, 0, 0.0)
 VERDICT = Verdict(bytes(32), bytes(32), 3, False, "seed_mismatch", 9, 2, 0.5)
 FINDINGS = [
     {"group": bytes(31)},

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from p2prl.protocol import limits, manifests, messages, policy_head
+from p2prl.protocol import limits, manifests, policy_head
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
+from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import LedgerEntry
-from p2prl.protocol.messages import LINK_MESSAGES, Kind, Role, State
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
+from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import Completion, EngineClass
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.gossip.gossip import AUDIENCE
 
@@ -47,9 +50,9 @@ def test_inner_structs() -> None:
         manifests.TaskShare,
         manifests.Sampling,
         manifests.TensorSpec,
-        messages.Completion,
-        messages.EngineClass,
-        messages.Receipt,
+        Completion,
+        EngineClass,
+        Receipt,
         LedgerEntry,
         Envelope,
     )
@@ -76,7 +79,7 @@ def test_domains() -> None:
 def test_reasons_roles_states_and_audiences() -> None:
     assert [row[0] for row in table("| reason | state | meaning |")] == [str(reason) for reason in RejectionReason]
     roles = ", ".join(f"{int(role)} {role.name.lower()}" for role in Role)
-    states = ", ".join(f"{int(state)} {state.name.lower().replace('_', ' ')}" for state in State)
+    states = ", ".join(f"{int(state)} {state.name.lower().replace('_', ' ')}" for state in ReceiptState)
     flowing = " ".join(TEXT.split())
     assert f"Roles: {roles}." in flowing
     assert f"Receipt states: {states}." in flowing

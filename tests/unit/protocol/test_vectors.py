@@ -13,8 +13,9 @@ from p2prl.protocol import frames
 from p2prl.protocol.envelope import SIGNED_MESSAGES, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import parse_link
+from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, follow
-from p2prl.protocol.messages import LINK_MESSAGES, Kind
+from p2prl.protocol.link_messages import LINK_MESSAGES
 
 ROOT = Path(__file__).parents[3]
 WIRE: dict[str, Any] = json.loads((ROOT / "tests/vectors/wire.json").read_text())

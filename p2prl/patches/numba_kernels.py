@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from p2prl.patches.classes import ClassTable
+from p2prl.patches.exponent_classes import ClassTable
 from p2prl.patches.kernels import Counts
 from p2prl.patches.words import Words, WordType
 

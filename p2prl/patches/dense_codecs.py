@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2prl.patches.frames import FrameCoder, Reader, integers
+from p2prl.patches.byte_reader import ByteReader, integers
 from p2prl.patches.words import Words, WordType, stepped, steps_between
+from p2prl.patches.zstd_coder import ZstdCoder
 
 _MAX_TAG = 1 << 24
 """Twice the 2^22 bytes of a plane, and the bit for frames."""
 
 
-def encode_planes(old: Words, new: Words, word_type: WordType, coder: FrameCoder) -> bytes:
+def encode_planes(old: Words, new: Words, word_type: WordType, coder: ZstdCoder) -> bytes:
     """A tag for each byte plane, lowest first, then the planes of the zigzag steps."""
     steps = steps_between(old, new, word_type)
     folded = (steps << 1) ^ ((steps >> (word_type.bits - 1)) * steps.dtype.type((1 << word_type.bits) - 1))
@@ -24,9 +25,9 @@ def encode_planes(old: Words, new: Words, word_type: WordType, coder: FrameCoder
     return integers([tag for tag, _ in packed]) + b"".join(data for _, data in packed)
 
 
-def decode_planes(old: Words, body: memoryview, word_type: WordType, coder: FrameCoder) -> Words:
+def decode_planes(old: Words, body: memoryview, word_type: WordType, coder: ZstdCoder) -> Words:
     """The new words. Raises `RemoteProtocolError` unless `body` holds planes of the length of `old`."""
-    reader = Reader(body)
+    reader = ByteReader(body)
     tags = [reader.integer(_MAX_TAG) for _ in range(word_type.word_bytes)]
     planes = [coder.unpack(tag, reader, least=len(old), most=len(old)) for tag in tags]
     reader.finish()
@@ -37,7 +38,7 @@ def decode_planes(old: Words, body: memoryview, word_type: WordType, coder: Fram
 
 def decode_raw(old: Words, body: memoryview, word_type: WordType) -> Words:
     """The words themselves. Raises `RemoteProtocolError` unless there are as many as in `old`."""
-    reader = Reader(body)
+    reader = ByteReader(body)
     words = np.frombuffer(reader.take(old.nbytes), dtype=word_type.dtype)
     reader.finish()
     return words.copy()  # aligned and the caller's own, like what every codec gives

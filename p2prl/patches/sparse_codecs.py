@@ -19,17 +19,18 @@ import numpy as np
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.patches import magnitudes, positions
-from p2prl.patches.classes import ClassTable, by_exponent, choose_top, in_one, summed
-from p2prl.patches.frames import Bytes, FrameCoder, Reader, integers, packed_bits
+from p2prl.patches.byte_reader import ByteReader, Bytes, integers, packed_bits
+from p2prl.patches.exponent_classes import ClassTable, by_exponent, choose_top, in_one, summed
 from p2prl.patches.kernels import Kernels
 from p2prl.patches.words import Words, WordType
+from p2prl.patches.zstd_coder import ZstdCoder
 
 _MAX_TAG = 1 << 24
 """Twice the most bytes any stream of a segment has: one a word, in 2^22 words, and the bit for frames."""
 
 
 def encode_sparse(
-    old: Words, new: Words, word_type: WordType, kernels: Kernels, coder: FrameCoder, *, flat: bool
+    old: Words, new: Words, word_type: WordType, kernels: Kernels, coder: ZstdCoder, *, flat: bool
 ) -> bytes:
     """The body for equally long `old` and `new` of at most 2^22 words."""
     words, changed = kernels.tally(old, new, word_type)
@@ -59,15 +60,15 @@ def encode_sparse(
     return b"".join([b"" if flat else bytes([top]), integers(head), *payload, *tail])
 
 
-def _pack_magnitudes(sizes: Bytes, coder: FrameCoder) -> tuple[int, bytes]:
+def _pack_magnitudes(sizes: Bytes, coder: ZstdCoder) -> tuple[int, bytes]:
     return coder.pack(sizes) if sizes.any() else (0, b"")
 
 
 def decode_sparse(
-    old: Words, body: memoryview, word_type: WordType, kernels: Kernels, coder: FrameCoder, *, flat: bool
+    old: Words, body: memoryview, word_type: WordType, kernels: Kernels, coder: ZstdCoder, *, flat: bool
 ) -> Words:
     """The new words. Raises `RemoteProtocolError` unless `body` is possible for these old words."""
-    reader = Reader(body)
+    reader = ByteReader(body)
     if flat:
         classes = in_one(word_type.exponents)
     else:
