@@ -25,7 +25,7 @@ class RunEnd:
 
     def __init__(self) -> None:
         self.is_announced = False
-        """Whether the newest ledger head ends the run and nothing known contradicts it, even if it does not count yet."""
+        """Whether the newest ledger head ends the run and nothing contradicts it, even if it does not count yet."""
         self._counts_from = 0.0
         self._newest = (0, 0, 0, False)
         self._newest_ms = 0
