@@ -1,7 +1,7 @@
-"""Codecs for segments of which most words change: byte planes of the steps, and the new words as they are.
+"""Codecs for segments of which most words change: planes (byte planes of the steps) and raw (the new words).
 
-Against a base of zeros the planes are a keyframe: the step from zero to a word, sign folded into the lowest bit, has
-the whole exponent in its top byte, where a few values share almost all the weight.
+Relative to zeros the planes make a keyframe: the step from zero to a word, with the sign in the lowest bit, has the
+whole exponent in its top byte, where a few values are far more frequent than the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_TAG = 1 << 24
 
 
 def encode_planes(old: Words, new: Words, word_type: WordType, coder: ZstdCoder) -> bytes:
-    """A tag for each byte plane, lowest first, then the planes of the zigzag steps."""
+    """Encode a tag for each byte plane, lowest first, then the planes of the zigzag steps."""
     steps = steps_between(old, new, word_type)
     folded = (steps << 1) ^ ((steps >> (word_type.bits - 1)) * steps.dtype.type((1 << word_type.bits) - 1))
     planes = np.ascontiguousarray(folded.view(np.uint8).reshape(len(folded), word_type.word_bytes).T)
@@ -26,7 +26,7 @@ def encode_planes(old: Words, new: Words, word_type: WordType, coder: ZstdCoder)
 
 
 def decode_planes(old: Words, body: memoryview, word_type: WordType, coder: ZstdCoder) -> Words:
-    """The new words. Raises `RemoteProtocolError` unless `body` holds planes of the length of `old`."""
+    """Decode the new words. Raise `RemoteProtocolError` unless `body` holds planes of the length of `old`."""
     reader = ByteReader(body)
     tags = [reader.integer(_MAX_TAG) for _ in range(word_type.word_bytes)]
     planes = [coder.unpack(tag, reader, least=len(old), most=len(old)) for tag in tags]
@@ -37,8 +37,8 @@ def decode_planes(old: Words, body: memoryview, word_type: WordType, coder: Zstd
 
 
 def decode_raw(old: Words, body: memoryview, word_type: WordType) -> Words:
-    """The words themselves. Raises `RemoteProtocolError` unless there are as many as in `old`."""
+    """Decode plain words. Raise `RemoteProtocolError` unless there are as many as in `old`."""
     reader = ByteReader(body)
     words = np.frombuffer(reader.take(old.nbytes), dtype=word_type.dtype)
     reader.finish()
-    return words.copy()  # aligned and the caller's own, like what every codec gives
+    return words.copy()  # aligned and writable, as from every codec
