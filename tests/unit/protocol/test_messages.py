@@ -1,4 +1,4 @@
-"""The kind table, and what a group may not contain."""
+"""Kind numbers, and the values that groups, receipts and verdicts may hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPOKEN = {
 """Every number ever spoken. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
 
 
-def test_no_number_was_ever_given_to_another_message() -> None:
+def test_numbers_are_never_reused() -> None:
     living = {kind.name: int(kind) for kind in Kind}
     for name, number in SPOKEN.items():
         assert living.get(name) == number or number in TOMBSTONES, name
@@ -36,7 +36,7 @@ def test_no_number_was_ever_given_to_another_message() -> None:
     assert len(set(SPOKEN.values())) == len(SPOKEN)
 
 
-def test_the_two_families_share_the_kinds_and_keep_their_ranges() -> None:
+def test_families_keep_their_ranges() -> None:
     assert set(LINK_MESSAGES) | set(SIGNED_MESSAGES) == set(Kind)
     assert all(1 <= kind <= 31 for kind in LINK_MESSAGES)
     assert all(32 <= kind <= 127 for kind in SIGNED_MESSAGES)
@@ -80,7 +80,7 @@ def completion(**changes: object) -> tuple[Completion, ...]:
         {"seconds": math.inf},
     ],
 )
-def test_an_impossible_group_is_refused(changes: dict[str, object]) -> None:
+def test_impossible_groups_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
         msgspec.structs.replace(GOOD, **changes).check()
 
@@ -99,7 +99,7 @@ def test_groups_at_the_limits_pass() -> None:
     GOOD.check()
 
 
-def test_peer_records_hold_a_few_printable_addresses() -> None:
+def test_peer_record_addresses() -> None:
     good = "/ip4/1.2.3.4/tcp/1"
     PeerRecord(1, (good,) * limits.MAX_ADDRESSES, 0).check()
     for addresses in ((good,) * (limits.MAX_ADDRESSES + 1), ("a" * (limits.MAX_ADDRESS_CHARS + 1),), ("/ip4/\n",)):
@@ -135,7 +135,7 @@ FINDINGS = [
         {"reward": math.inf},
     ],
 )
-def test_an_impossible_receipt_is_refused(changes: dict[str, object]) -> None:
+def test_impossible_receipts_are_refused(changes: dict[str, object]) -> None:
     Receipts(0, (RECEIPT,)).check()
     with pytest.raises(RemoteProtocolError):
         Receipts(0, (RECEIPT, msgspec.structs.replace(RECEIPT, **changes))).check()
@@ -144,7 +144,7 @@ def test_an_impossible_receipt_is_refused(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "receipts", [Receipts(-1, ()), Receipts(0, (RECEIPT,) * (limits.MAX_RECEIPTS_PER_MESSAGE + 1))]
 )
-def test_impossible_batches_of_receipts_are_refused(receipts: Receipts) -> None:
+def test_impossible_batches_are_refused(receipts: Receipts) -> None:
     with pytest.raises(RemoteProtocolError):
         receipts.check()
 
@@ -161,7 +161,7 @@ def test_impossible_batches_of_receipts_are_refused(receipts: Receipts) -> None:
         {"worst_margin": math.nan},
     ],
 )
-def test_an_impossible_verdict_is_refused(changes: dict[str, object]) -> None:
+def test_impossible_verdicts_are_refused(changes: dict[str, object]) -> None:
     VERDICT.check()
     msgspec.structs.replace(VERDICT, passed=True, reason="").check()
     with pytest.raises(RemoteProtocolError):

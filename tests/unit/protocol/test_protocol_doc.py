@@ -63,7 +63,7 @@ def type_name(kind: Any) -> str:
     return "text" if kind is str else str(kind.__name__)
 
 
-def test_kinds_with_their_numbers_families_and_fields() -> None:
+def test_kinds() -> None:
     documented = [tuple(row) for row in table("| number | kind | family | fields |")]
     link = [(str(int(kind)), kind.name, "link", fields(struct)) for kind, struct in LINK_MESSAGES.items()]
     signed = [(str(int(kind)), kind.name, "signed", fields(struct)) for kind, struct in SIGNED_MESSAGES.items()]
@@ -93,7 +93,7 @@ def test_display_name_lists() -> None:
         assert tuple(listed.split()) == words
 
 
-def test_limits_and_their_values() -> None:
+def test_limits() -> None:
     coded = {name: float(value) for name, value in vars(limits).items() if name.isupper()}
     documented = {row[0]: float(row[1]) for row in table("| limit | value | reason |")}
     assert documented == coded
@@ -128,7 +128,7 @@ def test_reasons_roles_states_and_audiences() -> None:
     assert order == {kind: set(text.split(", ")) for kind, text in coded.items()}
 
 
-def test_the_wire_version_and_the_run_files() -> None:
+def test_wire_version_and_run_files() -> None:
     assert f"Wire version **{limits.WIRE_VERSION}**" in TEXT
     assert all(f"`{name}`" in TEXT for name in manifests.RUN_FILE_NAMES)
     assert all(kind.name in TEXT for kind in Kind)

@@ -1,4 +1,4 @@
-"""The wire as it was: committed bytes must still be made, byte for byte, and must still open."""
+"""Golden vectors: the committed bytes are still produced and still decode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def made() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", sorted(WIRE))
-def test_the_wire_has_not_moved(part: str) -> None:
+def test_bytes_are_unchanged(part: str) -> None:
     assert made()[part] == WIRE[part], "a changed vector is a changed protocol: see scripts/make_vectors.py"
 
 
@@ -40,7 +40,7 @@ def test_every_kind_has_a_vector() -> None:
     assert set(WIRE["frames"]) == {struct.__name__ for struct in LINK_MESSAGES.values()}
 
 
-def test_old_bytes_still_open() -> None:
+def test_committed_bytes_decode() -> None:
     run = bytes.fromhex(WIRE["envelopes"]["run_manifest"]["digest"])
     for name, vector in WIRE["envelopes"].items():
         opened = open_envelope(bytes.fromhex(vector["bytes"]), now=None)
