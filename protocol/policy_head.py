@@ -2,7 +2,7 @@
 
 A manifest describes one version. The head names the newest version and the patches that lead to it, so that a peer that
 was away can plan its route at once. Only the learner signs one, and it expires. A peer whose head has expired knows
-that it is cut off or that the learner has stopped, and tells its person.
+that it is cut off or that the learner has stopped, and tells its user.
 """
 
 from __future__ import annotations

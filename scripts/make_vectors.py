@@ -10,7 +10,7 @@ import json
 
 from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import chunk_digest, digest
-from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
@@ -80,7 +80,7 @@ RUN_MANIFEST = RunManifest(
 
 def vectors() -> dict[str, object]:
     """Every vector, as JSON values; bytes are hexadecimal."""
-    run_envelope = seal(LEARNER, RUN_MANIFEST, run=bytes(32), now=NOW)
+    run_envelope = seal(LEARNER, RUN_MANIFEST, run=NO_RUN, now=NOW)
     run = envelope_digest(run_envelope)
     policy = PolicyManifest(0, 0, BLOB, digest("p2prl/vector/v1", b"state"), b"", bytes(range(32)), 1_800_000_000_000)
     policy_envelope = seal(LEARNER, policy, run=run, now=NOW)
