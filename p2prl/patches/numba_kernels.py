@@ -1,8 +1,8 @@
-"""The passes over words compiled by numba: one walk each, no sorting, no temporary larger than the result.
+"""Kernels compiled by numba: one loop a pass, no sorting, no temporary larger than the result.
 
-A walk keeps, for each class, how many of its words it has seen: that is the rank the reference gets by sorting. The
-loops run without bounds checks and without the interpreter's lock, and still compare their cursors with their ends,
-because the words may be a mapped file that changes between counting and walking.
+A loop counts the words of each class as it goes; the count is the rank that the numpy implementation gets by sorting.
+The loops run without bounds checks and without the interpreter's lock. They still compare their cursors with the ends,
+because the words may be a mapped file that changes between two passes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from p2prl.patches.classes import ClassTable
+from p2prl.patches.exponent_classes import ClassTable
 from p2prl.patches.kernels import Counts
 from p2prl.patches.words import Words, WordType
 
@@ -104,39 +104,39 @@ def _apply(
             new[i] = was
 
 
-def _compile(walk: Callable[..., None]) -> Callable[..., None]:
-    """No cache on disk: numba keeps machine code in pickles, and a file that can run is not left lying about."""
-    compiled: Callable[..., None] = njit(nogil=True)(walk)
+def _compile(loop: Callable[..., None]) -> Callable[..., None]:
+    """Compile without a cache on disk: numba would keep machine code in pickles there."""
+    compiled: Callable[..., None] = njit(nogil=True)(loop)
     return compiled
 
 
-_histogram_walk = _compile(_histogram)
-_tally_walk = _compile(_tally)
-_find_walk = _compile(_find)
-_apply_walk = _compile(_apply)
+_histogram_loop = _compile(_histogram)
+_tally_loop = _compile(_tally)
+_find_loop = _compile(_find)
+_apply_loop = _compile(_apply)
 
 
 class NumbaKernels:
-    """See `kernels.Kernels`. The first call for a width of words compiles, which takes a second or two."""
+    """See `kernels.Kernels`. The first call for each width of words compiles, which takes a second or two."""
 
     name = "numba"
 
     def histogram(self, old: Words, word_type: WordType) -> Counts:
         counts = np.zeros(word_type.exponents, dtype=np.int64)
-        _histogram_walk(old, word_type.mantissa_bits, counts)
+        _histogram_loop(old, word_type.mantissa_bits, counts)
         return counts
 
     def tally(self, old: Words, new: Words, word_type: WordType) -> tuple[Counts, Counts]:
         words = np.zeros(word_type.exponents, dtype=np.int64)
         changed = np.zeros(word_type.exponents, dtype=np.int64)
-        _tally_walk(old, new, word_type.mantissa_bits, words, changed)
+        _tally_loop(old, new, word_type.mantissa_bits, words, changed)
         return words, changed
 
     def find(self, old: Words, new: Words, word_type: WordType, table: ClassTable) -> tuple[NDArray[np.uint32], Words]:
         marks, changes = _ends(table.marks), _ends(table.changed)
         gaps = np.empty(int(marks[-1]), dtype=np.uint32)
         steps = np.empty(int(changes[-1]), dtype=word_type.dtype)
-        _find_walk(old, new, *_layout(word_type, table), *_bounds(marks), *_bounds(changes), gaps, steps)
+        _find_loop(old, new, *_layout(word_type, table), *_bounds(marks), *_bounds(changes), gaps, steps)
         return gaps, steps
 
     def apply(
@@ -144,7 +144,7 @@ class NumbaKernels:
     ) -> Words:
         marks, changes = _ends(table.marks), _ends(table.changed)
         new = np.empty_like(old)
-        _apply_walk(old, *_layout(word_type, table), *_bounds(marks), *_bounds(changes), ranks, steps, new)
+        _apply_loop(old, *_layout(word_type, table), *_bounds(marks), *_bounds(changes), ranks, steps, new)
         return new
 
 
@@ -153,10 +153,10 @@ def _layout(word_type: WordType, table: ClassTable) -> tuple[int, int, NDArray[n
 
 
 def _bounds(ends: Counts) -> tuple[Counts, Counts]:
-    """(cursor, end) of each class; the walk moves the cursors, so they are its own."""
+    """(cursors, ends) of the classes. Copies, because a loop moves the cursors."""
     return ends[:-1].copy(), ends[1:].copy()
 
 
 def _ends(counts: tuple[int, ...]) -> Counts:
-    """0 and the running sums of `counts`: where each class begins and ends."""
+    """0 and the running sums of `counts`: the limits of the classes."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

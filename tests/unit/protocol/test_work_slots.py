@@ -1,4 +1,4 @@
-"""Work slots: derived, fair, and independent of who computes them and when."""
+"""Work slots: derived by rule, fair, and independent of order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def derived(domain: str, key: SlotKey, *extra: bytes) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") // 2
 
 
-def test_seeds_follow_the_written_rule() -> None:
+def test_seeds_follow_the_rule() -> None:
     slot = slot_work(KEY, MIX, 3)
     task = slot.task.encode()
     assert slot.prompt_seed == derived("p2prl/prompt-seed/v1", KEY, task)
@@ -34,14 +34,14 @@ def test_seeds_follow_the_written_rule() -> None:
     assert slot.task == ("chain4" if share < 0.75 else "sort")
 
 
-def test_tasks_are_drawn_by_their_share() -> None:
+def test_tasks_are_drawn_by_share() -> None:
     drawn = [slot_work(replace(KEY, slot=k), MIX, 1).task for k in range(4000)]
     # Binomial(4000, 3/4): 3000 ± 27; five sigmas.
     assert abs(drawn.count("chain4") - 3000) < 137
 
 
 @pytest.mark.parametrize("name", ["run", "beacon", "policy", "peer"])
-def test_every_part_of_the_key_changes_every_seed(name: str) -> None:
+def test_seeds_depend_on_every_part_of_the_key(name: str) -> None:
     parts = {part: getattr(KEY, part) for part in ("run", "beacon", "policy", "peer")} | {name: b"x" * 32}
     base, other = slot_work(KEY, MIX[:1], 4), slot_work(SlotKey(**parts, slot=KEY.slot), MIX[:1], 4)
     assert base.prompt_seed != other.prompt_seed
@@ -49,17 +49,17 @@ def test_every_part_of_the_key_changes_every_seed(name: str) -> None:
 
 
 @given(st.permutations(range(12)))
-def test_slots_do_not_depend_on_the_order_they_are_computed_in(order: list[int]) -> None:
+def test_order_does_not_matter(order: list[int]) -> None:
     shuffled = {k: slot_work(replace(KEY, slot=k), MIX, 2) for k in order}
     assert [shuffled[k] for k in range(12)] == [slot_work(replace(KEY, slot=k), MIX, 2) for k in range(12)]
 
 
-def test_seeds_are_distinct_and_fit_a_signed_word() -> None:
+def test_seeds_are_distinct_and_63_bits_long() -> None:
     seeds = [seed for k in range(200) for seed in slot_work(replace(KEY, slot=k), MIX, 8).sample_seeds]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 1 << SEED_BITS for seed in seeds)
     assert max(seeds) > 1 << 62, "the top bit is used"
 
 
-def test_a_larger_group_begins_with_the_smaller_ones_seeds() -> None:
+def test_larger_group_extends_a_smaller_one() -> None:
     assert slot_work(KEY, MIX, 8).sample_seeds[:3] == slot_work(KEY, MIX, 3).sample_seeds

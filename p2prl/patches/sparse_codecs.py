@@ -1,6 +1,6 @@
-"""EC1 and flat: positions of changed words class by class, and ulp steps.
+"""Codecs for segments of which few words change: EC1 and flat. They code positions and ulp steps of changed words.
 
-EC1 codes each exponent class with its own density; flat takes all words as one class, which is shorter where only a
+EC1 codes each exponent class with its own density. Flat puts all words into one class, which is shorter if only a
 handful of words change. Body, in order:
 
     EC1 only: top exponent (1 byte)
@@ -9,8 +9,8 @@ handful of words change. Body, in order:
     for each class: low bits of its gaps, high bytes, magnitude bytes
     directions (one bit a change), escapes (one word each)
 
-Counts and tags are integers of seven bits a byte. Everything is checked against the receiver's own old words: classes
-have the sizes they have here, whatever the sender says.
+Counts and tags are integers of seven bits a byte. Class sizes are not sent: the receiver counts its own old words, and
+checks everything else against them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import numpy as np
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.patches import magnitudes, positions
-from p2prl.patches.classes import ClassTable, by_exponent, choose_top, in_one, summed
-from p2prl.patches.frames import Bytes, FrameCoder, Reader, integers, packed_bits
+from p2prl.patches.byte_reader import ByteReader, Bytes, integers, packed_bits
+from p2prl.patches.exponent_classes import ClassTable, by_exponent, choose_top, in_one, summed
 from p2prl.patches.kernels import Kernels
 from p2prl.patches.words import Words, WordType
+from p2prl.patches.zstd_coder import ZstdCoder
 
 _MAX_TAG = 1 << 24
-"""Twice the most bytes any stream of a segment has: one a word, in 2^22 words, and the bit for frames."""
+"""Twice the most bytes of any stream of a segment: one a word, in 2^22 words, and the bit for frames."""
 
 
 def encode_sparse(
-    old: Words, new: Words, word_type: WordType, kernels: Kernels, coder: FrameCoder, *, flat: bool
+    old: Words, new: Words, word_type: WordType, kernels: Kernels, coder: ZstdCoder, *, flat: bool
 ) -> bytes:
-    """The body for equally long `old` and `new` of at most 2^22 words."""
+    """Encode the body for equally long `old` and `new` of at most 2^22 words."""
     words, changed = kernels.tally(old, new, word_type)
     top = choose_top(words)
     classes = in_one(word_type.exponents) if flat else by_exponent(top, word_type.exponents)
@@ -59,15 +60,15 @@ def encode_sparse(
     return b"".join([b"" if flat else bytes([top]), integers(head), *payload, *tail])
 
 
-def _pack_magnitudes(sizes: Bytes, coder: FrameCoder) -> tuple[int, bytes]:
+def _pack_magnitudes(sizes: Bytes, coder: ZstdCoder) -> tuple[int, bytes]:
     return coder.pack(sizes) if sizes.any() else (0, b"")
 
 
 def decode_sparse(
-    old: Words, body: memoryview, word_type: WordType, kernels: Kernels, coder: FrameCoder, *, flat: bool
+    old: Words, body: memoryview, word_type: WordType, kernels: Kernels, coder: ZstdCoder, *, flat: bool
 ) -> Words:
-    """The new words. Raises `RemoteProtocolError` unless `body` is possible for these old words."""
-    reader = Reader(body)
+    """Decode the new words. Raise `RemoteProtocolError` unless `body` is possible for these old words."""
+    reader = ByteReader(body)
     if flat:
         classes = in_one(word_type.exponents)
     else:

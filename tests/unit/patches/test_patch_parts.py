@@ -1,4 +1,4 @@
-"""Words, classes, positions and frames of the patch codec, against floats and against counting by hand."""
+"""Parts of the patch codec: words, classes, positions, bounded reading and zstd frames."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import zstandard
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.patches import positions
-from p2prl.patches.classes import by_exponent, choose_top
-from p2prl.patches.frames import FrameCoder, Reader, integers, packed_bits
+from p2prl.patches.byte_reader import ByteReader, integers, packed_bits
+from p2prl.patches.exponent_classes import by_exponent, choose_top
 from p2prl.patches.magnitudes import directions, magnitude_bytes, steps_of
 from p2prl.patches.words import BF16, FP16, FP32, WORD_TYPES, WordType, ordered, stepped, steps_between, word_type_of
+from p2prl.patches.zstd_coder import ZstdCoder
 from p2prl.protocol.manifests import DTYPE_BYTES
 
 
-def test_word_types_are_those_of_the_layout() -> None:
+def test_word_types_match_layouts() -> None:
     assert {name: t.word_bytes for name, t in WORD_TYPES.items()} == DTYPE_BYTES
     assert all(word_type_of(t.code) is t for t in WORD_TYPES.values())
     with pytest.raises(RemoteProtocolError):
@@ -33,7 +34,7 @@ def test_one_step_is_the_next_float(word_type: WordType, dtype: type[np.floating
     assert np.all(steps_between(high, low, word_type) == (1 << word_type.bits) - 1)
 
 
-def test_all_bf16_words_stand_on_one_line() -> None:
+def test_bf16_line() -> None:
     words = np.arange(1 << 16, dtype=np.uint16)
     line = ordered(words, BF16)
     assert np.array_equal(np.sort(line), words)
@@ -45,12 +46,12 @@ def test_all_bf16_words_stand_on_one_line() -> None:
     assert np.array_equal(stepped(words, steps_between(words, other, BF16), BF16), other)
 
 
-def test_classes_count_binades_from_the_top() -> None:
+def test_classes_count_from_the_top_binade() -> None:
     classes = by_exponent(123, 256)
     assert [int(classes[e]) for e in (0, 100, 108, 109, 122, 123, 124, 255)] == [0, 0, 0, 1, 14, 15, 15, 15]
 
 
-def test_a_few_outliers_do_not_move_the_window() -> None:
+def test_outliers_do_not_shift_the_classes() -> None:
     counts = np.zeros(256, dtype=np.int64)
     counts[[110, 121, 255]] = 500_000, 500_000, 10
     assert choose_top(counts) == 121
@@ -60,7 +61,7 @@ def test_a_few_outliers_do_not_move_the_window() -> None:
 
 
 @pytest.mark.parametrize("density", [0.0001, 0.004, 0.1, 0.5])
-def test_positions_come_back(density: float) -> None:
+def test_positions_round_trip(density: float) -> None:
     words = 200_000
     flags = np.random.default_rng(3).random(words) < density
     flags[[0, -1]] = True
@@ -87,7 +88,7 @@ def test_a_long_gap_is_a_run_of_255s() -> None:
         positions.positions(np.append(high, np.uint8(255)), high[:0], marks=4, words=2000, count=0)
 
 
-def test_steps_come_back_with_escapes() -> None:
+def test_steps_round_trip_with_escapes() -> None:
     steps = np.array([1, -1, 255, -255, 256, -256, 32767, -32768], dtype=np.int64).astype(np.uint16)
     sizes, down = magnitude_bytes(steps, BF16), directions(steps, BF16)
     assert sizes.tolist() == [0, 0, 254, 254, 255, 255, 255, 255]
@@ -97,27 +98,27 @@ def test_steps_come_back_with_escapes() -> None:
         steps_of(down, sizes, steps[[0, 5, 6, 7]], BF16)
 
 
-def test_integers_and_bits_are_read_within_bounds() -> None:
-    reader = Reader(integers([0, 127, 128, 1 << 22]) + packed_bits(np.array([1, 0, 1])))
+def test_reads_are_bounded() -> None:
+    reader = ByteReader(integers([0, 127, 128, 1 << 22]) + packed_bits(np.array([1, 0, 1])))
     assert [reader.integer(1 << 22) for _ in range(4)] == [0, 127, 128, 1 << 22]
     assert reader.bits(3).tolist() == [1, 0, 1]
     reader.finish()
     for data, most in ((b"", 1), (b"\x80", 1), (b"\x05", 4), (b"\xff" * 9, 1 << 60)):
         with pytest.raises(RemoteProtocolError):
-            Reader(data).integer(most)
+            ByteReader(data).integer(most)
     with pytest.raises(RemoteProtocolError, match="padding"):
-        Reader(b"\x0f").bits(3)
+        ByteReader(b"\x0f").bits(3)
     with pytest.raises(RemoteProtocolError, match="too early"):
-        Reader(b"\x00").bits(9)
+        ByteReader(b"\x00").bits(9)
     with pytest.raises(RemoteProtocolError, match="too many"):
-        Reader(b"\x00").finish()
+        ByteReader(b"\x00").finish()
 
 
 def unpacked(frame: bytes, *, least: int, most: int) -> int:
-    return len(FrameCoder().unpack(len(frame) * 2 + 1, Reader(frame), least=least, most=most))
+    return len(ZstdCoder().unpack(len(frame) * 2 + 1, ByteReader(frame), least=least, most=most))
 
 
-def test_a_frame_cannot_grow_past_its_cap() -> None:
+def test_frame_size_is_bounded() -> None:
     magicless = zstandard.FORMAT_ZSTD1_MAGICLESS
 
     def frame(data: bytes, *, stated: bool = True) -> bytes:
@@ -142,8 +143,8 @@ def test_a_frame_cannot_grow_past_its_cap() -> None:
             unpacked(bad, least=1000, most=1000)
 
 
-def test_a_frame_that_lies_about_its_size_is_refused() -> None:
-    coder = FrameCoder()
+def test_wrong_frame_size_is_refused() -> None:
+    coder = ZstdCoder()
     tag, honest = coder.pack(np.zeros(3_000_000, dtype=np.uint8), matches=True)
     assert tag == len(honest) * 2 + 1
     size = (3_000_000).to_bytes(4, "little")
@@ -153,4 +154,4 @@ def test_a_frame_that_lies_about_its_size_is_refused() -> None:
         with pytest.raises(RemoteProtocolError):
             unpacked(lying, least=0, most=1 << 22)
     with pytest.raises(RemoteProtocolError, match="plain bytes"):
-        coder.unpack(2 * 5, Reader(b"12345"), least=6, most=9)
+        coder.unpack(2 * 5, ByteReader(b"12345"), least=6, most=9)

@@ -1,4 +1,4 @@
-"""The join link, whole and cut off."""
+"""Join links, complete and truncated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_round_trip(name: str, run: Digest, bootstrap: list[str]) -> None:
 
 
 @pytest.mark.parametrize("address", [DIRECT, CIRCUIT])
-def test_a_link_cut_off_anywhere_is_refused_with_a_remedy(address: str) -> None:
+def test_truncated_link_is_refused(address: str) -> None:
     text = str(JoinLink("run", Digest(bytes(range(32))), (address,)))
     relayed_peer = text.index("/p2p-circuit") if "/p2p-circuit" in text else -1
     for size in range(len(text)):
@@ -42,7 +42,7 @@ def test_a_link_cut_off_anywhere_is_refused_with_a_remedy(address: str) -> None:
         assert caught.value.remedy
 
 
-def test_a_cut_in_a_later_address_is_noticed_unless_it_falls_between_two() -> None:
+def test_truncation_in_a_later_address_is_refused() -> None:
     link = JoinLink("run", Digest(bytes(range(32))), (DIRECT, DIRECT))
     text = str(link)
     first = len(str(JoinLink(link.name, link.run, (DIRECT,))))
@@ -53,7 +53,7 @@ def test_a_cut_in_a_later_address_is_noticed_unless_it_falls_between_two() -> No
 
 
 @given(st.text(max_size=200))
-def test_any_text_gives_a_link_or_a_config_error(text: str) -> None:
+def test_any_text_is_a_link_or_an_error(text: str) -> None:
     for candidate in (text, "p2prl://" + text, f"p2prl://run@{'a' * 52}?{text}", f"p2prl://run@{text}?b={DIRECT}"):
         try:
             link = parse_link(candidate)
@@ -68,7 +68,7 @@ def test_only_the_first_addresses_are_used() -> None:
     assert len(parse_link(str(many)).bootstrap) == limits.MAX_ADDRESSES
 
 
-def test_foreign_parameters_and_characters_are_refused() -> None:
+def test_foreign_parameters_are_refused() -> None:
     good = str(JoinLink("run", Digest(bytes(32)), (DIRECT,)))
     for bad in (
         good.replace("?b=", "?c="),

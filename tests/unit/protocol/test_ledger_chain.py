@@ -1,4 +1,4 @@
-"""The chain of receipts."""
+"""Ledger chain: followed to its head, and every alteration refused."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_chain import GENESIS, append, entry_digest, follow
-from p2prl.protocol.messages import LedgerHead, Receipt, Receipts, State, Verdict
+from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, Verdict
 
 LEARNER, OTHER = Identity(b"l" * 16), Identity(b"o" * 16)
 RUN = bytes(range(32))
 
 
 def receipts(step: int, identity: Identity = LEARNER, run: bytes = RUN) -> bytes:
-    receipt = Receipt(bytes(32), OTHER.public_key, 0, step, int(State.VERIFIED), "", 8, 1, 0.5)
+    receipt = Receipt(bytes(32), OTHER.public_key, 0, step, int(ReceiptState.VERIFIED), "", 8, 1, 0.5)
     return seal(identity, Receipts(step, (receipt,)), run=run, now=1e9)
 
 
@@ -36,13 +36,13 @@ def followed(entries: list[bytes]) -> Digest:
     return head
 
 
-def test_a_chain_is_followed_to_its_head() -> None:
+def test_chain_is_followed_to_its_head() -> None:
     verdict = seal(OTHER, Verdict(bytes(32), bytes(32), 0, True, "", 8, 0, 0.0), run=RUN, now=1e9)
     entries, head = chain([receipts(0), verdict, receipts(1)])
     assert followed(entries) == head == entry_digest(entries[-1])
 
 
-def test_no_entry_can_be_dropped_swapped_repeated_or_altered() -> None:
+def test_altered_chains_are_refused() -> None:
     entries, head = chain([receipts(step) for step in range(4)])
     for broken in (entries[1:], [entries[0], *entries[2:]], [entries[1], entries[0], *entries[2:]], [entries[0]] * 2):
         with pytest.raises(IntegrityError):
@@ -57,7 +57,7 @@ def test_no_entry_can_be_dropped_swapped_repeated_or_altered() -> None:
             assert followed(changed) != head, "only the signed head shows a replaced last entry"
 
 
-def test_what_has_no_place_in_the_ledger_is_refused() -> None:
+def test_foreign_envelopes_are_refused() -> None:
     head = seal(LEARNER, LedgerHead(0, bytes(32), 0, False), run=RUN, now=1e9)
     for envelope in (receipts(0, identity=OTHER), receipts(0, run=bytes(32)), head, b"junk"):
         entries, _ = chain([envelope])

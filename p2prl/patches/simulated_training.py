@@ -1,7 +1,6 @@
-"""Words before and after simulated Adam updates, and the entropy bound of a patch between them.
+"""Simulated Adam training in bf16, and the entropy bound of a patch: test data for the codec.
 
-What the benchmark and the tests measure the codec on. Written without the codec's own functions, so that it can judge
-them.
+Benchmarks and tests measure the codec on it. It uses none of the codec's functions, so that it can judge them.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def adam_training(words: int, learning_rate: float, seed: int, *, scale: float = 0.02) -> Iterator[NDArray[np.uint16]]:
-    """Version 0, version 1 and so on without end in bf16 of an fp32 master, weights N(0, `scale`), stationary moments.
+    """Yield versions 0, 1, 2, … in bf16 of an fp32 master, with weights N(0, `scale`) and stationary moments.
 
-    Gradients have unit variance and one tenth of it as signal, so that second moments are 1 and a step is the first
-    moment times the learning rate.
+    Gradients have unit variance, a tenth of it signal. So second moments are 1, and a step is the first moment times
+    the learning rate.
     """
     rng = np.random.default_rng(seed)
     master = (scale * rng.standard_normal(words)).astype(np.float32)
@@ -47,8 +46,8 @@ def adam_versions(
 def lora_versions(words: int, learning_rate: float, seed: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     """Adapters before and after one update in bf16 of an fp32 master, both halves of `words` under Adam.
 
-    The first half (A) began as N(0, .02), the second (B) at zero; both were trained for twenty updates before, in which
-    B has come to a few learning rates.
+    The first half (A) began as N(0, .02), the second (B) at zero. Both were trained for twenty updates before, in which
+    B reached a few learning rates.
     """
     _, (*_, old_a, new_a) = adam_versions(words - words // 2, learning_rate, 21, seed)
     _, (*_, old_b, new_b) = adam_versions(words // 2, learning_rate, 21, seed + 1, scale=0.0)
@@ -58,8 +57,8 @@ def lora_versions(words: int, learning_rate: float, seed: int) -> tuple[NDArray[
 def entropy_bits(old: NDArray[Any], new: NDArray[Any]) -> float:
     """Plug-in entropy of position and step given the old word's exponent, in bits for the whole array.
 
-    For bf16 (words of 16 bits) and fp32. It is a bound where steps repeat; of fp32 steps, almost all different from
-    each other, a few thousand tell the logarithm of their own number and no more.
+    For bf16 and fp32. It is a bound if steps repeat. Steps of fp32 are almost all different, so a few thousand of them
+    show little more than the logarithm of their number.
     """
 
     def information(counts: NDArray[Any]) -> float:

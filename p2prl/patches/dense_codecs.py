@@ -1,22 +1,23 @@
-"""Codecs for segments of which most words change: byte planes of the steps, and the new words as they are.
+"""Codecs for segments of which most words change: planes (byte planes of the steps) and raw (the new words).
 
-Against a base of zeros the planes are a keyframe: the step from zero to a word, sign folded into the lowest bit, has
-the whole exponent in its top byte, where a few values share almost all the weight.
+Relative to zeros the planes make a keyframe: the step from zero to a word, with the sign in the lowest bit, has the
+whole exponent in its top byte, where a few values are far more frequent than the others.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from p2prl.patches.frames import FrameCoder, Reader, integers
+from p2prl.patches.byte_reader import ByteReader, integers
 from p2prl.patches.words import Words, WordType, stepped, steps_between
+from p2prl.patches.zstd_coder import ZstdCoder
 
 _MAX_TAG = 1 << 24
 """Twice the 2^22 bytes of a plane, and the bit for frames."""
 
 
-def encode_planes(old: Words, new: Words, word_type: WordType, coder: FrameCoder) -> bytes:
-    """A tag for each byte plane, lowest first, then the planes of the zigzag steps."""
+def encode_planes(old: Words, new: Words, word_type: WordType, coder: ZstdCoder) -> bytes:
+    """Encode a tag for each byte plane, lowest first, then the planes of the zigzag steps."""
     steps = steps_between(old, new, word_type)
     folded = (steps << 1) ^ ((steps >> (word_type.bits - 1)) * steps.dtype.type((1 << word_type.bits) - 1))
     planes = np.ascontiguousarray(folded.view(np.uint8).reshape(len(folded), word_type.word_bytes).T)
@@ -24,9 +25,9 @@ def encode_planes(old: Words, new: Words, word_type: WordType, coder: FrameCoder
     return integers([tag for tag, _ in packed]) + b"".join(data for _, data in packed)
 
 
-def decode_planes(old: Words, body: memoryview, word_type: WordType, coder: FrameCoder) -> Words:
-    """The new words. Raises `RemoteProtocolError` unless `body` holds planes of the length of `old`."""
-    reader = Reader(body)
+def decode_planes(old: Words, body: memoryview, word_type: WordType, coder: ZstdCoder) -> Words:
+    """Decode the new words. Raise `RemoteProtocolError` unless `body` holds planes of the length of `old`."""
+    reader = ByteReader(body)
     tags = [reader.integer(_MAX_TAG) for _ in range(word_type.word_bytes)]
     planes = [coder.unpack(tag, reader, least=len(old), most=len(old)) for tag in tags]
     reader.finish()
@@ -36,8 +37,8 @@ def decode_planes(old: Words, body: memoryview, word_type: WordType, coder: Fram
 
 
 def decode_raw(old: Words, body: memoryview, word_type: WordType) -> Words:
-    """The words themselves. Raises `RemoteProtocolError` unless there are as many as in `old`."""
-    reader = Reader(body)
+    """Decode plain words. Raise `RemoteProtocolError` unless there are as many as in `old`."""
+    reader = ByteReader(body)
     words = np.frombuffer(reader.take(old.nbytes), dtype=word_type.dtype)
     reader.finish()
-    return words.copy()  # aligned and the caller's own, like what every codec gives
+    return words.copy()  # aligned and writable, as from every codec

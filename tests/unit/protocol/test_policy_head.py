@@ -1,4 +1,4 @@
-"""The policy head: what no learner would sign."""
+"""Policy heads: impossible values and the largest one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_impossible_heads_are_refused(changes: dict[str, object]) -> None:
         msgspec.structs.replace(HEAD, **changes).check(sent_ms=SENT_MS)
 
 
-def test_the_longest_head_fits_its_envelope() -> None:
+def test_longest_head_fits_an_envelope() -> None:
     most = limits.MAX_HEAD_EDGES
     long = tuple(PatchEdge((1 << 47) + 2 + i, 1 << 47, (1 << 40) + i, NEWEST) for i in range(most))
     head = PolicyHead((1 << 47) + 1 + most, NEWEST, 0, 1 << 41, long, SENT_MS, SENT_MS + 1)
