@@ -18,7 +18,8 @@ from p2prl.net.process import control
 from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of
-from p2prl.protocol.messages import Kind, Receipt, Receipts, StorageReceipt
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import Receipt, Receipts, StorageReceipt
 
 _MAX_REDELIVERED = 16
 """Groups sent again at once, together with those the learner holds and has not settled. Fewer than the fresh ones it

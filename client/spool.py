@@ -16,7 +16,7 @@ from pathlib import Path
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.messages import Receipt, State
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -38,7 +38,7 @@ INSERT INTO ledger_read SELECT 0, zeroblob(32) WHERE NOT EXISTS (SELECT 1 FROM l
 
 
 class SpoolState(StrEnum):
-    """State of a group in the spool; the value is stored on disk."""
+    """ReceiptState of a group in the spool; the value is stored on disk."""
 
     GENERATED = "generated"
     """Not confirmed by the learner."""
@@ -53,10 +53,10 @@ class SpoolState(StrEnum):
 _OPEN = (SpoolState.GENERATED, SpoolState.DELIVERED)
 
 _RECEIPT_STATES: dict[int, SpoolState] = {
-    State.VERIFIED: SpoolState.VERIFIED,
-    State.CREDITED_BY_SAMPLING: SpoolState.VERIFIED,
-    State.REJECTED: SpoolState.REJECTED,
-    State.EXPIRED: SpoolState.EXPIRED,
+    ReceiptState.VERIFIED: SpoolState.VERIFIED,
+    ReceiptState.CREDITED_BY_SAMPLING: SpoolState.VERIFIED,
+    ReceiptState.REJECTED: SpoolState.REJECTED,
+    ReceiptState.EXPIRED: SpoolState.EXPIRED,
 }
 
 

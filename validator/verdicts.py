@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from p2prl.models.group_work import Prepared, replay_groups
 from p2prl.protocol.envelope import Opened, body_of
+from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.messages import RolloutGroup, Verdict
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import RolloutGroup
 
 
 def judge(prepared: Prepared, manifest: PolicyManifest, groups: Sequence[Opened]) -> list[Verdict]:

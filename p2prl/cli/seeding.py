@@ -20,8 +20,8 @@ from p2prl.config.worker_folder import claim_worker_folder, default_home, write_
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import parse_link
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import Role
 
 _STATUS_PERIOD_S = 1.0
 _FINISHED = 9

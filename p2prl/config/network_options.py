@@ -14,7 +14,7 @@ from p2prl.net.process.network_config import NetworkConfig
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from p2prl.swarm.node import NodeConfig
 from p2prl.swarm.relay.relay import RelayConfig
 

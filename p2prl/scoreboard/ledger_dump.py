@@ -18,7 +18,7 @@ import msgspec
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.messages import LedgerHead
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.wire_codec import Wire, decode, encode
 from p2prl.scoreboard.api_schema import ContributorDocument, Totals, ValidatorDocument
 from p2prl.scoreboard.ledger_fold import Board

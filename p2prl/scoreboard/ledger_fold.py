@@ -21,7 +21,7 @@ from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
-from p2prl.protocol.messages import Receipt, Receipts, State, Verdict
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, Verdict
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.scoreboard.totals import MICRO, Person, Step, Validator, counted, summed, with_receipt_time
 
@@ -32,7 +32,7 @@ _KNOWN_REASONS = frozenset(reason.value for reason in RejectionReason)
 _MAX_GROUP_TOKENS = limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS
 _MAX_REWARD = 1e6
 """Beyond any reward specification; bounds the sums that a hostile learner could otherwise blow up."""
-_CREDITED = (State.VERIFIED, State.CREDITED_BY_SAMPLING)
+_CREDITED = (ReceiptState.VERIFIED, ReceiptState.CREDITED_BY_SAMPLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +194,16 @@ def _is_sound(receipt: Receipt) -> bool:
     )
 
 
-_STATES = frozenset(int(state) for state in State)
+_STATES = frozenset(int(state) for state in ReceiptState)
 
 
 def _with_receipt(person: Person, receipt: Receipt) -> Person:
     reason = receipt.reason if receipt.reason in _KNOWN_REASONS else OTHER_REASON
-    if receipt.state == State.REJECTED:
+    if receipt.state == ReceiptState.REJECTED:
         return replace(person, rejected=counted(person.rejected, reason))
-    if receipt.state == State.EXPIRED:
+    if receipt.state == ReceiptState.EXPIRED:
         return replace(person, expired=counted(person.expired, reason))
-    verified = receipt.state == State.VERIFIED
+    verified = receipt.state == ReceiptState.VERIFIED
     return replace(
         person,
         verified_groups=person.verified_groups + verified,
@@ -216,9 +216,9 @@ def _with_receipt(person: Person, receipt: Receipt) -> Person:
 
 def _with_group(step: Step, receipt: Receipt, sent_ms: int) -> Step:
     last_ms = max(step.last_ms, sent_ms)
-    if receipt.state == State.REJECTED:
+    if receipt.state == ReceiptState.REJECTED:
         return replace(step, last_ms=last_ms, rejected_groups=step.rejected_groups + 1)
-    if receipt.state == State.EXPIRED:
+    if receipt.state == ReceiptState.EXPIRED:
         return replace(step, last_ms=last_ms, expired_groups=step.expired_groups + 1)
     micros = round(receipt.reward * MICRO)
     return replace(

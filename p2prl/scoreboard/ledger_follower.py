@@ -14,7 +14,7 @@ from p2prl.net.process import control
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
 from p2prl.protocol.ledger_chain import entry_digest, page_of
-from p2prl.protocol.messages import LedgerHead
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
 from p2prl.scoreboard.ledger_fold import Board
 from p2prl.scoreboard.ledger_sources import KnownRun, Snapshot, open_run
@@ -99,7 +99,7 @@ class Follower:
     def introduce(self) -> list[control.ToNetwork]:
         """What a fresh network process must know: what can be served, and a farewell that nobody else may remember."""
         signed = self._signed
-        is_farewell = signed is not None and signed.finished and self._farewell.is_said
+        is_farewell = signed is not None and signed.finished and self._farewell.is_announced
         return [*self._serve(), *([control.Publish(signed.raw)] if signed is not None and is_farewell else [])]
 
     def _serve(self) -> list[control.ToNetwork]:

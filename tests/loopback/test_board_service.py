@@ -27,8 +27,8 @@ from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import page_of
-from p2prl.protocol.messages import Role
 from p2prl.scoreboard.ledger_sources import Source
 from p2prl.scoreboard.service import BoardServer
 from p2prl.scoreboard.swarm_source import LinkConfig, LinkSource

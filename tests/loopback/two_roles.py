@@ -20,8 +20,9 @@ from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, blob_of
-from p2prl.protocol.messages import Role, RolloutGroup
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
 from p2prl.swarm.node import NodeConfig
 from p2prl.swarm.relay.relay import RelayConfig

@@ -11,7 +11,7 @@ from p2prl.client.delivery import Delivery
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.net.process import control
 from p2prl.protocol.digests import Digest, digest
-from p2prl.protocol.messages import Receipt, Receipts, State, StorageReceipt
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
 
 NOW = 1_800_000_000.0
 AUTHOR, RUN = b"a" * 32, Digest(bytes(32))
@@ -42,7 +42,7 @@ def published(messages: list[control.ToNetwork]) -> list[bytes]:
     return [message.envelope for message in messages if isinstance(message, control.Publish)]
 
 
-def receipt(slot: int, state: State = State.VERIFIED, reason: str = "", peer: bytes = AUTHOR) -> Receipt:
+def receipt(slot: int, state: ReceiptState = ReceiptState.VERIFIED, reason: str = "", peer: bytes = AUTHOR) -> Receipt:
     return Receipt(name(slot), peer, 0, slot, int(state), reason, 1, 1, 0.0)
 
 
@@ -98,8 +98,8 @@ def test_only_our_rejected_groups_are_reported(spool: Spool) -> None:
     rejected: list[Receipt] = []
     subject = delivery(spool, rejected)
     add(spool, 0, 1)
-    ours = receipt(0, State.REJECTED, "bad_tokens")
-    subject.on_receipts(Receipts(0, (ours, receipt(1, State.REJECTED, "bad_tokens", peer=b"b" * 32), ours)))
+    ours = receipt(0, ReceiptState.REJECTED, "bad_tokens")
+    subject.on_receipts(Receipts(0, (ours, receipt(1, ReceiptState.REJECTED, "bad_tokens", peer=b"b" * 32), ours)))
     assert rejected == [ours]
     assert spool.counts() == {"generated": 1, "rejected": 1}
 

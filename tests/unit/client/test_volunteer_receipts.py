@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from p2prl.net.process import control
 from p2prl.protocol.envelope import envelope_digest
-from p2prl.protocol.messages import (
-    Receipt,
-    Receipts,
-    State,
-    StorageReceipt,
-    Verdict,
-)
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt, Verdict
 from tests.unit.client.volunteer_rig import ME, VolunteerRig, chain, settled
 from tests.unit.learner.world import identity
 
@@ -24,7 +18,7 @@ def test_receipts_settle_groups_and_give_reasons(rig: VolunteerRig) -> None:
     rig.port.inbox = [
         control.EnvelopeArrived(rig.says(StorageReceipt((envelope_digest(first), envelope_digest(second))))),
         control.EnvelopeArrived(rig.says(Receipts(0, (stranger, settled(first))))),
-        control.EnvelopeArrived(rig.says(Receipts(0, (settled(second, State.REJECTED, "seed_mismatch"),)))),
+        control.EnvelopeArrived(rig.says(Receipts(0, (settled(second, ReceiptState.REJECTED, "seed_mismatch"),)))),
     ]
     rig.turns(1)
     assert rig.notices == ["slot 1 of version 0 earned nothing: seed_mismatch"]
@@ -74,7 +68,7 @@ def test_a_forged_ledger_page_hides_no_receipts(rig: VolunteerRig) -> None:
 
 def test_receipts_of_another_signer_settle_nothing(rig: VolunteerRig) -> None:
     raw = overdue(rig)
-    forged = chain(rig.says(Receipts(0, (settled(raw, State.REJECTED, "bad_tokens"),)), identity("liar")))
+    forged = chain(rig.says(Receipts(0, (settled(raw, ReceiptState.REJECTED, "bad_tokens"),)), identity("liar")))
     rig.port.inbox += [control.LedgerArrived(0, forged), control.LedgerArrived(0, (b"garbage",))]
     rig.turns(1)
     assert rig.progress[-1].groups.get("rejected", 0) == 0

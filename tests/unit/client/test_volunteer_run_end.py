@@ -8,12 +8,8 @@ from p2prl.errors import UnreachableError
 from p2prl.net.process import control
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, open_envelope
-from p2prl.protocol.messages import (
-    Kind,
-    LedgerHead,
-    Receipts,
-    StorageReceipt,
-)
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt
 from tests.unit.client.volunteer_rig import VolunteerRig, settled
 
 

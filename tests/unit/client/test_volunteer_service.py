@@ -13,9 +13,7 @@ from p2prl.errors import IntegrityError
 from p2prl.models.engine_port import StagedWeights, Weights
 from p2prl.net.process import control
 from p2prl.protocol.digests import digest
-from p2prl.protocol.messages import (
-    State,
-)
+from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.wire_codec import encode
 from tests.unit.client.volunteer_rig import ME, VolunteerRig
 
@@ -26,7 +24,7 @@ def test_groups_are_on_disk_in_slot_order_and_verify(rig: VolunteerRig) -> None:
     rig.turns(4)
     assert [group.slot for group in rig.groups()] == list(range(len(rig.groups())))
     stored = [rig.small_run.sealed(group, ME) for group in rig.groups()]
-    assert {outcome.state for outcome in rig.small_run.check(*stored)} == {State.VERIFIED}
+    assert {outcome.state for outcome in rig.small_run.check(*stored)} == {ReceiptState.VERIFIED}
     assert rig.progress[-1].groups == {"generated": len(stored)}
 
 

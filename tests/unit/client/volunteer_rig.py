@@ -14,11 +14,8 @@ from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.messages import (
-    Receipt,
-    RolloutGroup,
-    State,
-)
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import encode
 from tests.unit.learner.world import NOW, World, identity
 
@@ -116,7 +113,7 @@ class VolunteerRig:
         return seal(author or self.small_run.learner, body, run=self.small_run.run, now=NOW)
 
 
-def settled(raw: bytes, state: State = State.VERIFIED, reason: str = "") -> Receipt:
+def settled(raw: bytes, state: ReceiptState = ReceiptState.VERIFIED, reason: str = "") -> Receipt:
     group = body_of(open_envelope(raw, now=None), RolloutGroup)
     return Receipt(envelope_digest(raw), ME.public_key, group.version, group.slot, int(state), reason, 9, 2, 0.5)
 
