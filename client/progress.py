@@ -20,7 +20,7 @@ _REMEMBERED_REWARDS = 40
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Snapshot of a volunteer's work, for a person and for its status file. A report, so it has many fields."""
+    """Snapshot of a volunteer for a person and its status file. Many fields, because it is a report of figures."""
 
     state: str
     version: int

@@ -10,11 +10,11 @@ from typing import Any
 
 from p2prl.clock import SystemClock
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
-from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
+from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol.identity import Identity, PeerId
 
 LOCAL = ("/ip4/127.0.0.1/tcp/0",)
-OPTIONS = HivemindOptions(daemon=DaemonConfig(nat_port_map=False, auto_nat=False))
+DAEMON_CONFIG = DaemonConfig(nat_port_map=False, auto_nat=False)
 KEY = b"directory of a run"
 
 
@@ -43,7 +43,9 @@ def fresh() -> Identity:
 
 
 async def start(*bootstrap: str, **more: Any) -> HivemindTransport:
-    return await HivemindTransport.start(fresh(), listen=LOCAL, bootstrap=bootstrap, options=OPTIONS, **more)
+    return await HivemindTransport.start(
+        fresh(), listen=LOCAL, bootstrap=bootstrap, daemon_config=DAEMON_CONFIG, **more
+    )
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,7 @@ from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.transports import framing, streams
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
-from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
+from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol import frames
 from p2prl.protocol.digests import Digest
@@ -87,13 +87,13 @@ async def main(given: dict[str, Any]) -> None:
     run = Digest(bytes.fromhex(given["run"]))
     node = build(identity, run, store, random.Random(1), NodeConfig(role=role, relay=rates), clock.now())
     node.begin(bytes.fromhex(given["run_manifest"]))
-    options = HivemindOptions(daemon=DaemonConfig(nat_port_map=False, auto_nat=False))
+    daemon_config = DaemonConfig(nat_port_map=False, auto_nat=False)
     budget = UploadBudget(clock, cap_bytes_s=given["upload_bytes_s"], monthly_bytes=0, path=folder / "uploads.json")
     transport = await HivemindTransport.start(
         identity,
         listen=("/ip4/127.0.0.1/tcp/0",),
         bootstrap=given["bootstrap"],
-        options=options,
+        daemon_config=daemon_config,
         pacer=budget.pacer,
     )
 

@@ -182,7 +182,7 @@ def test_a_peer_process_is_light_and_its_daemon_ends_with_it(peer_process: Calla
 def test_the_daemons_death_ends_the_transport() -> None:
     async def scenario() -> None:
         async with swarm(2) as (me, other):
-            os.kill(me.daemon_pid, signal.SIGKILL)
+            os.kill(me._daemon.pid, signal.SIGKILL)
             await me.wait_stopped()
             with pytest.raises(TransportError):
                 await me.send(other.peer_id, b"hello", timeout_s=5)

@@ -132,9 +132,9 @@ def test_a_wrong_clock_is_measured_and_logged(caplog: pytest.LogCaptureFixture) 
         clock.offset_s = -20.0
         with caplog.at_level(logging.WARNING, "p2prl.net"):
             second = await start(first.addresses[0], clock=clock)
-        assert second.clock_skew_s == pytest.approx(-20, abs=1)
+        assert second._directory.clock_skew_s == pytest.approx(-20, abs=1)
         assert "20.0 s behind" in caplog.text
-        assert first.clock_skew_s is None
+        assert first._directory.clock_skew_s is None
         await second.close()
         await first.close()
 

@@ -11,13 +11,13 @@ import pytest
 from p2prl.errors import ConfigError, MachineError, TransportError, UnreachableError
 from p2prl.net.transports.hivemind.daemon_config import DAEMON_VARIABLE
 from p2prl.net.transports.hivemind.transport import HivemindTransport
-from tests.loopback.hivemind_swarm import LOCAL, OPTIONS, fresh, run, start
+from tests.loopback.hivemind_swarm import DAEMON_CONFIG, LOCAL, fresh, run, start
 
 pytestmark = pytest.mark.loopback
 
 
 async def failing(**more: Any) -> None:
-    arguments: dict[str, Any] = {"listen": LOCAL, "options": OPTIONS} | more
+    arguments: dict[str, Any] = {"listen": LOCAL, "daemon_config": DAEMON_CONFIG} | more
     transport = await HivemindTransport.start(fresh(), **arguments)
     await transport.close()
 

@@ -21,7 +21,7 @@ import pytest
 
 from p2prl.errors import TransportError
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
-from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
+from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import limits
 from p2prl.protocol.identity import Identity, PeerId
 
@@ -79,10 +79,10 @@ def light_peer() -> Iterator[Callable[..., LightPeer]]:
 
 def with_daemon(scenario: Callable[[HivemindTransport], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        options = HivemindOptions(daemon=DaemonConfig(nat_port_map=False, auto_nat=False))
+        daemon_config = DaemonConfig(nat_port_map=False, auto_nat=False)
         async with asyncio.timeout(60):
             peer = await HivemindTransport.start(
-                Identity.generate(os.urandom(16)), listen=("/ip4/127.0.0.1/tcp/0",), options=options
+                Identity.generate(os.urandom(16)), listen=("/ip4/127.0.0.1/tcp/0",), daemon_config=daemon_config
             )
             try:
                 await scenario(peer)

@@ -165,7 +165,7 @@ class LedgerArrived(Message, frozen=True, array_like=True, tag=True):
 class Status(Message, frozen=True, array_like=True, tag=True):
     """Peers, traffic and memory of the node; sent every two seconds and whenever the links change.
 
-    A report of many numbers, so it has more than twelve fields.
+    It has more than twelve fields because it is a report of figures.
     """
 
     peers: tuple[tuple[str, int], ...]

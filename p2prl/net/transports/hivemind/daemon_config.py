@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.net.transports import multiaddrs
@@ -25,24 +24,14 @@ class DaemonConfig:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Multiaddrs to listen on; none to only dial. TCP alone by default: the bundled daemon's QUIC (quic-go 0.40.0) has
     known holes (CVE-2023-49295, CVE-2024-22189)."""
-    announce: tuple[str, ...] = ()
-    """Multiaddrs to announce instead of the ones found, for a port forwarded by hand."""
+    relays: tuple[str, ...] = ()
+    """Relay candidates, multiaddrs ending in /p2p/<id>. When this peer cannot be dialed, it reserves a slot at relays
+    and is dialed through them; it takes about four candidates. The bundled daemon's relays often end a circuit after
+    128 KiB, whatever their data limit: enough for gossip, not for weights."""
     nat_port_map: bool = True
     """Ask the home router for a port (UPnP, NAT-PMP)."""
     auto_nat: bool = True
     """Help others find out whether they can be dialed."""
-    reachability: Literal["auto", "public", "private"] = "auto"
-    """Skip finding out whether this peer can be dialed."""
-    use_relays: bool = True
-    """When unreachable, reserve a slot at relays and be dialed through them. Needs about four relay candidates. The
-    bundled daemon's relays often end a circuit after 128 KiB, whatever their data limit: enough for gossip, not for
-    weights."""
-    relays: tuple[str, ...] = ()
-    """Relay candidates, multiaddrs ending in /p2p/<id>; the bootstrap peers when empty."""
-    be_relay: bool = True
-    """Carry others' traffic when publicly reachable, within the daemon's own limits."""
-    daemon_path: Path | None = None
-    """The p2pd to run; `P2PRL_P2PD` or the one in hivemind's wheel when None."""
 
 
 class PortTakenError(MachineError):
@@ -53,10 +42,8 @@ class PortTakenError(MachineError):
         return MachineError(str(self), remedy=self.remedy)
 
 
-def daemon_binary(config: DaemonConfig) -> Path:
-    """The p2pd to run: the configured one, the environment's, or the wheel's."""
-    if config.daemon_path is not None:
-        return config.daemon_path
+def daemon_binary() -> Path:
+    """The p2pd to run: the environment's or the one in hivemind's wheel."""
     return Path(os.environ.get(DAEMON_VARIABLE) or light_import.load().daemon_path)
 
 
@@ -71,24 +58,18 @@ def daemon_arguments(config: DaemonConfig, *, control_path: Path, key_file: Path
         "-noise=1",
         "-connManager=1",
         "-relay=1",
-        f"-relayService={int(config.be_relay)}",
-        f"-autoRelay={int(config.use_relays and bool(config.relays))}",
+        "-relayService=1",  # carry others' traffic when publicly reachable, within the daemon's own limits
+        f"-autoRelay={int(bool(config.relays))}",
         f"-autonat={int(config.auto_nat)}",
         f"-natPortMap={int(config.nat_port_map)}",
     ]
-    for flag, values in (
-        ("hostAddrs", config.listen),
-        ("announceAddrs", config.announce),
-        ("trustedRelays", config.relays if config.use_relays else ()),
-    ):
+    for flag, values in (("hostAddrs", config.listen), ("trustedRelays", config.relays)):
         for value in values:
             multiaddrs.to_bytes(value)
         if values:
             arguments.append(f"-{flag}={','.join(values)}")
     if not config.listen:
         arguments.append("-noListenAddrs=1")
-    if config.reachability != "auto":
-        arguments.append(f"-forceReachability{config.reachability.capitalize()}=1")
     return arguments
 
 
@@ -111,9 +92,7 @@ def startup_error(last_line: str, config: DaemonConfig) -> MachineError | Config
             remedy="Close it, or listen on another port (0 takes any free one).",
         )
     if "cannot assign requested address" in reason or "can't assign requested address" in reason:
-        return MachineError(
-            f"{listen} is not an address of this machine", remedy="Listen on 0.0.0.0, and announce the public address."
-        )
+        return MachineError(f"{listen} is not an address of this machine", remedy="Listen on 0.0.0.0.")
     if "permission denied" in reason and "listen" in reason:
         return MachineError(f"this user may not listen on {listen}", remedy="Choose a port above 1023.")
     return MachineError(

@@ -37,9 +37,9 @@ class Directory:
         self._skews: dict[PeerId, float] = {}
 
     @classmethod
-    async def start(cls, p2p: Any, identity: Identity, clock: Clock, *, serve: bool) -> Directory:
-        """`serve` stores records for others."""
-        return cls(await start_dht_node(p2p, identity, clock, serve=serve), identity.peer_id, clock)
+    async def start(cls, p2p: Any, identity: Identity, clock: Clock) -> Directory:
+        """Start a DHT node on hivemind's client."""
+        return cls(await start_dht_node(p2p, identity, clock), identity.peer_id, clock)
 
     @property
     def clock_skew_s(self) -> float | None:

@@ -27,15 +27,15 @@ MAX_KEY_BYTES = 3 * 1024 * 1024
 """All owners' records under one key; the answer to a reader must stay under the daemon's 4 MiB."""
 
 
-async def start_dht_node(p2p: Any, identity: Identity, clock: Clock, *, serve: bool) -> Any:
+async def start_dht_node(p2p: Any, identity: Identity, clock: Clock) -> Any:
     """A `DHTNode` on `p2p` that stores and returns owner-signed records only.
 
-    `serve` keeps records for others. There are no caches: every read asks for the newest records anyway.
+    It has no caches: every read asks for the newest records anyway.
     """
     node = await light_import.load().DHTNode.create(
         p2p=p2p,
         record_validator=OwnerSignedRecords(identity, clock),
-        client_mode=not serve,
+        client_mode=False,
         cache_locally=False,
         cache_nearest=0,
         cache_on_store=False,

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from p2prl.clock import Clock, SystemClock
 from p2prl.errors import ConfigError, TransportError
@@ -39,16 +39,6 @@ _MAX_KNOWN_PEERS = 4096
 """Addresses remembered for reconnecting."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HivemindOptions:
-    """Settings that differ between a laptop at home, a rented server and a test."""
-
-    daemon: DaemonConfig = field(default_factory=DaemonConfig)
-    """The daemon's own settings; its listen addresses are those given to `start`."""
-    serve_directory: bool = True
-    """Store records for others. False for a peer nobody can dial: lookups would wait for it in vain."""
-
-
 class HivemindTransport:
     """`ports.Transport` over hivemind. Build it with `start`, on the event loop it will run on."""
 
@@ -73,26 +63,25 @@ class HivemindTransport:
         *,
         listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
         bootstrap: Sequence[str] = (),
-        options: HivemindOptions | None = None,
+        daemon_config: DaemonConfig | None = None,
         clock: Clock | None = None,
         pacer: Pacer | None = None,
     ) -> HivemindTransport:
         """Start the daemon, join the directory through `bootstrap` (none: found a new one) and listen.
 
         Raises `MachineError` (port in use, daemon missing), `ConfigError` (a malformed address) or `UnreachableError`
-        (no bootstrap peer answered), each with a remedy. A wrong clock gives `clock_skew_s` and a logged warning.
+        (no bootstrap peer answered), each with a remedy. A wrong clock is logged as a warning.
         """
-        chosen = options or HivemindOptions()
         time_source = clock or SystemClock()
         for address in bootstrap:
             multiaddrs.split_peer(address)
-        relays = chosen.daemon.relays or tuple(bootstrap)
+        chosen = replace(daemon_config or DaemonConfig(), listen=tuple(listen), relays=tuple(bootstrap))
         async with contextlib.AsyncExitStack() as cleanup:
-            daemon = await Daemon.start(identity, replace(chosen.daemon, listen=tuple(listen), relays=relays))
+            daemon = await Daemon.start(identity, chosen)
             cleanup.push_async_callback(daemon.close)
             p2p = await join_daemon(daemon)
             cleanup.push_async_callback(leave_daemon, p2p)
-            directory = await Directory.start(p2p, identity, time_source, serve=chosen.serve_directory)
+            directory = await Directory.start(p2p, identity, time_source)
             cleanup.callback(directory.close)
             transport = cls(daemon, directory, pacer=pacer)
             await daemon.handle_streams(framing.FRAME_PROTOCOL, transport._inbound.accept)
@@ -104,16 +93,6 @@ class HivemindTransport:
             transport._cleanup = cleanup.pop_all()
         transport._watching = asyncio.create_task(transport._watch())
         return transport
-
-    @property
-    def clock_skew_s(self) -> float | None:
-        """Seconds this machine's clock is ahead of the peers it met (their median); None when it met none."""
-        return self._directory.clock_skew_s
-
-    @property
-    def daemon_pid(self) -> int:
-        """Process id of the daemon."""
-        return self._daemon.pid
 
     async def wait_stopped(self) -> None:
         """Return when the daemon has ended; after that every call raises `TransportError`. Start a new transport."""

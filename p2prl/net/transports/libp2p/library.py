@@ -12,7 +12,7 @@ from p2prl.net.transports import library_logs
 
 
 class Library:
-    """The parts of py-libp2p and trio that the transport uses. One attribute a name, so it has more than twelve."""
+    """The parts of py-libp2p and trio in use. Many attributes, because each holds one imported name."""
 
     def __init__(self) -> None:
         """Raises `MachineError` when the library is absent or hivemind is loaded: both register the same protobuf
