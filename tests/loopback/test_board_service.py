@@ -28,19 +28,19 @@ from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.messages import Role
-from p2prl.scoreboard.ledger_sources import Source
+from p2prl.scoreboard.ledger_sources import LedgerSource
 from p2prl.scoreboard.service import BoardServer
-from p2prl.scoreboard.swarm_source import LinkConfig, LinkSource
-from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
+from p2prl.scoreboard.swarm_source import SwarmSource, SwarmSourceConfig
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
 
 pytestmark = pytest.mark.loopback
 
 SERVE = """
 import sys
 from pathlib import Path
-from p2prl.scoreboard.run_folder_source import RunSource
+from p2prl.scoreboard.run_folder_source import RunFolderSource
 from p2prl.scoreboard.service import serve
-source = RunSource(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes())
+source = RunFolderSource(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes())
 serve(source, host="127.0.0.1", port=0, on_ready=lambda url: print(url, flush=True))
 source.close()
 print("left in order", flush=True)
@@ -60,10 +60,10 @@ def wait_until(condition: Callable[[], bool], *, seconds: float, pause: threadin
 
 
 @pytest.fixture
-def serving() -> Iterator[Callable[[Source], str]]:
+def serving() -> Iterator[Callable[[LedgerSource], str]]:
     running: list[tuple[BoardServer, threading.Thread]] = []
 
-    def start(source: Source) -> str:
+    def start(source: LedgerSource) -> str:
         board, ready = BoardServer(source, host="127.0.0.1", port=0), threading.Event()
         thread = threading.Thread(target=board.run, args=(lambda _: ready.set(),))
         thread.start()
@@ -128,7 +128,7 @@ class _Learner:
                 self.network.send(control.SendLedger(message.peer, message.from_height, entries))
 
 
-def test_a_board_joins_by_link_follows_the_ledger_and_resumes(tmp_path: Path, serving: Callable[[Source], str]) -> None:
+def test_a_board_joins_by_link_follows_and_resumes(tmp_path: Path, serving: Callable[[LedgerSource], str]) -> None:
     writer = sample_run(0, steps=30)
     writer.now = time.time()
     head = writer.signed_head()
@@ -142,13 +142,13 @@ def test_a_board_joins_by_link_follows_the_ledger_and_resumes(tmp_path: Path, se
 
         wait_until(up, seconds=30, pause=pause)
         link = JoinLink("chain-of-sums", writer.run, learner.network.addresses[:1])
-        config = LinkConfig(
+        config = SwarmSourceConfig(
             link=link,
             key_file=tmp_path / "board-key",
             folder=tmp_path / "board",
             listen=("/ip4/127.0.0.1/tcp/0",),
         )
-        source = LinkSource(config, clock=SystemClock())
+        source = SwarmSource(config, clock=SystemClock())
         try:
             url = serving(source)
 
@@ -174,7 +174,7 @@ def test_a_board_joins_by_link_follows_the_ledger_and_resumes(tmp_path: Path, se
             source.close()
     finally:
         learner.network.close()
-    again = LinkSource(config, clock=SystemClock())  # nobody is there to ask: the disk has it all
+    again = SwarmSource(config, clock=SystemClock())  # nobody is there to ask: the disk has it all
     try:
         snapshot = again.snapshot()
         assert snapshot.board is not None
@@ -186,7 +186,7 @@ def test_a_board_joins_by_link_follows_the_ledger_and_resumes(tmp_path: Path, se
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on PATH")
 @pytest.mark.parametrize("width", [1200, 500])
 def test_the_page_draws_and_hostile_words_stay_words(
-    tmp_path: Path, serving: Callable[[Source], str], width: int
+    tmp_path: Path, serving: Callable[[LedgerSource], str], width: int
 ) -> None:
     hostile = "Add numbers<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     writer = sample_run(0, steps=40)

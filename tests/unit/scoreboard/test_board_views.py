@@ -13,8 +13,9 @@ from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard import views
 from p2prl.scoreboard.api_schema import ContributorDocument, ValidatorDocument
 from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS, display_name
+from p2prl.scoreboard.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.scoreboard.totals import wilson_interval
-from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
 
 
 @pytest.mark.parametrize(
@@ -37,11 +38,11 @@ def test_the_interval_holds_the_rate_and_stays_within_0_and_1(passed: int, faile
 def test_pages_put_together_are_the_whole_table_in_order() -> None:
     snapshot = MemorySource(sample_run(0, steps=20)).snapshot()
     for by in ("people", "validators"):
-        whole = views.leaderboard_document(snapshot, by=by, limit=500, cursor=None)
+        whole = leaderboard_document(snapshot, by=by, limit=500)
         rows: list[ContributorDocument | ValidatorDocument] = []
         cursor = None
         while True:
-            page = views.leaderboard_document(snapshot, by=by, limit=3, cursor=cursor)
+            page = leaderboard_document(snapshot, by=by, limit=3, cursor=cursor)
             rows += [*page.people, *page.validators]
             cursor = page.next_cursor
             if cursor is None:
@@ -55,24 +56,24 @@ def test_a_cursor_keeps_its_place_while_others_overtake() -> None:
     people = [identity(str(i)) for i in range(6)]
     writer = LedgerWriter()
     writer.receipts(0, *(receipt(i, person, tokens=100 * (i + 1)) for i, person in enumerate(people)))
-    first = views.leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3, cursor=None)
+    first = leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3)
     writer.receipts(1, receipt(99, people[0], tokens=10_000))  # the last one jumps to the top
-    second = views.leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3, cursor=first.next_cursor)
+    second = leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3, cursor=first.next_cursor)
     assert [row.id for row in second.people] == [people[2].peer_id, people[1].peer_id]
 
 
 @pytest.mark.parametrize("cursor", ["", "7", "-1-abc", "1-" + "0" * 52, "9" * 30 + "-" + "1" * 46, "1-x' OR 1=1"])
 def test_a_made_up_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ConfigError, match="cursor"):
-        views.leaderboard_document(MemorySource(LedgerWriter()).snapshot(), by="people", limit=3, cursor=cursor)
+        leaderboard_document(MemorySource(LedgerWriter()).snapshot(), by="people", limit=3, cursor=cursor)
 
 
 def test_a_contributor_has_the_rank_of_the_table() -> None:
     snapshot = MemorySource(sample_run(1, steps=15)).snapshot()
-    for row in views.leaderboard_document(snapshot, by="people", limit=500, cursor=None).people:
-        assert views.contributor_document(snapshot, row.id) == row
-    assert views.contributor_document(snapshot, identity("nobody").peer_id) is None
-    assert views.contributor_document(snapshot, "../../etc/passwd") is None
+    for row in leaderboard_document(snapshot, by="people", limit=500).people:
+        assert contributor_document(snapshot, row.id) == row
+    assert contributor_document(snapshot, identity("nobody").peer_id) is None
+    assert contributor_document(snapshot, "../../etc/passwd") is None
 
 
 def test_the_curve_is_the_weighted_mean_with_the_interval_of_group_means() -> None:
@@ -147,7 +148,7 @@ def test_a_validator_from_the_far_future_does_not_take_the_board_down() -> None:
     writer.now = ((1 << 53) - 1) / 1000
     writer.add(identity("bob"), verdict_on(receipt(0, identity("ann"))))
     snapshot = MemorySource(writer).snapshot()
-    row = views.leaderboard_document(snapshot, by="validators", limit=9, cursor=None).validators[0]
+    row = leaderboard_document(snapshot, by="validators", limit=9).validators[0]
     assert (row.passed_groups, row.last_verdict_at) == (1, None)
 
 

@@ -14,9 +14,9 @@ from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.messages import LedgerHead
-from p2prl.scoreboard.ledger_follower import ASK_S, Follower
+from p2prl.scoreboard.ledger_follower import ASK_S, LedgerFollower
 from p2prl.scoreboard.ledger_store import LedgerStore
-from tests.unit.scoreboard.ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
+from p2prl.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
 
 WRITER = sample_run(0, steps=10)
 
@@ -28,8 +28,8 @@ def store(tmp_path: Path) -> Iterator[LedgerStore]:
     opened.close()
 
 
-def started(store: LedgerStore) -> Follower:
-    follower = Follower(store, run=WRITER.run)
+def started(store: LedgerStore) -> LedgerFollower:
+    follower = LedgerFollower(store, run=WRITER.run)
     follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
     return follower
 
@@ -38,7 +38,7 @@ def page(entries: list[bytes], start: int, count: int = 64) -> control.LedgerPag
     return control.LedgerPage(start, tuple(entries[start : start + count]))
 
 
-def height(follower: Follower) -> int:
+def height(follower: LedgerFollower) -> int:
     board = follower.snapshot().board
     assert board is not None
     return board.height
@@ -55,7 +55,7 @@ def fork() -> LedgerWriter:
 
 
 def test_it_asks_follows_and_tells(store: LedgerStore) -> None:
-    follower = Follower(store, run=WRITER.run)
+    follower = LedgerFollower(store, run=WRITER.run)
     assert follower.handle_timer(0.0) == []
     assert follower.snapshot().run is None
     follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
@@ -141,7 +141,7 @@ def test_two_heads_of_one_height_are_an_incident_that_is_not_forgotten(store: Le
     incident = follower.snapshot().incident
     assert incident is not None
     assert "two different histories" in incident
-    assert Follower(store, run=WRITER.run).snapshot().incident == incident
+    assert LedgerFollower(store, run=WRITER.run).snapshot().incident == incident
 
 
 def test_a_lower_head_against_a_confirmed_chain_is_an_incident(store: LedgerStore) -> None:
@@ -174,7 +174,7 @@ def test_the_end_of_the_run_is_heard(store: LedgerStore) -> None:
     farewell = seal(WRITER.learner, last, run=WRITER.run, now=now + 1)
     follower.receive(control.EnvelopeArrived(farewell), now + 2)
     assert follower.snapshot().finished
-    resumed = Follower(store, run=WRITER.run)
+    resumed = LedgerFollower(store, run=WRITER.run)
     assert control.Publish(farewell) in resumed.introduce(), "nobody else may be left who remembers"
 
 
@@ -191,7 +191,7 @@ def test_an_old_farewell_does_not_end_the_run_on_the_page(store: LedgerStore) ->
 def test_another_runs_manifest_is_refused(store: LedgerStore) -> None:
     other = LedgerWriter(now=1.0)
     with pytest.raises(RemoteProtocolError, match="join link"):
-        Follower(store, run=WRITER.run).receive(control.RunKnown(other.manifest_raw), 0.0)
+        LedgerFollower(store, run=WRITER.run).receive(control.RunKnown(other.manifest_raw), 0.0)
     assert store.manifest == b""
 
 
@@ -200,7 +200,7 @@ def test_after_a_crash_it_resumes_where_the_disk_stands(tmp_path: Path, store: L
     follower.receive(page(WRITER.entries, 0, 7), 0.0)
     follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=6, head=_head_at(6))), 0.0)
     again = LedgerStore(tmp_path / "board" / "ledger_chain.db", run=WRITER.run)  # the first one was never closed
-    resumed = Follower(again, run=WRITER.run)
+    resumed = LedgerFollower(again, run=WRITER.run)
     assert height(resumed) == 7
     assert resumed.snapshot().signed_height == 6
     assert resumed.introduce() == [control.LedgerHeight(7)]
@@ -213,7 +213,7 @@ def test_a_meddled_file_is_cut_back_to_what_verifies(tmp_path: Path, store: Ledg
     db = sqlite3.connect(tmp_path / "board" / "ledger_chain.db", isolation_level=None)
     db.execute("UPDATE ledger SET raw = x'00' WHERE height = 4")
     db.close()
-    resumed = Follower(store, run=WRITER.run)
+    resumed = LedgerFollower(store, run=WRITER.run)
     assert height(resumed) == store.height == 4
     resumed.receive(page(WRITER.entries, 4), 0.0)
     assert store.entries(0, 999) == WRITER.entries
@@ -226,7 +226,7 @@ def test_a_fork_on_disk_is_cut_back_by_the_heads_on_disk(store: LedgerStore) -> 
     follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=9, head=_head_at(9))), 0.0)
     store.truncate(0)
     store.append(0, fork().entries)
-    resumed = Follower(store, run=WRITER.run)
+    resumed = LedgerFollower(store, run=WRITER.run)
     assert (height(resumed), store.height) == (4, 4)
 
 

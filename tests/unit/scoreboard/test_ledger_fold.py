@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.messages import Receipts, State, Verdict
-from p2prl.scoreboard.ledger_fold import Board, BoardState
-from tests.unit.scoreboard.ledgers import (
+from p2prl.scoreboard.ledger_fold import BoardState, LedgerFold
+from p2prl.testing.sample_ledgers import (
     LedgerWriter,
     identity,
     manifest,
@@ -27,7 +27,7 @@ ANN, BOB, EVE = identity("ann"), identity("bob"), identity("eve")
 
 
 def fold(writer: LedgerWriter) -> BoardState:
-    board = Board(run=writer.run, learner=writer.learner.public_key, parameters=writer.manifest.parameters)
+    board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=writer.manifest.parameters)
     for raw in writer.entries:
         board.follow(raw)
     return board.state()
@@ -224,7 +224,7 @@ def test_an_impossible_verdict_is_ignored_and_counted(nonsense: dict[str, Any]) 
 
 def test_a_broken_chain_is_refused_and_leaves_the_board_as_it_was() -> None:
     writer = sample_run(0, steps=4)
-    board = Board(run=writer.run, learner=writer.learner.public_key, parameters=1)
+    board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
     board.follow(writer.entries[0])
     before = board.state()
     with pytest.raises(IntegrityError):
@@ -242,7 +242,7 @@ def test_a_broken_chain_is_refused_and_leaves_the_board_as_it_was() -> None:
 def test_receipts_of_anybody_but_the_learner_are_refused() -> None:
     writer = LedgerWriter()
     forged = writer.add(EVE, Receipts(0, (receipt(0, EVE),)))
-    board = Board(run=writer.run, learner=writer.learner.public_key, parameters=1)
+    board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
     with pytest.raises(RemoteProtocolError, match="not the learner"):
         board.follow(forged)
     assert board.height == 0
@@ -250,7 +250,7 @@ def test_receipts_of_anybody_but_the_learner_are_refused() -> None:
 
 def test_a_state_in_hand_does_not_change_when_the_board_goes_on() -> None:
     writer = sample_run(0, steps=6)
-    board = Board(run=writer.run, learner=writer.learner.public_key, parameters=1)
+    board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
     states = []
     for raw in writer.entries:
         board.follow(raw)
