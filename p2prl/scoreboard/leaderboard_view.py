@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from p2prl.errors import ConfigError, IdentityError
@@ -24,6 +24,13 @@ _CACHED_KEYS = 100_000
 _peer_id = lru_cache(maxsize=_CACHED_KEYS)(peer_id_of)
 
 
+@lru_cache(maxsize=2)
+def _ranked(board: BoardState, by: str) -> Sequence[tuple[int, tuple[int, str, bytes]]]:
+    """The whole table in order: rank, then (-tokens, peer id, public key). One for each table of the newest state."""
+    rows: Mapping[bytes, Person] | Mapping[bytes, Validator] = board.people if by == "people" else board.validators
+    return tuple(enumerate(sorted((-row.tokens, _peer_id(key), key) for key, row in rows.items()), 1))
+
+
 @lru_cache(maxsize=_CACHED_KEYS)
 def _searchable(public_key: bytes) -> tuple[str, str]:
     """Display name and peer id in lower case."""
@@ -40,11 +47,9 @@ def leaderboard_document(
     its number, so a page neither repeats nor skips a row when others overtake in between.
     """
     _, board = require_run(snapshot)
-    rows: Mapping[bytes, Person] | Mapping[bytes, Validator] = board.people if by == "people" else board.validators
-    order = sorted((-row.tokens, _peer_id(key), key) for key, row in rows.items())
-    ranked = list(enumerate(order, 1))
+    ranked = _ranked(board, by)
     if words := query.lower().split():
-        ranked = [row for row in ranked if _matches(row[1][2], words)]
+        ranked = [(rank, row) for rank, row in ranked if _matches(row[2], words)]
     start = 0
     if cursor is not None:
         last = _place(cursor)
@@ -66,9 +71,8 @@ def contributor_document(snapshot: Snapshot, contributor_id: str) -> Contributor
         return None
     if key not in board.people:
         return None
-    place = (-board.people[key].tokens, contributor_id)
-    ahead = sum((-person.tokens, _peer_id(other)) < place for other, person in board.people.items())
-    return _contributor(board, ahead + 1, key)
+    rank = next(rank for rank, (_, _, other) in _ranked(board, "people") if other == key)
+    return _contributor(board, rank, key)
 
 
 def _matches(public_key: bytes, words: list[str]) -> bool:

@@ -25,9 +25,9 @@ from p2prl.scoreboard.totals import Person, Step, Validator
 from p2prl.scoreboard.verdict_totals import VerdictTotals
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BoardState:
-    """The leaderboard at one ledger height. Its mappings never change."""
+    """The leaderboard at one ledger height. Its mappings never change; states are compared by identity."""
 
     parameters: int
     """Parameters of the run's model; scales tokens to credit."""

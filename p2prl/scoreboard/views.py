@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import reduce
+from functools import lru_cache, reduce
 
 from p2prl.errors import StaleWorkError
 from p2prl.scoreboard.api_schema import (
@@ -146,6 +146,7 @@ def reward_change(board: BoardState) -> tuple[float, float] | None:
     return None if first is None or last is None else (first, last)
 
 
+@lru_cache(maxsize=1)
 def _totals(board: BoardState) -> Totals:
     people = board.people.values()
     tokens = sum(person.tokens for person in people)
