@@ -110,7 +110,8 @@ def test_every_contributor_is_found_by_name_or_id() -> None:
 def test_a_search_pages_through_all_its_matches() -> None:
     app = create_app(MemorySource(MANY))
     found = ask(app, "/api/v1/leaderboard?limit=500&q=otter").document
-    rows, cursor = [], ""
+    rows: list[Any] = []
+    cursor: str | None = ""
     while cursor is not None:
         page = ask(app, f"/api/v1/leaderboard?limit=2&q=otter{cursor and '&cursor='}{cursor}").document
         rows += page["people"]
