@@ -71,11 +71,6 @@ class SwarmSource:
         with self._lock:
             self._store.close()
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Addresses at which other peers can dial this board; empty until its network is up."""
-        return self._network.addresses
-
     def snapshot(self) -> Snapshot:
         """The ledger entries received so far."""
         with self._lock:

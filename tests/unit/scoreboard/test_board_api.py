@@ -37,7 +37,7 @@ MANY = crowd(320)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_answer_has_an_etag_and_is_not_sent_twice(path: str) -> None:
+def test_every_answer_has_an_etag_and_304(path: str) -> None:
     app = create_app(MemorySource(WRITER))
     answer = ask(app, path)
     assert answer.status == 200
@@ -50,7 +50,7 @@ def test_every_answer_has_an_etag_and_is_not_sent_twice(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/static/board.js", "/nowhere", "/api/v1/leaderboard?cursor=x"])
-def test_every_answer_carries_the_policy_and_no_server_name(path: str) -> None:
+def test_security_headers_and_no_server_name(path: str) -> None:
     answer = ask(create_app(MemorySource(WRITER)), path)
     for name, value in RESPONSE_HEADERS.items():
         assert answer.headers[name.lower()] == value
@@ -73,7 +73,7 @@ def test_the_etag_changes_with_the_ledger() -> None:
     assert ask(app, "/api/v1/run").headers["etag"] != before
 
 
-def test_the_entries_lead_a_stranger_to_the_same_head() -> None:
+def test_entries_recount_to_the_same_head() -> None:
     app = create_app(MemorySource(WRITER))
     board = LedgerFold(run=WRITER.run, learner=WRITER.learner.public_key, parameters=WRITER.manifest.parameters)
     while page := ask(app, f"/api/v1/ledger/entries?from={board.height}&limit=7").document["entries_base64"]:
@@ -94,7 +94,7 @@ def test_a_contributor_is_found_by_id() -> None:
     assert set(missing.document) == {"error", "remedy"}
 
 
-def test_every_contributor_is_found_by_name_or_id() -> None:
+def test_search_finds_every_contributor_by_name_or_id() -> None:
     app = create_app(MemorySource(MANY))
     row = ask(app, "/api/v1/leaderboard?limit=500").document["people"][300]
     assert row["rank"] == 301
@@ -107,7 +107,7 @@ def test_every_contributor_is_found_by_name_or_id() -> None:
     assert (nobody["total"], nobody["people"], nobody["next_cursor"]) == (0, [], None)
 
 
-def test_a_search_pages_through_all_its_matches() -> None:
+def test_search_pages_through_all_matches() -> None:
     app = create_app(MemorySource(MANY))
     found = ask(app, "/api/v1/leaderboard?limit=500&q=otter").document
     rows: list[Any] = []
@@ -121,7 +121,7 @@ def test_a_search_pages_through_all_its_matches() -> None:
     assert found["total"] == len(rows) > 2
 
 
-def test_the_dump_is_the_file_that_verify_reads(tmp_path: Path) -> None:
+def test_dump_verifies(tmp_path: Path) -> None:
     answer = ask(create_app(MemorySource(WRITER)), "/api/v1/ledger/dump")
     (tmp_path / "run.ledger").write_bytes(answer.body)
     result = verify_dump(tmp_path / "run.ledger")
@@ -130,7 +130,7 @@ def test_the_dump_is_the_file_that_verify_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/static/board.css", "/api/v1/ledger/dump", "/api/v1/openapi.json"])
-def test_head_answers_like_get_without_a_body(path: str) -> None:
+def test_head_is_get_without_a_body(path: str) -> None:
     app = create_app(MemorySource(WRITER))
     full, head = ask(app, path), ask(app, path, method="HEAD")
     assert (head.status, head.body) == (200, b"")
@@ -138,7 +138,7 @@ def test_head_answers_like_get_without_a_body(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/leaderboard", "/static/board.css"])
-def test_long_answers_are_gzipped_under_the_same_weak_etag(path: str) -> None:
+def test_gzip_keeps_the_weak_etag(path: str) -> None:
     app = create_app(MemorySource(WRITER))
     plain, packed = ask(app, path), ask(app, path, accept_encoding="gzip")
     assert gzip.decompress(packed.body) == plain.body
@@ -185,7 +185,7 @@ def test_nothing_can_be_written(method: str) -> None:
         assert "GET" in answer.headers["allow"]
 
 
-def test_a_board_that_has_not_heard_of_its_run_says_so() -> None:
+def test_without_a_manifest_the_board_answers_503() -> None:
     app = create_app(MemorySource(LedgerWriter(), known=False))
     answer = ask(app, "/api/v1/run")
     assert answer.status == 503
@@ -196,7 +196,7 @@ def test_a_board_that_has_not_heard_of_its_run_says_so() -> None:
     assert "Joining the run" in page.text
 
 
-def test_a_broken_ledger_shows_on_every_surface() -> None:
+def test_a_broken_ledger_shows_in_api_health_and_page() -> None:
     app = create_app(MemorySource(WRITER, incident="entry 7 of the ledger is broken"))
     health = ask(app, "/healthz")
     assert (health.status, health.document["status"]) == (503, "failing")
@@ -218,7 +218,7 @@ _PLACES = re.compile(
 )
 
 
-def test_no_field_of_the_schema_or_of_an_answer_could_place_anybody() -> None:
+def test_no_field_could_locate_a_peer() -> None:
     app = create_app(MemorySource(WRITER))
     schema = ask(app, "/api/v1/openapi.json").document
     names = {name for model in schema["components"]["schemas"].values() for name in model.get("properties", {})}
@@ -235,7 +235,7 @@ def test_no_answer_holds_an_address() -> None:
             assert not re.search(r"\b\d{1,3}(\.\d{1,3}){3}\b|/ip[46]/|/dns", ask(app, path).text)
 
 
-def test_the_schema_states_the_cursor_and_every_error() -> None:
+def test_schema_has_the_cursor_pattern_and_every_error() -> None:
     schema = ask(create_app(MemorySource(WRITER)), "/api/v1/openapi.json").document
     assert "HTTPValidationError" not in schema["components"]["schemas"]
     leaderboard = schema["paths"]["/api/v1/leaderboard"]["get"]
@@ -250,7 +250,7 @@ def test_the_schema_states_the_cursor_and_every_error() -> None:
     assert "404" in schema["paths"]["/api/v1/contributors/{contributor_id}"]["get"]["responses"]
 
 
-def test_documents_follow_the_schema_they_declare() -> None:
+def test_documents_follow_the_schema() -> None:
     app = create_app(MemorySource(WRITER))
     schema = ask(app, "/api/v1/openapi.json").document
     models = schema["components"]["schemas"]

@@ -75,18 +75,18 @@ def page_with(text: str) -> str:
 
 @pytest.mark.parametrize("text", CORPUS)
 def test_hostile_text_changes_no_tag_and_makes_no_link(text: str) -> None:
-    plain, hostile = tags(page_with("harmless words")), tags(page_with(text))
+    plain, hostile = tags(page_with("harmless text")), tags(page_with(text))
     assert hostile.shape == plain.shape
     assert hostile.links == plain.links
-    assert text in hostile.text  # shown as it was typed, not dropped
+    assert text in hostile.text  # shown as typed, not dropped
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=40))
 def test_no_printable_text_changes_a_tag(text: str) -> None:
-    assert tags(page_with(text)).shape == tags(page_with("harmless words")).shape
+    assert tags(page_with(text)).shape == tags(page_with("harmless text")).shape
 
 
-def test_the_page_asks_nobody_else_and_runs_nothing_inline() -> None:
+def test_page_loads_nothing_from_elsewhere_and_nothing_inline() -> None:
     html = render_page(MemorySource(sample_run(0, steps=5), join_link="p2prl://x@y").snapshot(), PageRequest(show=50))
     parsed = tags(html)
     assert parsed.links
@@ -135,7 +135,7 @@ def test_the_page_shows_the_numbers_of_the_api() -> None:
     assert run.credit_definition in html
 
 
-def test_a_long_table_leads_to_its_next_page_and_back() -> None:
+def test_a_long_table_has_pages() -> None:
     snapshot = MemorySource(sample_run(0, steps=10)).snapshot()
     html = render_page(snapshot, PageRequest(show=2))
     cursor = leaderboard_document(snapshot, by="people", limit=2).next_cursor
@@ -146,7 +146,7 @@ def test_a_long_table_leads_to_its_next_page_and_back() -> None:
     assert "3 to 4 of" in " ".join(second.split())
 
 
-def test_the_page_searches_without_a_script_and_says_when_nothing_matches() -> None:
+def test_page_searches_without_javascript() -> None:
     snapshot = MemorySource(sample_run(0, steps=10)).snapshot()
     last = leaderboard_document(snapshot, by="people", limit=500).people[-1]
     html = render_page(snapshot, PageRequest(show=2, query=last.handle))
@@ -171,7 +171,7 @@ def test_commands_are_complete_and_quoted() -> None:
     assert shlex.split(quoted(link)) == [link]
 
 
-def test_an_ended_run_says_what_it_reached_and_asks_for_no_machine() -> None:
+def test_an_ended_run_shows_its_result_and_no_join_command() -> None:
     writer = sample_run(0, steps=60)
     snapshot = MemorySource(writer, finished=True, join_link="p2prl://x@y", learner_step=60, total_steps=60).snapshot()
     text = " ".join("".join(tags(render_page(snapshot, PageRequest())).text).split())
@@ -275,7 +275,7 @@ def test_the_chart_goes_through_its_points() -> None:
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30),
     st.integers(0, 1 << 40),
 )
-def test_the_chart_takes_any_rewards_and_keeps_inside_its_box(rewards: list[float], first: int) -> None:
+def test_the_chart_stays_in_its_box_for_any_rewards(rewards: list[float], first: int) -> None:
     writer = LedgerWriter()
     writer.receipts(0, receipt(0, identity("ann")))
     base = views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=9, points=9)

@@ -1,4 +1,4 @@
-"""Intervals, pages, curves and times, each against another way of getting the same answer."""
+"""Views: intervals, pages, curves and times, each against an independent computation."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_the_wilson_interval_matches_published_values(passed: int, of: int, low:
 
 
 @given(st.integers(0, 500), st.integers(0, 500))
-def test_the_interval_holds_the_rate_and_stays_within_0_and_1(passed: int, failed: int) -> None:
+def test_the_interval_contains_the_rate_within_0_and_1(passed: int, failed: int) -> None:
     low, high = wilson_interval(passed, passed + failed)
     assert 0 <= low <= high <= 1
     if passed + failed:
         assert low - 1e-12 <= passed / (passed + failed) <= high + 1e-12
 
 
-def test_pages_put_together_are_the_whole_table_in_order() -> None:
+def test_pages_join_to_the_whole_table() -> None:
     snapshot = MemorySource(sample_run(0, steps=20)).snapshot()
     for by in ("people", "validators"):
         whole = leaderboard_document(snapshot, by=by, limit=500)
@@ -76,7 +76,7 @@ def test_a_contributor_has_the_rank_of_the_table() -> None:
     assert contributor_document(snapshot, "../../etc/passwd") is None
 
 
-def test_the_curve_is_the_weighted_mean_with_the_interval_of_group_means() -> None:
+def test_the_curve_is_a_weighted_mean_with_its_interval() -> None:
     writer = LedgerWriter()
     rewards, sizes = [0.25, 0.5, 1.0, 0.125], [8, 8, 4, 16]
     rows = [
@@ -94,7 +94,7 @@ def test_the_curve_is_the_weighted_mean_with_the_interval_of_group_means() -> No
     assert (document.oldest_version, document.newest_version) == ([0], [3])
 
 
-def test_one_group_gives_a_mean_without_an_interval_and_none_gives_neither() -> None:
+def test_one_group_has_no_interval_and_none_has_no_mean() -> None:
     writer = LedgerWriter()
     writer.receipts(0, receipt(0, identity("ann")))
     writer.receipts(1, receipt(1, identity("ann"), state=3, reason="seed_mismatch"))
@@ -105,7 +105,7 @@ def test_one_group_gives_a_mean_without_an_interval_and_none_gives_neither() -> 
 
 
 @pytest.mark.parametrize("points", [1, 2, 7, 20, 1000])
-def test_a_coarse_curve_merges_neighbours_and_loses_nothing(points: int) -> None:
+def test_a_coarse_curve_loses_nothing(points: int) -> None:
     snapshot = MemorySource(sample_run(2, steps=20)).snapshot()
     fine = views.metrics_document(snapshot, from_step=0, to_step=99, points=1000)
     coarse = views.metrics_document(snapshot, from_step=0, to_step=99, points=points)
@@ -138,11 +138,11 @@ def test_the_run_document_sums_up() -> None:
         (-1, None),
     ],
 )
-def test_times_are_rfc_3339_and_no_date_breaks_them(ms: int, text: str | None) -> None:
+def test_times_are_rfc_3339_or_none(ms: int, text: str | None) -> None:
     assert views.time_text(ms) == text
 
 
-def test_a_validator_from_the_far_future_does_not_take_the_board_down() -> None:
+def test_a_verdict_from_the_far_future_breaks_nothing() -> None:
     writer = LedgerWriter()
     writer.receipts(0, receipt(0, identity("ann")))
     writer.now = ((1 << 53) - 1) / 1000
@@ -153,14 +153,14 @@ def test_a_validator_from_the_far_future_does_not_take_the_board_down() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_a_handle_is_two_words_of_ours_and_a_number(key: bytes) -> None:
+def test_a_display_name_is_two_listed_words_and_a_number(key: bytes) -> None:
     adjective, animal, number = display_name(key).split()
     assert adjective in ADJECTIVES
     assert animal in ANIMALS
     assert 10 <= int(number) <= 99
 
 
-def test_handles_never_change_and_seldom_meet() -> None:
+def test_display_names_are_stable_and_rarely_collide() -> None:
     assert display_name(bytes(32)) == display_name(bytes(32))
     keys = [identity(f"volunteer {i}").public_key for i in range(300)]
     assert len({display_name(key) for key in keys}) >= 295

@@ -1,4 +1,4 @@
-"""One file out, the same sums in: and every way a file can lie is named."""
+"""Ledger dump: write, read back, recount; every kind of false or damaged file is refused with its reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRITER = sample_run(0, steps=6)
 SOURCE = MemorySource(WRITER, signed_head=WRITER.signed_head())
 
 
-def test_an_export_recounts_to_the_same_sums(tmp_path: Path) -> None:
+def test_a_dump_recounts_to_the_same_totals(tmp_path: Path) -> None:
     assert write_dump(SOURCE, tmp_path / "run.ledger") == len(WRITER.entries)
     result = verify_dump(tmp_path / "run.ledger", run=WRITER.run)
     assert (result.height, result.root) == (len(WRITER.entries), WRITER.head.hex())
@@ -75,7 +75,7 @@ def test_any_bytes_are_refused_with_a_reason(tmp_path_factory: pytest.TempPathFa
         verify_dump(path)
 
 
-def test_a_file_that_promises_gigabytes_is_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_a_length_of_gigabytes_is_refused_unread(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xc6\xff\xff\xff\xff")
     with pytest.raises(RemoteProtocolError, match="4294967295 bytes"):
         verify_dump(tmp_path / "x")
@@ -117,7 +117,7 @@ def test_a_sound_beginning_is_not_a_sound_ledger() -> None:
         verify_source(MemorySource(WRITER, incident="entry 7 of the ledger is broken"))
 
 
-def test_errors_of_the_disk_have_a_remedy(tmp_path: Path) -> None:
+def test_disk_errors_have_a_remedy(tmp_path: Path) -> None:
     for attempt in (
         lambda: write_dump(SOURCE, tmp_path / "no" / "such" / "folder"),
         lambda: verify_dump(tmp_path / "missing"),

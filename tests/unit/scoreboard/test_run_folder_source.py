@@ -1,4 +1,4 @@
-"""A board beside its learner: it keeps up with the journal, never holds it, and stops at what is broken."""
+"""Run folder source: follows the journal without blocking the learner, and stops at a broken entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2prl.scoreboard.run_folder_source import RunFolderSource
 from p2prl.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run
 
 
-def test_it_follows_the_learners_own_journal_while_the_learner_writes(tmp_path: Path) -> None:
+def test_follows_the_journal_while_the_learner_writes(tmp_path: Path) -> None:
     writer = sample_run(0, steps=5)
     journal = Journal(tmp_path / "journal.db")
     with journal.transaction():
@@ -25,7 +25,7 @@ def test_it_follows_the_learners_own_journal_while_the_learner_writes(tmp_path: 
     assert first.board.height == 6
     assert first.learner_step is None
     with journal.transaction():
-        during = source.snapshot()  # the learner holds its write lock here
+        during = source.snapshot()  # inside the learner's write transaction
         for envelope in writer.envelopes[6:]:
             journal.append(envelope)
         journal.begin_step(6, [])
@@ -36,14 +36,14 @@ def test_it_follows_the_learners_own_journal_while_the_learner_writes(tmp_path: 
     assert (after.board.height, after.board.head) == (journal.height, journal.head)
     assert (after.policy_version, after.learner_step, after.finished) == (6, 7, True)
     assert source.entries(0, 99) == writer.entries
-    with journal.transaction():  # nor does a board that looks keep the learner from writing
+    with journal.transaction():  # a board that reads does not block the learner's writes
         source.snapshot()
         journal.add_policy(7, 8, b"raw")
     source.close()
     journal.close()
 
 
-def test_it_writes_nothing(tmp_path: Path) -> None:
+def test_writes_nothing(tmp_path: Path) -> None:
     writer = sample_run(0, steps=2)
     writer.write_journal(tmp_path / "journal.db").close()
     before = (tmp_path / "journal.db").read_bytes()
