@@ -28,12 +28,12 @@ _EXPLANATIONS = {
     RejectionReason.UNKNOWN_POLICY: "The group names a policy version that the learner never published.",
     RejectionReason.TOO_STALE: "The policy that sampled the group was too old when the learner checked it; "
     "this happens to slow links and is nobody's fault.",
-    RejectionReason.UNKNOWN_TASK: "The group belongs to another task than the one its work slot asks for.",
-    RejectionReason.WRONG_PROMPT: "The prompt is not the one that the group's work slot asks for.",
+    RejectionReason.UNKNOWN_TASK: "The group belongs to another task than the one that its work slot asks for.",
+    RejectionReason.WRONG_PROMPT: "The prompt is not the one that the work slot of the group asks for.",
     RejectionReason.WRONG_SIZE: "The group has more or fewer completions than the run asks for.",
     RejectionReason.BAD_TOKENS: "A completion holds a token id outside the vocabulary, goes on after a stop token, "
     "or has a length that the run does not allow.",
     RejectionReason.DUPLICATE_SLOT: "Another group for the same work slot was verified before.",
-    RejectionReason.SEED_MISMATCH: "The tokens differ from those that the policy samples with the seeds of the work slot.",
-    RejectionReason.LOGPROB_MISMATCH: "The tokens are right, but the log-probs sent with them are not those of the policy.",
+    RejectionReason.SEED_MISMATCH: "The tokens are not those that the policy samples with the seeds of the slot.",
+    RejectionReason.LOGPROB_MISMATCH: "The tokens are right, but their log-probs are not those of the policy.",
 }

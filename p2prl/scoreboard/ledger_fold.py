@@ -19,7 +19,7 @@ from types import MappingProxyType
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
-from p2prl.protocol.messages import Receipts, Verdict
+from p2prl.protocol.ledger_messages import Receipts, Verdict
 from p2prl.scoreboard.receipt_totals import ReceiptTotals
 from p2prl.scoreboard.totals import Person, Step, Validator
 from p2prl.scoreboard.verdict_totals import VerdictTotals

@@ -7,7 +7,7 @@ from p2prl.net.process import control
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
 from p2prl.protocol.ledger_chain import page_of
-from p2prl.protocol.messages import LedgerHead
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
 from p2prl.scoreboard.ledger_sources import Snapshot, open_run_manifest
 from p2prl.scoreboard.ledger_store import LedgerStore
@@ -75,7 +75,7 @@ class LedgerFollower:
         The final head is published again because after the end of a run this board may be the last peer that has it.
         """
         head = self._ledger.confirmed if self._ledger is not None else None
-        final = [control.Publish(head.raw)] if head is not None and head.finished and self._run_end.is_said else []
+        final = [control.Publish(head.raw)] if head is not None and head.finished and self._run_end.is_announced else []
         return [*self._height_served(), *final]
 
     def snapshot(self) -> Snapshot:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.messages import LedgerHead
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.api_schema import ContributorDocument, Totals, ValidatorDocument
 from p2prl.scoreboard.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger_fold import LedgerFold

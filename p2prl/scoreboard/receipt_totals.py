@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
-from p2prl.protocol.messages import Receipt, State
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.scoreboard.totals import MICRO, Person, Step, summed
 
@@ -22,8 +22,8 @@ _MAX_REWARD = 1e6
 """Beyond any reward specification; bounds the sums that a hostile learner could otherwise inflate."""
 
 _KNOWN_REASONS = frozenset(reason.value for reason in RejectionReason)
-_STATES = frozenset(int(state) for state in State)
-_CREDITED = (State.VERIFIED, State.CREDITED_BY_SAMPLING)
+_STATES = frozenset(int(state) for state in ReceiptState)
+_CREDITED = (ReceiptState.VERIFIED, ReceiptState.CREDITED_BY_SAMPLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ def _add_to_person(before: Person, receipt: Receipt, *, step: int, sent_ms: int)
         last_ms=max(before.last_ms, sent_ms),
     )
     reason = receipt.reason if receipt.reason in _KNOWN_REASONS else OTHER_REASON
-    if receipt.state == State.REJECTED:
+    if receipt.state == ReceiptState.REJECTED:
         counts = {**person.rejected, reason: person.rejected.get(reason, 0) + 1}
         return replace(person, rejected=dict(sorted(counts.items())))
-    if receipt.state == State.EXPIRED:
+    if receipt.state == ReceiptState.EXPIRED:
         counts = {**person.expired, reason: person.expired.get(reason, 0) + 1}
         return replace(person, expired=dict(sorted(counts.items())))
-    verified = receipt.state == State.VERIFIED
+    verified = receipt.state == ReceiptState.VERIFIED
     return replace(
         person,
         verified_groups=person.verified_groups + verified,
@@ -102,9 +102,9 @@ def _add_to_person(before: Person, receipt: Receipt, *, step: int, sent_ms: int)
 
 def _add_to_step(step: Step, receipt: Receipt, sent_ms: int) -> Step:
     last_ms = max(step.last_ms, sent_ms)
-    if receipt.state == State.REJECTED:
+    if receipt.state == ReceiptState.REJECTED:
         return replace(step, last_ms=last_ms, rejected_groups=step.rejected_groups + 1)
-    if receipt.state == State.EXPIRED:
+    if receipt.state == ReceiptState.EXPIRED:
         return replace(step, last_ms=last_ms, expired_groups=step.expired_groups + 1)
     micros = round(receipt.reward * MICRO)
     return replace(

@@ -11,7 +11,7 @@ from p2prl.clock import Clock
 from p2prl.errors import MachineError, P2PRLError, RemoteProtocolError
 from p2prl.net.process.handle import NetworkConfig, NetworkHandle
 from p2prl.protocol.join_link import JoinLink
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from p2prl.scoreboard.ledger_follower import LedgerFollower
 from p2prl.scoreboard.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger_store import LedgerStore

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from p2prl.protocol.digests import DIGEST_BYTES
-from p2prl.protocol.messages import Verdict
+from p2prl.protocol.ledger_messages import Verdict
 from p2prl.scoreboard.receipt_totals import MAX_GROUP_TOKENS, CountedGroup
 from p2prl.scoreboard.totals import Validator
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.ledger_chain import entry_digest
-from p2prl.protocol.messages import LedgerHead
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.ledger_fold import BoardState
 from p2prl.scoreboard.ledger_sources import KnownRun
 from p2prl.scoreboard.ledger_store import LedgerStore

@@ -15,8 +15,8 @@ from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, Verdict
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
-from p2prl.protocol.messages import LedgerHead, Receipt, Receipts, State, Verdict
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import Wire
 from p2prl.scoreboard.ledger_sources import Snapshot, open_run_manifest
@@ -66,7 +66,7 @@ def receipt(number: int, peer: Identity, **changes: Any) -> Receipt:
         "peer": peer.public_key,
         "version": 0,
         "slot": number,
-        "state": int(State.VERIFIED),
+        "state": int(ReceiptState.VERIFIED),
         "reason": "",
         "tokens": 100,
         "completions": 8,
@@ -162,18 +162,18 @@ def sample_run(seed: int, *, steps: int = 60, peers: int = 12, goal: str | None 
             if index == 4 and rng.random() < 0.7:
                 reason = rng.choice(("seed_mismatch", "duplicate_slot"))
                 row = msgspec.structs.replace(
-                    row, state=int(State.REJECTED), reason=reason, tokens=0, completions=0, reward=0.0
+                    row, state=int(ReceiptState.REJECTED), reason=reason, tokens=0, completions=0, reward=0.0
                 )
             elif index == 6 and rng.random() < 0.5:
                 row = msgspec.structs.replace(
-                    row, state=int(State.EXPIRED), reason="too_stale", tokens=0, completions=0, reward=0.0
+                    row, state=int(ReceiptState.EXPIRED), reason="too_stale", tokens=0, completions=0, reward=0.0
                 )
             rows.append(row)
             number += 1
         writer.receipts(step, *rows)
         for validator in validators:
             judged = rng.choice(rows)
-            writer.add(validator, verdict_on(judged, passed=judged.state == State.VERIFIED))
+            writer.add(validator, verdict_on(judged, passed=judged.state == ReceiptState.VERIFIED))
     return writer
 
 
@@ -202,7 +202,7 @@ def crowd(people: int, *, steps: int = 0, reward_goal: float = 0.9) -> LedgerWri
             )
             if rng.random() < 0.03:
                 reason = rng.choice(list(RejectionReason))
-                state = State.EXPIRED if reason is RejectionReason.TOO_STALE else State.REJECTED
+                state = ReceiptState.EXPIRED if reason is RejectionReason.TOO_STALE else ReceiptState.REJECTED
                 row = msgspec.structs.replace(
                     row, state=int(state), reason=reason.value, tokens=0, completions=0, reward=0.0
                 )
@@ -212,7 +212,7 @@ def crowd(people: int, *, steps: int = 0, reward_goal: float = 0.9) -> LedgerWri
             writer.receipts(step, *rows[first : first + limits.MAX_RECEIPTS_PER_MESSAGE])
         for validator in validators:
             judged = rng.choice(rows)
-            writer.add(validator, verdict_on(judged, passed=judged.state == State.VERIFIED))
+            writer.add(validator, verdict_on(judged, passed=judged.state == ReceiptState.VERIFIED))
     return writer
 
 

@@ -26,8 +26,8 @@ from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkConfig, NetworkHandle
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import page_of
-from p2prl.protocol.messages import Role
 from p2prl.scoreboard.ledger_sources import LedgerSource
 from p2prl.scoreboard.service import BoardServer
 from p2prl.scoreboard.swarm_source import SwarmSource, SwarmSourceConfig

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import open_envelope
-from p2prl.protocol.messages import Receipts, State, Verdict
+from p2prl.protocol.ledger_messages import Receipts, ReceiptState, Verdict
 from p2prl.scoreboard.ledger_fold import BoardState, LedgerFold
 from p2prl.testing.sample_ledgers import (
     LedgerWriter,
@@ -152,7 +152,7 @@ def test_a_verdict_must_name_the_receipts_group(lie: dict[str, Any]) -> None:
 
 def test_a_failed_verdict_against_the_learner_is_a_dispute() -> None:
     writer = LedgerWriter()
-    good, bad = receipt(0, ANN), receipt(1, ANN, state=int(State.REJECTED), reason="seed_mismatch", tokens=0)
+    good, bad = receipt(0, ANN), receipt(1, ANN, state=int(ReceiptState.REJECTED), reason="seed_mismatch", tokens=0)
     writer.receipts(0, good, bad)
     writer.add(BOB, verdict_on(good, passed=False))
     writer.add(BOB, verdict_on(bad, passed=False))
@@ -164,9 +164,9 @@ def test_rejected_and_expired_groups_earn_nothing() -> None:
     writer = LedgerWriter()
     writer.receipts(
         0,
-        receipt(0, ANN, state=int(State.REJECTED), reason="seed_mismatch", tokens=500),
-        receipt(1, ANN, state=int(State.EXPIRED), reason="too_stale", tokens=500),
-        receipt(2, ANN, state=int(State.CREDITED_BY_SAMPLING)),
+        receipt(0, ANN, state=int(ReceiptState.REJECTED), reason="seed_mismatch", tokens=500),
+        receipt(1, ANN, state=int(ReceiptState.EXPIRED), reason="too_stale", tokens=500),
+        receipt(2, ANN, state=int(ReceiptState.CREDITED_BY_SAMPLING)),
     )
     person = fold(writer).people[ANN.public_key]
     assert (person.tokens, person.verified_groups, person.sampled_groups) == (100, 0, 1)
@@ -175,7 +175,7 @@ def test_rejected_and_expired_groups_earn_nothing() -> None:
 
 def test_an_unknown_reason_is_not_repeated() -> None:
     writer = LedgerWriter()
-    writer.receipts(0, receipt(0, ANN, state=int(State.REJECTED), reason="<script>alert(1)</script>"))
+    writer.receipts(0, receipt(0, ANN, state=int(ReceiptState.REJECTED), reason="<script>alert(1)</script>"))
     assert fold(writer).people[ANN.public_key].rejected == {"other": 1}
 
 
@@ -243,7 +243,7 @@ def test_only_the_learner_signs_receipts() -> None:
     writer = LedgerWriter()
     forged = writer.add(EVE, Receipts(0, (receipt(0, EVE),)))
     board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
-    with pytest.raises(RemoteProtocolError, match="not the learner"):
+    with pytest.raises(RemoteProtocolError, match="the learner did not sign"):
         board.follow(forged)
     assert board.height == 0
 
