@@ -87,7 +87,8 @@ def sparse(old: list[int], body: Body, b: int, m: int, *, flat: bool) -> list[in
     magnitudes: list[int] = []
     for members, n, marks, low, high, tag in heads:
         bits = body.bits(marks * low)
-        gaps, run = [], 0
+        gaps: list[int] = []
+        run = 0
         for byte in body.stream(high):
             run += byte
             if byte < 255:
