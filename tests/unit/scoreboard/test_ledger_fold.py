@@ -1,4 +1,4 @@
-"""The fold against an independent recount, its rules one by one, and its indifference to the order of verdicts."""
+"""Ledger fold: against an independent recount, rule by rule, and with receipts and verdicts in any order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.ledger_messages import Receipts, ReceiptState, Verdict
-from p2prl.scoreboard.ledger_fold import Board, BoardState
-from tests.unit.scoreboard.ledgers import (
+from p2prl.scoreboard.ledger_fold import BoardState, LedgerFold
+from p2prl.testing.sample_ledgers import (
     LedgerWriter,
     identity,
     manifest,
@@ -27,14 +27,14 @@ ANN, BOB, EVE = identity("ann"), identity("bob"), identity("eve")
 
 
 def fold(writer: LedgerWriter) -> BoardState:
-    board = Board(run=writer.run, learner=writer.learner.public_key, parameters=writer.manifest.parameters)
+    board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=writer.manifest.parameters)
     for raw in writer.entries:
         board.follow(raw)
     return board.state()
 
 
 def recount(writer: LedgerWriter) -> dict[str, Any]:
-    """The same sums, written as a person would with the ledger on paper: all receipts first, then all verdicts."""
+    """The same sums the naive way: all receipts first, then all verdicts."""
     bodies = [open_envelope(raw, now=None) for raw in writer.envelopes]
     final: dict[bytes, Any] = {}
     step_of: dict[bytes, int] = {}
@@ -160,7 +160,7 @@ def test_a_failed_verdict_against_the_learner_is_a_dispute() -> None:
     assert (tally.failed_groups, tally.disputed_groups) == (2, 1)
 
 
-def test_rejected_and_expired_groups_earn_nothing_whatever_they_state() -> None:
+def test_rejected_and_expired_groups_earn_nothing() -> None:
     writer = LedgerWriter()
     writer.receipts(
         0,
@@ -222,9 +222,9 @@ def test_an_impossible_verdict_is_ignored_and_counted(nonsense: dict[str, Any]) 
     assert state.ignored == {"impossible_verdict": 1}
 
 
-def test_a_broken_chain_is_refused_and_leaves_the_board_as_it_was() -> None:
+def test_a_broken_chain_is_refused_and_changes_nothing() -> None:
     writer = sample_run(0, steps=4)
-    board = Board(run=writer.run, learner=writer.learner.public_key, parameters=1)
+    board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
     board.follow(writer.entries[0])
     before = board.state()
     with pytest.raises(IntegrityError):
@@ -239,18 +239,18 @@ def test_a_broken_chain_is_refused_and_leaves_the_board_as_it_was() -> None:
     board.follow(writer.entries[1])
 
 
-def test_receipts_of_anybody_but_the_learner_are_refused() -> None:
+def test_only_the_learner_signs_receipts() -> None:
     writer = LedgerWriter()
     forged = writer.add(EVE, Receipts(0, (receipt(0, EVE),)))
-    board = Board(run=writer.run, learner=writer.learner.public_key, parameters=1)
-    with pytest.raises(RemoteProtocolError, match="not the learner"):
+    board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
+    with pytest.raises(RemoteProtocolError, match="learner did not sign"):
         board.follow(forged)
     assert board.height == 0
 
 
-def test_a_state_in_hand_does_not_change_when_the_board_goes_on() -> None:
+def test_a_state_does_not_change_later() -> None:
     writer = sample_run(0, steps=6)
-    board = Board(run=writer.run, learner=writer.learner.public_key, parameters=1)
+    board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
     states = []
     for raw in writer.entries:
         board.follow(raw)

@@ -1,4 +1,4 @@
-"""A board in the swarm: liars' pages, forks that a signed head exposes, equivocation, and starting again."""
+"""Ledger follower: false pages, forks that a signed head exposes, equivocation, restarts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.ledger_messages import LedgerHead
-from p2prl.scoreboard.ledger_follower import ASK_S, Follower
+from p2prl.scoreboard.ledger_follower import ASK_S, LedgerFollower
 from p2prl.scoreboard.ledger_store import LedgerStore
-from tests.unit.scoreboard.ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
+from p2prl.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
 
 WRITER = sample_run(0, steps=10)
 
@@ -28,8 +28,8 @@ def store(tmp_path: Path) -> Iterator[LedgerStore]:
     opened.close()
 
 
-def started(store: LedgerStore) -> Follower:
-    follower = Follower(store, run=WRITER.run)
+def started(store: LedgerStore) -> LedgerFollower:
+    follower = LedgerFollower(store, run=WRITER.run)
     follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
     return follower
 
@@ -38,14 +38,14 @@ def page(entries: list[bytes], start: int, count: int = 64) -> control.LedgerPag
     return control.LedgerPage(start, tuple(entries[start : start + count]))
 
 
-def height(follower: Follower) -> int:
+def height(follower: LedgerFollower) -> int:
     board = follower.snapshot().board
     assert board is not None
     return board.height
 
 
 def fork() -> LedgerWriter:
-    """The learner's first entries as they are, then verdicts of a stranger's own making: a chain that follows."""
+    """The learner's first entries, then invented verdicts of a stranger: a chain whose entries all verify."""
     liar = LedgerWriter()
     for envelope in WRITER.envelopes[:6]:
         liar.append(envelope)
@@ -54,8 +54,8 @@ def fork() -> LedgerWriter:
     return liar
 
 
-def test_it_asks_follows_and_tells(store: LedgerStore) -> None:
-    follower = Follower(store, run=WRITER.run)
+def test_asks_for_entries_and_announces_its_height(store: LedgerStore) -> None:
+    follower = LedgerFollower(store, run=WRITER.run)
     assert follower.handle_timer(0.0) == []
     assert follower.snapshot().run is None
     follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
@@ -71,7 +71,7 @@ def test_it_asks_follows_and_tells(store: LedgerStore) -> None:
     assert store.entries(0, 999) == WRITER.entries
 
 
-def test_news_is_asked_after_at_once_and_silence_every_few_seconds(store: LedgerStore) -> None:
+def test_asks_at_once_after_news_else_every_few_seconds(store: LedgerStore) -> None:
     follower = started(store)
     assert follower.handle_timer(0.0)
     assert not follower.handle_timer(ASK_S - 0.1)
@@ -81,7 +81,7 @@ def test_news_is_asked_after_at_once_and_silence_every_few_seconds(store: Ledger
     assert follower.handle_timer(ASK_S + 0.3)
 
 
-def test_it_serves_what_it_holds(store: LedgerStore) -> None:
+def test_serves_its_entries(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), 0.0)
     assert follower.receive(control.LedgerWanted("peer", 4), 0.0) == [
@@ -90,7 +90,7 @@ def test_it_serves_what_it_holds(store: LedgerStore) -> None:
     assert follower.receive(control.LedgerWanted("peer", 999), 0.0) == [control.SendLedger("peer", 999, ())]
 
 
-def test_a_reply_stays_within_count_and_size() -> None:
+def test_a_reply_is_bounded_in_count_and_size() -> None:
     assert len(page_of([b"x"] * 100)) == limits.MAX_LEDGER_ENTRIES_PER_REPLY
     big = [bytes(60_000)] * 9
     assert len(page_of(big)) == limits.MAX_CONTROL_FRAME_BYTES // 2 // 60_000
@@ -98,7 +98,7 @@ def test_a_reply_stays_within_count_and_size() -> None:
     assert page_of([]) == ()
 
 
-def test_junk_in_a_page_stops_at_the_junk(store: LedgerStore) -> None:
+def test_a_page_is_used_up_to_its_first_bad_entry(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(control.LedgerPage(0, (*WRITER.entries[:3], b"junk", *WRITER.entries[4:9])), 0.0)
     assert height(follower) == 3
@@ -122,7 +122,7 @@ def test_a_signed_head_undoes_a_strangers_fork(store: LedgerStore) -> None:
     assert store.entries(0, 999) == WRITER.entries
 
 
-def test_a_fork_is_not_followed_past_a_head_that_was_heard_before(store: LedgerStore) -> None:
+def test_a_known_head_stops_a_fork(store: LedgerStore) -> None:
     follower, liar = started(store), fork()
     follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=9, head=_head_at(9))), 0.0)
     follower.receive(page(liar.entries, 0), 0.0)
@@ -132,7 +132,7 @@ def test_a_fork_is_not_followed_past_a_head_that_was_heard_before(store: LedgerS
     assert follower.snapshot().signed_height == 9
 
 
-def test_two_heads_of_one_height_are_an_incident_that_is_not_forgotten(store: LedgerStore) -> None:
+def test_two_heads_of_one_height_are_a_lasting_incident(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), 0.0)
     follower.receive(control.EnvelopeArrived(WRITER.signed_head()), 0.0)
@@ -141,7 +141,7 @@ def test_two_heads_of_one_height_are_an_incident_that_is_not_forgotten(store: Le
     incident = follower.snapshot().incident
     assert incident is not None
     assert "two different histories" in incident
-    assert Follower(store, run=WRITER.run).snapshot().incident == incident
+    assert LedgerFollower(store, run=WRITER.run).snapshot().incident == incident
 
 
 def test_a_lower_head_against_a_confirmed_chain_is_an_incident(store: LedgerStore) -> None:
@@ -153,7 +153,7 @@ def test_a_lower_head_against_a_confirmed_chain_is_an_incident(store: LedgerStor
     assert height(follower) == len(WRITER.entries)
 
 
-def test_a_head_by_somebody_else_is_refused(store: LedgerStore) -> None:
+def test_a_head_not_signed_by_the_learner_is_refused(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), 0.0)
     other = LedgerWriter()
@@ -163,7 +163,7 @@ def test_a_head_by_somebody_else_is_refused(store: LedgerStore) -> None:
     assert height(follower) == len(WRITER.entries)
 
 
-def test_the_end_of_the_run_is_heard(store: LedgerStore) -> None:
+def test_the_final_head_ends_the_run(store: LedgerStore) -> None:
     follower = started(store)
     now = WRITER.now
     follower.receive(page(WRITER.entries, 0), now)
@@ -171,14 +171,14 @@ def test_the_end_of_the_run_is_heard(store: LedgerStore) -> None:
     follower.receive(control.EnvelopeArrived(WRITER.signed_head()), now)
     assert not follower.snapshot().finished
     last = LedgerHead(len(WRITER.entries), WRITER.head, 0, True)
-    farewell = seal(WRITER.learner, last, run=WRITER.run, now=now + 1)
-    follower.receive(control.EnvelopeArrived(farewell), now + 2)
+    final_head = seal(WRITER.learner, last, run=WRITER.run, now=now + 1)
+    follower.receive(control.EnvelopeArrived(final_head), now + 2)
     assert follower.snapshot().finished
-    resumed = Follower(store, run=WRITER.run)
-    assert control.Publish(farewell) in resumed.introduce(), "nobody else may be left who remembers"
+    resumed = LedgerFollower(store, run=WRITER.run)
+    assert control.Publish(final_head) in resumed.introduce(), "this board may be the last peer that has it"
 
 
-def test_an_old_farewell_does_not_end_the_run_on_the_page(store: LedgerStore) -> None:
+def test_an_old_final_head_does_not_end_the_run(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), WRITER.now)
     follower.receive(control.EnvelopeArrived(WRITER.signed_head(finished=True, height=1, head=_head_at(1))), WRITER.now)
@@ -191,16 +191,16 @@ def test_an_old_farewell_does_not_end_the_run_on_the_page(store: LedgerStore) ->
 def test_another_runs_manifest_is_refused(store: LedgerStore) -> None:
     other = LedgerWriter(now=1.0)
     with pytest.raises(RemoteProtocolError, match="join link"):
-        Follower(store, run=WRITER.run).receive(control.RunKnown(other.manifest_raw), 0.0)
+        LedgerFollower(store, run=WRITER.run).receive(control.RunKnown(other.manifest_raw), 0.0)
     assert store.manifest == b""
 
 
-def test_after_a_crash_it_resumes_where_the_disk_stands(tmp_path: Path, store: LedgerStore) -> None:
+def test_resumes_from_disk_after_a_crash(tmp_path: Path, store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0, 7), 0.0)
     follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=6, head=_head_at(6))), 0.0)
     again = LedgerStore(tmp_path / "board" / "ledger_chain.db", run=WRITER.run)  # the first one was never closed
-    resumed = Follower(again, run=WRITER.run)
+    resumed = LedgerFollower(again, run=WRITER.run)
     assert height(resumed) == 7
     assert resumed.snapshot().signed_height == 6
     assert resumed.introduce() == [control.LedgerHeight(7)]
@@ -208,12 +208,12 @@ def test_after_a_crash_it_resumes_where_the_disk_stands(tmp_path: Path, store: L
     again.close()
 
 
-def test_a_meddled_file_is_cut_back_to_what_verifies(tmp_path: Path, store: LedgerStore) -> None:
+def test_an_edited_file_is_cut_back_to_what_verifies(tmp_path: Path, store: LedgerStore) -> None:
     started(store).receive(page(WRITER.entries, 0), 0.0)
     db = sqlite3.connect(tmp_path / "board" / "ledger_chain.db", isolation_level=None)
     db.execute("UPDATE ledger SET raw = x'00' WHERE height = 4")
     db.close()
-    resumed = Follower(store, run=WRITER.run)
+    resumed = LedgerFollower(store, run=WRITER.run)
     assert height(resumed) == store.height == 4
     resumed.receive(page(WRITER.entries, 4), 0.0)
     assert store.entries(0, 999) == WRITER.entries
@@ -226,7 +226,7 @@ def test_a_fork_on_disk_is_cut_back_by_the_heads_on_disk(store: LedgerStore) -> 
     follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=9, head=_head_at(9))), 0.0)
     store.truncate(0)
     store.append(0, fork().entries)
-    resumed = Follower(store, run=WRITER.run)
+    resumed = LedgerFollower(store, run=WRITER.run)
     assert (height(resumed), store.height) == (4, 4)
 
 
@@ -236,7 +236,7 @@ def test_a_folder_serves_one_run(tmp_path: Path, store: LedgerStore) -> None:
         LedgerStore(tmp_path / "board" / "ledger_chain.db", run=bytes(32))
 
 
-def test_heads_on_disk_stay_few(store: LedgerStore) -> None:
+def test_stored_heads_are_bounded(store: LedgerStore) -> None:
     for number in range(1, 200):
         store.keep_head(number, str(number).encode())
     heads = store.heads()
