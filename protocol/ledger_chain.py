@@ -54,7 +54,7 @@ def follow(raw: bytes, *, height: int, head: Digest, run: bytes, learner: bytes)
     if opened.kind not in (Kind.RECEIPTS, Kind.VERDICT) or opened.run != run:
         raise RemoteProtocolError(f"ledger: a {opened.kind.name.lower()} of another run does not belong here")
     if opened.kind is Kind.RECEIPTS and opened.author != learner:
-        raise RemoteProtocolError("ledger: receipts signed by a peer that is not the learner")
+        raise RemoteProtocolError("ledger: receipts that the learner did not sign")
     return opened, entry_digest(raw)
 
 
