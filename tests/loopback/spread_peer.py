@@ -35,8 +35,9 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.messages import Chunk, Role
 from p2prl.swarm.events import Command, Event, PeerBanned, Send, VersionReady
-from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.relay.relay import RelayConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.relay.config import RelayConfig
 
 
 class Corrupt(Node):

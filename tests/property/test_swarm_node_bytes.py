@@ -36,7 +36,8 @@ from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Send
-from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
 
 LEARNER, LIAR = identity_of("learner"), identity_of("liar")
 MANIFEST = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=START)

@@ -10,8 +10,8 @@ from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.messages import Role
 from p2prl.sim.broadcast_swarm import Member
 from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
-from p2prl.swarm.events import BaseSettled, Event, PatchesReady, VersionReady
-from p2prl.swarm.node import NodeConfig
+from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady
+from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.patched_swarm import PatchedSwarm
 
 WHOLE = 40_000
@@ -69,8 +69,8 @@ def fetched(made: PatchedSwarm, member: Member) -> int:
     return stats.received_from_source + stats.received_from_peers
 
 
-def settled(member: Member) -> list[BaseSettled]:
-    return [event for event in member.events if isinstance(event, BaseSettled)]
+def settled(member: Member) -> list[BaseReleased]:
+    return [event for event in member.events if isinstance(event, BaseReleased)]
 
 
 def starts(member: Member) -> list[bytes | None]:
@@ -89,15 +89,15 @@ def test_the_runs_own_base_and_two_patches_replace_the_weights() -> None:
     assert made.words_of(with_base, 9) == made.words_of(plain, 9) == made.versions[9].tobytes()
     assert fetched(made, plain) == WHOLE
     assert fetched(made, with_base) == way < WHOLE / 2
-    stats = made.network.node(with_base.peer).fetch_stats
-    assert (stats.patch_bytes, stats.whole_bytes, stats.brought_bytes, stats.spared_bytes) == (
+    stats = made.network.node(with_base.peer).download_stats
+    assert (stats.patch_bytes, stats.full_bytes, stats.version_bytes, stats.saved_bytes) == (
         way,
         0,
         WHOLE,
         WHOLE - way,
     )
     state = Digest(blake3(base).digest())
-    assert settled(with_base) == [BaseSettled(state, True, 9, way, WHOLE - way)]
+    assert settled(with_base) == [BaseReleased(state, True, 9, way, WHOLE - way)]
     assert starts(with_base) == [state]
     assert settled(plain) == []
     made.advance()
@@ -117,7 +117,7 @@ def test_another_model_is_found_out_before_anything_is_fetched_for_it(bridge_at:
     assert fetched(made, member) == WHOLE
     assert blake3(wrong).digest() not in starts(member)
     (told,) = settled(member)
-    assert (told.fits, told.version, told.spared_bytes) == (False, None, 0)
+    assert (told.matches_run, told.version, told.saved_bytes) == (False, None, 0)
 
 
 def test_a_base_that_is_the_newest_version_itself_costs_nothing() -> None:
@@ -125,7 +125,7 @@ def test_a_base_that_is_the_newest_version_itself_costs_nothing() -> None:
     member = newcomer(made, "early", made.versions[0].tobytes())
     assert made.words_of(member, 0) == made.versions[0].tobytes()
     assert fetched(made, member) == 0
-    assert settled(member) == [BaseSettled(Digest(blake3(made.versions[0].tobytes()).digest()), True, 0, 0, WHOLE)]
+    assert settled(member) == [BaseReleased(Digest(blake3(made.versions[0].tobytes()).digest()), True, 0, 0, WHOLE)]
     made.network.crash(made.members["learner"].peer)
     late = newcomer(made, "late", None)
     assert made.words_of(late, 0) == made.versions[0].tobytes(), "and is passed on"
@@ -152,7 +152,7 @@ def test_words_that_changed_after_they_were_named_are_left_for_the_weights() -> 
     assert made.words_of(member, 8) == made.versions[8].tobytes()
     assert made.refused == [("damaged", 8)]
     (told,) = settled(member)
-    assert (told.version, told.spared_bytes) == (None, 0)
+    assert (told.version, told.saved_bytes) == (None, 0)
 
 
 def test_a_base_that_two_versions_are_rebuilt_from_goes_when_both_have_failed() -> None:
@@ -172,10 +172,10 @@ def test_a_base_that_two_versions_are_rebuilt_from_goes_when_both_have_failed() 
     made.fail(member, 17)
     made.network.run_for(30.0)
     (told,) = settled(member)
-    assert (told.fits, told.version, told.spared_bytes) == (None, None, 0)
+    assert (told.matches_run, told.version, told.saved_bytes) == (None, None, 0)
     assert made.words_of(member, 17) == made.versions[17].tobytes()
     assert starts(member)[2:] == [made.published[16][1].weights.root], "the way's second patch has not failed"
-    assert made.network.node(member.peer).fetch_stats.whole_bytes == WHOLE
+    assert made.network.node(member.peer).download_stats.full_bytes == WHOLE
 
 
 def test_nothing_is_fetched_until_the_owner_has_looked() -> None:
@@ -210,7 +210,7 @@ def test_lost_frames_and_a_learner_that_dies_leave_newcomers_with_the_right_word
     for name, member in joined.items():
         assert made.words_of(member, 8) == made.versions[8].tobytes(), name
         assert len(settled(member)) == (name != "none"), name
-        spared = sum(event.spared_bytes for event in settled(member))
-        assert spared == made.network.node(member.peer).fetch_stats.spared_bytes
+        spared = sum(event.saved_bytes for event in settled(member))
+        assert spared == made.network.node(member.peer).download_stats.saved_bytes
         assert spared == 0 or name in ("right", "later")
     assert made.refused == []

@@ -13,8 +13,9 @@ from p2prl.protocol.messages import Chunk, ChunkRequest, Have, Hello, Push, Role
 from p2prl.sim.broadcast_swarm import BroadcastSwarm, group_of, identity_of
 from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send
-from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.relay.relay import RelayConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.relay.config import RelayConfig
 
 
 class Invariants:

@@ -13,8 +13,10 @@ from p2prl.protocol.policy_head import PolicyHead
 from p2prl.sim.broadcast_swarm import Member, identity_of
 from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesReady, PeerBanned, Send, VersionReady
-from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.relay.relay import Relay
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.node_phase import Running
+from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.testing.patched_swarm import PatchedSwarm
 
 WHOLE = 40_000
@@ -57,7 +59,7 @@ def test_the_deadline_a_relay_remembers_is_the_one_it_would_work_out(monkeypatch
         nonlocal asked
         asked += 1
         remembered = remember(relay)
-        relay._deadline_stands = False
+        relay._deadline_valid = False
         assert remember(relay) == remembered
         return remembered
 
@@ -75,8 +77,8 @@ def test_the_deadline_a_relay_remembers_is_the_one_it_would_work_out(monkeypatch
 
 
 def cost(made: PatchedSwarm, member: Member) -> tuple[int, int]:
-    stats = made.network.node(member.peer).fetch_stats
-    return stats.patch_bytes, stats.whole_bytes
+    stats = made.network.node(member.peer).download_stats
+    return stats.patch_bytes, stats.full_bytes
 
 
 def bases(member: Member) -> list[int]:
@@ -269,7 +271,7 @@ def test_a_head_and_a_manifest_that_disagree_are_proof() -> None:
     node = made.network.node(made.members["v0"].peer)
     opened = open_envelope(seal(key, lie, run=made.run, now=made.network.now + 1), now=None)
     with pytest.raises(RemoteProtocolError):
-        node._admit_policy(opened, made.network.now, own=False)
+        node._phase.admit_own(opened, made.network.now)
     proof = node.next_event()
     while proof is not None and not isinstance(proof, Equivocation):
         proof = node.next_event()
@@ -301,8 +303,8 @@ def test_an_old_head_takes_nobody_back() -> None:
     run_on(made, 3)
     member = made.members["v0"]
     node = made.network.node(member.peer)
-    following = node._following
-    assert following is not None
+    assert isinstance(node._phase, Running)
+    following = node._phase._policies
     before = following.head
     assert before is not None
     assert before.head.version == 3

@@ -13,7 +13,7 @@ from p2prl.protocol.ledger_chain import LedgerEntry
 from p2prl.protocol.messages import LINK_MESSAGES, Kind, Role, State
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import Wire
-from p2prl.swarm.gossip.gossip import AUDIENCE
+from p2prl.swarm.gossip.audience import AUDIENCE
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/protocol.md").read_text()

@@ -16,7 +16,7 @@ from p2prl.protocol.messages import LedgerHead, Offer, Push, Role, StorageReceip
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.broadcast_swarm import group_of
 from p2prl.swarm.gossip.announcements import Announcements
-from p2prl.swarm.gossip.gossip import Gossip, GossipConfig
+from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
 
 KEY = Identity(b"k" * 16)
 A, B, C, D, E = (PeerId(name) for name in "ABCDE")
@@ -104,7 +104,7 @@ def test_an_offer_to_a_link_that_went_is_forgotten() -> None:
     made = gossip({A: Role.VOLUNTEER})
     made.spread(receipt_of(1), source=B)
     made.flush(0.0)
-    made.remove_neighbour(A)
+    made.remove_peer(A)
     made.flush(1.0)
     assert at_once(made) == []
     assert made.next_deadline() == math.inf, "nothing is left to wake up for"
@@ -237,7 +237,7 @@ def test_an_offerer_that_left_is_not_asked() -> None:
     made = gossip({A: Role.VOLUNTEER})
     made.on_offer(Offer((group().digest,)), A)
     drained(made)
-    made.remove_neighbour(A)
+    made.remove_peer(A)
     made.retry_wants()
     assert drained(made) == []
 

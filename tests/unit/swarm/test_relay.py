@@ -26,9 +26,11 @@ from p2prl.protocol.messages import (
 )
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import bits_of, indices_of, of_bitmap, to_bitmap
-from p2prl.swarm.relay.relay import ForeignChunkError, Relay
-from p2prl.swarm.relay.state import Holder, RelayConfig
+from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.download import UnrequestedChunkError
+from p2prl.swarm.relay.state import Neighbor
 
 CHUNK = 4096
 W = TypeVar("W", bound=Wire)
@@ -56,7 +58,7 @@ class Room:
         for name, relay in self.relays.items():
             for other in names:
                 if other != name:
-                    relay.add_neighbour(other, is_source=other == SOURCE)
+                    relay.add_neighbor(other, is_source=other == SOURCE)
 
     def offer(self, data: bytes, ref: BlobRef, name: PeerId = SOURCE) -> None:
         self.stores[name].add(ref, data)
@@ -130,7 +132,7 @@ def fetcher(ref: BlobRef, *peers: PeerId, config: RelayConfig | None = None) -> 
     """A relay that fetches `ref`, with neighbours that said nothing yet."""
     relay = Relay(MemoryBlobs(), random.Random(1), config or RelayConfig())
     for peer in peers:
-        relay.add_neighbour(peer, is_source=peer == SOURCE)
+        relay.add_neighbor(peer, is_source=peer == SOURCE)
     relay.fetch(ref, 0.0)
     relay.outbox.clear()
     return relay
@@ -146,7 +148,7 @@ def server(data: bytes, ref: BlobRef, *peers: PeerId, config: RelayConfig | None
     else:
         relay.fetch(ref, 0.0)
     for peer in peers:
-        relay.add_neighbour(peer, is_source=False)
+        relay.add_neighbor(peer, is_source=False)
         relay.receive(BlobQuery(ref.root), peer, 0.0)
     return relay
 
@@ -230,7 +232,7 @@ def test_the_source_has_done_its_part_after_one_copy_while_volunteers_deliver() 
                 held |= 1 << ref.chunks.index(chunk_digest(message.data))
         relay.receive(Have(ref.root, to_bitmap(held, 4)), A, now)
     assert held == 0b1111
-    relay.add_neighbour(B, is_source=False)
+    relay.add_neighbor(B, is_source=False)
     relay.receive(BlobQuery(ref.root), B, now)
     assert not sent(relay, ChunkGrant, now)
     # B gets a chunk elsewhere every second: the learner keeps out.
@@ -255,7 +257,7 @@ def test_newcomers_go_first_the_largest_uplink_before_the_others_then_those_near
     uploads = {A: 20_000, B: 20_000, C: 20_000, small: 1_000, large: 90_000}
     held = {A: range(30), B: range(38), C: range(20), small: (7,), large: ()}
     for peer, upload in uploads.items():
-        relay.add_neighbour(peer, is_source=False)
+        relay.add_neighbor(peer, is_source=False)
         relay.receive(LinkRates(upload, 100_000), peer, 0.0)
         relay.receive(BlobQuery(ref.root), peer, 0.0)
         relay.receive(Have(ref.root, bitmap(held[peer], 40)), peer, 0.0)
@@ -275,13 +277,13 @@ def test_wrong_bytes_prove_their_sender() -> None:
         relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
     asked = [message.chunk for _, message in sent(relay, ChunkRequest)]
     assert len(asked) == 2
-    with pytest.raises(ForeignChunkError):
+    with pytest.raises(UnrequestedChunkError):
         relay.receive(Chunk(b"poison"), A, 0.0)
     for index in range(4):
         if ref.chunks[index] in asked:
             relay.receive(Chunk(piece(data, ref, index)), A, 0.0)
         else:
-            with pytest.raises(ForeignChunkError):
+            with pytest.raises(UnrequestedChunkError):
                 relay.receive(Chunk(piece(data, ref, index)), A, 0.0)
     assert relay.progress(ref.root) == (2, 4)
 
@@ -292,8 +294,8 @@ def test_an_answer_that_outlives_its_link_is_no_fault() -> None:
     relay.receive(Have(ref.root, b"\x01"), A, 0.0)
     relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
     assert sent(relay, ChunkRequest)
-    relay.remove_neighbour(A)
-    relay.add_neighbour(A, is_source=False)
+    relay.remove_neighbor(A)
+    relay.add_neighbor(A, is_source=False)
     relay.receive(Chunk(data), A, 1.0)
     assert relay.completed == [ref.root]
 
@@ -321,7 +323,7 @@ def test_a_transfer_resumes_from_the_disk_and_believes_nothing_on_it() -> None:
     relay = Relay(store, random.Random(1), RelayConfig(pipeline_depth=10))
     relay.fetch(ref, 0.0)
     assert relay.progress(ref.root) == (2, 6)
-    relay.add_neighbour(A, is_source=False)
+    relay.add_neighbor(A, is_source=False)
     relay.receive(Have(ref.root, bitmap(range(6), 6)), A, 0.0)
     for _ in range(6):
         relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
@@ -498,7 +500,7 @@ def test_no_more_is_under_way_than_the_downlink_takes() -> None:
 def test_no_deadline_lies_in_the_past_of_the_last_timer() -> None:
     _, ref = blob(4)
     relay = Relay(MemoryBlobs(), random.Random(1), RelayConfig())
-    relay.add_neighbour(A, is_source=True)
+    relay.add_neighbor(A, is_source=True)
     relay.fetch(ref, 0.0)
     now, timers = 0.0, 0
     while now < 60.0:
@@ -520,7 +522,7 @@ def test_dropped_blobs_are_neither_served_nor_kept() -> None:
     store.add(ref, data)
     relay = Relay(store, random.Random(1), RelayConfig())
     relay.offer(ref, 0.0)
-    relay.add_neighbour(A, is_source=False)
+    relay.add_neighbor(A, is_source=False)
     relay.drop(ref.root)
     relay.drop(ref.root)
     relay.receive(ChunkRequest(ref.chunks[0]), A, 0.0)
@@ -532,7 +534,7 @@ def test_dropped_blobs_are_neither_served_nor_kept() -> None:
 def test_malformed_relay_messages_are_the_senders_fault() -> None:
     _, ref = blob(4)
     relay = Relay(MemoryBlobs(), random.Random(1), RelayConfig())
-    relay.add_neighbour(A, is_source=False)
+    relay.add_neighbor(A, is_source=False)
     relay.fetch(ref, 0.0)
     for message in (
         Have(ref.root, b"\xff\xff"),
@@ -559,11 +561,11 @@ def test_bitmaps_round_trip_and_ignore_what_lies_past_the_end(total: int) -> Non
 
 
 def test_requests_remembered_of_one_neighbour_are_bounded_and_the_newest_stay() -> None:
-    holder = Holder(is_source=False, ever_asked={})
+    holder = Neighbor(is_source=False, request_history={})
     made = [Digest(number.to_bytes(32, "big")) for number in range(20_000)]
     for name in made:
         holder.note_request(name, 0.0, 1.0)
-    assert list(holder.ever_asked) == made[-16_384:]
+    assert list(holder.request_history) == made[-16_384:]
 
 
 @pytest.mark.parametrize(("chunks", "asked"), [(3, 8), (12, 12), (40, 20)])
@@ -572,7 +574,7 @@ def test_a_small_blob_is_asked_of_a_few_and_of_all_when_nothing_comes(chunks: in
     relay = Relay(MemoryBlobs(), random.Random(4), RelayConfig())
     volunteers = [PeerId(f"v{number}") for number in range(20)]
     for peer in (SOURCE, *volunteers):
-        relay.add_neighbour(peer, is_source=peer == SOURCE)
+        relay.add_neighbor(peer, is_source=peer == SOURCE)
 
     def queried() -> set[PeerId]:
         peers = {peer for peer, message in relay.outbox if isinstance(message, BlobQuery)}

@@ -7,18 +7,18 @@ import random
 from p2prl.protocol import frames, limits
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.messages import LedgerPage, LedgerQuery
-from p2prl.swarm.gossip.ledger_sync import LedgerPages
+from p2prl.swarm.gossip.ledger_sync import LedgerSync
 
 NOW = 1_800_000_000.0
 A, B, C = (PeerId(name) for name in "abc")
 
 
-def pages() -> LedgerPages:
-    return LedgerPages(random.Random(1))
+def pages() -> LedgerSync:
+    return LedgerSync(random.Random(1))
 
 
-def granted(subject: LedgerPages, peer: PeerId, *, times: int, every_s: float, start: float = NOW) -> int:
-    return sum(subject.may_ask(peer, start + i * every_s) for i in range(times))
+def granted(subject: LedgerSync, peer: PeerId, *, times: int, every_s: float, start: float = NOW) -> int:
+    return sum(subject.may_query(peer, start + i * every_s) for i in range(times))
 
 
 def test_only_those_who_are_ahead_are_asked_and_each_of_them() -> None:
@@ -41,7 +41,7 @@ def test_a_flood_is_answered_at_the_limits_rate_and_spoils_nobody_elses() -> Non
     subject = pages()
     answered = granted(subject, A, times=10_000, every_s=0.001)
     assert 10 * limits.MAX_LEDGER_QUERIES_PER_S <= answered <= 12 * limits.MAX_LEDGER_QUERIES_PER_S
-    assert subject.may_ask(B, NOW + 10)
+    assert subject.may_query(B, NOW + 10)
 
 
 def test_a_clock_that_stands_still_or_steps_back_grants_nothing_more() -> None:

@@ -12,7 +12,8 @@ from p2prl.protocol.messages import Hello, Offer, Push, Role
 from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import Send
-from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
 
 NOW = 1_800_000_000.0
 SLOTS = itertools.count()

@@ -15,7 +15,9 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.messages import Hello, Introduction, LedgerHead, PeerRecord, Role
 from p2prl.sim.broadcast_swarm import identity_of
 from p2prl.swarm.events import Dial, LookUp, Register
-from p2prl.swarm.peers.connections import Connections, ConnectionsConfig, LocalPeer
+from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.connections import Connections
+from p2prl.swarm.peers.local_peer import LocalPeer
 
 RUN = Digest(bytes(range(32)))
 NOW = 1_800_000_000.0
@@ -46,22 +48,22 @@ def dialled(links: Connections) -> list[PeerId]:
 
 
 def test_learners_are_dialled_first_and_only_while_there_is_room() -> None:
-    links = neighbourhood(max_neighbours=3)
+    links = neighbourhood(max_neighbors=3)
     strangers = [identity_of(f"v{i}") for i in range(9)]
-    links.on_records([*(record(s) for s in strangers), record(A, role=Role.LEARNER)], NOW)
+    links.discovery.on_records([*(record(s) for s in strangers), record(A, role=Role.LEARNER)], NOW)
     order = dialled(links)
     assert len(order) == 3
     assert order[0] == A.peer_id
     for stranger in strangers[:3]:
         links.connected(stranger.peer_id, NOW)
-    links.on_records([record(B)], NOW)
+    links.discovery.on_records([record(B)], NOW)
     assert dialled(links) == [], "full"
 
 
 def test_whoever_merely_calls_itself_a_learner_is_neither_preferred_nor_enough() -> None:
     strangers = [identity_of(f"v{i}") for i in range(30)]
-    links = neighbourhood(max_neighbours=1)
-    links.on_records([*(record(s, role=Role.LEARNER) for s in strangers), record(A, role=Role.LEARNER)], NOW)
+    links = neighbourhood(max_neighbors=1)
+    links.discovery.on_records([*(record(s, role=Role.LEARNER) for s in strangers), record(A, role=Role.LEARNER)], NOW)
     assert dialled(links) == [A.peer_id]
     links.connected(B.peer_id, NOW)
     links.on_hello(hello(role=Role.LEARNER), B.peer_id, NOW)
@@ -83,15 +85,15 @@ def named(*others: Identity, to: Identity = ME) -> Introduction:
 
 def test_links_are_kept_free_for_those_the_learner_will_name_but_not_for_ever() -> None:
     strangers = [record(identity_of(f"v{i}")) for i in range(30)]
-    links = with_learner(max_neighbours=16, strangers=8, introduction_s=15.0)
-    links.on_records(strangers, NOW)
+    links = with_learner(max_neighbors=16, random_links=8, introduction_wait_s=15.0)
+    links.discovery.on_records(strangers, NOW)
     assert len(dialled(links)) == 7, "eight links, with the learner's"
     links.handle_timer(NOW + 14)
     assert len(dialled(links)) == 0
     links.handle_timer(NOW + 15)
     assert len(dialled(links)) == 15, "no name came: the rest at random, and the first dials have run out of time"
-    alone = neighbourhood(max_neighbours=16, strangers=8, introduction_s=15.0)
-    alone.on_records(strangers, NOW + 15)
+    alone = neighbourhood(max_neighbors=16, random_links=8, introduction_wait_s=15.0)
+    alone.discovery.on_records(strangers, NOW + 15)
     assert len(dialled(alone)) == 16, "without the learner there is nobody to wait for any longer"
     alone.connected(A.peer_id, NOW + 40)
     alone.handle_timer(NOW + 41)
@@ -100,34 +102,36 @@ def test_links_are_kept_free_for_those_the_learner_will_name_but_not_for_ever() 
 
 def test_the_named_are_dialled_first_and_beyond_the_links_there_are() -> None:
     friends = [identity_of(f"f{i}") for i in range(5)]
-    links = with_learner(max_neighbours=3, strangers=3)
+    links = with_learner(max_neighbors=3, random_links=3)
     for index in range(4):
         links.connected(identity_of(f"v{index}").peer_id, NOW)
-    links.on_records([record(who) for who in (*friends, *(identity_of(f"w{i}") for i in range(20)))], NOW)
+    links.discovery.on_records([record(who) for who in (*friends, *(identity_of(f"w{i}") for i in range(20)))], NOW)
     assert dialled(links) == [], "full"
-    links.on_introduction(named(*friends), 1, NOW)
+    links.discovery.on_introduction(named(*friends), 1, NOW)
     assert sorted(dialled(links)) == sorted(friend.peer_id for friend in friends)
 
 
 def test_a_learner_that_names_others_again_and_again_does_not_fill_a_node_with_links() -> None:
-    links = with_learner(max_neighbours=16, max_with_named=40)
-    links.on_records([record(identity_of(f"v{index}")) for index in range(100)], NOW)
+    links = with_learner(max_neighbors=16, max_with_introduced=40)
+    links.discovery.on_records([record(identity_of(f"v{index}")) for index in range(100)], NOW)
     for round_ in range(6):
-        links.on_introduction(named(*(identity_of(f"v{12 * round_ + index}") for index in range(12))), round_ + 1, NOW)
+        links.discovery.on_introduction(
+            named(*(identity_of(f"v{12 * round_ + index}") for index in range(12))), round_ + 1, NOW
+        )
         for peer in dialled(links):
             links.connected(peer, NOW)
     assert len(links.links) == 40
 
 
 def test_addresses_of_the_named_are_looked_up() -> None:
-    links = with_learner(max_neighbours=1)
-    links.on_introduction(named(B, ME), 1, NOW)
+    links = with_learner(max_neighbors=1)
+    links.discovery.on_introduction(named(B, ME), 1, NOW)
     assert [type(c) for c in links.commands] == [LookUp]
     links.commands.clear()
     links.refresh(NOW + 3)
     assert [type(c) for c in links.commands] == [Register, LookUp], "still missing"
     links.commands.clear()
-    links.on_records([record(B)], NOW + 3)
+    links.discovery.on_records([record(B)], NOW + 3)
     assert dialled(links) == [B.peer_id]
     links.refresh(NOW + 6)
     assert [type(c) for c in links.commands] == [Register], "we are not looked for ourselves"
@@ -135,19 +139,19 @@ def test_addresses_of_the_named_are_looked_up() -> None:
 
 def test_an_introduction_for_another_peer_is_a_fault_and_an_older_one_is_nothing() -> None:
     links = with_learner()
-    links.on_records([record(B)], NOW)
+    links.discovery.on_records([record(B)], NOW)
     links.commands.clear()
     with pytest.raises(RemoteProtocolError, match="another peer"):
-        links.on_introduction(named(B, to=B), 5, NOW)
-    links.on_introduction(named(B), 5, NOW)
+        links.discovery.on_introduction(named(B, to=B), 5, NOW)
+    links.discovery.on_introduction(named(B), 5, NOW)
     for sent_ms in (4, 5):
         with pytest.raises(StaleWorkError):
-            links.on_introduction(named(A), sent_ms, NOW)
+            links.discovery.on_introduction(named(A), sent_ms, NOW)
 
 
 def test_dials_back_off_and_a_failed_dial_leaves_the_others_link_alone() -> None:
     links = neighbourhood()
-    links.on_records([record(A)], NOW)
+    links.discovery.on_records([record(A)], NOW)
     assert dialled(links) == [A.peer_id]
     links.dial_failed(A.peer_id, NOW)
     links.handle_timer(NOW + 0.5)
@@ -161,7 +165,7 @@ def test_dials_back_off_and_a_failed_dial_leaves_the_others_link_alone() -> None
 
 def test_gaps_between_dials_of_a_dead_peer_grow_to_a_minute() -> None:
     links = neighbourhood()
-    links.on_records([record(A)], NOW)
+    links.discovery.on_records([record(A)], NOW)
     times = []
     for tenth in range(6000):
         now = NOW + tenth / 10
@@ -191,17 +195,17 @@ def test_forged_foreign_stale_and_senseless_records_are_skipped() -> None:
         seal(A, LedgerHead(0, bytes(32), 0, False), run=RUN, now=NOW),
         b"junk",
     ]
-    links.on_records(bad, NOW)
+    links.discovery.on_records(bad, NOW)
     assert dialled(links) == []
-    links.on_records([*bad, good], NOW)
+    links.discovery.on_records([*bad, good], NOW)
     assert dialled(links) == [A.peer_id]
 
 
 def test_an_older_record_does_not_replace_a_newer_one() -> None:
     links = neighbourhood()
-    links.on_records([record(A, at=NOW, address="/ip4/9.9.9.9")], NOW)
+    links.discovery.on_records([record(A, at=NOW, address="/ip4/9.9.9.9")], NOW)
     links.commands.clear()
-    links.on_records([record(A, at=NOW - 60, address="/ip4/6.6.6.6")], NOW)
+    links.discovery.on_records([record(A, at=NOW - 60, address="/ip4/6.6.6.6")], NOW)
     links.handle_timer(NOW + 20)
     dials = [c for c in links.commands if isinstance(c, Dial)]
     assert dials
@@ -209,20 +213,20 @@ def test_an_older_record_does_not_replace_a_newer_one() -> None:
 
 
 def test_the_address_book_forgets_and_is_bounded() -> None:
-    links = neighbourhood(max_known=20, max_neighbours=1000, strangers=1000, forget_s=900.0)
-    links.on_records([record(identity_of(f"old{i}"), at=NOW) for i in range(30)], NOW)
+    links = neighbourhood(max_known=20, max_neighbors=1000, random_links=1000, forget_s=900.0)
+    links.discovery.on_records([record(identity_of(f"old{i}"), at=NOW) for i in range(30)], NOW)
     assert len(dialled(links)) == 20
-    links.on_records([record(A, at=NOW + 1000)], NOW + 1000)
+    links.discovery.on_records([record(A, at=NOW + 1000)], NOW + 1000)
     assert dialled(links) == [A.peer_id], "the dead are no longer dialled"
 
 
 def test_a_flood_of_fresh_records_does_not_push_out_the_learner_and_those_it_named() -> None:
-    links = neighbourhood(max_known=20, max_neighbours=1, strangers=1)
-    links.on_records([record(who) for who in (A, B)], NOW)
-    links.on_introduction(named(B), 1, NOW)
-    links.on_records([record(identity_of(f"flood{i}"), at=NOW + 20) for i in range(60)], NOW + 20)
-    assert links.addresses_of(A.peer_id)
-    assert links.addresses_of(B.peer_id)
+    links = neighbourhood(max_known=20, max_neighbors=1, random_links=1)
+    links.discovery.on_records([record(who) for who in (A, B)], NOW)
+    links.discovery.on_introduction(named(B), 1, NOW)
+    links.discovery.on_records([record(identity_of(f"flood{i}"), at=NOW + 20) for i in range(60)], NOW + 20)
+    assert links.discovery.addresses_of(A.peer_id)
+    assert links.discovery.addresses_of(B.peer_id)
 
 
 def test_links_opened_by_others_are_bounded() -> None:
@@ -243,29 +247,29 @@ def test_the_silent_are_dropped() -> None:
 
 def test_the_banned_are_neither_heard_nor_dialled_until_their_time_is_up() -> None:
     links = neighbourhood(ban_s=600.0)
-    links.on_records([record(A)], NOW)
+    links.discovery.on_records([record(A)], NOW)
     links.commands.clear()
-    links.ban(A.peer_id, NOW)
-    assert links.is_banned(A.peer_id, NOW + 599)
+    links.bans.ban(A.peer_id, NOW)
+    assert links.bans.is_banned(A.peer_id, NOW + 599)
     assert not links.connected(A.peer_id, NOW + 599)
-    links.on_records([record(A, at=NOW + 500)], NOW + 500)
+    links.discovery.on_records([record(A, at=NOW + 500)], NOW + 500)
     assert dialled(links) == []
-    assert not links.is_banned(A.peer_id, NOW + 601)
-    links.on_records([record(A, at=NOW + 601)], NOW + 601)
+    assert not links.bans.is_banned(A.peer_id, NOW + 601)
+    links.discovery.on_records([record(A, at=NOW + 601)], NOW + 601)
     assert dialled(links) == [A.peer_id]
 
 
 def test_three_faults_or_one_proof_ban_and_a_flood_of_keys_fills_no_memory() -> None:
     links = neighbourhood(max_known=50)
     assert [links.fault(A.peer_id, NOW + second, proven=False) for second in range(3)] == [False, False, True]
-    assert links.is_banned(A.peer_id, NOW + 3)
+    assert links.bans.is_banned(A.peer_id, NOW + 3)
     assert links.fault(B.peer_id, NOW, proven=True)
     for number in range(500):
         links.fault(PeerId(f"p{number}"), NOW + number, proven=False)
-        links.ban(PeerId(f"q{number}"), NOW + 10 * number)
-    assert len(links._faults) <= 50
-    assert len(links._banned) <= 50
-    assert links.is_banned(PeerId("q499"), NOW + 4990)
+        links.bans.ban(PeerId(f"q{number}"), NOW + 10 * number)
+    assert len(links.bans._faults) <= 50
+    assert len(links.bans._until) <= 50
+    assert links.bans.is_banned(PeerId("q499"), NOW + 4990)
 
 
 def test_hellos_go_out_on_a_link_on_time_and_on_change() -> None:
@@ -276,7 +280,7 @@ def test_hellos_go_out_on_a_link_on_time_and_on_change() -> None:
     links.outbox.clear()
     links.handle_timer(NOW + 14)
     assert links.outbox == []
-    links.me.changed = True
+    links._local.changed = True
     links.handle_timer(NOW + 14.5)
     links.handle_timer(NOW + 30)
     assert len(links.outbox) == 2
@@ -305,7 +309,7 @@ def test_one_wrong_clock_among_many_is_its_own_and_ours_is_noticed() -> None:
 
 
 def test_the_directory_is_asked_while_something_is_missing() -> None:
-    links = neighbourhood(refresh_s=30.0, eager_refresh_s=3.0, max_neighbours=2)
+    links = neighbourhood(refresh_s=30.0, eager_refresh_s=3.0, max_neighbors=2)
     assert links.next_deadline() == NOW
     links.handle_timer(NOW)
     assert [type(c) for c in links.commands] == [Register, LookUp]
@@ -324,11 +328,11 @@ def test_the_directory_is_asked_while_something_is_missing() -> None:
 def test_new_addresses_are_registered_at_once_and_old_ones_are_no_news() -> None:
     links = neighbourhood()
     links.handle_timer(NOW)
-    links.readdress(("/ip4/1.1.1.1",), NOW + 1)
+    links.discovery.set_addresses(("/ip4/1.1.1.1",), NOW + 1)
     assert links.next_deadline() == NOW + 1
     links.handle_timer(NOW + 1)
     links.commands.clear()
-    links.readdress(("/ip4/1.1.1.1",), NOW + 2)
+    links.discovery.set_addresses(("/ip4/1.1.1.1",), NOW + 2)
     assert links.next_deadline() > NOW + 2
 
 
