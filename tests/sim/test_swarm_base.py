@@ -77,7 +77,7 @@ def starts(member: Member) -> list[bytes | None]:
     return [event.base for event in member.events if isinstance(event, PatchesReady)]
 
 
-def test_the_runs_own_base_and_two_patches_replace_the_weights() -> None:
+def test_base_and_two_patches_replace_full_weights() -> None:
     made = swarm(10, bridge_at=8)
     base = made.versions[0].tobytes()
     plain, with_base = newcomer(made, "plain", None), newcomer(made, "with_base", base)
@@ -108,7 +108,7 @@ def test_the_runs_own_base_and_two_patches_replace_the_weights() -> None:
 
 
 @pytest.mark.parametrize("bridge_at", [0, 8])
-def test_another_model_is_found_out_before_anything_is_fetched_for_it(bridge_at: int) -> None:
+def test_a_wrong_base_costs_no_download(bridge_at: int) -> None:
     made = swarm(9, bridge_at=bridge_at)
     wrong = bytearray(made.versions[0].tobytes())
     wrong[1234] ^= 1
@@ -120,7 +120,7 @@ def test_another_model_is_found_out_before_anything_is_fetched_for_it(bridge_at:
     assert (told.matches_run, told.version, told.saved_bytes) == (False, None, 0)
 
 
-def test_a_base_that_is_the_newest_version_itself_costs_nothing() -> None:
+def test_a_base_equal_to_the_newest_version_costs_nothing() -> None:
     made = swarm(1)
     member = newcomer(made, "early", made.versions[0].tobytes())
     assert made.words_of(member, 0) == made.versions[0].tobytes()
@@ -131,7 +131,7 @@ def test_a_base_that_is_the_newest_version_itself_costs_nothing() -> None:
     assert made.words_of(late, 0) == made.versions[0].tobytes(), "and is passed on"
 
 
-def test_the_words_of_a_later_version_are_a_start_too() -> None:
+def test_weights_of_a_later_version_are_a_base() -> None:
     made = swarm(6)
     member = newcomer(made, "informed", made.versions[4].tobytes())
     patch = made.published[5][1].patch_from(4)
@@ -140,7 +140,7 @@ def test_the_words_of_a_later_version_are_a_start_too() -> None:
     assert fetched(made, member) == patch.blob.size_bytes
 
 
-def test_words_that_changed_after_they_were_named_are_left_for_the_weights() -> None:
+def test_a_base_changed_on_disk_is_abandoned() -> None:
     made = swarm(9, bridge_at=8)
     member = made.add("damaged", bootstrap=("learner", "v0"), config=config_with_base)
     made.network.run_for(10.0)
@@ -155,7 +155,7 @@ def test_words_that_changed_after_they_were_named_are_left_for_the_weights() -> 
     assert (told.version, told.saved_bytes) == (None, 0)
 
 
-def test_a_base_that_two_versions_are_rebuilt_from_goes_when_both_have_failed() -> None:
+def test_base_is_released_after_both_rebuilds_failed() -> None:
     made = swarm(18, bridge_at=16, build=SlowSwarm)
     assert isinstance(made, SlowSwarm)
     member = made.add("twice", bootstrap=("learner", "v0"), config=config_with_base)
@@ -178,7 +178,7 @@ def test_a_base_that_two_versions_are_rebuilt_from_goes_when_both_have_failed() 
     assert made.network.node(member.peer).download_stats.full_bytes == WHOLE
 
 
-def test_nothing_is_fetched_until_the_owner_has_looked() -> None:
+def test_downloads_wait_for_the_owners_base() -> None:
     made = swarm(9, bridge_at=8)
     member = made.add("slow", bootstrap=("learner", "v0"), config=config_with_base)
     made.network.run_for(60.0)
@@ -191,7 +191,7 @@ def test_nothing_is_fetched_until_the_owner_has_looked() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_lost_frames_and_a_learner_that_dies_leave_newcomers_with_the_right_words(seed: int) -> None:
+def test_newcomers_with_bases_under_loss_and_a_crash(seed: int) -> None:
     made = PatchedSwarm(VirtualNetwork(seed, links=LinkConfig(loss=0.1)))
     made.add("learner", Role.LEARNER, config=config)
     for name in ("v0", "v1"):

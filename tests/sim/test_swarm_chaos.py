@@ -104,7 +104,7 @@ def test_loss_and_reordering(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_partition_and_heal_lose_no_group_and_no_version(seed: int) -> None:
+def test_partition_and_heal(seed: int) -> None:
     swarm, _ = build(100 + seed, 10, LinkConfig())
     network = swarm.network
     network.run_for(20)
@@ -124,7 +124,7 @@ def test_partition_and_heal_lose_no_group_and_no_version(seed: int) -> None:
     assert set(promised) <= groups_at_learner(swarm), f"seed {seed}"
 
 
-def test_groups_reach_the_learner_through_carriers_and_their_receipts_come_back() -> None:
+def test_groups_and_receipts_through_carriers() -> None:
     swarm, _ = build(5, 6, LinkConfig())
     network = swarm.network
     network.run_for(20)
@@ -140,7 +140,7 @@ def test_groups_reach_the_learner_through_carriers_and_their_receipts_come_back(
     assert set(promised) <= receipts
 
 
-def test_a_group_carried_into_a_dead_end_is_carried_on_when_the_way_opens() -> None:
+def test_a_stuck_group_is_forwarded_after_the_partition() -> None:
     swarm, _ = build(6, 4, LinkConfig())
     network = swarm.network
     network.run_for(20)
@@ -201,7 +201,7 @@ class Poisoner(Node):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_chunk_poisoners_are_banned_and_every_honest_peer_still_finishes(seed: int) -> None:
+def test_poisoners_are_banned_and_honest_peers_finish(seed: int) -> None:
     swarm, invariants = build(300 + seed, 8, LinkConfig())
     Poisoner.poisoned = 0
     for index in range(3):
@@ -219,7 +219,7 @@ def test_chunk_poisoners_are_banned_and_every_honest_peer_still_finishes(seed: i
     assert banned == invariants.liars
 
 
-def test_a_flood_of_junk_stops_nothing() -> None:
+def test_a_flood_of_junk() -> None:
     swarm, invariants = build(400, 6, LinkConfig())
     network, dice = swarm.network, random.Random(1)
     flooders = [identity_of(f"flooder{i}").peer_id for i in range(4)]
@@ -247,7 +247,7 @@ def test_a_flood_of_junk_stops_nothing() -> None:
 
 
 @pytest.mark.parametrize("peers", [8, 24])
-def test_the_learners_uplink_carries_hardly_more_than_one_copy(peers: int) -> None:
+def test_learner_uploads_about_one_copy(peers: int) -> None:
     swarm, _ = build(500, peers, LinkConfig())
     swarm.network.run_for(30)
     size = 500_000
@@ -261,7 +261,7 @@ def test_the_learners_uplink_carries_hardly_more_than_one_copy(peers: int) -> No
     assert sum(s.wasted for s in stats) <= 0.01 * 4 * size * peers
 
 
-def test_a_stalled_holder_does_not_hold_up_a_version() -> None:
+def test_a_stalled_holder_delays_a_version_by_one_timeout() -> None:
     class Stalled(Node):
         """Claims everything, answers no request for a chunk."""
 
@@ -281,7 +281,7 @@ def test_a_stalled_holder_does_not_hold_up_a_version() -> None:
     assert slowest < 2 * RelayConfig().request_timeout_s
 
 
-def test_a_peer_slower_than_the_learners_cadence_still_finishes_versions() -> None:
+def test_a_slow_peer_still_completes_versions() -> None:
     swarm, _ = build(700, 3, LinkConfig())
     slow = swarm.add(
         "slow", bootstrap=("learner",), config=lambda role: NodeConfig(role=role), download_bytes_s=12_000.0

@@ -6,19 +6,10 @@ import statistics
 
 from p2prl.protocol import frames
 from p2prl.protocol.envelope import open_envelope, seal
-from p2prl.protocol.messages import (
-    Introduction,
-    Kind,
-    Push,
-    Role,
-)
+from p2prl.protocol.messages import Introduction, Kind, Push, Role
 from p2prl.sim.broadcast_swarm import BroadcastSwarm, identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
-from p2prl.swarm.events import (
-    Command,
-    PeerBanned,
-    Send,
-)
+from p2prl.swarm.events import Command, PeerBanned, Send
 from p2prl.swarm.node import Node
 from tests.sim.node_swarm import events_of, hello_of, swarm
 

@@ -14,11 +14,7 @@ from p2prl.protocol.messages import (
     StorageReceipt,
 )
 from p2prl.sim.broadcast_swarm import group_of, identity_of
-from p2prl.swarm.events import (
-    LedgerArrived,
-    LedgerWanted,
-    PeerBanned,
-)
+from p2prl.swarm.events import LedgerArrived, LedgerWanted, PeerBanned
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 

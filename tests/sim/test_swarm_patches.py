@@ -51,7 +51,7 @@ def run_on(made: PatchedSwarm, versions: int, *, every_s: float = 30.0) -> None:
         made.network.run_for(every_s)
 
 
-def test_the_deadline_a_relay_remembers_is_the_one_it_would_work_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_relay_deadline_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """With versions arriving, neighbours coming and going, and chunks lost."""
     asked = 0
 
@@ -86,7 +86,7 @@ def bases(member: Member) -> list[int]:
     return [len(event.patches) for event in member.events if isinstance(event, PatchesReady)]
 
 
-def test_followers_take_one_patch_a_version_and_hold_the_learners_words() -> None:
+def test_followers_download_one_patch_per_version() -> None:
     made = swarm()
     run_on(made, 6)
     for name in ("v0", "v1", "v2"):
@@ -100,7 +100,7 @@ def test_followers_take_one_patch_a_version_and_hold_the_learners_words() -> Non
     assert made.refused == []
 
 
-def test_a_seeder_takes_patches_too_and_serves_the_weights_they_lead_to() -> None:
+def test_a_seeder_rebuilds_and_serves_full_weights() -> None:
     made = swarm(volunteers=0)
     run_on(made, 1)
     seeder = made.add(
@@ -135,7 +135,7 @@ def seeded(made: PatchedSwarm, *, behind: Member | None = None) -> Member:
     return seeder
 
 
-def test_a_restarted_seeder_goes_on_serving_the_patches_it_has() -> None:
+def test_a_restarted_seeder_serves_its_patches() -> None:
     made = swarm(volunteers=1)
     run_on(made, 3)
     behind = made.members["v0"]
@@ -152,7 +152,7 @@ def test_a_restarted_seeder_goes_on_serving_the_patches_it_has() -> None:
     assert 0 < patched < WHOLE
 
 
-def test_a_restarted_seeder_lets_go_of_patches_with_their_versions() -> None:
+def test_a_restarted_seeder_drops_patches_with_their_versions() -> None:
     made = swarm(volunteers=0)
     run_on(made, 3)
     seeder = seeded(made)
@@ -172,7 +172,7 @@ def test_one_seed_is_one_trace() -> None:
     assert len(traces) == 1
 
 
-def test_a_peer_sixteen_versions_behind_takes_the_cheapest_way() -> None:
+def test_sixteen_versions_behind_takes_the_cheapest_route() -> None:
     made = swarm(volunteers=2)
     run_on(made, 3)
     away = made.members["v1"]
@@ -194,7 +194,7 @@ def test_a_peer_sixteen_versions_behind_takes_the_cheapest_way() -> None:
     assert patched < 0.75 * chain
 
 
-def test_a_newcomer_takes_the_keyframe_where_that_is_cheaper_and_the_weights_where_not() -> None:
+def test_a_newcomer_takes_a_cheaper_keyframe() -> None:
     made = swarm(volunteers=1)
     run_on(made, 2)
     made.advance(keyframe=True)
@@ -209,7 +209,7 @@ def test_a_newcomer_takes_the_keyframe_where_that_is_cheaper_and_the_weights_whe
     assert patched == keyframe.blob.size_bytes + made.published[3][1].patches[0].blob.size_bytes < WHOLE
 
 
-def test_newcomers_are_served_whole_weights_by_those_that_rebuilt_them() -> None:
+def test_rebuilt_weights_are_served_to_newcomers() -> None:
     made = swarm(volunteers=4)
     run_on(made, 3)
     made.network.crash(made.members["learner"].peer)
@@ -218,7 +218,7 @@ def test_newcomers_are_served_whole_weights_by_those_that_rebuilt_them() -> None
     assert made.words_of(late, 2) == made.versions[2].tobytes()
 
 
-def test_a_patch_that_leads_elsewhere_is_left_for_the_next_way_and_nobody_loops() -> None:
+def test_a_wrong_patch_is_tried_once() -> None:
     made = swarm(volunteers=2)
     run_on(made, 3)
     made.advance(spoil=True)
@@ -244,7 +244,7 @@ class Poisoner(Node):
         return Send(command.peer, frames.pack(Chunk(bytes(len(chunk.data)))), bulk=True)
 
 
-def test_whoever_serves_corrupt_patch_chunks_is_banned_at_the_first_and_nobody_decodes_one() -> None:
+def test_corrupt_patch_chunks_ban_and_are_not_decoded() -> None:
     made = swarm(volunteers=2)
     liar = join(made, "liar", build=Poisoner)
     run_on(made, 4)
@@ -259,7 +259,7 @@ def test_whoever_serves_corrupt_patch_chunks_is_banned_at_the_first_and_nobody_d
     assert liar.peer in banned
 
 
-def test_a_head_and_a_manifest_that_disagree_are_proof() -> None:
+def test_head_against_manifest_is_equivocation() -> None:
     made = swarm(volunteers=1)
     run_on(made, 2)
     key = identity_of("learner")
@@ -279,7 +279,7 @@ def test_a_head_and_a_manifest_that_disagree_are_proof() -> None:
     assert {proof.first, proof.second} == {raw, opened.raw}
 
 
-def test_silence_is_told_once_and_ends_with_the_next_head() -> None:
+def test_learner_silence_is_reported_once_per_head() -> None:
     made = swarm(volunteers=1)
     run_on(made, 2)
     made.network.run_for(1000.0)
@@ -296,7 +296,7 @@ def test_silence_is_told_once_and_ends_with_the_next_head() -> None:
     assert silences() == [1, 1]
 
 
-def test_an_old_head_takes_nobody_back() -> None:
+def test_an_old_head_is_ignored() -> None:
     made = swarm(volunteers=2)
     run_on(made, 1)
     old = made.head()
@@ -314,7 +314,7 @@ def test_an_old_head_takes_nobody_back() -> None:
 
 
 @pytest.mark.parametrize("budget", [WHOLE + 10_000, 10 * WHOLE])
-def test_the_disk_budget_lets_go_of_the_oldest_and_never_of_the_newest(budget: int) -> None:
+def test_disk_budget_drops_the_oldest_versions(budget: int) -> None:
     made = swarm(volunteers=1)
     thrifty = join(made, "thrifty", disk_bytes=budget)
     run_on(made, 8)

@@ -1,4 +1,4 @@
-"""Links, the address book, liveness, clocks and bans."""
+"""Peer links: liveness, hellos, clocks and incoming links."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ME = identity_of("me")
 A, B = identity_of("A"), identity_of("B")
 
 
-def neighbourhood(role: Role = Role.VOLUNTEER, **config: float) -> Connections:
+def connections(role: Role = Role.VOLUNTEER, **config: float) -> Connections:
     """A node of the run whose learner is A."""
     dials = ConnectionsConfig(**config)  # type: ignore[arg-type]
     return Connections(LocalPeer(ME, role, RUN, learner=A.peer_id), random.Random(1), dials, NOW)
@@ -41,30 +41,30 @@ def hello(*, role: int = Role.LEARNER, run: bytes = RUN, clock: float = NOW, hei
     return Hello(limits.WIRE_VERSION, run, int(role), int(clock * 1000), -1, height)
 
 
-def dialled(links: Connections) -> list[PeerId]:
+def dialed(links: Connections) -> list[PeerId]:
     peers = [command.peer for command in links.commands if isinstance(command, Dial)]
     links.commands.clear()
     return peers
 
 
-def test_learners_are_dialled_first_and_only_while_there_is_room() -> None:
-    links = neighbourhood(max_neighbors=3)
+def test_learner_is_dialed_first_within_the_link_limit() -> None:
+    links = connections(max_neighbors=3)
     strangers = [identity_of(f"v{i}") for i in range(9)]
     links.discovery.on_records([*(record(s) for s in strangers), record(A, role=Role.LEARNER)], NOW)
-    order = dialled(links)
+    order = dialed(links)
     assert len(order) == 3
     assert order[0] == A.peer_id
     for stranger in strangers[:3]:
         links.connected(stranger.peer_id, NOW)
     links.discovery.on_records([record(B)], NOW)
-    assert dialled(links) == [], "full"
+    assert dialed(links) == [], "full"
 
 
-def test_whoever_merely_calls_itself_a_learner_is_neither_preferred_nor_enough() -> None:
+def test_a_false_learner_is_not_preferred() -> None:
     strangers = [identity_of(f"v{i}") for i in range(30)]
-    links = neighbourhood(max_neighbors=1)
+    links = connections(max_neighbors=1)
     links.discovery.on_records([*(record(s, role=Role.LEARNER) for s in strangers), record(A, role=Role.LEARNER)], NOW)
-    assert dialled(links) == [A.peer_id]
+    assert dialed(links) == [A.peer_id]
     links.connected(B.peer_id, NOW)
     links.on_hello(hello(role=Role.LEARNER), B.peer_id, NOW)
     links.commands.clear()
@@ -73,89 +73,89 @@ def test_whoever_merely_calls_itself_a_learner_is_neither_preferred_nor_enough()
 
 
 def with_learner(**config: float) -> Connections:
-    links = neighbourhood(Role.VOLUNTEER, **config)
+    links = connections(Role.VOLUNTEER, **config)
     links.connected(A.peer_id, NOW)
     links.on_hello(hello(), A.peer_id, NOW)
     return links
 
 
-def named(*others: Identity, to: Identity = ME) -> Introduction:
+def introduction_of(*others: Identity, to: Identity = ME) -> Introduction:
     return Introduction(to.public_key, tuple(other.public_key for other in others))
 
 
-def test_links_are_kept_free_for_those_the_learner_will_name_but_not_for_ever() -> None:
+def test_links_wait_for_introductions_for_a_while() -> None:
     strangers = [record(identity_of(f"v{i}")) for i in range(30)]
     links = with_learner(max_neighbors=16, random_links=8, introduction_wait_s=15.0)
     links.discovery.on_records(strangers, NOW)
-    assert len(dialled(links)) == 7, "eight links, with the learner's"
+    assert len(dialed(links)) == 7, "eight links, with the learner's"
     links.handle_timer(NOW + 14)
-    assert len(dialled(links)) == 0
+    assert len(dialed(links)) == 0
     links.handle_timer(NOW + 15)
-    assert len(dialled(links)) == 15, "no name came: the rest at random, and the first dials have run out of time"
-    alone = neighbourhood(max_neighbors=16, random_links=8, introduction_wait_s=15.0)
+    assert len(dialed(links)) == 15, "no introduction came: the rest at random, and the first dials have timed out"
+    alone = connections(max_neighbors=16, random_links=8, introduction_wait_s=15.0)
     alone.discovery.on_records(strangers, NOW + 15)
-    assert len(dialled(alone)) == 16, "without the learner there is nobody to wait for any longer"
+    assert len(dialed(alone)) == 16, "without the learner there is no introduction to wait for"
     alone.connected(A.peer_id, NOW + 40)
     alone.handle_timer(NOW + 41)
-    assert len(dialled(alone)) == 7, "now it may name some"
+    assert len(dialed(alone)) == 7, "now it may introduce some"
 
 
-def test_the_named_are_dialled_first_and_beyond_the_links_there_are() -> None:
+def test_introduced_peers_are_dialed_first_and_beyond_the_limit() -> None:
     friends = [identity_of(f"f{i}") for i in range(5)]
     links = with_learner(max_neighbors=3, random_links=3)
     for index in range(4):
         links.connected(identity_of(f"v{index}").peer_id, NOW)
     links.discovery.on_records([record(who) for who in (*friends, *(identity_of(f"w{i}") for i in range(20)))], NOW)
-    assert dialled(links) == [], "full"
-    links.discovery.on_introduction(named(*friends), 1, NOW)
-    assert sorted(dialled(links)) == sorted(friend.peer_id for friend in friends)
+    assert dialed(links) == [], "full"
+    links.discovery.on_introduction(introduction_of(*friends), 1, NOW)
+    assert sorted(dialed(links)) == sorted(friend.peer_id for friend in friends)
 
 
-def test_a_learner_that_names_others_again_and_again_does_not_fill_a_node_with_links() -> None:
+def test_repeated_introductions_keep_links_bounded() -> None:
     links = with_learner(max_neighbors=16, max_with_introduced=40)
     links.discovery.on_records([record(identity_of(f"v{index}")) for index in range(100)], NOW)
     for round_ in range(6):
         links.discovery.on_introduction(
-            named(*(identity_of(f"v{12 * round_ + index}") for index in range(12))), round_ + 1, NOW
+            introduction_of(*(identity_of(f"v{12 * round_ + index}") for index in range(12))), round_ + 1, NOW
         )
-        for peer in dialled(links):
+        for peer in dialed(links):
             links.connected(peer, NOW)
     assert len(links.links) == 40
 
 
-def test_addresses_of_the_named_are_looked_up() -> None:
+def test_addresses_of_introduced_peers_are_looked_up() -> None:
     links = with_learner(max_neighbors=1)
-    links.discovery.on_introduction(named(B, ME), 1, NOW)
+    links.discovery.on_introduction(introduction_of(B, ME), 1, NOW)
     assert [type(c) for c in links.commands] == [LookUp]
     links.commands.clear()
     links.refresh(NOW + 3)
     assert [type(c) for c in links.commands] == [Register, LookUp], "still missing"
     links.commands.clear()
     links.discovery.on_records([record(B)], NOW + 3)
-    assert dialled(links) == [B.peer_id]
+    assert dialed(links) == [B.peer_id]
     links.refresh(NOW + 6)
-    assert [type(c) for c in links.commands] == [Register], "we are not looked for ourselves"
+    assert [type(c) for c in links.commands] == [Register], "our own address is not missing"
 
 
-def test_an_introduction_for_another_peer_is_a_fault_and_an_older_one_is_nothing() -> None:
+def test_misdirected_and_stale_introductions() -> None:
     links = with_learner()
     links.discovery.on_records([record(B)], NOW)
     links.commands.clear()
     with pytest.raises(RemoteProtocolError, match="another peer"):
-        links.discovery.on_introduction(named(B, to=B), 5, NOW)
-    links.discovery.on_introduction(named(B), 5, NOW)
+        links.discovery.on_introduction(introduction_of(B, to=B), 5, NOW)
+    links.discovery.on_introduction(introduction_of(B), 5, NOW)
     for sent_ms in (4, 5):
         with pytest.raises(StaleWorkError):
-            links.discovery.on_introduction(named(A), sent_ms, NOW)
+            links.discovery.on_introduction(introduction_of(A), sent_ms, NOW)
 
 
-def test_dials_back_off_and_a_failed_dial_leaves_the_others_link_alone() -> None:
-    links = neighbourhood()
+def test_dials_back_off_and_spare_incoming_links() -> None:
+    links = connections()
     links.discovery.on_records([record(A)], NOW)
-    assert dialled(links) == [A.peer_id]
+    assert dialed(links) == [A.peer_id]
     links.dial_failed(A.peer_id, NOW)
     links.handle_timer(NOW + 0.5)
-    assert dialled(links) == []
+    assert dialed(links) == []
     assert links.connected(A.peer_id, NOW + 1)
     links.dial_failed(A.peer_id, NOW + 1)
     assert A.peer_id in links.links
@@ -163,14 +163,14 @@ def test_dials_back_off_and_a_failed_dial_leaves_the_others_link_alone() -> None
     assert not links.lost(A.peer_id, NOW + 2)
 
 
-def test_gaps_between_dials_of_a_dead_peer_grow_to_a_minute() -> None:
-    links = neighbourhood()
+def test_dial_backoff_grows_to_a_minute() -> None:
+    links = connections()
     links.discovery.on_records([record(A)], NOW)
     times = []
     for tenth in range(6000):
         now = NOW + tenth / 10
         links.handle_timer(now)
-        if dialled(links):
+        if dialed(links):
             times.append(now)
             links.dial_failed(A.peer_id, now)
     gaps = [b - a for a, b in itertools.pairwise(times)]
@@ -179,8 +179,8 @@ def test_gaps_between_dials_of_a_dead_peer_grow_to_a_minute() -> None:
     assert max(gaps) > 20
 
 
-def test_forged_foreign_stale_and_senseless_records_are_skipped() -> None:
-    links = neighbourhood()
+def test_unusable_records_are_skipped() -> None:
+    links = connections()
     good = record(A)
     forged = bytearray(good)
     forged[-1] ^= 1
@@ -196,13 +196,13 @@ def test_forged_foreign_stale_and_senseless_records_are_skipped() -> None:
         b"junk",
     ]
     links.discovery.on_records(bad, NOW)
-    assert dialled(links) == []
+    assert dialed(links) == []
     links.discovery.on_records([*bad, good], NOW)
-    assert dialled(links) == [A.peer_id]
+    assert dialed(links) == [A.peer_id]
 
 
 def test_an_older_record_does_not_replace_a_newer_one() -> None:
-    links = neighbourhood()
+    links = connections()
     links.discovery.on_records([record(A, at=NOW, address="/ip4/9.9.9.9")], NOW)
     links.commands.clear()
     links.discovery.on_records([record(A, at=NOW - 60, address="/ip4/6.6.6.6")], NOW)
@@ -212,32 +212,32 @@ def test_an_older_record_does_not_replace_a_newer_one() -> None:
     assert all(d.addresses == ("/ip4/9.9.9.9",) for d in dials)
 
 
-def test_the_address_book_forgets_and_is_bounded() -> None:
-    links = neighbourhood(max_known=20, max_neighbors=1000, random_links=1000, forget_s=900.0)
+def test_address_book_is_bounded_and_expires() -> None:
+    links = connections(max_known=20, max_neighbors=1000, random_links=1000, forget_s=900.0)
     links.discovery.on_records([record(identity_of(f"old{i}"), at=NOW) for i in range(30)], NOW)
-    assert len(dialled(links)) == 20
+    assert len(dialed(links)) == 20
     links.discovery.on_records([record(A, at=NOW + 1000)], NOW + 1000)
-    assert dialled(links) == [A.peer_id], "the dead are no longer dialled"
+    assert dialed(links) == [A.peer_id], "expired peers are no longer dialed"
 
 
-def test_a_flood_of_fresh_records_does_not_push_out_the_learner_and_those_it_named() -> None:
-    links = neighbourhood(max_known=20, max_neighbors=1, random_links=1)
+def test_a_record_flood_keeps_the_learner_and_introduced_peers() -> None:
+    links = connections(max_known=20, max_neighbors=1, random_links=1)
     links.discovery.on_records([record(who) for who in (A, B)], NOW)
-    links.discovery.on_introduction(named(B), 1, NOW)
+    links.discovery.on_introduction(introduction_of(B), 1, NOW)
     links.discovery.on_records([record(identity_of(f"flood{i}"), at=NOW + 20) for i in range(60)], NOW + 20)
     assert links.discovery.addresses_of(A.peer_id)
     assert links.discovery.addresses_of(B.peer_id)
 
 
-def test_links_opened_by_others_are_bounded() -> None:
-    links = neighbourhood(max_links=5)
+def test_incoming_links_are_bounded() -> None:
+    links = connections(max_links=5)
     took = [links.connected(PeerId(f"p{i}"), NOW) for i in range(9)]
     assert took == [True] * 5 + [False] * 4
     assert not links.connected(ME.peer_id, NOW)
 
 
-def test_the_silent_are_dropped() -> None:
-    links = neighbourhood(silence_s=50.0)
+def test_silent_peers_are_dropped() -> None:
+    links = connections(silence_s=50.0)
     links.connected(A.peer_id, NOW)
     links.connected(B.peer_id, NOW)
     links.links[B.peer_id].heard_at = NOW + 30
@@ -245,22 +245,22 @@ def test_the_silent_are_dropped() -> None:
     assert list(links.links) == [B.peer_id]
 
 
-def test_the_banned_are_neither_heard_nor_dialled_until_their_time_is_up() -> None:
-    links = neighbourhood(ban_s=600.0)
+def test_banned_peers_are_ignored_until_the_ban_ends() -> None:
+    links = connections(ban_s=600.0)
     links.discovery.on_records([record(A)], NOW)
     links.commands.clear()
     links.bans.ban(A.peer_id, NOW)
     assert links.bans.is_banned(A.peer_id, NOW + 599)
     assert not links.connected(A.peer_id, NOW + 599)
     links.discovery.on_records([record(A, at=NOW + 500)], NOW + 500)
-    assert dialled(links) == []
+    assert dialed(links) == []
     assert not links.bans.is_banned(A.peer_id, NOW + 601)
     links.discovery.on_records([record(A, at=NOW + 601)], NOW + 601)
-    assert dialled(links) == [A.peer_id]
+    assert dialed(links) == [A.peer_id]
 
 
-def test_three_faults_or_one_proof_ban_and_a_flood_of_keys_fills_no_memory() -> None:
-    links = neighbourhood(max_known=50)
+def test_faults_ban_and_their_memory_is_bounded() -> None:
+    links = connections(max_known=50)
     assert [links.fault(A.peer_id, NOW + second, proven=False) for second in range(3)] == [False, False, True]
     assert links.bans.is_banned(A.peer_id, NOW + 3)
     assert links.fault(B.peer_id, NOW, proven=True)
@@ -272,8 +272,8 @@ def test_three_faults_or_one_proof_ban_and_a_flood_of_keys_fills_no_memory() -> 
     assert links.bans.is_banned(PeerId("q499"), NOW + 4990)
 
 
-def test_hellos_go_out_on_a_link_on_time_and_on_change() -> None:
-    links = neighbourhood(hello_s=15.0)
+def test_hellos_on_link_on_time_and_on_change() -> None:
+    links = connections(hello_s=15.0)
     links.connected(A.peer_id, NOW)
     (first,) = links.outbox
     assert first == (A.peer_id, Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(NOW * 1000), -1, 0))
@@ -286,8 +286,8 @@ def test_hellos_go_out_on_a_link_on_time_and_on_change() -> None:
     assert len(links.outbox) == 2
 
 
-def test_a_hello_of_another_run_ends_the_link_and_an_unknown_role_is_a_fault() -> None:
-    links = neighbourhood()
+def test_hello_of_another_run_or_unknown_role() -> None:
+    links = connections()
     links.connected(A.peer_id, NOW)
     assert links.on_hello(hello(run=bytes(32)), A.peer_id, NOW) is None
     assert A.peer_id not in links.links
@@ -296,8 +296,8 @@ def test_a_hello_of_another_run_ends_the_link_and_an_unknown_role_is_a_fault() -
         links.on_hello(hello(role=99), B.peer_id, NOW)
 
 
-def test_one_wrong_clock_among_many_is_its_own_and_ours_is_noticed() -> None:
-    links = neighbourhood()
+def test_our_clock_is_judged_by_the_median() -> None:
+    links = connections()
     for index in range(5):
         peer = PeerId(f"p{index}")
         links.connected(peer, NOW)
@@ -308,8 +308,8 @@ def test_one_wrong_clock_among_many_is_its_own_and_ours_is_noticed() -> None:
     assert links.clock_offset_s() == pytest.approx(120)
 
 
-def test_the_directory_is_asked_while_something_is_missing() -> None:
-    links = neighbourhood(refresh_s=30.0, eager_refresh_s=3.0, max_neighbors=2)
+def test_directory_is_asked_while_links_are_missing() -> None:
+    links = connections(refresh_s=30.0, eager_refresh_s=3.0, max_neighbors=2)
     assert links.next_deadline() == NOW
     links.handle_timer(NOW)
     assert [type(c) for c in links.commands] == [Register, LookUp]
@@ -319,14 +319,14 @@ def test_the_directory_is_asked_while_something_is_missing() -> None:
         links.connected(who.peer_id, NOW)
         links.on_hello(hello(role=role), who.peer_id, NOW)
     links.refresh(NOW + 3)
-    assert [type(c) for c in links.commands] == [Register], "full and with a learner: nothing to look for"
+    assert [type(c) for c in links.commands] == [Register], "full and with a learner: no lookup"
     assert links.next_deadline() == NOW + 15
     links.lost(A.peer_id, NOW + 4)
     assert links.next_deadline() == NOW + 7
 
 
-def test_new_addresses_are_registered_at_once_and_old_ones_are_no_news() -> None:
-    links = neighbourhood()
+def test_new_addresses_are_registered_at_once() -> None:
+    links = connections()
     links.handle_timer(NOW)
     links.discovery.set_addresses(("/ip4/1.1.1.1",), NOW + 1)
     assert links.next_deadline() == NOW + 1
@@ -337,7 +337,7 @@ def test_new_addresses_are_registered_at_once_and_old_ones_are_no_news() -> None
 
 
 def test_a_record_outlives_two_missed_refreshes() -> None:
-    links = neighbourhood()
+    links = connections()
     links.refresh(NOW)
     (register,) = [c for c in links.commands if isinstance(c, Register)]
     assert register.expires_at - NOW >= 2 * ConnectionsConfig().refresh_s

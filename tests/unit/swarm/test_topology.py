@@ -1,4 +1,4 @@
-"""Hand-outs: how many neighbours, from where, and that the graph they make holds together."""
+"""Neighbor graph: degrees, regions, connectivity."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from p2prl.swarm.peers.topology import (
 )
 
 
-def test_degrees_follow_the_root_of_the_uplink_within_bounds() -> None:
+def test_degree_follows_the_root_of_the_uplink() -> None:
     assert [target_degree(up, 10.0) for up in (0.1, 2.5, 10.0, 40.0, 1e6)] == [12, 12, 24, 48, 64]
     assert target_degree(0.0, 10.0) == target_degree(5.0, 0.0) == 24, "nothing known: the median's"
 
 
-def test_nobody_meets_itself_or_anybody_twice_and_two_thirds_live_near() -> None:
+def test_neighbors_are_distinct_and_two_thirds_near() -> None:
     swarm = {number: Candidate(10.0, number % 4) for number in range(400)}
     rng = random.Random(1)
     for peer in range(0, 400, 37):
@@ -32,7 +32,7 @@ def test_nobody_meets_itself_or_anybody_twice_and_two_thirds_live_near() -> None
         assert 16 <= near <= 20  # the rest is drawn from everywhere, a quarter of it from here again
 
 
-def test_names_that_are_kept_come_first_and_count() -> None:
+def test_kept_neighbors_come_first() -> None:
     swarm = {number: Candidate(10.0, number % 4) for number in range(400)}
     kept = [4, 8, 12, 999, 0, 13]  # 999 has left, 0 is the peer itself
     for seed in range(20):
@@ -44,14 +44,14 @@ def test_names_that_are_kept_come_first_and_count() -> None:
     assert choose_neighbors(0, swarm, random.Random(1), count=2, kept=kept) == [4, 8]
 
 
-def test_who_cannot_be_placed_is_near_nobody() -> None:
+def test_peers_without_a_region_are_near_nobody() -> None:
     swarm = {number: Candidate(10.0, None if number < 200 else "here") for number in range(400)}
     rng = random.Random(5)
     hidden = sum(other < 200 for peer in range(0, 200, 10) for other in choose_neighbors(peer, swarm, rng, count=24))
     assert 180 <= hidden <= 300, "240 of 480: like anybody"
 
 
-def test_half_a_degree_is_handed_out_since_others_meet_one_too() -> None:
+def test_introduction_count_is_half_the_degree() -> None:
     assert [introduction_count(up, 10.0) for up in (0.1, 10.0, 1e6)] == [6, 12, 32]
     assert median_upload([Candidate(0.0), Candidate(4.0), Candidate(2.0), Candidate(9.0)]) == 4.0
     assert median_upload([Candidate(0.0)]) == 0.0
@@ -70,12 +70,12 @@ def test_half_a_degree_is_handed_out_since_others_meet_one_too() -> None:
         ((), None),
     ],
 )
-def test_a_region_is_the_network_of_a_public_address_of_its_own(addresses: tuple[str, ...], region: str | None) -> None:
+def test_region_is_the_network_of_a_public_address(addresses: tuple[str, ...], region: str | None) -> None:
     assert region_of(addresses) == region
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 20])
-def test_small_swarms_know_everybody(size: int) -> None:
+def test_small_swarms_are_fully_connected(size: int) -> None:
     swarm = {number: Candidate(0.0) for number in range(size)}
     for peer in swarm:
         assert sorted(choose_neighbors(peer, swarm, random.Random(2), count=24)) == [
@@ -83,7 +83,7 @@ def test_small_swarms_know_everybody(size: int) -> None:
         ]
 
 
-def test_a_swarm_of_regions_stays_in_one_piece_when_a_third_dies() -> None:
+def test_the_graph_stays_connected_when_a_third_dies() -> None:
     rng = random.Random(3)
     swarm = {number: Candidate(rng.choice([1.0, 5.0, 50.0]), number % 5) for number in range(500)}
     near: dict[int, set[int]] = {peer: set() for peer in swarm}
