@@ -17,11 +17,7 @@ from p2prl.swarm.relay.chunk_sets import bits_of, to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
 
 CHUNK = 4096
-
-
 W = TypeVar("W", bound=Wire)
-
-
 SOURCE, A, B, C = (PeerId(name) for name in ("source", "A", "B", "C"))
 
 
