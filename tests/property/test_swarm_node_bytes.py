@@ -1,4 +1,4 @@
-"""A node takes any bytes from anybody: it never raises, never forwards junk, and its deadlines stay ahead."""
+"""Any bytes from any peer: a node never raises, never forwards junk, and its deadlines stay ahead."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def events_of(member: Member, kind: type) -> list[object]:
 
 
 def publish_head(made: BroadcastSwarm, *, finished: bool) -> None:
-    """The learner says how its ledger stands, and whether the run is over."""
+    """The learner publishes a ledger head, final or not."""
     learner, now = made.members["learner"], made.network.now
     raw = seal(learner.identity, LedgerHead(1, bytes(32), 1, finished), run=made.run, now=now)
     made.network.node(learner.peer).publish(raw, now)

@@ -36,7 +36,7 @@ def test_junk_is_not_forwarded_and_bans_its_sender() -> None:
     made.network.inject(junker.peer_id, target.peer, frames.pack(Push(good)))
     made.network.run_for(30)
     for member in made.members.values():
-        assert not member.arrived(), "neither junk nor the words of the banned reach anybody"
+        assert not member.arrived(), "neither junk nor a banned peer's envelope reaches any peer"
 
 
 def test_a_stale_envelope_leaves_the_rest_of_its_frame() -> None:

@@ -1,4 +1,4 @@
-"""Whole swarms through loss, reordering, partition, crashes and liars, with invariants checked after every step."""
+"""Whole swarms under loss, reordering, partition, crashes and attacks, with invariants checked after every step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from p2prl.swarm.relay.config import RelayConfig
 
 
 class Invariants:
-    """What must hold after every step of every run."""
+    """Invariants that hold after every step of every run."""
 
     def __init__(self, swarm: BroadcastSwarm) -> None:
         self.swarm = swarm
@@ -68,7 +68,7 @@ def groups_at_learner(swarm: BroadcastSwarm) -> set[bytes]:
 
 
 def spool(swarm: BroadcastSwarm, name: str, slots: range, every_s: float = 20.0) -> list[bytes]:
-    """Publish groups and repeat each until its storage receipt came, as a volunteer's spool does."""
+    """Publish groups and repeat each until its storage receipt arrives, as a volunteer's spool does."""
     member = swarm.members[name]
     sealed = [seal(member.identity, group_of(slot), run=swarm.run, now=swarm.network.now) for slot in slots]
 
@@ -129,7 +129,7 @@ def test_groups_and_receipts_through_carriers() -> None:
     network = swarm.network
     network.run_for(20)
     author = swarm.members["v5"]
-    # The author and the learner cannot reach each other for good; everybody else reaches both.
+    # The author and the learner cannot reach each other ever; all other peers reach both.
     network.partition([[author.peer], [swarm.members["learner"].peer]], network.now, network.now + 1e6)
     network.run_for(80)
     assert ("learner", 1) not in network.node(author.peer).roles()
@@ -214,7 +214,7 @@ def test_poisoners_are_banned_and_honest_peers_finish(seed: int) -> None:
         swarm.network.run_for(30)
     honest = {name for name in all_volunteers(swarm) if not name.startswith("poisoner")}
     assert honest <= volunteers_with(swarm, 2), f"seed {seed}"
-    assert Poisoner.poisoned > 0, f"seed {seed}: nobody asked a poisoner, so nothing was tested"
+    assert Poisoner.poisoned > 0, f"seed {seed}: no poisoner was asked, so nothing was tested"
     banned = {e.peer for m in swarm.members.values() for e in m.events if isinstance(e, PeerBanned)}
     assert banned == invariants.liars
 
@@ -290,5 +290,5 @@ def test_a_slow_peer_still_completes_versions() -> None:
     for _ in range(12):
         swarm.publish(200_000)
         swarm.network.run_for(10)
-    assert len(slow.ready_at) >= 3, "a begun transfer is not abandoned for a newer version"
+    assert len(slow.ready_at) >= 3, "a download in progress is not abandoned for a newer version"
     assert len(slow.ready_at) < 12

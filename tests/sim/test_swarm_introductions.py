@@ -46,10 +46,10 @@ def test_link_counts_with_and_without_introductions() -> None:
         early = [link_count(made, f"v{index}") for index in range(80)]
         made.network.run_for(55)
         counts[build] = [link_count(made, f"v{index}") for index in range(80)]
-        assert statistics.fmean(early) < 18, "six links by its own choice, and as many by others"
+        assert statistics.fmean(early) < 18, "six links it opened, and as many that others opened"
         assert min(counts[build]) >= 16
         assert not any(events_of(member, PeerBanned) for member in made.members.values())
-    assert 24 <= statistics.fmean(counts[Node]) <= 40, "named and random ones"
+    assert 24 <= statistics.fmean(counts[Node]) <= 40, "introduced and random ones"
     assert 16 <= statistics.fmean(counts[Silent]) <= 34
 
 

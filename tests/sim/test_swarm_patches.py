@@ -1,4 +1,4 @@
-"""Versions that arrive as patches: cheap ways taken, wrong ones left, liars found, and words the same to the bit."""
+"""Versions downloaded as patches: cheapest routes, wrong patches, poisoners, equal weights to the bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from p2prl.swarm.node_phase import Running
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.testing.patched_swarm import PatchedSwarm
 
-WHOLE = 40_000
+FULL = 40_000
 """Bytes of a version's weights."""
 
 
@@ -52,7 +52,7 @@ def run_on(made: PatchedSwarm, versions: int, *, every_s: float = 30.0) -> None:
 
 
 def test_cached_relay_deadline_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With versions arriving, neighbours coming and going, and chunks lost."""
+    """With versions arriving, neighbors joining and leaving, and chunks lost."""
     asked = 0
 
     def next_deadline(relay: Relay) -> float | None:
@@ -81,8 +81,8 @@ def cost(made: PatchedSwarm, member: Member) -> tuple[int, int]:
     return stats.patch_bytes, stats.full_bytes
 
 
-def bases(member: Member) -> list[int]:
-    """How many patches each rebuilt version took."""
+def patch_counts(member: Member) -> list[int]:
+    """Number of patches of each rebuilt version."""
     return [len(event.patches) for event in member.events if isinstance(event, PatchesReady)]
 
 
@@ -93,10 +93,10 @@ def test_followers_download_one_patch_per_version() -> None:
         member = made.members[name]
         assert made.words_of(member, 5) == made.versions[5].tobytes()
         assert sorted(member.ready_at) == list(range(6))
-        assert bases(member) == [1] * 5
-        patched, whole = cost(made, member)
-        assert whole == WHOLE, "version 0, and nothing else"
-        assert patched < 5 * WHOLE / 10
+        assert patch_counts(member) == [1] * 5
+        patched, full = cost(made, member)
+        assert full == FULL, "version 0, and nothing else"
+        assert patched < 5 * FULL / 10
     assert made.refused == []
 
 
@@ -107,17 +107,17 @@ def test_a_seeder_rebuilds_and_serves_full_weights() -> None:
         "seeder", Role.SEEDER, bootstrap=("learner",), config=lambda role: NodeConfig(role=role, rebuilds=True)
     )
     run_on(made, 4)
-    patched, whole = cost(made, seeder)
-    assert whole == WHOLE
-    assert patched < 4 * WHOLE / 10
+    patched, full = cost(made, seeder)
+    assert full == FULL
+    assert patched < 4 * FULL / 10
     made.network.crash(made.members["learner"].peer)
-    late = made.add("late", bootstrap=("seeder",))  # it decodes nothing: every chunk of the weights comes whole
+    late = made.add("late", bootstrap=("seeder",))  # it decodes no patches: it downloads full weights
     made.network.run_for(60.0)
     assert late.store.whole(made.published[4][1].weights) == made.versions[4].tobytes()
 
 
 def seeded(made: PatchedSwarm, *, behind: Member | None = None) -> Member:
-    """A seeder that has been restarted with what it holds; `behind` was down when the last version came."""
+    """A seeder restarted with what it holds; `behind` was down when the last version was published."""
     seeder = made.add(
         "seeder", Role.SEEDER, bootstrap=("learner",), config=lambda role: NodeConfig(role=role, rebuilds=True)
     )
@@ -147,9 +147,9 @@ def test_a_restarted_seeder_serves_its_patches() -> None:
     made.network.connect(behind.peer, seeder.peer)
     made.network.run_for(60.0)
     assert made.words_of(behind, 5) == made.versions[5].tobytes()
-    patched, whole = cost(made, behind)
-    assert whole == 0, "nobody else is here, and its patches are"
-    assert 0 < patched < WHOLE
+    patched, full = cost(made, behind)
+    assert full == 0, "only the seeder is left, and it has the patches"
+    assert 0 < patched < FULL
 
 
 def test_a_restarted_seeder_drops_patches_with_their_versions() -> None:
@@ -184,11 +184,11 @@ def test_sixteen_versions_behind_takes_the_cheapest_route() -> None:
     made.network.connect(away.peer, made.members["learner"].peer)
     made.network.run_for(60.0)
     assert made.words_of(away, 18) == made.versions[18].tobytes()
-    patched, whole = cost(made, away)
-    assert whole == 0
+    patched, full = cost(made, away)
+    assert full == 0
     rebuilt = [event for event in away.events if isinstance(event, PatchesReady)][-1]
     assert rebuilt.manifest.version == 18
-    # 2→3→4→8→12→16→17→18, and never sixteen single steps.
+    # 2→3→4→8→12→16→17→18, not sixteen single steps.
     assert len(rebuilt.patches) == 7
     chain = sum(made.published[v][1].patches[0].blob.size_bytes for v in range(3, 19))
     assert patched < 0.75 * chain
@@ -202,11 +202,11 @@ def test_a_newcomer_takes_a_cheaper_keyframe() -> None:
     late = join(made, "late")
     made.network.run_for(60.0)
     assert made.words_of(late, 3) == made.versions[3].tobytes()
-    patched, whole = cost(made, late)
-    assert whole == 0
+    patched, full = cost(made, late)
+    assert full == 0
     keyframe = made.published[2][1].patch_from(-1)
     assert keyframe is not None
-    assert patched == keyframe.blob.size_bytes + made.published[3][1].patches[0].blob.size_bytes < WHOLE
+    assert patched == keyframe.blob.size_bytes + made.published[3][1].patches[0].blob.size_bytes < FULL
 
 
 def test_rebuilt_weights_are_served_to_newcomers() -> None:
@@ -225,20 +225,20 @@ def test_a_wrong_patch_is_tried_once() -> None:
     made.network.run_for(60.0)
     for name in ("v0", "v1"):
         member = made.members[name]
-        assert made.words_of(member, 3) == made.versions[3].tobytes(), "fetched whole in the end"
+        assert made.words_of(member, 3) == made.versions[3].tobytes(), "downloaded as full weights in the end"
         assert made.refused.count((name, 3)) == 1
     run_on(made, 1)
-    assert bases(made.members["v0"])[-1] == 1, "the next version comes by patch again"
+    assert patch_counts(made.members["v0"])[-1] == 1, "the next version is downloaded as a patch again"
 
 
 class Poisoner(Node):
-    """Serves other bytes than it was asked for."""
+    """Serves wrong bytes."""
 
     def commands(self, now: float) -> list[Command]:
         commands = super().commands(now)
-        return [self._spoilt(c) if isinstance(c, Send) and c.bulk else c for c in commands]
+        return [self._corrupted(c) if isinstance(c, Send) and c.bulk else c for c in commands]
 
-    def _spoilt(self, command: Send) -> Send:
+    def _corrupted(self, command: Send) -> Send:
         (chunk,) = frames.unpack(command.frame)
         assert isinstance(chunk, Chunk)
         return Send(command.peer, frames.pack(Chunk(bytes(len(chunk.data)))), bulk=True)
@@ -267,7 +267,7 @@ def test_head_against_manifest_is_equivocation() -> None:
     twin = PolicyManifest(1, 1, newest.weights, newest.weights_digest, newest.previous, bytes(32), 0)
     head = made.head()
     forked = seal(key, twin, run=made.run, now=made.network.now)
-    lie = PolicyHead(1, envelope_digest(forked), 0, WHOLE, (), head.target_ms, head.expires_ms)
+    lie = PolicyHead(1, envelope_digest(forked), 0, FULL, (), head.target_ms, head.expires_ms)
     node = made.network.node(made.members["v0"].peer)
     opened = open_envelope(seal(key, lie, run=made.run, now=made.network.now + 1), now=None)
     with pytest.raises(RemoteProtocolError):
@@ -304,16 +304,16 @@ def test_an_old_head_is_ignored() -> None:
     member = made.members["v0"]
     node = made.network.node(member.peer)
     assert isinstance(node._phase, Running)
-    following = node._phase._policies
-    before = following.head
+    policies = node._phase._policies
+    before = policies.head
     assert before is not None
     assert before.head.version == 3
     late = seal(identity_of("learner"), old, run=made.run, now=made.network.now)
     node.receive(frames.pack(Push(late)), made.members["v1"].peer, made.network.now)
-    assert following.head is before
+    assert policies.head is before
 
 
-@pytest.mark.parametrize("budget", [WHOLE + 10_000, 10 * WHOLE])
+@pytest.mark.parametrize("budget", [FULL + 10_000, 10 * FULL])
 def test_disk_budget_drops_the_oldest_versions(budget: int) -> None:
     made = swarm(volunteers=1)
     thrifty = join(made, "thrifty", disk_bytes=budget)
@@ -322,5 +322,5 @@ def test_disk_budget_drops_the_oldest_versions(budget: int) -> None:
     assert ready == list(range(8))
     assert made.words_of(thrifty, 7) == made.versions[7].tobytes()
     held = [v for v in range(8) if thrifty.store.holds(made.published[v][1].weights.root)]
-    assert held == ([7] if budget < 2 * WHOLE else [4, 5, 6, 7])
-    assert thrifty.store.size_bytes <= max(budget, WHOLE + 20_000)
+    assert held == ([7] if budget < 2 * FULL else [4, 5, 6, 7])
+    assert thrifty.store.size_bytes <= max(budget, FULL + 20_000)

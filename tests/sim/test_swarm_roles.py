@@ -1,4 +1,4 @@
-"""Whole swarms with the real learner and volunteers on virtual time: same seed same trace, faults heal, work counts."""
+"""Whole swarms with the real learner and volunteers on virtual time: reproducible traces, recovery from faults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_delayed_groups_raise_staleness(tmp_path: Path) -> None:
     prompt = simulate(CONFIG, tmp_path / "prompt")
     slow = simulate(replace(CONFIG, delay="const:90"), tmp_path / "slow")
     assert slow.updates == CONFIG.updates
-    # 90 s are four and a half updates of 20 s: no group can be younger once the first ones have arrived.
+    # 90 s are four and a half updates of 20 s: no group can be fresher once the first ones have arrived.
     assert slow.staleness[2] >= 4
     assert slow.staleness[0] > prompt.staleness[0]
 
@@ -53,7 +53,7 @@ def test_partition_heals(tmp_path: Path) -> None:
     cut = simulate(replace(CONFIG, updates=10, partition=(40.0, 140.0)), tmp_path / "cut")
     assert cut.updates == 10
     assert cut.groups_rejected == 0
-    assert 0 <= cut.caught_up_s <= 300, "every volunteer, also of the half that was cut off, holds the last version"
+    assert 0 <= cut.caught_up_s <= 300, "every volunteer, in both halves, holds the last version"
 
 
 def test_restarted_volunteers_repeat_no_slot(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ def test_newcomers_after_the_end_get_the_final_head() -> None:
     made.network.run_for(60)
     for member in (late, board):
         heads = [e.opened.body for e in events_of(member, EnvelopeArrived) if isinstance(e, EnvelopeArrived)]
-        assert [head.finished for head in heads if isinstance(head, LedgerHead)] == [True], "told once, not every hello"
+        assert [head.finished for head in heads if isinstance(head, LedgerHead)] == [True], (
+            "sent once, not at every hello"
+        )
 
 
 def test_a_revoked_final_head_is_not_passed_on() -> None:

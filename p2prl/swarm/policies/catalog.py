@@ -91,7 +91,7 @@ class PolicyCatalog:
         """Add a manifest.
 
         Raises `RemoteProtocolError` when the learner did not sign it or it is malformed, `EquivocationError` when it
-        contradicts a manifest or head already here.
+        contradicts a known manifest or head.
         """
         manifest = body_of(opened, PolicyManifest)
         if opened.author != self._learner:

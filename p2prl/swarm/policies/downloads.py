@@ -192,7 +192,7 @@ class VersionDownloads:
             self._request_rebuild(download)
 
     def _fetch_patches(self, download: VersionDownload, now: float) -> None:
-        """Ask for the missing manifests of a route; when all are here, download its patches."""
+        """Ask for the missing manifests of a route; when all have arrived, download its patches."""
         missing = download.missing_manifests(self._catalog)
         if missing:
             self._missing_manifests.update(missing)

@@ -25,9 +25,9 @@ class VersionDownload:
     route: Route = ()
     """Patches that lead to it; empty while its full weights are downloaded."""
     patches: tuple[BlobRef, ...] = ()
-    """The patches' blobs, once the manifests of the whole route are here."""
+    """The patches' blobs, once all manifests of the route have arrived."""
     received: set[Digest] = field(default_factory=set)
-    """Roots of the patches that are here and verified."""
+    """Roots of the patches that have arrived and are verified."""
     rebuilding: bool = False
     """Whether the owner has been asked to decode them."""
     decoded_bytes: int | None = None
@@ -49,7 +49,7 @@ class VersionDownload:
 
     @property
     def all_received(self) -> bool:
-        """Whether every patch of the route is here."""
+        """Whether every patch of the route has arrived."""
         return bool(self.patches) and {ref.root for ref in self.patches} <= self.received
 
     def blobs(self) -> tuple[BlobRef, ...]:
@@ -59,7 +59,7 @@ class VersionDownload:
         return (self.target.manifest.weights,)
 
     def missing_manifests(self, catalog: PolicyCatalog) -> list[Digest]:
-        """Manifests of the route that are not here."""
+        """Manifests of the route that are still missing."""
         names = dict.fromkeys(Digest(patch.manifest) for patch in self.route)
         return [name for name in names if catalog.named(name) is None]
 

@@ -266,7 +266,7 @@ class ChunkDownloads:
     # --- bookkeeping -------------------------------------------------------------------------------------------
 
     def _send_have(self, peer: PeerId, transfer: Transfer | None) -> None:
-        """Tell a peer what is here: it granted in vain, so its record of us is old."""
+        """Tell a peer which chunks this node holds: it granted in vain, so its record is outdated."""
         if transfer is not None:
             self._state.outbox.append((peer, Have(transfer.root, to_bitmap(transfer.have, transfer.total))))
 

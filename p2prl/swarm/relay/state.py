@@ -93,7 +93,7 @@ class Transfer:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is here."""
+        """Whether this node holds every chunk."""
         return self.have == self.all_chunks
 
     @property

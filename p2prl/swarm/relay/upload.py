@@ -40,7 +40,7 @@ class ChunkUploads:
         self._timer_at = math.inf
 
     def on_query(self, source: PeerId, root: Digest, now: float) -> None:
-        """A neighbor downloads a blob and asks what is here."""
+        """A neighbor downloads a blob and asks which chunks this node holds."""
         state, transfer = self._state, self._state.transfers.get(root)
         if transfer is None:
             state.outbox.append((source, Have(root, b"")))

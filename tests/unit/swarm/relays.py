@@ -27,7 +27,7 @@ def blob(chunks: int, seed: int = 0) -> tuple[bytes, BlobRef]:
 
 
 class RelayMesh:
-    """Relays that hear each other at once, in rounds of `step_s`."""
+    """Relays with instant links, in rounds of `step_s`."""
 
     def __init__(self, names: list[PeerId], *, config: RelayConfig | None = None, step_s: float = 0.05) -> None:
         self.now = 0.0
@@ -50,15 +50,15 @@ class RelayMesh:
 
     def round(self) -> None:
         self.now += self.step_s
-        letters: list[tuple[PeerId, PeerId, Wire]] = []
+        messages: list[tuple[PeerId, PeerId, Wire]] = []
         for name, relay in self.relays.items():
             due = relay.next_deadline()
             if due is not None and due <= self.now:
                 relay.handle_timer(self.now)
             relay.flush(self.now)
-            letters += [(name, peer, message) for peer, message in relay.outbox]
+            messages += [(name, peer, message) for peer, message in relay.outbox]
             relay.outbox.clear()
-        for source, destination, message in letters:
+        for source, destination, message in messages:
             if isinstance(message, Chunk):
                 self.relays[source].upload_done(destination)
                 self.sent[source, len(message.data)] += 1
@@ -78,7 +78,7 @@ def bitmap(indices: Iterable[int], total: int) -> bytes:
 
 
 def fetcher(ref: BlobRef, *peers: PeerId, config: RelayConfig | None = None) -> Relay:
-    """A relay that fetches `ref`, with neighbours that said nothing yet."""
+    """A relay that fetches `ref`, with neighbors that have sent nothing yet."""
     relay = Relay(MemoryBlobs(), random.Random(1), config or RelayConfig())
     for peer in peers:
         relay.add_neighbor(peer, is_source=peer == SOURCE)
@@ -88,7 +88,7 @@ def fetcher(ref: BlobRef, *peers: PeerId, config: RelayConfig | None = None) -> 
 
 
 def server(data: bytes, ref: BlobRef, *peers: PeerId, config: RelayConfig | None = None, origin: bool = False) -> Relay:
-    """A relay that holds `ref` whole, asked about it by its neighbours."""
+    """A relay that holds all of `ref`, queried by its neighbors."""
     store = MemoryBlobs()
     store.add(ref, data)
     relay = Relay(store, random.Random(1), config or RelayConfig())
@@ -103,7 +103,7 @@ def server(data: bytes, ref: BlobRef, *peers: PeerId, config: RelayConfig | None
 
 
 def sent(relay: Relay, kind: type[W], now: float = 0.0) -> list[tuple[PeerId, W]]:
-    """Messages of a kind the relay sends now; what else it sends is lost."""
+    """Messages of a kind the relay sends now; other messages are dropped."""
     relay.flush(now)
     found = [(peer, message) for peer, message in relay.outbox if isinstance(message, kind)]
     relay.outbox.clear()

@@ -108,10 +108,10 @@ def test_endgame_duplicates_only_much_later_chunks() -> None:
     slow, last = grant(A, 3.0)[0], grant(B, 3.0)[0]
     deliver(B, last, 3.5)
     assert relay.progress(ref.root) == (3, 4)
-    assert not grant(B, 4.4), "it comes in 0.6 s, and a copy would take 0.5"
+    assert not grant(B, 4.4), "it arrives in 0.6 s, and a copy would take 0.5"
     relay.handle_timer(4.4)
     assert grant(B, 7.4) == [slow], "it is 2.4 s late already"
-    assert not grant(B, 7.4), "there are two copies under way"
+    assert not grant(B, 7.4), "two copies are on their way"
     deliver(B, slow, 7.9)
     assert relay.completed == [ref.root]
     relay.receive(Chunk(piece(data, ref, ref.chunks.index(slow))), A, 8.0)

@@ -108,7 +108,7 @@ def test_equal_chunks_are_sent_once() -> None:
     mesh.relays[A].fetch(ref, 0.0)
     mesh.run([A], ref, within_s=5)
     assert mesh.sent[SOURCE, CHUNK] == 1
-    # The next version shares a chunk with this one: only the other is fetched.
+    # The next version shares a chunk with this one: only the other is downloaded.
     changed = bytes(CHUNK) + b"\x01" * CHUNK
     mesh.offer(changed, blob_of(changed, CHUNK))
     mesh.relays[A].fetch(blob_of(changed, CHUNK), mesh.now)
@@ -149,7 +149,7 @@ def test_malformed_messages_are_refused() -> None:
     ):
         with pytest.raises(RemoteProtocolError):
             relay.receive(message, A, 0.0)
-    relay.receive(Have(ref.root, b"\xff"), B, 0.0)  # not a neighbour: ignored
+    relay.receive(Have(ref.root, b"\xff"), B, 0.0)  # not a neighbor: ignored
 
 
 def test_deadlines_lie_after_the_last_timer() -> None:
@@ -167,5 +167,5 @@ def test_deadlines_lie_after_the_last_timer() -> None:
         relay.flush(now)
         timers += 1
     queries = sum(isinstance(m, BlobQuery) for _, m in relay.outbox)
-    assert 10 <= queries <= 13, "asked again every five seconds while nothing comes"
+    assert 10 <= queries <= 13, "asked again every five seconds while nothing arrives"
     assert timers < 20

@@ -41,13 +41,13 @@ def test_source_reserves_each_chunk_for_one_peer() -> None:
     relay = server(data, ref, A, B, C, origin=True)
     grants = sent(relay, ChunkGrant)
     shown = [index for _, grant in grants for index in indices_of(of_bitmap(grant.bitmap, 8))]
-    assert len(shown) == len(set(shown)) == len(grants) == 6, "two a neighbour, each of one chunk of its own"
-    # Whoever asks for another chunk than its own gets nothing.
+    assert len(shown) == len(set(shown)) == len(grants) == 6, "two per neighbor, each for one chunk of its own"
+    # A request for a chunk reserved for another peer is refused.
     holder = {index: peer for peer, grant in grants for index in indices_of(of_bitmap(grant.bitmap, 8))}
     foreign = next(index for index, peer in holder.items() if peer != A)
     relay.receive(ChunkRequest(ref.chunks[foreign]), A, 0.0)
     assert not sent(relay, Chunk)
-    # Grants that nobody uses lapse, and their chunks go to others.
+    # Unused grants expire, and their chunks are granted again.
     relay.handle_timer(RelayConfig().grant_s)
     late = RelayConfig().grant_s + RelayConfig().stall_s
     relay.handle_timer(late)
@@ -62,7 +62,7 @@ def test_source_stops_after_one_copy_while_volunteers_upload() -> None:
     while relay.outbox or held != 0b1111:
         relay.flush(now)
         messages, relay.outbox[:] = list(relay.outbox), []
-        assert messages, "the source stopped before it gave every chunk"
+        assert messages, "the source stopped before it sent every chunk"
         for _, message in messages:
             if isinstance(message, ChunkGrant):
                 (index,) = indices_of(of_bitmap(message.bitmap, 4))
@@ -75,13 +75,13 @@ def test_source_stops_after_one_copy_while_volunteers_upload() -> None:
     relay.add_neighbor(B, is_source=False)
     relay.receive(BlobQuery(ref.root), B, now)
     assert not sent(relay, ChunkGrant, now)
-    # B gets a chunk elsewhere every second: the learner keeps out.
+    # B gets a chunk from others every second: the learner does not help.
     for second in range(1, 4):
         now = float(second)
         relay.receive(Have(ref.root, bitmap(range(second), 4)), B, now)
         relay.handle_timer(now)
         assert not sent(relay, ChunkGrant, now)
-    # Then no more: after its patience, which is also its next deadline, the learner helps.
+    # Then none: the learner helps after its patience, which is also its next deadline.
     due = relay.next_deadline()
     assert due is not None
     assert due <= now + RelayConfig().source_patience_s
@@ -122,7 +122,7 @@ def test_uploads_are_bounded_by_slots() -> None:
             if isinstance(message, ChunkGrant):
                 relay.receive(ChunkRequest(next(wanted)), peer, 0.0)
     assert passed == 2, "one for the slot, and one behind it"
-    assert len(list(wanted)) == 40 - 3, "and one asked for ahead"
+    assert len(list(wanted)) == 40 - 3, "and one requested ahead"
     for peer in peers:
         relay.upload_done(peer)
     assert len(sent(relay, Chunk)) == 1
