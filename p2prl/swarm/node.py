@@ -14,7 +14,8 @@ from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.messages import Hello, Kind, LedgerPage, LedgerQuery, Offer, Push, Want
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery, Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import ClockOff, Command, Event, LedgerArrived, LedgerWanted, WireMismatch
 from p2prl.swarm.node_config import NodeConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.relay.config import RelayConfig

@@ -8,7 +8,7 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.messages import Kind, Role
+from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import Command, EnvelopeArrived, Event, PeerBanned, PeersChanged
 from p2prl.swarm.gossip.final_head import FinalHead

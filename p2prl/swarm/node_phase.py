@@ -13,8 +13,10 @@ from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
+from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import Introduction, Kind, Push, Role
+from p2prl.protocol.peer_messages import Introduction
 from p2prl.swarm.events import EnvelopeArrived, RunKnown
 from p2prl.swarm.gossip.audience import AUDIENCE
 from p2prl.swarm.gossip.validation import check_envelope

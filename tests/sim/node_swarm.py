@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import seal
-from p2prl.protocol.messages import (
-    Hello,
-    LedgerHead,
-    Role,
-)
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.protocol.link_messages import Hello
 from p2prl.sim.broadcast_swarm import BroadcastSwarm, Member
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START

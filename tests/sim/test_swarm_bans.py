@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import envelope_digest, seal
-from p2prl.protocol.messages import Chunk, Offer, Push, StorageReceipt
+from p2prl.protocol.ledger_messages import StorageReceipt
+from p2prl.protocol.link_messages import Chunk, Offer, Push
 from p2prl.sim.broadcast_swarm import group_of, identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import PeerBanned

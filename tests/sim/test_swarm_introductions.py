@@ -6,7 +6,9 @@ import statistics
 
 from p2prl.protocol import frames
 from p2prl.protocol.envelope import open_envelope, seal
-from p2prl.protocol.messages import Introduction, Kind, Push, Role
+from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.link_messages import Push
+from p2prl.protocol.peer_messages import Introduction
 from p2prl.sim.broadcast_swarm import BroadcastSwarm, identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, PeerBanned, Send

@@ -6,8 +6,9 @@ import msgspec
 
 from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunFile, blob_of
-from p2prl.protocol.messages import Push, Role
 from p2prl.sim.broadcast_swarm import BroadcastSwarm, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from p2prl.protocol.messages import LedgerHead, Role
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.swarm.events import EnvelopeArrived
 from tests.sim.node_swarm import events_of, publish_head, swarm
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.protocol.messages import Kind, Role
+from p2prl.protocol.kinds import Kind, Role
 
 AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.RUN_MANIFEST: frozenset(),

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
-from p2prl.protocol.messages import Kind
+from p2prl.protocol.kinds import Kind
 
 
 class EnvelopeStore:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Hello, Role
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Hello
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import Command
 from p2prl.swarm.peers.bans import Bans

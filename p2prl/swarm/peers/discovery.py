@@ -16,7 +16,8 @@ from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of
-from p2prl.protocol.messages import Introduction, PeerRecord, Role
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.config import ConnectionsConfig
@@ -108,7 +109,7 @@ class Discovery:
         if sent_ms <= self._introduced_ms:
             raise StaleWorkError("introduction older than the last")
         self._introduced_ms = sent_ms
-        self.introduced = frozenset(map(peer_id_of, message.neighbours)) - {self._local.identity.peer_id}
+        self.introduced = frozenset(map(peer_id_of, message.neighbors)) - {self._local.identity.peer_id}
         if self._lacks_addresses():
             self.commands.append(LookUp())
         self.dial(now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from p2prl.protocol.identity import PeerId
+from p2prl.protocol.link_messages import BlobQuery, Chunk, ChunkRequest
 from p2prl.protocol.manifests import BlobRef, blob_of
-from p2prl.protocol.messages import BlobQuery, Chunk, ChunkRequest
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay

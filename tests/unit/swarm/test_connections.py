@@ -7,7 +7,8 @@ import pytest
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Hello, Role
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Hello
 from tests.unit.swarm.peer_links import (
     ME,
     NOW,

@@ -9,7 +9,7 @@ import pytest
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import (
+from p2prl.protocol.link_messages import (
     BlobQuery,
     Chunk,
     ChunkCancel,

@@ -8,8 +8,7 @@ import pytest
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.manifests import blob_of
-from p2prl.protocol.messages import (
+from p2prl.protocol.link_messages import (
     BlobQuery,
     ChunkCancel,
     ChunkGrant,
@@ -18,6 +17,7 @@ from p2prl.protocol.messages import (
     GrantDeclined,
     Have,
 )
+from p2prl.protocol.manifests import blob_of
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import (
+from p2prl.protocol.link_messages import (
     BlobQuery,
     Chunk,
     ChunkCancel,
