@@ -17,13 +17,15 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery, Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.awaiting_manifest import AwaitingManifest
 from p2prl.swarm.events import ClockOff, Command, Event, LedgerArrived, LedgerWanted, WireMismatch
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
-from p2prl.swarm.node_phase import AwaitingManifest, Phase, Running
+from p2prl.swarm.node_phase import Phase
 from p2prl.swarm.policies.downloads import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
+from p2prl.swarm.running import Running
 
 _RETRY_S = 2.0
 """How long an offered envelope may stay unpushed before the next peer that offered it is asked."""

@@ -16,8 +16,8 @@ from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesReady, PeerBanned, Send, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.node_phase import Running
 from p2prl.swarm.relay.chunk_relay import Relay
+from p2prl.swarm.running import Running
 from p2prl.testing.patched_swarm import PatchedSwarm
 
 FULL = 40_000

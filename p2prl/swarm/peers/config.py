@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionsConfig:
-    """Links, directory and liveness settings. More than twelve fields: each is one independent limit or period."""
+    """Link, directory and liveness settings.
+
+    More than twelve fields, because each is one independent limit or period.
+    """
 
     max_neighbors: int = 16
     """Links a node dials up to. With those that others open it has about 24, and that many random neighbors keep a

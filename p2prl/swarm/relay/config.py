@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class RelayConfig:
     """Rates, timeouts and limits of the relay; the defaults suit home links.
 
-    More than twelve fields: each is one independent limit that simulations and measurements set.
+    More than twelve fields, because each is one independent limit that simulations and measurements set.
     """
 
     upload_bytes_s: float = 0.0

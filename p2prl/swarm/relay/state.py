@@ -48,7 +48,7 @@ class Interest:
 class Transfer:
     """A blob this node holds or downloads. Sets of chunks are integers (`chunk_sets`).
 
-    More than twelve fields: the download and upload halves of the relay work on this one record of a blob.
+    More than twelve fields, because the download and upload halves of the relay share this one record of a blob.
     """
 
     ref: BlobRef
