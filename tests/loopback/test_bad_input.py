@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from p2prl.cli.reading import read_status
+from p2prl.cli.role_files import read_status
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run
 from p2prl.errors import TransportError

@@ -19,10 +19,11 @@ import typer
 from typer.testing import CliRunner
 
 from p2prl import cli, errors
-from p2prl.cli import crashes
+from p2prl.cli import crash_log
 from p2prl.cli.app import app
-from p2prl.cli.simulate import _document as _simulation_document
-from p2prl.cli.workers import _audit_document, _progress_document
+from p2prl.cli.commands.join_worker import progress_document
+from p2prl.cli.commands.sim_run import simulation_document
+from p2prl.cli.commands.validate_worker import audit_document
 from p2prl.client.service import Progress
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run, open_run
@@ -104,9 +105,12 @@ def processor_seconds(arguments: list[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.parametrize("module", ["status", "keys", "inspect", "workers", "operate"])
+LIGHT = ("status_read", "key_files", "board_serve", "ledger_check", "join_worker", "validate_worker", "seed_worker")
+
+
+@pytest.mark.parametrize("module", [*LIGHT, "init_run", "learn_run", "eval_run"])
 def test_light_commands_stay_light(module: str) -> None:
-    probe = f"import sys, p2prl.cli.{module}; assert 'torch' not in sys.modules"
+    probe = f"import sys, p2prl.cli.commands.{module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", probe], check=True, env=ENVIRONMENT)
 
 
@@ -135,7 +139,7 @@ def test_what_is_refused_is_refused_before_torch_is_imported(arguments: tuple[st
 
 def test_a_board_on_a_used_port_is_refused_before_anything_starts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
-    monkeypatch.setattr("p2prl.cli.inspect._run_source", opened.append)
+    monkeypatch.setattr("p2prl.cli.commands.board_serve.ledger_of", lambda *given: opened.append(given))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = invoke("board", run, "--port", taken.getsockname()[1])
     assert isinstance(result.exception, errors.MachineError)
@@ -195,8 +199,8 @@ def test_documents_have_the_documented_keys(run: Path, tmp_path: Path) -> None:
 def test_workers_documents_have_the_documented_keys() -> None:
     common = {"role", "run", "peer"}
     progress = Progress("", 0, 0, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
-    assert common | set(_progress_document(progress)) == json_keys("p2prl join")
-    assert common | set(_audit_document(Audit(0, 0, 0, 0, 0, 0))) == json_keys("p2prl validate")
+    assert common | set(progress_document(progress)) == json_keys("p2prl join")
+    assert common | set(audit_document(Audit(0, 0, 0, 0, 0, 0))) == json_keys("p2prl validate")
 
 
 def test_a_simulations_document_has_the_documented_keys() -> None:
@@ -205,7 +209,7 @@ def test_a_simulations_document_has_the_documented_keys() -> None:
         trace_hash="", reward_before=0.0, reward_after=0.0, updates=1, staleness=(0.0, 0.0, 0.0), virtual_s=0.0,
         messages=0, bytes=0, groups_verified=0, groups_rejected=0, caught_up_s=0.0,
     )  # fmt: skip
-    assert set(_simulation_document(config, result, wall_s=0.0)) == json_keys("p2prl sim")
+    assert set(simulation_document(config, result, wall_s=0.0)) == json_keys("p2prl sim")
 
 
 def test_a_run_that_exists_is_shown_by_status(run: Path) -> None:
@@ -308,7 +312,7 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_a_bug_leaves_its_traceback_in_a_file_and_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    crashes.keep_in(tmp_path)
+    crash_log.keep_in(tmp_path)
     code, said = run_main(monkeypatch, capsys, ZeroDivisionError("division by zero"))
     (file,) = tmp_path.glob("crash-*.log")
     assert code == 1
@@ -318,7 +322,7 @@ def test_a_bug_leaves_its_traceback_in_a_file_and_one_sentence(
     assert "Traceback (most recent call last)" in text
     assert "ZeroDivisionError: division by zero" in text
     file.unlink()
-    crashes.keep_in(tmp_path / "gone")
+    crash_log.keep_in(tmp_path / "gone")
     _, said = run_main(monkeypatch, capsys, ZeroDivisionError("division by zero"))
     elsewhere = Path(said.splitlines()[0].rpartition(" in ")[2])
     assert "ZeroDivisionError" in elsewhere.read_text()
@@ -346,7 +350,6 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("join", SOME_LINK, "--base", "./none"), errors.ConfigError, "there is no directory ./none"),
     (("validate", SOME_LINK, "--base", "/nowhere"), errors.ConfigError, "there is no directory /nowhere"),
     (("validate", SOME_LINK, "--monthly-gb", "inf"), errors.ConfigError, "--monthly-gb inf"),
-    (("learn", "/nowhere", "--delay", "sometimes"), errors.ConfigError, "not a law of delay"),
     (("eval", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("status", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("board", "/nowhere", "--json"), errors.ConfigError, "not a run folder"),

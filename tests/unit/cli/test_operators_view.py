@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from p2prl.cli import console as screen
-from p2prl.cli import inspect, operate
-from p2prl.cli.reach import reach_warning, worth_sharing
+from p2prl.cli.commands.board_serve import await_current_ledger
+from p2prl.cli.views import progress_bar as bar
+from p2prl.cli.views.join_link_reach import reach_warning, shareable
+from p2prl.cli.views.learner_view import update_line
 from p2prl.errors import P2PRLError, UnreachableError
 from p2prl.scoreboard.ledger_sources import Snapshot
 from p2prl.scoreboard.swarm_source import LinkSource
@@ -37,7 +38,7 @@ NAMED = "/dns4/example.org/tcp/1/p2p/x"
 def test_a_link_carries_what_others_can_dial_and_says_from_where(
     addresses: tuple[str, ...], shared: tuple[str, ...], words: str
 ) -> None:
-    assert worth_sharing(addresses) == shared
+    assert shareable(addresses) == shared
     warning = reach_warning(shared)
     assert words in warning
     assert bool(words) == bool(warning)
@@ -53,11 +54,11 @@ def test_the_learners_line_counts_towards_the_end_and_skips_the_first_interval()
         "peers": 4,
         "seconds": 97.0,
     }
-    first = operate._line("chain", metrics, planned=200, first=True)
+    first = update_line("chain", metrics, planned=200, first=True)
     assert "step 12/200 " in first
-    assert "from 4 peers" in first
+    assert "from 4 volunteers" in first
     assert "s/update" not in first
-    endless = operate._line("chain", metrics, planned=0, first=False)
+    endless = update_line("chain", metrics, planned=0, first=False)
     assert "step 12 " in endless
     assert "97.00 s/update" in endless
 
@@ -65,9 +66,9 @@ def test_the_learners_line_counts_towards_the_end_and_skips_the_first_interval()
 def test_without_a_terminal_progress_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     now = [100.0]
-    monkeypatch.setattr(screen, "say", said.append)
-    monkeypatch.setattr("p2prl.cli.console.time.monotonic", lambda: now[0])
-    with screen.progress("making", quiet=False) as tell:
+    monkeypatch.setattr(bar, "say", said.append)
+    monkeypatch.setattr("p2prl.cli.views.progress_bar.time.monotonic", lambda: now[0])
+    with bar.progress_bar("making", quiet=False) as tell:
         for second in range(26):
             now[0] = 100.0 + second
             tell("warm start", second / 100)
@@ -95,8 +96,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr("p2prl.cli.inspect.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("p2prl.cli.inspect.time.sleep", sleep)
+    monkeypatch.setattr("p2prl.cli.commands.board_serve.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("p2prl.cli.commands.board_serve.time.sleep", sleep)
     return now
 
 
@@ -108,14 +109,14 @@ def _kept(**changes: Any) -> Snapshot:
 
 def test_an_old_board_is_not_printed_when_nobody_answers(clock: list[float]) -> None:
     with pytest.raises(UnreachableError, match=r"no peer of the run answered .* may be out of date") as caught:
-        inspect._await_run(_Board([_kept()]))
+        await_current_ledger(_Board([_kept()]))
     assert caught.value.exit_code == 7
     assert clock[0] >= 30.0
 
 
 def test_a_board_that_reached_somebody_is_printed_with_the_news_or_after_a_wait_for_it(clock: list[float]) -> None:
     old, met = _kept(signed_height=3), _kept(signed_height=3, neighbours={"learner": 1})
-    inspect._await_run(_Board([old, old, met, _kept(neighbours={"learner": 1})]))
+    await_current_ledger(_Board([old, old, met, _kept(neighbours={"learner": 1})]))
     assert clock[0] < 1.0
-    inspect._await_run(_Board([old, met]))
+    await_current_ledger(_Board([old, met]))
     assert 5.0 <= clock[0] < 7.0

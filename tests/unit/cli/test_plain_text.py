@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from p2prl.cli import console as screen
-from p2prl.cli.plain import cleaned, wrapped
+from p2prl.cli.views import console as screen
+from p2prl.cli.views.plain_text import cleaned, wrapped
 
 HOSTILE = "slot 3 earned nothing: \x1b[2J\x1b]0;owned\x07\x9b31m\u202eok\r\np2prl: all is well\x00\u200b\ud800"
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, text: str, *, terminal: bool, whole: bool = False) -> str:
+def shown(monkeypatch: pytest.MonkeyPatch, text: str, *, terminal: bool, unwrapped: bool = False) -> str:
     output = io.StringIO()
     monkeypatch.setattr(screen, "console", Console(file=output, force_terminal=terminal, width=40, highlight=False))
-    screen.say(text, whole=whole)
+    screen.say(text, unwrapped=unwrapped)
     return output.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_hostile_learners_words_are_only_words(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    said = shown(monkeypatch, HOSTILE, terminal=terminal, whole=True)
+    said = shown(monkeypatch, HOSTILE, terminal=terminal, unwrapped=True)
     assert said == "slot 3 earned nothing: [2J]0;owned31mok  p2prl: all is well\n"
 
 
@@ -53,7 +53,7 @@ def test_prose_breaks_between_words_under_its_own_text(monkeypatch: pytest.Monke
 
 def test_links_and_logs_are_never_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     link = "join link  p2prl://chain@" + "a" * 52
-    assert shown(monkeypatch, link, terminal=True, whole=True) == link + "\n"
+    assert shown(monkeypatch, link, terminal=True, unwrapped=True) == link + "\n"
     words = "many words " * 20
     assert shown(monkeypatch, words, terminal=False) == words + "\n"
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from p2prl.cli.status import status_command
-from p2prl.cli.status_views import age_text, worker_lines
+from p2prl.cli.commands.status_read import status_command
+from p2prl.cli.views.quantities import age_text
+from p2prl.cli.views.status_view import worker_lines
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, holder_of, try_lock, write_status
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
@@ -41,7 +42,7 @@ def test_a_volunteer_reads_like_a_sentence() -> None:
         "1,100 verified, 3 waiting, 4 rejected, 5 too old",
         "4 seed_mismatch",
         "0.81",
-        "4.0 MB received, 75% from volunteers; 0.5 MB passed on",
+        "4.0 MB received, 75% from volunteers; 500 kB sent to others",
         "1 learner, 3 volunteers",
         "400 MB, and 100 MB for the network",
     ):
@@ -50,7 +51,7 @@ def test_a_volunteer_reads_like_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [("sampling", "not running, last heard of 5 min ago"), ("stopped", "stopped 5 min ago")]
+    ("state", "words"), [("sampling", "not running, last report 5 min ago"), ("stopped", "stopped 5 min ago")]
 )
 def test_a_worker_that_is_gone_is_said_to_be(state: str, words: str) -> None:
     text = shown({**VOLUNTEER, "running": False, "state": state})
@@ -70,7 +71,7 @@ def test_nothing_is_shown_before_there_is_anything() -> None:
 def test_validator_and_learner_have_their_own_figures() -> None:
     validator = {"role": "validator", "running": True, "version": 3, "groups_seen": 90, "groups_replayed": 20,
                  "verdicts_passed": 19, "verdicts_failed": 1, "groups_waiting": 2}  # fmt: skip
-    assert "20 replayed of 90 heard of: 19 passed, 1 failed; 2 waiting" in shown(validator)
+    assert "20 replayed of 90 seen: 19 passed, 1 failed; 2 waiting" in shown(validator)
     learner = {"role": "learner", "running": True, "state": "training", "step": 1_500.0, "version": 40, "reward": 0.5,
                "staleness_p50": 13, "staleness_max": 74, "groups": 16, "peers": 3}  # fmt: skip
     text = shown(learner)

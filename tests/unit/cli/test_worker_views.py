@@ -7,14 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from p2prl.cli.worker_views import (
-    SmoothRate,
-    audit_line,
-    progress_line,
-    progress_panel,
-    validator_introduction,
-    volunteer_introduction,
-)
+from p2prl.cli.views.validator_view import audit_line
+from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel
+from p2prl.cli.views.worker_introduction import validator_introduction, volunteer_introduction
 from p2prl.client.service import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.protocol.identity import Identity
@@ -55,15 +50,17 @@ def test_nothing_is_measured_before_there_is_anything() -> None:
     for text in (progress_line(IDLE, 0.0), panel(IDLE, 0.0), audit_line(Audit(0, 0, 0, 0, 0, -1))):
         assert "v-1" not in text
         assert "0.00" not in text
-        assert "0 tok/s" not in text
+        assert "0 tokens/s" not in text
         assert "no weights yet" in text
 
 
 def test_what_was_measured_is_shown() -> None:
     line = progress_line(BUSY, 1234.4)
-    assert line.startswith("v7 (v8 2/4 chunks)  sampling  verified 3  waiting 1  rejected 0  reward 0.00  1,234 tok/s")
+    assert line.startswith(
+        "v7 (v8 2/4 chunks)  sampling  verified 3 (9 tokens)  waiting 1  rejected 0  reward 0.00  1,234 tokens/s"
+    )
     shown = panel(BUSY, 1234.4)
-    assert "v7, v8 is out   1,234 tok/s" in shown
+    assert "v7, v8 is out (2 of 4 chunks)" in shown
     assert "75% from volunteers" in shown
     assert "1 learner, 2 volunteers" in shown
     assert max(map(len, shown.splitlines())) <= 80
