@@ -11,13 +11,15 @@ from p2prl.cli.comma_lists import listed
 from p2prl.cli.commands.bench_results import compare_recipes
 from p2prl.cli.options import AsJson, Seed
 
+_REWARDS = (
+    "success, success+0.2*process, success+0.2*process:clip, success+0.2*process:delta, success+0.2*process:clip+delta"
+)
+
 
 def bench_rewards(
     rewards: Annotated[
         str, typer.Option("--rewards", help="Rewards to compare, e.g. success, success+0.2*process:clip+delta.")
-    ] = ", ".join(
-        ("success", *(f"success+0.2*process{refined}" for refined in ("", ":clip", ":delta", ":clip+delta")))
-    ),
+    ] = _REWARDS,
     recipe: Annotated[str, typer.Option("--recipe", help="How the policy is trained; see `p2prl bench ppo`.")] = "ppo",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per reward.")] = 5,
     updates: Annotated[int, typer.Option("--updates", min=30, help="Batches per run, a multiple of 10.")] = 80,

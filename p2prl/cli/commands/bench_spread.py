@@ -17,7 +17,8 @@ from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.errors import P2PRLError
 
 if TYPE_CHECKING:
-    from p2prl.bench.spread.benchmark import SpreadConfig, SpreadRow, SpreadVerdict
+    from p2prl.bench.spread.benchmark import SpreadConfig, SpreadVerdict
+    from p2prl.bench.spread.outcome import SpreadRow
 
 
 def bench_spread(

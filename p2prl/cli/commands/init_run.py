@@ -46,25 +46,24 @@ def init_command(
         from p2prl.learner.run_plan import RunPlan
         from p2prl.models.device import use_threads
 
-    plan = RunPlan(
-        name=name,
-        goal=goal or chosen.goal,
-        task=task or chosen.task,
-        model=model,
-        group_size=group_size,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens or chosen.max_new_tokens,
-        staleness_bound=chosen.staleness_bound if staleness is None else staleness,
-        publish_every=publish_every or chosen.publish_every,
-        reward=reward,
-        dtype=dtype or chosen.dtype,
-        # With --dtype alone, engines compute in that type too.
-        compute_dtype=compute_dtype or ("" if dtype else chosen.compute_dtype),
-        seed=seed,
-    )
-    if model is None:
-        use_threads(1)  # a model this small gains nothing from threads that wait for each other on a busy machine
-    with progress_bar("making the run", quiet=as_json) as on_progress:
+        plan = RunPlan(
+            name=name,
+            goal=goal or chosen.goal,
+            task=task or chosen.task,
+            model=model,
+            group_size=group_size,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens or chosen.max_new_tokens,
+            staleness_bound=chosen.staleness_bound if staleness is None else staleness,
+            publish_every=publish_every or chosen.publish_every,
+            reward=reward,
+            dtype=dtype or chosen.dtype,
+            # With --dtype alone, engines compute in that type too.
+            compute_dtype=compute_dtype or ("" if dtype else chosen.compute_dtype),
+            seed=seed,
+        )
+        if model is None:
+            use_threads(1)  # a model this small gains nothing from threads that wait for each other on a busy machine
         folder = init_run(root / name, plan, settings=chosen.settings_text(), on_progress=on_progress)
     say(f"Made {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
     if as_json:

@@ -11,9 +11,9 @@ from p2prl.cli import crash_log
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
-    engine_maker,
     introduce_run,
     model_directory_of,
+    shown_prepare,
 )
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
@@ -55,7 +55,7 @@ def join_run(
 
         from p2prl.client.agent import AgentConfig
         from p2prl.client.service import VolunteerConfig
-        from p2prl.config.roles import build_volunteer
+        from p2prl.config.roles import build_volunteer, prepare_engine
         from p2prl.models.device import choose_device, use_threads
 
         chosen = choose_device(device)
@@ -88,7 +88,9 @@ def join_run(
             link,
             seat,
             VolunteerConfig(agent=AgentConfig(slots_per_batch=slots)),
-            prepare=engine_maker(link, chosen, view, wrap_engine),
+            prepare=shown_prepare(
+                lambda manifest, files: prepare_engine(manifest, link.run, files, chosen), view, wrap_engine
+            ),
             base=model,
             on_manifest=introduce,
             on_progress=on_progress,

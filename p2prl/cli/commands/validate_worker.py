@@ -9,9 +9,9 @@ from p2prl.cli import crash_log
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
-    engine_maker,
     introduce_run,
     model_directory_of,
+    shown_prepare,
 )
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
@@ -48,7 +48,7 @@ def validate_run(
     with view.shown():
         view.phase("importing torch")
 
-        from p2prl.config.roles import build_validator
+        from p2prl.config.roles import build_validator, prepare_engine
         from p2prl.models.device import choose_device, use_threads
         from p2prl.validator.service import ValidatorConfig
 
@@ -80,7 +80,7 @@ def validate_run(
             link,
             seat,
             ValidatorConfig(rate=rate),
-            prepare=engine_maker(link, chosen, view),
+            prepare=shown_prepare(lambda manifest, files: prepare_engine(manifest, link.run, files, chosen), view),
             base=model,
             on_manifest=introduce,
             on_audit=on_audit,

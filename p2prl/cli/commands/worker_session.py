@@ -19,8 +19,6 @@ from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.messages import Role
 
 if TYPE_CHECKING:
-    import torch
-
     from p2prl.config.requirements import Requirements
     from p2prl.models.engine_port import Engine
     from p2prl.models.group_work import Prepared
@@ -63,18 +61,17 @@ def model_directory_of(base: str, view: LiveView) -> Path | None:
     return model_directory(base)
 
 
-def engine_maker(
-    link: JoinLink, device: torch.device, view: LiveView, wrap_engine: Callable[[Engine], Engine] | None = None
+def shown_prepare(
+    prepare: Prepare[Prepared], view: LiveView, wrap_engine: Callable[[Engine], Engine] | None = None
 ) -> Prepare[Prepared]:
-    """Make the engine when the run's files are here, and show that as a phase of the start."""
-    from p2prl.config.roles import prepare_engine
+    """`prepare` shown as a phase of the start, with its engine replaced by `wrap_engine`'s."""
 
-    def prepare(manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
-        view.phase("loading the engine", f"on {device}")
-        prepared = prepare_engine(manifest, link.run, files, device)
+    def shown(manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
+        view.phase("loading the engine")
+        prepared = prepare(manifest, files)
         return prepared if wrap_engine is None else replace(prepared, engine=wrap_engine(prepared.engine))
 
-    return prepare
+    return shown
 
 
 def introduce_run(
