@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.views.progress_bar import progress_bar
 
 
 def demo(
@@ -24,6 +25,9 @@ def demo(
 
     Separate processes over real sockets; ends by itself and shows what the policy learned.
     """
-    from p2prl.cli.commands.demo_run import demo_command
+    with progress_bar("demo", quiet=as_json) as on_progress:
+        on_progress("importing torch", 0.0)
+
+        from p2prl.cli.commands.demo_run import demo_command
 
     demo_command(volunteers=volunteers, cheats=cheats, updates=updates, out=out, seed=seed, as_json=as_json)

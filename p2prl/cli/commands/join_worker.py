@@ -20,9 +20,9 @@ from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.config.network_options import UploadCaps, peer_network
-from p2prl.config.worker_folder import claim_worker_folder, default_home
+from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home
 from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
-from p2prl.protocol.join_link import parse_link
+from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.messages import Role
 
 if TYPE_CHECKING:
@@ -61,39 +61,19 @@ def join_run(
         chosen = choose_device(device)
         use_threads(threads)
         model = model_directory_of(base, view)
-        seat = claim_worker_folder(home or default_home())
-        crash_log.keep_in(seat.directory)
-        status = StatusFile(seat, link, "volunteer")
-        speed = SmoothRate()
-
-        def on_progress(progress: Progress) -> None:
-            status.write(progress_document(progress))
-            rate = speed.update(progress.tokens_per_s, time.monotonic())
-            if phase := startup_phase(progress):
-                view.phase(*phase)
-                return
-            view.update(
-                lambda: progress_panel(link.name, seat.identity, progress, rate), lambda: progress_line(progress, rate)
-            )
-
-        def introduce(manifest: RunManifest) -> None:
-            introduce_run(
-                manifest,
-                Role.VOLUNTEER,
-                seat.run_directory(link.run),
-                lambda needs: volunteer_introduction(manifest, needs, seat.identity, seat.directory.name, str(chosen)),
-            )
-
+        worker = claim_worker_folder(home or default_home())
+        crash_log.keep_in(worker.directory)
+        screen = _Screen(view, link, worker, str(chosen))
         volunteer = build_volunteer(
             link,
-            seat,
+            worker,
             VolunteerConfig(agent=AgentConfig(slots_per_batch=slots)),
             prepare=shown_prepare(
                 lambda manifest, files: prepare_engine(manifest, link.run, files, chosen), view, wrap_engine
             ),
             base=model,
-            on_manifest=introduce,
-            on_progress=on_progress,
+            on_manifest=screen.introduce,
+            on_progress=screen.on_progress,
             on_notice=say,
         )
         interrupts = Interrupts(
@@ -103,11 +83,45 @@ def join_run(
             view.phase("finding the run")
             addresses = tuple(listen or DEFAULT_LISTEN)
             network = peer_network(
-                link, seat, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=model is not None
+                link, worker, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=model is not None
             )
             finished = volunteer.run(NetworkHandle(network))
     kept = "Stopped. Finished groups are kept, and delivered at the next start."
-    end_session(status, interrupts, finished=finished, as_json=as_json, kept=kept)
+    end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
+
+
+class _Screen:
+    """What a volunteer reports: to its owner's view and to its status file."""
+
+    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str) -> None:
+        self.status = StatusFile(worker, link, "volunteer")
+        self._view = view
+        self._link = link
+        self._worker = worker
+        self._device = device
+        self._speed = SmoothRate()
+
+    def introduce(self, manifest: RunManifest) -> None:
+        """Show the run before any work."""
+        identity, folder = self._worker.identity, self._worker.directory.name
+        introduce_run(
+            manifest,
+            Role.VOLUNTEER,
+            self._worker.run_directory(self._link.run),
+            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device),
+        )
+
+    def on_progress(self, progress: Progress) -> None:
+        """Show the newest state: the start's phase first, then the panel."""
+        self.status.write(progress_document(progress))
+        rate = self._speed.update(progress.tokens_per_s, time.monotonic())
+        if phase := startup_phase(progress):
+            self._view.phase(*phase)
+            return
+        self._view.update(
+            lambda: progress_panel(self._link.name, self._worker.identity, progress, rate),
+            lambda: progress_line(progress, rate),
+        )
 
 
 def progress_document(progress: Progress) -> dict[str, Any]:

@@ -41,7 +41,6 @@ def learn_command(
     lock = open_folder(directory).lock()
     crash_log.keep_in(directory)
     view = LiveView(quiet=as_json)
-    newest: dict[str, Any] = {}
     with lock, view.shown():
         view.phase("importing torch")
 
@@ -54,21 +53,9 @@ def learn_command(
             folder = replace(folder, settings=settings)
         planned = folder.settings.learner.updates
         with tracker(track, folder) as track_metrics:
-
-            def on_metrics(metrics: dict[str, Any]) -> None:
-                first = not newest
-                newest.clear()  # not every update has every key
-                newest.update(metrics)
-                track_metrics(metrics)
-                write_status(directory / "status.json", {"role": "learner", "run": folder.manifest.name, **metrics})
-                name = folder.manifest.name
-                view.update(
-                    lambda: update_panel(name, metrics, planned=planned, first=first),
-                    lambda: update_line(name, metrics, planned=planned, first=first),
-                )
-
+            report = _Report(view, folder, planned=planned, track=track_metrics)
             view.phase("loading the model and the journal")
-            learner = build_learner(folder, on_metrics=on_metrics, on_notice=say)
+            learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say)
 
             def on_up(addresses: tuple[str, ...]) -> None:
                 link = keep_link(folder, addresses)
@@ -90,7 +77,7 @@ def learn_command(
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
                 learner.run(network, on_up=on_up)
-            document = {"run": str(directory), "step": learner.step, **newest}
+            document = {"run": str(directory), "step": learner.step, **report.newest}
             write_status(directory / "status.json", {"role": "learner", "state": "stopped", **document})
     if as_json:
         emit(document)
@@ -98,6 +85,31 @@ def learn_command(
         say(f"Stopped at step {learner.step:,}. Go on with:  p2prl learn {directory}")
         sys.exit(INTERRUPTED)
     say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {directory}")
+
+
+class _Report:
+    """Where each update's metrics go: to the view, the status file and the tracker."""
+
+    def __init__(
+        self, view: LiveView, folder: RunFolder, *, planned: int, track: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.newest: dict[str, Any] = {}
+        self._view = view
+        self._name = folder.manifest.name
+        self._status_file = folder.directory / "status.json"
+        self._planned = planned
+        self._track = track
+
+    def on_metrics(self, metrics: dict[str, Any]) -> None:
+        """Take the metrics of an update."""
+        first, planned = not self.newest, self._planned
+        self.newest = dict(metrics)
+        self._track(metrics)
+        write_status(self._status_file, {"role": "learner", "run": self._name, **metrics})
+        self._view.update(
+            lambda: update_panel(self._name, metrics, planned=planned, first=first),
+            lambda: update_line(self._name, metrics, planned=planned, first=first),
+        )
 
 
 def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:

@@ -43,12 +43,12 @@ def ledger_of_run(directory: Path) -> Iterator[RunSource]:
 def ledger_of_swarm(link_text: str, home: Path | None, listen: list[str] | None) -> Iterator[LinkSource]:
     """The ledger that the peers of a join link send, kept in a worker folder of its own."""
     link = parse_link(link_text)
-    seat = claim_worker_folder(home or default_home(), kind="board")
-    crash_log.keep_in(seat.directory)
+    worker = claim_worker_folder(home or default_home(), kind="board")
+    crash_log.keep_in(worker.directory)
     config = LinkConfig(
         link=link,
-        key_file=seat.key_file,
-        folder=seat.run_directory(link.run),
+        key_file=worker.key_file,
+        folder=worker.run_directory(link.run),
         listen=tuple(listen or DEFAULT_LISTEN),
     )
     source = LinkSource(config, clock=SystemClock())
@@ -56,4 +56,4 @@ def ledger_of_swarm(link_text: str, home: Path | None, listen: list[str] | None)
         yield source
     finally:
         source.close()
-        seat.release()
+        worker.release()

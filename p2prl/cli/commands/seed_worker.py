@@ -32,10 +32,10 @@ def seed_run(
     """Upload weights until interrupted or until the run ends."""
     link = parse_link(link_text)
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
-    seat = claim_worker_folder(home or default_home(), kind="seeder")
-    crash_log.keep_in(seat.directory)
-    directory = seat.run_directory(link.run)
-    status = StatusFile(seat, link, "seeder")
+    worker = claim_worker_folder(home or default_home(), kind="seeder")
+    crash_log.keep_in(worker.directory)
+    directory = worker.run_directory(link.run)
+    status = StatusFile(worker, link, "seeder")
     view = LiveView(quiet=as_json)
 
     def on_manifest(manifest: RunManifest, raw: bytes) -> None:
@@ -50,7 +50,7 @@ def seed_run(
     interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; the weights on disk are kept.")
     with view.shown(), interrupts.handled():
         view.phase("finding the run")
-        network = peer_network(link, seat, Role.SEEDER, tuple(listen or DEFAULT_LISTEN), caps)
+        network = peer_network(link, worker, Role.SEEDER, tuple(listen or DEFAULT_LISTEN), caps)
         finished = seeder.run(NetworkHandle(network))
     status.write(seeding_document(seeder.progress()))
     end_session(status, interrupts, finished=finished, as_json=as_json, kept="Stopped. The weights on disk are kept.")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.views.progress_bar import progress_bar
 
 
 def sim(
@@ -36,7 +37,10 @@ def sim(
 
     The same seed gives the same trace.
     """
-    from p2prl.cli.commands.sim_run import sim_command
+    with progress_bar("sim", quiet=as_json) as on_progress:
+        on_progress("importing torch", 0.0)
+
+        from p2prl.cli.commands.sim_run import sim_command
 
     sim_command(
         volunteers=volunteers,

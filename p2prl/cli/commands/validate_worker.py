@@ -18,9 +18,9 @@ from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
 from p2prl.config.network_options import UploadCaps, peer_network
-from p2prl.config.worker_folder import claim_worker_folder, default_home
+from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home
 from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
-from p2prl.protocol.join_link import parse_link
+from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.messages import Role
 
 if TYPE_CHECKING:
@@ -55,46 +55,58 @@ def validate_run(
         chosen = choose_device(device)
         use_threads(threads)
         model = model_directory_of(base, view)
-        seat = claim_worker_folder(home or default_home(), kind="validator")
-        crash_log.keep_in(seat.directory)
-        status = StatusFile(seat, link, "validator")
-
-        def on_audit(audit: Audit) -> None:
-            status.write(audit_document(audit))
-            if audit.version < 0:
-                return  # the start's phases go on
-            view.update(lambda: audit_panel(link.name, seat.identity, audit), lambda: audit_line(audit))
-
-        def introduce(manifest: RunManifest) -> None:
-            introduce_run(
-                manifest,
-                Role.VALIDATOR,
-                seat.run_directory(link.run),
-                lambda needs: validator_introduction(
-                    manifest, needs, seat.identity, seat.directory.name, str(chosen), rate
-                ),
-            )
-            view.phase("downloading the run's files and a policy")
-
+        worker = claim_worker_folder(home or default_home(), kind="validator")
+        crash_log.keep_in(worker.directory)
+        screen = _Screen(view, link, worker, str(chosen), rate)
         validator = build_validator(
             link,
-            seat,
+            worker,
             ValidatorConfig(rate=rate),
             prepare=shown_prepare(lambda manifest, files: prepare_engine(manifest, link.run, files, chosen), view),
             base=model,
-            on_manifest=introduce,
-            on_audit=on_audit,
+            on_manifest=screen.introduce,
+            on_audit=screen.on_audit,
             on_notice=say,
         )
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
         with interrupts.handled():
             view.phase("finding the run")
             addresses = tuple(listen or DEFAULT_LISTEN)
-            network = peer_network(link, seat, Role.VALIDATOR, addresses, caps, has_base=model is not None)
+            network = peer_network(link, worker, Role.VALIDATOR, addresses, caps, has_base=model is not None)
             finished = validator.run(NetworkHandle(network))
     end_session(
-        status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
+        screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
     )
+
+
+class _Screen:
+    """What a validator reports: to its owner's view and to its status file."""
+
+    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, rate: float) -> None:
+        self.status = StatusFile(worker, link, "validator")
+        self._view = view
+        self._link = link
+        self._worker = worker
+        self._device = device
+        self._rate = rate
+
+    def introduce(self, manifest: RunManifest) -> None:
+        """Show the run before any work."""
+        identity, folder = self._worker.identity, self._worker.directory.name
+        introduce_run(
+            manifest,
+            Role.VALIDATOR,
+            self._worker.run_directory(self._link.run),
+            lambda needs: validator_introduction(manifest, needs, identity, folder, self._device, self._rate),
+        )
+        self._view.phase("downloading the run's files and a policy")
+
+    def on_audit(self, audit: Audit) -> None:
+        """Show the newest state; until a policy is here, the start's phases go on."""
+        self.status.write(audit_document(audit))
+        if audit.version >= 0:
+            identity = self._worker.identity
+            self._view.update(lambda: audit_panel(self._link.name, identity, audit), lambda: audit_line(audit))
 
 
 def audit_document(audit: Audit) -> dict[str, Any]:

@@ -30,9 +30,9 @@ _STATUS_PERIOD_S = 1.0
 class StatusFile:
     """The status file of a worker, rewritten once a second."""
 
-    def __init__(self, seat: WorkerFolder, link: JoinLink, role: str) -> None:
-        self._path = seat.run_directory(link.run) / "status.json"
-        self._common = {"role": role, "run": link.name, "peer": seat.identity.peer_id}
+    def __init__(self, worker: WorkerFolder, link: JoinLink, role: str) -> None:
+        self._path = worker.run_directory(link.run) / "status.json"
+        self._common = {"role": role, "run": link.name, "peer": worker.identity.peer_id}
         self._next_at = 0.0
         self.document: dict[str, Any] = dict(self._common)
 

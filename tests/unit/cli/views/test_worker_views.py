@@ -1,14 +1,15 @@
-"""What workers show: who they are and what leaves the machine, and no figure before there is one."""
+"""What workers show: their run, identity, progress and credit, and no figure before it was measured."""
 
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from p2prl.cli.views.validator_view import audit_line
-from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel
+from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
 from p2prl.cli.views.worker_introduction import validator_introduction, volunteer_introduction
 from p2prl.client.service import Progress
 from p2prl.config.requirements import Requirements
@@ -37,6 +38,7 @@ BUSY = Progress(
     0,
     0,
     0,
+    step=14,
 )
 
 
@@ -46,7 +48,7 @@ def panel(progress: Progress, rate: float) -> str:
     return output.getvalue()
 
 
-def test_nothing_is_measured_before_there_is_anything() -> None:
+def test_no_figure_before_it_is_measured() -> None:
     for text in (progress_line(IDLE, 0.0), panel(IDLE, 0.0), audit_line(Audit(0, 0, 0, 0, 0, -1))):
         assert "v-1" not in text
         assert "0.00" not in text
@@ -54,7 +56,7 @@ def test_nothing_is_measured_before_there_is_anything() -> None:
         assert "no weights yet" in text
 
 
-def test_what_was_measured_is_shown() -> None:
+def test_measured_figures_are_shown() -> None:
     line = progress_line(BUSY, 1234.4)
     assert line.startswith(
         "v7 (v8 2/4 chunks)  sampling  verified 3 (9 tokens)  waiting 1  rejected 0  reward 0.00  1,234 tokens/s"
@@ -63,10 +65,37 @@ def test_what_was_measured_is_shown() -> None:
     assert "v7, v8 is out (2 of 4 chunks)" in shown
     assert "75% from volunteers" in shown
     assert "1 learner, 2 volunteers" in shown
+    assert "the run is at learner step 14" in shown
+    assert "3 groups verified, 9 tokens credited" in shown
+    assert "0 B sent to others" in shown
+    assert "Ctrl-C finishes the groups under way, twice stops now" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_both_roles_say_who_they_are_and_how_to_keep_it() -> None:
+def test_sampling_without_a_learner_looks_different() -> None:
+    alone = replace(BUSY, peers={"volunteer": 2})
+    for text in (progress_line(alone, 9.0), panel(alone, 9.0)):
+        assert "sampling; no learner in reach: groups wait on disk" in text
+    for text in (progress_line(BUSY, 9.0), panel(BUSY, 9.0)):
+        assert "no learner" not in text
+
+
+def test_the_start_is_named_until_the_first_group() -> None:
+    states = ["looking for the run", "fetching the run's files", "waiting for the first weights", "sampling"]
+    phases = [startup_phase(replace(IDLE, state=state)) for state in states]
+    assert [phase and phase[0] for phase in phases] == [
+        "finding the run",
+        "downloading the run's files",
+        "downloading the weights",
+        "sampling the first groups",
+    ]
+    fetching = startup_phase(replace(IDLE, state="waiting for the first weights", fetching=(3, 2, 7)))
+    assert fetching == ("downloading the weights", "2 of 7 chunks")
+    assert startup_phase(BUSY) is None
+    assert startup_phase(replace(IDLE, state="the run is finished")) is None
+
+
+def test_introductions_name_run_cost_identity_and_key() -> None:
     run: RunManifest = manifest()
     volunteer = "\n".join(volunteer_introduction(run, NEEDS, IDENTITY, "seat-2", "cpu"))
     validator = "\n".join(validator_introduction(run, NEEDS, IDENTITY, "validator-1", "cpu", 0.25))
@@ -85,7 +114,7 @@ def test_both_roles_say_who_they_are_and_how_to_keep_it() -> None:
     assert "generated tokens" not in validator
 
 
-def test_a_shown_rate_is_calm_and_follows() -> None:
+def test_the_shown_rate_is_smooth() -> None:
     rate = SmoothRate()
     assert rate.update(0.0, 0.0) == 0.0
     assert rate.update(100.0, 5.0) == 100.0
