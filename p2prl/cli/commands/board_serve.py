@@ -9,9 +9,9 @@ from p2prl.cli.commands.open_ledger import ledger_of
 from p2prl.cli.views.console import emit, say
 from p2prl.errors import UnreachableError
 from p2prl.scoreboard.listen_port import bind
-from p2prl.scoreboard.run_folder_source import RunSource
+from p2prl.scoreboard.run_folder_source import RunFolderSource
 from p2prl.scoreboard.summary import summary
-from p2prl.scoreboard.swarm_source import LinkSource
+from p2prl.scoreboard.swarm_source import SwarmSource
 
 _FIRST_LEDGER_S = 30.0
 """How long `board LINK --json` waits for the swarm before it gives up."""
@@ -42,17 +42,17 @@ def board_command(
         )
 
 
-def await_current_ledger(source: RunSource | LinkSource) -> None:
+def await_current_ledger(source: RunFolderSource | SwarmSource) -> None:
     """Wait until the ledger is the run's current one, not merely the one kept here since the last time."""
     began = time.monotonic()
     kept, reached_at = source.snapshot().signed_height, None
     while True:
         now, snapshot = time.monotonic(), source.snapshot()
-        if reached_at is None and (isinstance(source, RunSource) or snapshot.neighbours):
+        if reached_at is None and (isinstance(source, RunFolderSource) or snapshot.connected_peers):
             reached_at = now
         if reached_at is not None and snapshot.board is not None:
             signed = snapshot.signed_height
-            newer = isinstance(source, RunSource) or (signed is not None and signed > (kept or 0))
+            newer = isinstance(source, RunFolderSource) or (signed is not None and signed > (kept or 0))
             if (newer or now > reached_at + _NEWER_LEDGER_S) and snapshot.board.height >= (signed or 0):
                 return
         failure = source.failure()

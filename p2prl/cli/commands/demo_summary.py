@@ -10,7 +10,7 @@ from p2prl.cli.role_files import read_json_lines
 from p2prl.config.run_settings import RunFolder
 from p2prl.learner.journal import Journal
 from p2prl.protocol.identity import peer_id_of
-from p2prl.scoreboard.run_folder_source import RunSource
+from p2prl.scoreboard.run_folder_source import RunFolderSource
 from p2prl.scoreboard.totals import Person
 
 
@@ -57,7 +57,7 @@ def _versions_published(folder: RunFolder) -> int:
 
 def _contributors(folder: RunFolder) -> dict[str, Person]:
     """Contributors by peer id, counted from the ledger."""
-    source = RunSource(folder.paths.journal, folder.manifest_raw)
+    source = RunFolderSource(folder.paths.journal, folder.manifest_raw)
     try:
         board = source.snapshot().board
         return {peer_id_of(key): person for key, person in board.people.items()} if board is not None else {}

@@ -52,6 +52,7 @@ def learn_command(
             settings = replace(folder.settings, learner=replace(folder.settings.learner, updates=updates))
             folder = replace(folder, settings=settings)
         planned = folder.settings.learner.updates
+        folder.record_planned_updates(planned)
         with tracker(track, folder) as track_metrics:
             report = _Report(view, folder, planned=planned, track=track_metrics)
             view.phase("loading the model and the journal")

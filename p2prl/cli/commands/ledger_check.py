@@ -9,7 +9,8 @@ import msgspec
 
 from p2prl.cli.commands.open_ledger import ledger_of_run
 from p2prl.cli.views.console import emit, say
-from p2prl.scoreboard.ledger_dump import Recount, export, verify_export, verify_source
+from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
+from p2prl.scoreboard.ledger_recount import Recount
 
 
 def verify_command(source: Path, *, as_json: bool) -> None:
@@ -19,7 +20,7 @@ def verify_command(source: Path, *, as_json: bool) -> None:
             result = verify_source(ledger)
         what = f"the journal of run folder {source}"
     else:
-        result = verify_export(source)
+        result = verify_dump(source)
         what = f"the dump {source}"
     if as_json:
         emit(_recount_document(result))
@@ -38,7 +39,7 @@ def verify_command(source: Path, *, as_json: bool) -> None:
 def dump_command(run: Path, out: Path, *, as_json: bool) -> None:
     """Write a run's ledger to one file."""
     with ledger_of_run(run) as ledger:
-        height = export(ledger, out)
+        height = write_dump(ledger, out)
     if as_json:
         emit({"entries": height, "file": str(out)})
     else:

@@ -12,12 +12,12 @@ from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import claim_worker_folder, default_home
 from p2prl.net.process.handle import DEFAULT_LISTEN
 from p2prl.protocol.join_link import SCHEME, parse_link
-from p2prl.scoreboard.run_folder_source import RunSource
-from p2prl.scoreboard.swarm_source import LinkConfig, LinkSource
+from p2prl.scoreboard.run_folder_source import RunFolderSource
+from p2prl.scoreboard.swarm_source import SwarmSource, SwarmSourceConfig
 
 
 @contextmanager
-def ledger_of(source: str, home: Path | None, listen: list[str] | None) -> Iterator[RunSource | LinkSource]:
+def ledger_of(source: str, home: Path | None, listen: list[str] | None) -> Iterator[RunFolderSource | SwarmSource]:
     """The ledger of a run folder or a join link, closed at the end."""
     if source.startswith(SCHEME):
         with ledger_of_swarm(source, home, listen) as link_source:
@@ -28,11 +28,13 @@ def ledger_of(source: str, home: Path | None, listen: list[str] | None) -> Itera
 
 
 @contextmanager
-def ledger_of_run(directory: Path) -> Iterator[RunSource]:
+def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
     """The ledger in a run folder's journal."""
     folder = open_folder(directory)
     link = folder.link_file.read_text().strip() if folder.link_file.exists() else ""
-    source = RunSource(folder.paths.journal, folder.manifest_raw, join_link=link, total_steps=folder.planned_updates())
+    source = RunFolderSource(
+        folder.paths.journal, folder.manifest_raw, join_link=link, planned_updates=folder.planned_updates
+    )
     try:
         yield source
     finally:
@@ -40,18 +42,18 @@ def ledger_of_run(directory: Path) -> Iterator[RunSource]:
 
 
 @contextmanager
-def ledger_of_swarm(link_text: str, home: Path | None, listen: list[str] | None) -> Iterator[LinkSource]:
+def ledger_of_swarm(link_text: str, home: Path | None, listen: list[str] | None) -> Iterator[SwarmSource]:
     """The ledger that the peers of a join link send, kept in a worker folder of its own."""
     link = parse_link(link_text)
     worker = claim_worker_folder(home or default_home(), kind="board")
     crash_log.keep_in(worker.directory)
-    config = LinkConfig(
+    config = SwarmSourceConfig(
         link=link,
         key_file=worker.key_file,
         folder=worker.run_directory(link.run),
         listen=tuple(listen or DEFAULT_LISTEN),
     )
-    source = LinkSource(config, clock=SystemClock())
+    source = SwarmSource(config, clock=SystemClock())
     try:
         yield source
     finally:

@@ -15,8 +15,8 @@ from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.config.requirements import check_room, requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
 from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import Role
 
 if TYPE_CHECKING:
     from p2prl.config.requirements import Requirements

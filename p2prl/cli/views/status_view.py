@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2prl.cli.views.quantities import age_text, peers_text, rate_text, received_text, reward_text, version_text
+from p2prl.cli.views.rejections import rejection_lines
 from p2prl.config.requirements import size_text
 from p2prl.errors import IdentityError
 from p2prl.protocol.identity import PeerId, public_key_of
@@ -50,7 +51,7 @@ def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     if (reward := worker.get("reward_recent")) is not None:
         rows.append(("reward", f"{reward_text(reward)}, mean of your recent groups"))
     if reasons := worker.get("reasons"):
-        rows.append(("rejected", ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))))
+        rows += [("rejected", line) for line in rejection_lines(reasons)]
     if worker.get("weight_bytes_received"):
         from_peers = worker.get("weight_bytes_from_peers", 0)
         received = received_text(worker["weight_bytes_received"] - from_peers, from_peers)

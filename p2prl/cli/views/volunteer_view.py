@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from p2prl.cli.views.quantities import peers_text, rate_text, received_text, reward_text, version_text
+from p2prl.cli.views.rejections import rejection_lines
 from p2prl.config.requirements import size_text
 from p2prl.protocol.identity import Identity
 from p2prl.scoreboard.display_names import display_name
@@ -80,6 +81,8 @@ def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per
     verified, rejected = groups.get("verified", 0), groups.get("rejected", 0)
     table.add_row("credit", f"{verified:,} groups verified, {progress.verified_tokens:,} tokens credited")
     table.add_row("groups", f"{_waiting(progress):,} waiting for a verdict   {rejected:,} rejected")
+    for line in rejection_lines(progress.reasons):
+        table.add_row("rejected", line)
     table.add_row("reward", f"{reward_text(progress.reward_recent)}, mean of your recent groups")
     table.add_row("peers", peers_text(progress.peers))
     received = received_text(progress.weight_bytes_from_learner, progress.weight_bytes_from_peers)

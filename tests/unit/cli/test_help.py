@@ -71,7 +71,7 @@ def test_options_without_a_value_name_their_default(name: str) -> None:
     for parameter in commands()[name].params:
         option = parameter.opts[0]
         if option.startswith("--") and (parameter.default is None or parameter.default == ""):
-            assert "Default:" in str(parameter.help), f"{name} {option}"  # type: ignore[attr-defined]
+            assert "Default:" in str(parameter.help), f"{name} {option}"
 
 
 def test_no_default_is_cut_off_on_a_narrow_terminal() -> None:

@@ -13,9 +13,9 @@ from p2prl import errors
 from p2prl.cli.commands.board_serve import await_current_ledger
 from p2prl.errors import P2PRLError, UnreachableError
 from p2prl.scoreboard.ledger_sources import Snapshot
-from p2prl.scoreboard.swarm_source import LinkSource
+from p2prl.scoreboard.swarm_source import SwarmSource
+from p2prl.testing.sample_ledgers import MemorySource, sample_run
 from tests.unit.cli.invocation import invoke
-from tests.unit.scoreboard.ledgers import MemorySource, sample_run
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(run: Path, monkeypatch:
     assert not opened
 
 
-class _Scripted(LinkSource):
+class _Scripted(SwarmSource):
     """A source that shows the snapshots of `story` one after the other, and the last one from then on."""
 
     def __init__(self, story: list[Snapshot]) -> None:
@@ -56,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def _kept(**changes: Any) -> Snapshot:
     snapshot = MemorySource(sample_run(0, steps=5)).snapshot()
     assert snapshot.board is not None
-    return replace(snapshot, **{"neighbours": {}, "signed_height": snapshot.board.height, **changes})
+    return replace(snapshot, **{"connected_peers": {}, "signed_height": snapshot.board.height, **changes})
 
 
 def test_an_old_ledger_is_not_printed_when_no_peer_answers(clock: list[float]) -> None:
@@ -67,8 +67,8 @@ def test_an_old_ledger_is_not_printed_when_no_peer_answers(clock: list[float]) -
 
 
 def test_with_a_peer_the_newer_ledger_is_awaited_for_a_while(clock: list[float]) -> None:
-    old, met = _kept(signed_height=3), _kept(signed_height=3, neighbours={"learner": 1})
-    await_current_ledger(_Scripted([old, old, met, _kept(neighbours={"learner": 1})]))
+    old, met = _kept(signed_height=3), _kept(signed_height=3, connected_peers={"learner": 1})
+    await_current_ledger(_Scripted([old, old, met, _kept(connected_peers={"learner": 1})]))
     assert clock[0] < 1.0
     await_current_ledger(_Scripted([old, met]))
     assert 5.0 <= clock[0] < 7.0

@@ -40,7 +40,7 @@ def test_a_volunteer_reads_like_a_sentence() -> None:
         display_name(IDENTITY.public_key),
         "v7, v8 is out; 1,234 tokens/s",
         "1,100 verified, 3 waiting, 4 rejected, 5 too old",
-        "4 seed_mismatch",
+        "4: The tokens differ from those that the policy samples",
         "0.81",
         "4.0 MB received, 75% from volunteers; 500 kB sent to others",
         "1 learner, 3 volunteers",

@@ -16,8 +16,8 @@ from p2prl.config.requirements import Requirements
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.display_names import display_name
+from p2prl.testing.sample_ledgers import manifest
 from p2prl.validator.service import Audit
-from tests.unit.scoreboard.ledgers import manifest
 
 IDENTITY = Identity.generate(bytes(range(16)))
 NEEDS = Requirements(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)
@@ -70,6 +70,13 @@ def test_measured_figures_are_shown() -> None:
     assert "0 B sent to others" in shown
     assert "Ctrl-C finishes the groups under way, twice stops now" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_rejections_are_explained_in_words() -> None:
+    shown = " ".join(panel(replace(BUSY, reasons={"too_stale": 2, "[red]x": 1}), 9.0).split())
+    assert "2: The policy that sampled the group was too old" in shown
+    assert "1: A reason that this release does not know." in shown
+    assert "[red]" not in shown
 
 
 def test_sampling_without_a_learner_looks_different() -> None:
