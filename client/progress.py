@@ -53,6 +53,8 @@ class Progress:
     """Bytes saved by the local base model."""
     brought_bytes: int = 0
     """Size of all downloaded versions as full weights."""
+    step: int = -1
+    """Learner step of the newest announced version; −1 before the first."""
 
 
 NO_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
@@ -71,8 +73,13 @@ class ProgressReporter:
         self._report_at = 0.0
         self.peers: Mapping[str, int] = {}
         """Links by the peers' role names."""
-        self.announced_version = -1
-        """Newest version announced by the learner."""
+        self._announced_version = -1
+        self._announced_step = -1
+
+    def add_announcement(self, version: int, step: int) -> None:
+        """Note a version that the learner announced, and its step."""
+        if version > self._announced_version:
+            self._announced_version, self._announced_step = version, step
 
     def add_batch(self, rewards: Iterable[float], *, tokens: int, seconds: float) -> None:
         """Note a batch: the mean reward of each group, and what it took to decode."""
@@ -91,7 +98,8 @@ class ProgressReporter:
             Progress(
                 state=state,
                 version=version,
-                announced_version=self.announced_version,
+                announced_version=self._announced_version,
+                step=self._announced_step,
                 peers=self.peers,
                 groups=self._spool.counts(),
                 reasons=self._spool.reasons(),

@@ -15,8 +15,8 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
-from p2prl.swarm.node import NodeConfig
-from p2prl.swarm.relay.relay import RelayConfig
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.relay.config import RelayConfig
 
 _MOST_CAP = 1e6
 """1 Tbit/s, or a petabyte a month: more is a slip of the keyboard."""

@@ -29,15 +29,15 @@ from p2prl.models.text_codec import Codec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig
-from p2prl.net.process.run_bootstrap import FindBase, RunBootstrap
+from p2prl.net.process.run_bootstrap import FindBase, Prepare, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
-from p2prl.swarm.node import NodeConfig
+from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
-from p2prl.swarm.relay.relay import RelayConfig
+from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 
@@ -135,13 +135,16 @@ def build_volunteer(
     seat: WorkerFolder,
     config: VolunteerConfig,
     *,
-    device: torch.device,
+    prepare: Prepare[Prepared],
     base: Path | None = None,
     on_manifest: Callable[[RunManifest], None],
     on_progress: Callable[[Progress], None],
     on_notice: Callable[[str], None],
 ) -> Volunteer:
-    """A volunteer for the run behind a link, working from a seat. `base` is a model directory it may start from."""
+    """A volunteer for the run behind a link, working from a seat.
+
+    `prepare` makes its engine (`prepare_engine`); `base` is a model directory it may start from.
+    """
     directory = seat.run_directory(link.run)
 
     def keep(manifest: RunManifest, raw: bytes) -> None:
@@ -154,11 +157,7 @@ def build_volunteer(
         spool_path=directory / "spool.db",
         config=replace(config, background=True),
         clock=SystemClock(),
-        bootstrap=RunBootstrap(
-            lambda manifest, files: prepare_engine(manifest, link.run, files, device),
-            keep,
-            base_finder(base, link, seat, on_notice),
-        ),
+        bootstrap=RunBootstrap(prepare, keep, base_finder(base, link, seat, on_notice)),
         on_progress=on_progress,
         on_notice=on_notice,
     )
@@ -169,13 +168,13 @@ def build_validator(
     seat: WorkerFolder,
     config: ValidatorConfig,
     *,
-    device: torch.device,
+    prepare: Prepare[Prepared],
     base: Path | None = None,
     on_manifest: Callable[[RunManifest], None],
     on_audit: Callable[[Audit], None],
     on_notice: Callable[[str], None],
 ) -> Validator:
-    """A validator for the run behind a link, working from a seat. `base` is a model directory it may start from."""
+    """A validator for the run behind a link; arguments as for `build_volunteer`."""
     directory = seat.run_directory(link.run)
 
     def keep(manifest: RunManifest, raw: bytes) -> None:
@@ -187,11 +186,7 @@ def build_validator(
         run=link.run,
         config=config,
         clock=SystemClock(),
-        bootstrap=RunBootstrap(
-            lambda manifest, files: prepare_engine(manifest, link.run, files, device),
-            keep,
-            base_finder(base, link, seat, on_notice),
-        ),
+        bootstrap=RunBootstrap(prepare, keep, base_finder(base, link, seat, on_notice)),
         on_audit=on_audit,
         on_notice=on_notice,
     )

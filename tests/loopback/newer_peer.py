@@ -15,7 +15,7 @@ from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.network_process import NetworkProcess
 from p2prl.protocol import limits
 from p2prl.protocol.kinds import Role
-from p2prl.swarm.node import NodeConfig
+from p2prl.swarm.node_config import NodeConfig
 
 limits.WIRE_VERSION += 1
 

@@ -87,7 +87,7 @@ def message_of(
                 patches=tuple(str(path_of(root)) for root in patches),
                 target=str(path_of(manifest.weights.root)),
             )
-        case events.BaseSettled():
+        case events.BaseReleased():
             return _base_notice(event)
         case events.LearnerSilent(version=version, since_s=since):
             return control.Warned(
@@ -123,20 +123,20 @@ def message_of(
             )
 
 
-def _base_notice(settled: events.BaseSettled) -> control.Warned:
+def _base_notice(released: events.BaseReleased) -> control.Warned:
     """The outcome for the person who named a base model."""
-    if settled.fits is False:
+    if released.matches_run is False:
         return control.Warned(
             "the base is not the model this run started from; going on without it",
             "Name the very model the run started from, unchanged.",
         )
-    if settled.version is None:
+    if released.version is None:
         return control.Warned("the base could not be used; going on without it", "")
-    if settled.spared_bytes:
-        saved, patches = _size_text(settled.spared_bytes), _size_text(settled.patch_bytes)
-        route = f"took {patches} of patches" if settled.patch_bytes else "is the base itself"
-        return control.Warned(f"the base saved {saved}: version {settled.version} {route}", "")
-    return control.Warned(f"the base was not needed: it makes no route to version {settled.version} shorter", "")
+    if released.saved_bytes:
+        saved, patches = _size_text(released.saved_bytes), _size_text(released.patch_bytes)
+        route = f"took {patches} of patches" if released.patch_bytes else "is the base itself"
+        return control.Warned(f"the base saved {saved}: version {released.version} {route}", "")
+    return control.Warned(f"the base was not needed: it makes no route to version {released.version} shorter", "")
 
 
 def _size_text(size_bytes: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2prl.swarm.node import NodeConfig
+from p2prl.swarm.node_config import NodeConfig
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 """Any free TCP port on every interface."""

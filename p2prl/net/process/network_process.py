@@ -184,7 +184,7 @@ class NetworkProcess:
             await asyncio.sleep(_STATUS_S)
 
     def _status(self) -> control.Status:
-        relay, downloads = self._node.relay_stats, self._node.fetch_stats
+        relay, downloads = self._node.relay_stats, self._node.download_stats
         daemon_bytes = 0
         for daemon in self._process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -199,9 +199,9 @@ class NetworkProcess:
             resident_bytes=self._process.memory_info().rss,
             daemon_bytes=daemon_bytes,
             patch_bytes=downloads.patch_bytes,
-            full_bytes=downloads.whole_bytes,
-            version_bytes=downloads.brought_bytes,
-            saved_bytes=downloads.spared_bytes,
+            full_bytes=downloads.full_bytes,
+            version_bytes=downloads.version_bytes,
+            saved_bytes=downloads.saved_bytes,
             upload_bytes_s=self._budget.rate_bytes_s,
             uploaded_bytes_month=self._budget.spent_bytes,
             budget_spent=self._budget.is_spent(),
@@ -214,8 +214,8 @@ class NetworkProcess:
             return
         if isinstance(event, events.VersionReady):
             self._kept.keep(event.raw, event.manifest)
-        elif isinstance(event, events.BaseSettled):
-            self._blobs.drop(event.state)
+        elif isinstance(event, events.BaseReleased):
+            self._blobs.drop(event.digest)
         self._report(bridge.message_of(event, path_of=self._blobs.path, status=self._status))
 
     def _report(self, message: control.FromNetwork) -> None:

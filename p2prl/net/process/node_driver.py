@@ -89,7 +89,7 @@ class NodeDriver:
 
     def _pump_node(self) -> None:
         now = self._clock.now()
-        self._node.announce(self._transport.addresses, now)  # they change as relays and routers do
+        self._node.set_addresses(self._transport.addresses, now)  # they change as relays and routers do
         if self._budget is not None:
             self._node.allow_uploads(not self._budget.is_spent())
         if self._node.next_deadline() <= now:

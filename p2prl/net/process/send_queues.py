@@ -104,7 +104,7 @@ class SendQueues:
                 done += len(queue)
                 queue.clear()
             if self._budget is not None and self._budget.chunk_done(peer, sent_bytes):
-                self._node.set_upload(self._budget.rate_bytes_s)
+                self._node.set_upload_rate(self._budget.rate_bytes_s)
             for _ in range(done):
                 self._node.upload_done(peer)
             self._on_chunk_done()

@@ -10,8 +10,8 @@ import pytest
 from p2prl.net.process import control
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.protocol.kinds import Role
-from p2prl.swarm.node import NodeConfig
-from p2prl.swarm.relay.relay import RelayConfig
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.relay.config import RelayConfig
 
 CONFIG = NetworkConfig(
     key_file=Path("/seat/key.json"),

@@ -87,14 +87,16 @@ def sparse(old: list[int], body: Body, b: int, m: int, *, flat: bool) -> list[in
     magnitudes: list[int] = []
     for members, n, marks, low, high, tag in heads:
         bits = body.bits(marks * low)
-        gaps, run = [], 0
+        gaps: list[int] = []
+        run = 0
         for byte in body.stream(high):
             run += byte
             if byte < 255:
                 own = sum(bits[plane * marks + len(gaps)] << plane for plane in range(low))
                 gaps.append((run << low) + own)
                 run = 0
-        ranks, rank = set(), -1
+        ranks: set[int] = set()
+        rank = -1
         for gap in gaps:
             rank += gap + 1
             ranks.add(rank)

@@ -66,7 +66,8 @@ def test_slots() -> None:
     rng = random.Random(2)
     mix = (TaskShare("chain4", 0.7), TaskShare("walk12", 2.5), TaskShare("third", 1e-3))
     for slot in range(500):
-        key = SlotKey(*(rng.randbytes(32) for _ in range(4)), slot=slot)
+        run, beacon, policy, peer = (rng.randbytes(32) for _ in range(4))
+        key = SlotKey(run=run, beacon=beacon, policy=policy, peer=peer, slot=slot)
         rest = derived("p2prl/task-choice/v1", key) / 2**63 * (0.7 + 2.5 + 1e-3)
         task = mix[-1].task
         for share in mix:

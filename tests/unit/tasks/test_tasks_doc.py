@@ -14,10 +14,11 @@ from p2prl.errors import ConfigError
 from p2prl.models.rewards import RunReward
 from p2prl.tasks.chain4 import Chain4
 from p2prl.tasks.registry import scorer_by_task
+from p2prl.tasks.task import Task
 from p2prl.tasks.walk12 import Walk12
 
 TEXT = (Path(__file__).parents[3] / "docs/tasks.md").read_text()
-TASKS = {"chain4": Chain4(), "walk12": Walk12()}
+TASKS: dict[str, Task] = {"chain4": Chain4(), "walk12": Walk12()}
 OPERATIONS = {"chain4": 3, "walk12": 12}
 WORK = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 STEP = r"[-+*][0-9]:[0-9]"
