@@ -1,4 +1,4 @@
-"""What a volunteer does next: the state table, and that no slot is ever sampled twice."""
+"""The volunteer's next action: the state table, and no slot sampled twice."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_the_state_table() -> None:
     assert isinstance(subject.next_action(outstanding=0, learner_in_reach=False), Wait)
 
 
-def test_a_policy_lost_before_any_was_loaded_is_waited_for() -> None:
+def test_a_policy_lost_before_loading_is_waited_for() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
     subject.policy_lost(first)
     assert isinstance(subject.next_action(outstanding=0, learner_in_reach=True), Wait)
 
 
-def test_a_policy_that_cannot_be_sampled_is_let_go_until_the_next() -> None:
+def test_a_policy_that_cannot_be_sampled_is_dropped() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
     subject.loaded_policy(first, next_slot=0)
@@ -72,7 +72,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.booleans())
-def test_no_slot_twice_and_no_version_back(events: list[tuple[str, int]], in_reach: bool) -> None:
+def test_no_slot_is_sampled_twice_and_no_version_goes_back(events: list[tuple[str, int]], in_reach: bool) -> None:
     subject = agent()
     done: set[tuple[int, int]] = set()  # what the spool knows: it outlives a restart
     loaded = -1
@@ -100,7 +100,7 @@ def test_no_slot_twice_and_no_version_back(events: list[tuple[str, int]], in_rea
                 subject.sampled(action.first, action.count, tokens=1, seconds=1.0)
 
 
-def test_the_loaded_policy_goes_on_until_the_next_is_staged() -> None:
+def test_sampling_continues_until_the_next_policy_is_staged() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
     assert subject.next_action(outstanding=0, learner_in_reach=True, staged=False) == Load(first)
@@ -118,7 +118,7 @@ def test_nothing_waits_once_the_newest_is_loaded() -> None:
     assert subject.waiting is None
 
 
-def test_an_emptied_engine_takes_up_the_policy_before() -> None:
+def test_an_emptied_engine_loads_the_last_policy_again() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
     subject.loaded_policy(first, next_slot=3)

@@ -19,7 +19,7 @@ def test_grows_until_the_machine_is_full() -> None:
     assert settle(BatchSize.chosen(0), 10.0, saturates_at=1) == 2
 
 
-def test_a_batch_never_keeps_new_weights_waiting_for_long() -> None:
+def test_a_batch_never_delays_new_weights_for_long() -> None:
     batching = BatchSize.chosen(0)
     count = settle(batching, 0.2, saturates_at=1_000)
     assert count / (0.2 * count) <= 5.0

@@ -1,4 +1,4 @@
-"""A seeder watches its network process: what it shows, and when it leaves."""
+"""The seeder: its reports, and when it leaves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def seeder(clock: Clock, seen: list[Seeding]) -> Seeder:
     return Seeder(clock=clock, on_manifest=lambda *_: None, on_progress=seen.append, on_notice=lambda _: None)
 
 
-def test_it_says_what_it_carries_and_leaves_when_the_learner_ends_the_run() -> None:
+def test_reports_traffic_and_leaves_when_the_run_ends() -> None:
     clock, seen = Clock(), list[Seeding]()
     farewell = seal(LEARNER, LedgerHead(9, bytes(32), 40, True), run=envelope_digest(MANIFEST), now=NOW)
     fetching = msgspec.structs.replace(STATUS, fetching=(3, 5, 64))
@@ -74,7 +74,7 @@ def test_it_says_what_it_carries_and_leaves_when_the_learner_ends_the_run() -> N
     assert (seen[3].received_bytes, seen[3].received_from_learner_bytes, seen[3].sent_bytes) == (400, 100, 700)
 
 
-def test_it_says_that_the_months_bytes_are_used_up() -> None:
+def test_reports_a_reached_monthly_limit() -> None:
     clock, seen = Clock(), list[Seeding]()
     made = seeder(clock, seen)
     spent = msgspec.structs.replace(STATUS, budget_spent=True)
@@ -88,7 +88,7 @@ def test_it_says_that_the_months_bytes_are_used_up() -> None:
     assert seen[-1].state == "paused: the monthly upload limit is reached"
 
 
-def test_a_run_nobody_knows_is_given_up_after_a_minute() -> None:
+def test_an_unknown_run_fails_after_a_minute() -> None:
     clock = Clock()
     script = Script(clock)
     with pytest.raises(UnreachableError):
@@ -96,7 +96,7 @@ def test_a_run_nobody_knows_is_given_up_after_a_minute() -> None:
     assert script.closed
 
 
-def test_neither_of_its_processes_imports_torch() -> None:
+def test_neither_process_imports_torch() -> None:
     probe = (
         "import sys, p2prl.cli.commands.seed_worker, p2prl.net.process.network_process\n"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy'"

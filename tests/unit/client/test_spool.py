@@ -1,4 +1,4 @@
-"""The spool's promises: on disk before it is said, one state after another, reopened at any point."""
+"""The spool: durable before it answers, one state after another, reopened at any point."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ENDS = {
 
 @pytest.mark.parametrize("state", list(ReceiptState))
 @pytest.mark.parametrize("stored_first", [False, True])
-def test_a_group_ends_once(path: Path, state: ReceiptState, stored_first: bool) -> None:
+def test_a_group_is_settled_once(path: Path, state: ReceiptState, stored_first: bool) -> None:
     spool = Spool(path, SpoolConfig())
     add(spool, 0)
     assert spool.outstanding() == 1
@@ -61,7 +61,7 @@ def test_a_group_ends_once(path: Path, state: ReceiptState, stored_first: bool) 
     spool.close()
 
 
-def test_an_unknown_end_leaves_a_group_open(path: Path) -> None:
+def test_an_unknown_receipt_state_leaves_a_group_open(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     add(spool, 0)
     odd = Receipt(name(0), b"p" * 32, 0, 0, 77, "", 7, 8, 0.5)
@@ -72,7 +72,7 @@ def test_an_unknown_end_leaves_a_group_open(path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["add", "stored", "verified", "rejected", "reopen"]), st.integers(0, 12))))
-def test_reopened_at_any_point_it_remembers_everything(
+def test_a_reopened_spool_remembers_everything(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     path = tmp_path_factory.mktemp("spool") / "spool.db"
@@ -108,7 +108,7 @@ def test_one_slot_has_one_group(path: Path) -> None:
     spool.close()
 
 
-def test_redelivery_offers_the_oldest_first_and_not_the_newest(path: Path) -> None:
+def test_undelivered_groups_come_oldest_first_without_the_newest(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     for number, age in ((0, 5.0), (1, 30.0), (2, 20.0)):
         spool.add(name(number), b"%d" % number, version=0, slot=number, tokens=1, reward=0.0, now=NOW - age)
@@ -121,7 +121,7 @@ def test_redelivery_offers_the_oldest_first_and_not_the_newest(path: Path) -> No
     spool.close()
 
 
-def test_groups_from_a_clock_that_was_ahead_are_not_on_their_way(path: Path) -> None:
+def test_groups_from_a_clock_that_was_ahead_are_not_counted(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     for number, made_at in enumerate((NOW - 60, NOW - 1, NOW, NOW + 300)):
         add(spool, number, now=made_at)
@@ -131,7 +131,7 @@ def test_groups_from_a_clock_that_was_ahead_are_not_on_their_way(path: Path) -> 
     spool.close()
 
 
-def test_the_newest_rewards_are_found_again(path: Path) -> None:
+def test_the_newest_rewards_survive_a_restart(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     assert spool.newest_rewards(3) == []
     for number, reward in enumerate((0.1, 0.2, 0.3, 0.4)):
@@ -140,7 +140,7 @@ def test_the_newest_rewards_are_found_again(path: Path) -> None:
     assert Spool(path, SpoolConfig()).newest_rewards(3) == [0.2, 0.3, 0.4]
 
 
-def test_what_is_too_old_or_too_much_is_given_up_oldest_first(path: Path) -> None:
+def test_groups_too_old_or_too_many_expire_oldest_first(path: Path) -> None:
     spool = Spool(path, SpoolConfig(max_bytes=250, max_age_s=100.0))
     for number, age in enumerate((101.0, 50.0, 40.0, 30.0, 20.0)):
         add(spool, number, now=NOW - age)
@@ -153,7 +153,7 @@ def test_what_is_too_old_or_too_much_is_given_up_oldest_first(path: Path) -> Non
     spool.close()
 
 
-def test_its_place_in_the_ledger_survives(path: Path) -> None:
+def test_the_ledger_position_survives_a_restart(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     assert spool.ledger_position == (0, bytes(32))
     spool.ledger_position = (7, name(7))

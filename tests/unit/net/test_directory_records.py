@@ -66,7 +66,7 @@ def signed_raw(value: bytes, expires_at: float = NOW + 60) -> Stored:
 
 
 @given(st.binary(min_size=1, max_size=500))
-def test_everyone_accepts_the_owners_record_and_reads_the_value_back(value: bytes) -> None:
+def test_an_owners_record_is_accepted_and_read_back(value: bytes) -> None:
     record = signed(value)
     assert THEIRS.validate(record)
     assert msgspec.msgpack.decode(THEIRS.strip_value(record)) == value
@@ -121,11 +121,11 @@ def test_unowned_records_and_other_spellings_of_an_owner_are_refused() -> None:
 
 
 @given(st.binary(max_size=40), st.binary(max_size=80), st.binary(max_size=200), st.floats() | st.integers())
-def test_any_bytes_are_judged_without_an_error(key: bytes, sub: bytes, value: bytes, expires_at: float) -> None:
+def test_any_bytes_are_validated_without_an_error(key: bytes, sub: bytes, value: bytes, expires_at: float) -> None:
     assert THEIRS.validate(Stored(key, sub, value, expires_at)) is False
 
 
-def test_values_of_foreign_types_are_refused() -> None:
+def test_values_of_other_types_are_refused() -> None:
     for value in (None, "text", 7, [b"x"]):
         assert not THEIRS.validate(replace(signed(), value=value))
     for expires_at in (None, "soon", True):

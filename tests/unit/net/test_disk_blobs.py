@@ -1,4 +1,4 @@
-"""Blobs on disk: whole or not at all, and nothing on a disk is believed unhashed."""
+"""Blobs on disk: complete or absent, and hashed again after a restart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def blobs(tmp_path: Path) -> DiskBlobStore:
     return DiskBlobStore(tmp_path / "blobs")
 
 
-def test_a_blob_made_here_is_whole_and_serves_its_chunks(blobs: DiskBlobStore) -> None:
+def test_an_added_blob_is_complete_and_serves_its_chunks(blobs: DiskBlobStore) -> None:
     path = blobs.add(REF, DATA)
     assert path.read_bytes() == DATA
     assert blobs.begin(REF) == {0, 1, 2}
@@ -36,7 +36,7 @@ def test_a_blob_made_here_is_whole_and_serves_its_chunks(blobs: DiskBlobStore) -
     blobs.close()
 
 
-def test_chunks_arrive_in_any_order_and_the_name_appears_only_at_the_end(blobs: DiskBlobStore) -> None:
+def test_chunks_arrive_in_any_order_and_the_file_gets_its_name_last(blobs: DiskBlobStore) -> None:
     assert blobs.begin(REF) == set()
     for index in (2, 0, 1):
         assert not blobs.path(REF.root).exists()
@@ -63,7 +63,7 @@ def test_after_a_restart_only_chunks_that_hash_are_present(tmp_path: Path) -> No
     second.close()
 
 
-def test_a_truncated_file_is_refetched(tmp_path: Path) -> None:
+def test_a_truncated_file_is_downloaded_again(tmp_path: Path) -> None:
     first = DiskBlobStore(tmp_path)
     path = first.add(REF, DATA)
     os.truncate(path, 5000)
@@ -124,9 +124,7 @@ def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_what_is_kept_under_another_name_outlives_the_blob(
-    blobs: DiskBlobStore, links: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_name_outlives_the_blob(blobs: DiskBlobStore, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not links:
         without_links(monkeypatch)
     name = Digest(bytes(range(32)))
@@ -142,7 +140,7 @@ def test_what_is_kept_under_another_name_outlives_the_blob(
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_what_a_power_cut_left_short_under_another_name_is_replaced(
+def test_a_truncated_second_name_is_replaced(
     blobs: DiskBlobStore, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not links:

@@ -1,4 +1,4 @@
-"""What a disk remembers of policies: only what the run's learner signed and whose weights are still there."""
+"""Kept versions: only those that the run's learner signed and whose weights are still on disk."""
 
 from __future__ import annotations
 
@@ -34,52 +34,52 @@ def version(folder: Path, number: int, *, signer: object = LEARNER, run: bytes =
 
 
 @pytest.fixture
-def holdings(tmp_path: Path) -> KeptVersions:
+def kept(tmp_path: Path) -> KeptVersions:
     return KeptVersions(tmp_path)
 
 
-def test_versions_come_back_oldest_first(holdings: KeptVersions, tmp_path: Path) -> None:
+def test_versions_come_back_oldest_first(kept: KeptVersions, tmp_path: Path) -> None:
     made = [version(tmp_path, number) for number in range(12)]
     for raw, manifest in reversed(made):
-        holdings.keep(raw, manifest)
-    assert holdings.found(RUN_RAW) == [raw for raw, _ in made]
+        kept.keep(raw, manifest)
+    assert kept.found(RUN_RAW) == [raw for raw, _ in made]
     assert all(
         (tmp_path / ref.root.hex()).exists() for _, m in made for ref in (m.weights, *(p.blob for p in m.patches))
     )
 
 
-def test_a_version_without_its_weights_is_forgotten(holdings: KeptVersions, tmp_path: Path) -> None:
+def test_a_version_without_its_weights_is_forgotten(kept: KeptVersions, tmp_path: Path) -> None:
     (old, gone), (new, manifest) = version(tmp_path, 0), version(tmp_path, 1)
-    holdings.keep(old, gone)
+    kept.keep(old, gone)
     (tmp_path / gone.weights.root.hex()).unlink()
-    holdings.keep(new, manifest)
+    kept.keep(new, manifest)
     assert len(list(tmp_path.glob("*.policy"))) == 1
-    assert holdings.found(RUN_RAW) == [new]
+    assert kept.found(RUN_RAW) == [new]
 
 
 @pytest.mark.parametrize("forgery", ["another signer", "another run", "cut short", "another name"])
-def test_what_the_learner_did_not_sign_for_this_run_is_not_believed(
-    holdings: KeptVersions, tmp_path: Path, forgery: str
+def test_manifests_the_learner_did_not_sign_for_this_run_are_ignored(
+    kept: KeptVersions, tmp_path: Path, forgery: str
 ) -> None:
     raw, manifest = version(
         tmp_path, 0, signer=LIAR if forgery == "another signer" else LEARNER,
         run=bytes(32) if forgery == "another run" else RUN,
     )  # fmt: skip
-    holdings.keep(raw[:-1] if forgery == "cut short" else raw, manifest)
+    kept.keep(raw[:-1] if forgery == "cut short" else raw, manifest)
     if forgery == "another name":
         other = write(tmp_path, b"other" * 1000)
         (tmp_path / f"{manifest.weights.root.hex()}.policy").rename(tmp_path / f"{other.root.hex()}.policy")
-    assert holdings.found(RUN_RAW) == []
+    assert kept.found(RUN_RAW) == []
 
 
-def test_what_no_version_needs_is_swept_and_half_fetched_blobs_stay(holdings: KeptVersions, tmp_path: Path) -> None:
+def test_unneeded_files_are_deleted_and_incomplete_downloads_stay(kept: KeptVersions, tmp_path: Path) -> None:
     raw, manifest = version(tmp_path, 3)
-    holdings.keep(raw, manifest)
+    kept.keep(raw, manifest)
     stale = write(tmp_path, b"old" * 3000)
     os.utime(tmp_path / stale.root.hex(), (1.0, 1.0))
     (tmp_path / "dead.rebuilt").write_bytes(b"half")
     (tmp_path / f"{'ab' * 32}.part").write_bytes(b"half")
-    assert holdings.found(RUN_RAW) == [raw]
+    assert kept.found(RUN_RAW) == [raw]
     left = {path.name for path in tmp_path.iterdir()}
     assert stale.root.hex() not in left
     assert "dead.rebuilt" not in left
@@ -87,16 +87,16 @@ def test_what_no_version_needs_is_swept_and_half_fetched_blobs_stay(holdings: Ke
     assert manifest.patches[0].blob.root.hex() in left
 
 
-def test_a_patch_that_came_after_the_newest_version_waits_for_its_own(holdings: KeptVersions, tmp_path: Path) -> None:
+def test_a_patch_newer_than_the_newest_version_stays(kept: KeptVersions, tmp_path: Path) -> None:
     raw, manifest = version(tmp_path, 3)
-    holdings.keep(raw, manifest)
+    kept.keep(raw, manifest)
     coming = write(tmp_path, b"patch of version 4")
     held_at = (tmp_path / f"{manifest.weights.root.hex()}.policy").stat().st_mtime
     os.utime(tmp_path / coming.root.hex(), (held_at + 1, held_at + 1))
-    assert holdings.found(RUN_RAW) == [raw]
+    assert kept.found(RUN_RAW) == [raw]
     assert (tmp_path / coming.root.hex()).exists()
     next_raw, next_manifest = version(tmp_path, 5)
-    holdings.keep(next_raw, next_manifest)
+    kept.keep(next_raw, next_manifest)
     os.utime(tmp_path / f"{next_manifest.weights.root.hex()}.policy", (held_at + 2, held_at + 2))
-    assert holdings.found(RUN_RAW) == [raw, next_raw]
+    assert kept.found(RUN_RAW) == [raw, next_raw]
     assert not (tmp_path / coming.root.hex()).exists(), "a later version is here: nothing leads over it any more"

@@ -50,7 +50,7 @@ def test_load_or_create_makes_one_key_and_keeps_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o777])
-def test_a_file_open_to_others_is_refused_with_the_command_that_mends_it(tmp_path: Path, mode: int) -> None:
+def test_a_file_open_to_others_is_refused_with_the_chmod_command(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "key"
     create_identity(path, IDENTITY)
     path.chmod(mode)
@@ -89,7 +89,7 @@ def test_garbage_is_an_identity_error_with_a_remedy(tmp_path: Path, content: byt
     assert "words" in caught.value.remedy
 
 
-def test_absent_and_odd_files_are_named(tmp_path: Path) -> None:
+def test_missing_and_irregular_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="no key file"):
         load_identity(tmp_path / "none")
     with pytest.raises(IdentityError, match=str(tmp_path)):
@@ -98,7 +98,7 @@ def test_absent_and_odd_files_are_named(tmp_path: Path) -> None:
         create_identity(Path("/proc/no/such/key"), IDENTITY)
 
 
-def test_a_file_without_permission_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_permission_gives_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -33,7 +33,7 @@ def test_known_vectors(text: str, encoded: str) -> None:
     assert multiaddrs.from_bytes(raw) == text
 
 
-def test_a_peer_is_encoded_as_its_multihash_so_that_relay_addresses_can_be_dialled() -> None:
+def test_a_peer_is_encoded_as_its_multihash_for_relay_addresses() -> None:
     text = f"/ip4/10.0.0.1/tcp/9/p2p/{RELAY}/p2p-circuit"
     raw = multiaddrs.to_bytes(text)
     # code 421, length 38, identity multihash of 36 bytes of protobuf
@@ -89,7 +89,7 @@ def test_malformed_addresses_are_refused(text: str) -> None:
         multiaddrs.to_bytes(text)
 
 
-def test_an_address_without_a_peer_is_refused_for_dialling() -> None:
+def test_an_address_without_a_peer_cannot_be_dialed() -> None:
     for text in ("/ip4/1.2.3.4/tcp/1", f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}/p2p-circuit"):
         with pytest.raises(ConfigError):
             multiaddrs.split_peer(text)

@@ -1,4 +1,4 @@
-"""The node's shell over in-memory transports: whole transfers, lost links, dead peers and the core's own failures."""
+"""The node driver over in-memory transports: transfers, lost links, dead peers and the core's own failures."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def weights(learner: Peer, data: bytes) -> bytes:
     return seal(LEARNER, manifest, run=RUN, now=learner.clock.now())
 
 
-def test_weights_and_groups_cross_and_everything_ends_on_close() -> None:
+def test_weights_and_groups_are_transferred_and_close_ends_every_task() -> None:
     async def story(hub: MemoryHub) -> None:
         learner, volunteer = Peer(hub, "learner", Role.LEARNER), Peer(hub, "volunteer", Role.VOLUNTEER)
         data = random.Random(1).randbytes(60_000)
@@ -133,7 +133,7 @@ def test_peers_find_each_other_through_the_directory_alone() -> None:
     run(story)
 
 
-def test_last_words_reach_the_neighbours_before_the_end() -> None:
+def test_flush_control_delivers_the_last_messages() -> None:
     async def story(hub: MemoryHub) -> None:
         learner, volunteer = Peer(hub, "learner", Role.LEARNER), Peer(hub, "volunteer", Role.VOLUNTEER)
         volunteer.know(learner)
@@ -148,7 +148,7 @@ def test_last_words_reach_the_neighbours_before_the_end() -> None:
     run(story)
 
 
-def test_last_words_wait_no_longer_than_they_are_given() -> None:
+def test_flush_control_keeps_its_timeout() -> None:
     async def story(hub: MemoryHub) -> None:
         learner, volunteer = Peer(hub, "learner", Role.LEARNER), Peer(hub, "volunteer", Role.VOLUNTEER)
         volunteer.know(learner)
@@ -226,7 +226,7 @@ def scripted(hub: MemoryHub, node: Scripted, kind: type[MemoryTransport] = Broke
     return NodeDriver(node, transport, hub.clock, RUN, lambda _: None)  # type: ignore[arg-type]
 
 
-def test_chunks_queued_for_a_peer_that_fell_away_are_given_up_together() -> None:
+def test_chunks_queued_for_a_lost_peer_are_dropped_together() -> None:
     async def story(hub: MemoryHub) -> None:
         peer = identity_of("gone").peer_id
         chunk = frames.pack(Chunk(bytes(100)))
@@ -242,7 +242,7 @@ def test_chunks_queued_for_a_peer_that_fell_away_are_given_up_together() -> None
     run(story)
 
 
-def test_a_peer_that_stops_reading_is_lost_and_its_queue_is_bounded() -> None:
+def test_a_peer_that_stops_reading_is_dropped() -> None:
     class Stuck(MemoryTransport):
         async def send(self, peer: PeerId, frame: bytes, *, timeout_s: float) -> None:
             await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""Weights made from patches: the words that were signed, or nothing."""
+"""Patch decoding: the signed weights, or no file."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def disk(tmp_path: Path) -> Disk:
 
 
 @pytest.mark.parametrize("route", [(0,), (0, 1), (0, 1, 2, 3), (0, 3), (-1, 2), (-1, 0, 3)])
-def test_any_chain_of_patches_ends_in_the_words_of_its_version(disk: Disk, route: tuple[int, ...]) -> None:
+def test_every_route_ends_in_the_weights_of_its_version(disk: Disk, route: tuple[int, ...]) -> None:
     rebuild(disk.order(*route))
     assert disk.target.read_bytes() == disk.versions[route[-1]].tobytes()
     assert {path.name for path in disk.folder.iterdir() if path.suffix} == set(), "nothing half written is left"
@@ -121,7 +121,7 @@ def missing_patch(disk: Disk, order: control.PatchesReady) -> control.PatchesRea
 
 
 @pytest.mark.parametrize("spoil", [truncated, longer, other_base, short_base, other_state, missing_patch])
-def test_what_does_not_lead_there_leaves_nothing(
+def test_patches_that_lead_elsewhere_leave_no_file(
     disk: Disk, spoil: Callable[[Disk, control.PatchesReady], control.PatchesReady]
 ) -> None:
     order = spoil(disk, disk.order(0, 1, 2))
@@ -131,7 +131,7 @@ def test_what_does_not_lead_there_leaves_nothing(
     assert not disk.target.with_suffix(".rebuilt").exists()
 
 
-def test_no_flipped_bit_gives_other_words(disk: Disk) -> None:
+def test_no_flipped_bit_gives_other_weights(disk: Disk) -> None:
     order = disk.order(0, 1, 2)
     dice = random.Random(5)
     for patch in order.patches:
@@ -150,7 +150,7 @@ def test_no_flipped_bit_gives_other_words(disk: Disk) -> None:
         Path(patch).write_bytes(sound)
 
 
-def test_every_order_is_answered_in_turn_and_failures_are_told(disk: Disk) -> None:
+def test_every_order_is_answered_in_turn_with_its_error(disk: Disk) -> None:
     answers: list[tuple[control.VersionRebuilt, str]] = []
     rebuilder = PatchDecoder(lambda answer, fault: answers.append((answer, fault)))
     good = msgspec.structs.replace(disk.order(0, 1), digest=b"good" * 8)

@@ -1,4 +1,4 @@
-"""A run's arrival with a base: looked for once, before the engine is made, and told to the network that awaits it."""
+"""The bootstrap of a run with a base model, and the sentences about that base."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE = Digest(bytes(range(32)))
 EMPTY_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
 
 
-class Ear:
+class InboxPort:
     """A network that keeps what it is told."""
 
     addresses: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("found", [STATE, b""])
-def test_the_base_is_found_before_the_engine_is_made_and_told_once(world: World, found: bytes) -> None:
+def test_the_base_is_looked_for_before_the_engine_is_built_and_reported_once(world: World, found: bytes) -> None:
     done: list[str] = []
 
     def find(manifest: RunManifest) -> bytes:
@@ -53,29 +53,29 @@ def test_the_base_is_found_before_the_engine_is_made_and_told_once(world: World,
         done.append("base")
         return found
 
-    arrival: RunBootstrap[None] = RunBootstrap(
+    bootstrap: RunBootstrap[None] = RunBootstrap(
         lambda _, __: done.append("engine"), lambda _, __: done.append("shown"), find
     )
-    ear = Ear()
-    arrival.offer_base(ear)
-    assert ear.told == [], "the run is not known yet"
-    arrival.take(control.RunKnown(world.manifest_raw))
+    port = InboxPort()
+    bootstrap.offer_base(port)
+    assert port.told == [], "the run is not known yet"
+    bootstrap.take(control.RunKnown(world.manifest_raw))
     for file in world.manifest.files:
-        arrival.take(control.FileReady(file.name, "/nowhere"))
-    arrival.take(control.RunKnown(world.manifest_raw))
-    arrival.offer_base(ear)
-    arrival.offer_base(ear)
+        bootstrap.take(control.FileReady(file.name, "/nowhere"))
+    bootstrap.take(control.RunKnown(world.manifest_raw))
+    bootstrap.offer_base(port)
+    bootstrap.offer_base(port)
     assert done[:3] == ["shown", "base", "engine"]
     assert done.count("base") == 1
-    assert ear.told == [control.StartFrom(found)]
+    assert port.told == [control.StartFrom(found)]
 
 
-def test_without_a_base_nothing_is_told(world: World) -> None:
-    arrival: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: None)
-    ear = Ear()
-    arrival.take(control.RunKnown(world.manifest_raw))
-    arrival.offer_base(ear)
-    assert ear.told == []
+def test_without_a_base_nothing_is_reported(world: World) -> None:
+    bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: None)
+    port = InboxPort()
+    bootstrap.take(control.RunKnown(world.manifest_raw))
+    bootstrap.offer_base(port)
+    assert port.told == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_without_a_base_nothing_is_told(world: World) -> None:
         (BaseReleased(STATE, False, None, 0, 0), "not the model this run started from"),
     ],
 )
-def test_a_person_hears_what_became_of_the_base(settled: BaseReleased, words: str) -> None:
+def test_the_outcome_of_the_base_is_one_sentence(settled: BaseReleased, words: str) -> None:
     told = bridge.message_of(settled, path_of=lambda root: Path(root.hex()), status=lambda: EMPTY_STATUS)
     assert isinstance(told, control.Warned)
     assert words in told.message

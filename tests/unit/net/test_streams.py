@@ -1,4 +1,4 @@
-"""Lanes and the serving loop over a pipe in memory: order, answers, limits, and who fails with whom."""
+"""Frame streams and the serving loop over a pipe in memory: order, acknowledgements, limits, failures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pipe() -> tuple[asyncio.StreamReader, asyncio.StreamWriter, PipeTransport]:
 
 
 class Link:
-    """Both directions between a lane and whoever plays the acceptor."""
+    """Both directions between a stream and whoever plays the acceptor."""
 
     def __init__(self) -> None:
         self.acceptor_reads, lane_writes, self.lane_end = pipe()
@@ -79,27 +79,27 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_frames_arrive_whole_in_order_over_one_stream() -> None:
+def test_frames_arrive_complete_and_in_order_over_one_stream() -> None:
     async def scenario() -> None:
         link, got = Link(), list[bytes]()
         serving = asyncio.create_task(streams.serve(link.acceptor_reads, link.acceptor_writes, got.append))
-        lane = streams.FrameStream(link.open)
+        stream = streams.FrameStream(link.open)
         frames = [bytes([i % 251]) * size for i, size in enumerate([1, 7, 65_536, 3, 300_000])]
-        await asyncio.gather(*map(lane.send, frames))
+        await asyncio.gather(*map(stream.send, frames))
         assert got == frames
         assert link.opened == 1
-        lane.close()
+        stream.close()
         with pytest.raises(EOFError):
             await serving
 
     run(scenario)
 
 
-def test_send_waits_for_the_answer_of_its_own_frame() -> None:
+def test_send_waits_for_the_acknowledgement_of_its_own_frame() -> None:
     async def scenario() -> None:
         link = Link()
-        lane = streams.FrameStream(link.open)
-        first, second = asyncio.create_task(lane.send(b"a")), asyncio.create_task(lane.send(b"b"))
+        stream = streams.FrameStream(link.open)
+        first, second = asyncio.create_task(stream.send(b"a")), asyncio.create_task(stream.send(b"b"))
         assert await link.acceptor_reads.readexactly(10) == b"\x01\0\0\0a\x01\0\0\0b"
         assert not first.done()
         link.acceptor_writes.write(framing.ACK)
@@ -107,17 +107,17 @@ def test_send_waits_for_the_answer_of_its_own_frame() -> None:
         assert not second.done()
         link.acceptor_writes.write(framing.ACK)
         await second
-        lane.close()
+        stream.close()
 
     run(scenario)
 
 
 @pytest.mark.parametrize("ending", ["end", "garbage", "too many answers"])
-def test_a_broken_stream_fails_every_unanswered_frame_and_closes_the_lane(ending: str) -> None:
+def test_a_broken_connection_fails_every_unacknowledged_frame(ending: str) -> None:
     async def scenario() -> None:
         link = Link()
-        lane = streams.FrameStream(link.open)
-        sends = [asyncio.create_task(lane.send(b"x")) for _ in range(3)]
+        stream = streams.FrameStream(link.open)
+        sends = [asyncio.create_task(stream.send(b"x")) for _ in range(3)]
         await link.acceptor_reads.readexactly(15)
         if ending == "end":
             link.acceptor_end.abort()
@@ -125,35 +125,35 @@ def test_a_broken_stream_fails_every_unanswered_frame_and_closes_the_lane(ending
             link.acceptor_writes.write(b"?" if ending == "garbage" else framing.ACK * 4)
         for result in await asyncio.gather(*sends, return_exceptions=True):
             assert isinstance(result, TransportError)
-        assert lane.closed
+        assert stream.closed
         assert link.lane_end.aborted
         with pytest.raises(TransportError):
-            await lane.send(b"late")
+            await stream.send(b"late")
 
     run(scenario)
 
 
-def test_giving_up_closes_a_lane_that_made_no_progress_but_not_one_that_moves() -> None:
+def test_a_cancelled_send_closes_only_a_stream_without_progress() -> None:
     async def scenario() -> None:
         link = Link()
-        lane = streams.FrameStream(link.open)
-        slow, given_up = asyncio.create_task(lane.send(b"a")), asyncio.create_task(lane.send(b"b"))
+        stream = streams.FrameStream(link.open)
+        slow, given_up = asyncio.create_task(stream.send(b"a")), asyncio.create_task(stream.send(b"b"))
         await link.acceptor_reads.readexactly(10)
         link.acceptor_writes.write(framing.ACK)
         await slow
         given_up.cancel()
         await asyncio.wait([given_up])
-        assert not lane.closed
-        stuck = asyncio.create_task(lane.send(b"c"))
+        assert not stream.closed
+        stuck = asyncio.create_task(stream.send(b"c"))
         await link.acceptor_reads.readexactly(5)
         stuck.cancel()
         await asyncio.wait([stuck])
-        assert lane.closed
+        assert stream.closed
 
     run(scenario)
 
 
-def test_a_failed_dial_fails_all_who_waited_for_it_at_once() -> None:
+def test_a_failed_dial_fails_every_waiting_send_at_once() -> None:
     async def scenario() -> None:
         dials = 0
 
@@ -163,8 +163,8 @@ def test_a_failed_dial_fails_all_who_waited_for_it_at_once() -> None:
             await asyncio.sleep(0)
             raise TransportError("no route")
 
-        lane = streams.FrameStream(refuse)
-        results = await asyncio.gather(*(lane.send(b"x") for _ in range(5)), return_exceptions=True)
+        stream = streams.FrameStream(refuse)
+        results = await asyncio.gather(*(stream.send(b"x") for _ in range(5)), return_exceptions=True)
         assert all(isinstance(result, TransportError) for result in results)
         assert dials == 1
 

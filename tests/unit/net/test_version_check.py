@@ -1,4 +1,4 @@
-"""When peers of another wire version mean that this program must be replaced, and when they are only news."""
+"""Peers of other wire versions: reported once, and an error when no peer is left to work with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINK = ("/ip4/127.0.0.1/tcp/1/p2p/one", "/ip4/127.0.0.1/tcp/2/p2p/two", "/ip4/12
 NEWER, OLDER = limits.WIRE_VERSION + 1, limits.WIRE_VERSION - 1
 
 
-def test_a_strangers_claim_is_news_once() -> None:
+def test_a_strangers_claim_is_reported_once() -> None:
     watch = VersionCheck(LINK)
     assert watch.met("stranger", NEWER, neighbors=0)
     assert not watch.met("stranger", NEWER, neighbors=0)
@@ -32,7 +32,7 @@ def test_every_peer_of_the_link_must_have_moved_on(version: int, remedy: str) ->
     assert caught.value.exit_code == 5
 
 
-def test_whoever_speaks_our_version_keeps_us_here() -> None:
+def test_one_neighbor_with_our_version_is_enough_to_stay() -> None:
     watch = VersionCheck(LINK)
     watch.met("one", NEWER, neighbors=1)
     assert watch.met("two", NEWER, neighbors=1)
@@ -43,7 +43,7 @@ def test_a_learner_has_no_link_and_stays() -> None:
 
 
 @pytest.mark.parametrize(("offset_s", "words"), [(240.0, "240 s behind"), (-61.4, "61 s ahead of")])
-def test_a_wrong_clock_is_said_with_its_remedy(offset_s: float, words: str) -> None:
+def test_a_wrong_clock_gives_a_remedy(offset_s: float, words: str) -> None:
     event = events.ClockOff(offset_s)
     message = bridge.message_of(
         event, path_of=lambda root: pytest.fail("not asked for"), status=lambda: pytest.fail("not asked for")

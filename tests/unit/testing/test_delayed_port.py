@@ -17,7 +17,7 @@ GROUPS = [seal(KEY, group_of(slot), run=bytes(32), now=1e9) for slot in range(30
 HEAD = seal(KEY, LedgerHead(0, bytes(32), 0, False), run=bytes(32), now=1e9)
 
 
-class Line:
+class InboxPort:
     """A port that hands over what a test puts in."""
 
     addresses = ("/ip4/127.0.0.1/tcp/1",)
@@ -48,7 +48,7 @@ delay_lists = st.lists(st.integers(min_value=0, max_value=12), min_size=30, max_
 
 @given(delay_lists, st.integers(min_value=1, max_value=7))
 def test_a_group_comes_once_when_its_delay_in_others_has_passed(delays: list[int], burst: int) -> None:
-    line = Line()
+    line = InboxPort()
     drawn = iter(delays)
     late = DelayedPort(line, lambda: next(drawn))
     came: dict[int, int] = {}
@@ -67,7 +67,7 @@ def test_a_group_comes_once_when_its_delay_in_others_has_passed(delays: list[int
 
 
 def test_a_group_offered_again_is_no_new_one() -> None:
-    line = Line()
+    line = InboxPort()
     late = DelayedPort(line, lambda: 2)
     line.inbox = [control.EnvelopeArrived(GROUPS[0])] * 5
     assert late.poll(0.0) == []
@@ -79,7 +79,7 @@ def test_a_group_offered_again_is_no_new_one() -> None:
 
 
 def test_everything_else_passes_at_once_and_in_order() -> None:
-    line = Line()
+    line = InboxPort()
     late = DelayedPort(line, lambda: 5)
     others: list[control.FromNetwork] = [
         control.EnvelopeArrived(HEAD),

@@ -1,4 +1,4 @@
-"""A validator's share, its docket, and verdicts that match what was done to a group."""
+"""The validator: the share it audits, its replay queue, and verdicts that name the fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_choice_never_changes_and_grows_with_the_rate(group: bytes, secret: by
         assert is_selected(name, secret, min(1.0, rate + 0.1))
 
 
-def test_the_share_is_the_rate_and_another_key_chooses_others() -> None:
+def test_the_selected_share_is_the_rate_and_differs_by_key() -> None:
     names = [digest("g", n.to_bytes(4, "big")) for n in range(4000)]
     mine, yours = ([is_selected(n, secret, 0.25) for n in names] for secret in (b"a" * 32, b"b" * 32))
     for chosen in (mine, yours):
@@ -49,25 +49,25 @@ def test_the_share_is_the_rate_and_another_key_chooses_others() -> None:
     assert both == pytest.approx(250, abs=5 * (4000 / 16) ** 0.5)
 
 
-def test_a_docket_is_bounded_oldest_first() -> None:
+def test_the_replay_queue_drops_the_oldest() -> None:
     world_free = [digest("e", bytes([n])) for n in range(6)]
     policies = [digest("p", bytes([n % 2])) for n in range(6)]
-    docket = ReplayQueue(max_groups=4)
+    queue = ReplayQueue(max_groups=4)
     opened = []
     for n in range(6):
         raw = seal(PEER, LedgerHead(n, world_free[n], 0, False), run=bytes(32), now=NOW)
         opened.append(open_envelope(raw, now=None))
-        docket.add(opened[n], policies[n])
-        docket.add(opened[n], policies[n])
-    assert len(docket) == 4
-    assert docket.policies() == [policies[2], policies[3]]
-    assert docket.take(policies[2], 1) == [opened[2]]
-    assert docket.take(policies[2], 9) == [opened[4]]
-    docket.drop(policies[3])
-    assert docket.policies() == []
+        queue.add(opened[n], policies[n])
+        queue.add(opened[n], policies[n])
+    assert len(queue) == 4
+    assert queue.policies() == [policies[2], policies[3]]
+    assert queue.take(policies[2], 1) == [opened[2]]
+    assert queue.take(policies[2], 9) == [opened[4]]
+    queue.drop(policies[3])
+    assert queue.policies() == []
 
 
-class Ear:
+class InboxPort:
     """A network port that hands over its inbox and then stops the validator."""
 
     addresses: tuple[str, ...] = ()
@@ -113,11 +113,11 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) -> tuple[Ear, Audit, list[str]]:
+def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) -> tuple[InboxPort, Audit, list[str]]:
     start: list[control.FromNetwork] = [control.RunKnown(world.manifest_raw)]
     start += [control.FileReady(file.name, "/nowhere") for file in world.manifest.files]
-    ear, audits, notices = Ear([*start, *messages]), list[Audit](), list[str]()
-    ear.left = turns
+    port, audits, notices = InboxPort([*start, *messages]), list[Audit](), list[str]()
+    port.left = turns
     validator = Validator(
         identity=ME,
         run=world.run,
@@ -127,9 +127,9 @@ def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) 
         on_audit=audits.append,
         on_notice=notices.append,
     )
-    ear.stop = validator.stop
-    validator.run(ear)
-    return ear, audits[-1], notices
+    port.stop = validator.stop
+    validator.run(port)
+    return port, audits[-1], notices
 
 
 def ready(world: World, policy: Published) -> control.VersionReady:
@@ -142,7 +142,7 @@ def arrived(world: World, group: RolloutGroup) -> control.EnvelopeArrived:
     return control.EnvelopeArrived(seal(PEER, group, run=world.run, now=NOW))
 
 
-def test_verdicts_say_what_was_done_to_a_group(world: World) -> None:
+def test_verdicts_name_the_fault_of_a_group(world: World) -> None:
     policy = world.publish(0, step=0)
     honest = [world.group(policy, PEER, slot) for slot in range(5)]
     ids = np.frombuffer(honest[1].completions[0].tokens, dtype="<u4").copy()
@@ -154,51 +154,51 @@ def test_verdicts_say_what_was_done_to_a_group(world: World) -> None:
         altered(honest[3], version=4),
         with_completion(honest[4], 0, logprobs=bytes(len(honest[4].completions[0].logprobs))),
     ]
-    ear, totals, notices = audit(world, [ready(world, policy), *(arrived(world, group) for group in groups)])
+    port, totals, notices = audit(world, [ready(world, policy), *(arrived(world, group) for group in groups)])
     reasons = ["", "seed_mismatch", "wrong_prompt", "unknown_policy", "logprob_mismatch"]
-    assert [v.reason for v in ear.verdicts] == reasons
-    assert [v.passed for v in ear.verdicts] == [not reason for reason in reasons]
-    assert ear.verdicts[0].tokens == sum(len(c.tokens) // 4 for c in honest[0].completions)
+    assert [v.reason for v in port.verdicts] == reasons
+    assert [v.passed for v in port.verdicts] == [not reason for reason in reasons]
+    assert port.verdicts[0].tokens == sum(len(c.tokens) // 4 for c in honest[0].completions)
     assert (totals.seen, totals.replayed, totals.passed, totals.failed) == (5, 5, 1, 4)
     assert len(notices) == 4
 
 
-def test_weights_it_lacks_are_asked_for_once_and_waited_for_not_for_ever(world: World) -> None:
+def test_missing_weights_are_asked_for_once_and_waited_for_30_s(world: World) -> None:
     policy = world.publish(0, step=0)
     group = world.group(policy, PEER, 0)
-    ear, totals, _ = audit(world, [arrived(world, group)], turns=6)
-    assert ear.fetched == [policy.digest]
+    port, totals, _ = audit(world, [arrived(world, group)], turns=6)
+    assert port.fetched == [policy.digest]
     assert (totals.waiting, totals.replayed) == (1, 0)
-    ear, totals, _ = audit(world, [arrived(world, group)], turns=40)
+    port, totals, _ = audit(world, [arrived(world, group)], turns=40)
     assert totals.waiting == 0
-    assert ear.verdicts == []
+    assert port.verdicts == []
 
 
-def test_damaged_weights_are_no_verdict(world: World) -> None:
+def test_damaged_weights_give_no_verdict(world: World) -> None:
     policy = world.publish(0, step=0)
     group = world.group(policy, PEER, 0)
     path = world.blobs.path(policy.manifest.weights.root)
     path.write_bytes(path.read_bytes()[:-4])
-    ear, totals, notices = audit(world, [ready(world, policy), arrived(world, group)])
-    assert ear.verdicts == []
+    port, totals, notices = audit(world, [ready(world, policy), arrived(world, group)])
+    assert port.verdicts == []
     assert totals.waiting == 0
     assert len(notices) == 1
     assert "version 0 cannot be used" in notices[0]
 
 
-def test_the_learners_farewell_ends_it(world: World) -> None:
+def test_leaves_when_the_learner_ends_the_run(world: World) -> None:
     head = seal(world.learner, LedgerHead(0, bytes(32), 0, True), run=world.run, now=NOW)
     _, totals, _ = audit(world, [control.EnvelopeArrived(head)], turns=1000)
     assert totals.waiting == 0
     assert msgspec.structs.asdict(LedgerHead(0, bytes(32), 0, True))["finished"]
 
 
-def test_an_old_farewell_does_not_end_it(world: World) -> None:
+def test_an_outdated_run_end_is_ignored(world: World) -> None:
     old = seal(world.learner, LedgerHead(0, bytes(32), 0, True), run=world.run, now=NOW)
     newer = seal(world.learner, LedgerHead(1, bytes(32), 1, False), run=world.run, now=NOW + 1)
     policy = world.publish(0, step=0)
     group = world.group(policy, PEER, 0)
     messages: list[control.FromNetwork] = [control.EnvelopeArrived(newer), control.EnvelopeArrived(old)]
     messages += [ready(world, policy), arrived(world, group)]
-    ear, _, _ = audit(world, messages, turns=6)
-    assert ear.left == 0, "it stayed until it was told to stop"
+    port, _, _ = audit(world, messages, turns=6)
+    assert port.left == 0, "it stayed until it was told to stop"
