@@ -20,6 +20,7 @@ from p2prl.clock import SystemClock
 from p2prl.errors import P2PRLError, TransportError, UnreachableError
 from p2prl.net.process import bridge, control
 from p2prl.net.process.bandwidth import Uplink
+from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
@@ -46,6 +47,12 @@ _EAGER_S = 300.0
 
 _PATIENT_REDIAL_S = 20.0
 """How often its neighbours try it from then on."""
+
+
+KEY_SHARED = control.Warned(
+    "another machine uses this key: peers answer only one of them",
+    "Stop one, or start this one with another --home, which makes a key of its own.",
+)
 
 
 class NetworkProcess:
@@ -107,7 +114,13 @@ class NetworkProcess:
         try:
             transport.pacer = self._uplink.pacer
             self._driver = NodeDriver(
-                self._node, transport, self._clock, start.run, self._on_event, uplink=self._uplink
+                self._node,
+                transport,
+                self._clock,
+                start.run,
+                self._on_event,
+                uplink=self._uplink,
+                key_use=KeyUse(identity.peer_id, self._clock.now(), lambda: self._tell(KEY_SHARED)),
             )
             self._tell(control.NetworkUp(transport.addresses))
             self._driver.wake()

@@ -17,6 +17,7 @@ from p2prl.clock import Clock
 from p2prl.errors import P2PRLError, TransportError
 from p2prl.net.ports import Transport
 from p2prl.net.process.bandwidth import Uplink
+from p2prl.net.process.key_use import KeyUse
 from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.events import Dial, Event, LookUp, Register, Send
@@ -46,6 +47,7 @@ class NodeDriver:
         on_event: Callable[[Event], None],
         *,
         uplink: Uplink | None = None,
+        key_use: KeyUse | None = None,
     ) -> None:
         """With an uplink, chunks are counted and their senders' budget and measured rate reach the node."""
         self._node = node
@@ -53,6 +55,7 @@ class NodeDriver:
         self._clock = clock
         self._on_event = on_event
         self._uplink = uplink
+        self._key_use = key_use
         self._directory_key = digest("p2prl/directory/v1", run)
         self._control: dict[PeerId, deque[bytes]] = {}
         self._bulk: dict[PeerId, deque[bytes]] = {}
@@ -197,6 +200,8 @@ class NodeDriver:
 
     async def _register(self, record: bytes, expires_at: float) -> None:
         try:
+            if self._key_use is not None:
+                self._key_use.wrote(record)
             await self._transport.put_record(self._directory_key, record, expires_at)
         except TransportError as error:
             log.debug("directory record not stored: %s", error)
@@ -209,6 +214,8 @@ class NodeDriver:
             return
         finally:
             self._looking_up = False
+        if self._key_use is not None:
+            self._key_use.read(records)
         self._node.looked_up(list(records.values()), self._clock.now())
         self.wake()
 
