@@ -62,7 +62,7 @@ class NodeDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._speaking: set[asyncio.Task[None]] = set()
         """Tasks that hand over control frames; each ends when its neighbour has them all."""
-        self._looking_up = False
+        self._lookup: asyncio.Task[None] | None = None
         self._pump_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -117,9 +117,8 @@ class NodeDriver:
                     self._spawn(self._dial(peer, addresses))
                 case Register(record=record, expires_at=expires_at):
                     self._spawn(self._register(record, expires_at))
-                case LookUp() if not self._looking_up:
-                    self._looking_up = True
-                    self._spawn(self._look_up())
+                case LookUp() if self._lookup is None:
+                    self._lookup = self._spawn(self._look_up())
                 case LookUp():
                     pass  # the last one is still on its way
         while (event := self._node.next_event()) is not None:
@@ -199,6 +198,8 @@ class NodeDriver:
         self.wake()
 
     async def _register(self, record: bytes, expires_at: float) -> None:
+        if self._lookup is not None:  # our record would replace the one that shows who else uses our key
+            await asyncio.wait([self._lookup])
         try:
             if self._key_use is not None:
                 self._key_use.wrote(record)
@@ -213,7 +214,7 @@ class NodeDriver:
             log.debug("directory lookup failed: %s", error)
             return
         finally:
-            self._looking_up = False
+            self._lookup = None
         if self._key_use is not None:
             self._key_use.read(records)
         self._node.looked_up(list(records.values()), self._clock.now())
