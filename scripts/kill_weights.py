@@ -39,7 +39,7 @@ from p2prl.patches.stream import encode_patch, segment_spans
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
-from p2prl.sim.broadcast_swarm import identity_of, run_manifest_of
+from p2prl.sim.protocol_swarm import identity_of, run_manifest_of
 
 WORDS = SEGMENT_WORDS + 300_000
 KINDS = 4

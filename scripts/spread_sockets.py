@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2prl.protocol.messages import Role
-from tests.loopback.shaped_swarm import ShapedPeer, ShapedSwarm
+from p2prl.testing.shaped_swarm import ShapedPeer, ShapedSwarm
 
 HOMES = ((5.0, 20.0), (2.0, 10.0))
 """Upload and download, Mbit/s."""

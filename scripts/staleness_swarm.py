@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from p2prl.bench.results.seed_file import Line, SeedFile
-from tests.loopback.swarm_processes import LISTEN, SwarmProcesses, command, wait_until
+from p2prl.testing.swarm_processes import LISTEN, SwarmProcesses, command, wait_until
 
 _EVALUATED = 4096
 """Fresh prompts of the final evaluation: a standard error of .007 at a reward of .8."""

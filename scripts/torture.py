@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.loopback.crash_run import CrashPlan, CrashRun
-from tests.loopback.cut_run import CutPlan, cut_off
-from tests.loopback.swarm_processes import SwarmProcesses, command
+from p2prl.testing.crash_run import CrashPlan, CrashRun
+from p2prl.testing.disconnect_run import CutPlan, cut_off
+from p2prl.testing.swarm_processes import SwarmProcesses, command
 
 _REWARD_WANTED = 0.80
 

@@ -30,8 +30,8 @@ def bench_staleness(
 ) -> None:
     """Compare losses under delay. `methods` and `delays` are separated by commas; `seed` is the first of `seeds`."""
     from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
-    from p2prl.bench.staleness.stale_training import TrainingPlan
     from p2prl.bench.staleness.summary import as_documents, as_markdown
+    from p2prl.bench.training.training_plan import TrainingPlan
     from p2prl.models.device import use_threads
 
     began = time.monotonic()
@@ -50,10 +50,10 @@ def bench_staleness(
         report = run_staleness(config, out, on_progress=tell)
     verdicts = [
         {
-            "demand": verdict.demand.text,
-            "figure": verdict.demand.figure,
-            "bound": verdict.demand.bound,
-            "at_least": verdict.demand.at_least,
+            "demand": verdict.criterion.text,
+            "figure": verdict.criterion.figure,
+            "bound": verdict.criterion.bound,
+            "at_least": verdict.criterion.at_least,
             "measured": verdict.measured,
             "met": verdict.met,
         }
@@ -75,7 +75,7 @@ def bench_staleness(
         for line in as_markdown(report.rows).splitlines():
             say(line, whole=True)
         for verdict in report.verdicts:
-            say(_verdict_line(verdict.demand.text, verdict.demand.bound, verdict.measured, verdict.met))
+            say(_verdict_line(verdict.criterion.text, verdict.criterion.bound, verdict.measured, verdict.met))
         say(f"written to {out}: results.jsonl, staleness.csv, staleness.md, staleness.png")
     failed = sum(verdict.met is not True for verdict in report.verdicts)
     if failed:

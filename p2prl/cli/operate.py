@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2prl.bench.staleness.delay_laws import DelayLaw, parse_delay
+from p2prl.bench.staleness.staleness_distributions import StalenessDistribution, parse_staleness
 from p2prl.cli import crashes
 from p2prl.cli.console import Interrupts, View, emit, progress, say
 from p2prl.cli.reach import reach_warning, worth_sharing
@@ -96,11 +96,10 @@ def learn_command(
 ) -> None:
     """Train a run until its updates are done or it is interrupted.
 
-    `delay`, for experiments, is a law of `p2prl.bench.staleness.delay_laws`: groups then arrive late by so many
-    updates' traffic.
+    `delay`, for experiments, is one of `p2prl.bench.staleness.staleness_distributions`: groups then arrive late.
     """
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
-    law = parse_delay(delay) if delay else None  # what can be refused is refused before torch takes its seconds
+    law = parse_staleness(delay) if delay else None  # what can be refused is refused before torch takes its seconds
     lock = open_folder(directory).lock()
     crashes.keep_in(directory)
 
@@ -151,7 +150,7 @@ def learn_command(
     say(f"Done: {learner.step} updates. Measure it:  p2prl eval {directory}")
 
 
-def _late(network: NetworkPort, law: DelayLaw, *, groups_per_update: int) -> NetworkPort:
+def _late(network: NetworkPort, law: StalenessDistribution, *, groups_per_update: int) -> NetworkPort:
     dice = random.Random(law.text)  # noqa: S311 - an experiment's dice
     return DelayedPort(network, lambda: groups_per_update * law.draw(dice.random(), law.longest))
 

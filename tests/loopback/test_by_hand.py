@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.testing.run_audit import examine, install, recorded_steps
+from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, command, rows, spools, wait_until
 from tests.command_doc import json_keys
-from tests.loopback.run_witness import examine, install, recorded_steps
-from tests.loopback.swarm_processes import RoleProcess, SwarmProcesses, command, rows, spools, wait_until
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.loopback.crash_run import CrashPlan, CrashRun
-from tests.loopback.cut_run import CutPlan, cut_off
-from tests.loopback.swarm_processes import SwarmProcesses, command
+from p2prl.testing.crash_run import CrashPlan, CrashRun
+from p2prl.testing.disconnect_run import CutPlan, cut_off
+from p2prl.testing.swarm_processes import SwarmProcesses, command
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 

@@ -8,8 +8,9 @@ from blake3 import blake3
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.messages import Role
-from p2prl.sim.broadcast_swarm import Member
-from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.protocol_swarm import Member
+from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import BaseSettled, Event, PatchesReady, VersionReady
 from p2prl.swarm.node import NodeConfig
 from p2prl.testing.patched_swarm import PatchedSwarm
@@ -192,7 +193,7 @@ def test_nothing_is_fetched_until_the_owner_has_looked() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_lost_frames_and_a_learner_that_dies_leave_newcomers_with_the_right_words(seed: int) -> None:
-    made = PatchedSwarm(VirtualNetwork(seed, links=LinkConfig(loss=0.1)))
+    made = PatchedSwarm(VirtualNetwork(seed, links=LinkConditions(loss=0.1)))
     made.add("learner", Role.LEARNER, config=config)
     for name in ("v0", "v1"):
         made.add(name, bootstrap=("learner",), config=config)

@@ -23,8 +23,8 @@ from p2prl.protocol.messages import (
     RolloutGroup,
     StorageReceipt,
 )
-from p2prl.sim.broadcast_swarm import BroadcastSwarm, Member, group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.sim.protocol_swarm import Member, ProtocolSwarm, group_of, identity_of, run_manifest_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import (
@@ -44,8 +44,8 @@ from p2prl.swarm.node import Node, NodeConfig
 from p2prl.swarm.peers.introductions import Introductions
 
 
-def swarm(seed: int = 1, volunteers: int = 0) -> BroadcastSwarm:
-    made = BroadcastSwarm(VirtualNetwork(seed))
+def swarm(seed: int = 1, volunteers: int = 0) -> ProtocolSwarm:
+    made = ProtocolSwarm(VirtualNetwork(seed))
     made.add("learner", Role.LEARNER)
     for index in range(volunteers):
         made.add(f"v{index}", bootstrap=("learner",))
@@ -56,7 +56,7 @@ def of(member: Member, kind: type) -> list[object]:
     return [event for event in member.events if isinstance(event, kind)]
 
 
-def say_head(made: BroadcastSwarm, *, finished: bool) -> None:
+def say_head(made: ProtocolSwarm, *, finished: bool) -> None:
     """The learner says how its ledger stands, and whether the run is over."""
     learner, now = made.members["learner"], made.network.now
     raw = seal(learner.identity, LedgerHead(1, bytes(32), 1, finished), run=made.run, now=now)
@@ -83,7 +83,7 @@ def test_a_volunteer_joins_with_nothing_but_the_runs_digest() -> None:
 
 
 def test_a_false_run_manifest_is_not_believed() -> None:
-    made = BroadcastSwarm(VirtualNetwork(1))
+    made = ProtocolSwarm(VirtualNetwork(1))
     impostor = identity_of("impostor")
     false = seal(impostor, run_manifest_of(impostor), run=bytes(32), now=START)
     joiner = made.add("joiner")
@@ -97,7 +97,7 @@ def test_run_files_arrive_by_name() -> None:
     ref = blob_of(text, 4096)
     learner = identity_of("learner")
     manifest = msgspec.structs.replace(run_manifest_of(learner), files=(RunFile("config.json", ref),))
-    made = BroadcastSwarm(VirtualNetwork(2), manifest=manifest)
+    made = ProtocolSwarm(VirtualNetwork(2), manifest=manifest)
     store = MemoryBlobs()
     store.add(ref, text)
     made.add("learner", Role.LEARNER, store=store)
@@ -120,7 +120,7 @@ def test_a_newcomer_gets_the_newest_policy_from_a_volunteer_when_the_learner_is_
     assert made.network.node(late.peer).relay_stats.received_from_source == 0
 
 
-def neighbours_of(made: BroadcastSwarm, name: str) -> int:
+def neighbours_of(made: ProtocolSwarm, name: str) -> int:
     return sum(count for _, count in made.network.node(made.members[name].peer).roles())
 
 
@@ -133,7 +133,7 @@ def test_peers_link_with_those_the_learner_names_and_at_random_when_it_names_nob
 
     counts = {}
     for build in (Node, Silent):
-        made = BroadcastSwarm(VirtualNetwork(5))
+        made = ProtocolSwarm(VirtualNetwork(5))
         made.add("learner", Role.LEARNER, build=build)
         for index in range(80):
             made.add(f"v{index}", bootstrap=("learner",))

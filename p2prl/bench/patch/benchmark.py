@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from p2prl.bench.patch.compared_codecs import EC1, FLAT, INDEX, PLANES, PRODUCT, ROWS, XOR, Codec, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import BandRow, bands_as_markdown, measure_bands
-from p2prl.bench.patch.rival_codecs import EC1, FLAT, INDEX, PLANES, PRODUCT, ROWS, XOR, Codec, codecs, sent_bytes
 from p2prl.bench.patch.weight_updates import (
     LEARNING_RATES,
     Updates,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from p2prl.bench.patch.rival_codecs import PRODUCT, codecs, sent_bytes
+from p2prl.bench.patch.compared_codecs import PRODUCT, codecs, sent_bytes
 from p2prl.bench.patch.weight_updates import Chain
 from p2prl.patches.dead_band import hold_back, widest_band_ulp
 from p2prl.patches.kernels import NUMPY_KERNELS

@@ -16,7 +16,7 @@ from p2prl.bench.spread.bittorrent import BitTorrent
 from p2prl.bench.spread.home_links import HOME_LINKS, Population, populate, read_links
 from p2prl.bench.spread.outcome import Outcome, SpreadRow, Tell, row_of
 from p2prl.bench.spread.product_relay import spread_by_relay
-from p2prl.bench.spread.rival_schemes import Relays, Tree, chain, fast_tree, star
+from p2prl.bench.spread.tree_schemes import Relays, Tree, chain, fast_tree, star
 from p2prl.errors import ConfigError, MachineError
 from p2prl.protocol.manifests import chunk_bytes_for
 

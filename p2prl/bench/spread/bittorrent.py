@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from p2prl.bench.spread.home_links import Population
-from p2prl.bench.spread.rival_schemes import Copies
+from p2prl.bench.spread.tree_schemes import Copies
 from p2prl.swarm.relay.chunk_selection import Rarity
 
 _NEIGHBOURS = 30

@@ -11,15 +11,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from p2prl.bench.staleness import stale_training as training_module
+from p2prl.bench.staleness import delayed_training as training_module
 from p2prl.bench.staleness.banded_training import BandedTraining
 from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
-from p2prl.bench.staleness.delay_laws import parse_delay
 from p2prl.bench.staleness.methods import method_digest, parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting
-from p2prl.bench.staleness.stale_training import TrainingPlan
+from p2prl.bench.staleness.staleness_distributions import parse_staleness
 from p2prl.bench.training.environments import environment_by_name
-from p2prl.bench.training.stacked_decoder import completion_logprobs, sample
+from p2prl.bench.training.stacked_decoder import completion_logprobs
+from p2prl.bench.training.stacked_sampling import sample
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path, warm_start
 from p2prl.patches.simulated import bf16
 
@@ -34,7 +35,7 @@ def start() -> Tensor:
 
 def banded(text: str, delay: str, start: Tensor) -> BandedTraining:
     method = parse_method(text, max_completion_tokens=SUBJECT.max_new_tokens)
-    return BandedTraining(SUBJECT, method, parse_delay(delay), PLAN, range(1), start)
+    return BandedTraining(SUBJECT, method, parse_staleness(delay), PLAN, range(1), start)
 
 
 def places(weights: Tensor) -> Any:

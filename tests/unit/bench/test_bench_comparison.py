@@ -13,10 +13,10 @@ from p2prl.bench.comparison import benchmark
 from p2prl.bench.comparison.benchmark import Case, ComparisonConfig, run_comparison
 from p2prl.bench.comparison.on_policy_training import Look, OnPolicyTraining, RecipeResult
 from p2prl.bench.comparison.report import as_csv, as_markdown, row_of
-from p2prl.bench.staleness.stale_training import TrainingPlan
 from p2prl.bench.training import starting
+from p2prl.bench.training.decoder_shape import initial_weights
 from p2prl.bench.training.environments import environment_by_name
-from p2prl.bench.training.stacked_decoder import initial_weights
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.cli.bench import bench_ppo, bench_rewards
 from p2prl.errors import ConfigError
 
@@ -51,10 +51,10 @@ def test_a_rerun_does_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
     ran: list[tuple[str, tuple[int, ...]]] = []
 
     class Watched(OnPolicyTraining):
-        def __init__(self, subject, recipe, reward, plan, seeds, start) -> None:  # type: ignore[no-untyped-def]
+        def __init__(self, environment, recipe, reward, plan, seeds, start) -> None:  # type: ignore[no-untyped-def]
             ran.append((recipe.text, tuple(seeds)))
-            assert subject.max_new_tokens == 10
-            super().__init__(subject, recipe, reward, plan, seeds, start)
+            assert environment.max_new_tokens == 10
+            super().__init__(environment, recipe, reward, plan, seeds, start)
 
     monkeypatch.setattr(benchmark, "OnPolicyTraining", Watched)
     shares: list[float] = []

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
-from p2prl.bench.staleness.delay_laws import parse_delay
 from p2prl.bench.staleness.methods import parse_method
+from p2prl.bench.staleness.staleness_distributions import parse_staleness
 from p2prl.errors import ConfigError
 
 GRID = [(i + 0.5) / 20_000 for i in range(20_000)]
@@ -17,7 +17,7 @@ LATE = 10**6
 
 
 def drawn(text: str) -> list[int]:
-    law = parse_delay(text)
+    law = parse_staleness(text)
     return [law.draw(p, LATE) for p in GRID]
 
 
@@ -35,7 +35,9 @@ def test_lognormal_delays_hold_their_mass_between_one_and_most() -> None:
     assert min(delays) == 1
     assert max(delays) == 64
     assert 9 < sum(delays) / len(delays) < 11
-    assert sum(parse_delay("lognorm:64").quantile(p) > 64 for p in GRID) / len(GRID) == pytest.approx(0.0025, abs=2e-4)
+    assert sum(parse_staleness("lognorm:64").quantile(p) > 64 for p in GRID) / len(GRID) == pytest.approx(
+        0.0025, abs=2e-4
+    )
 
 
 def test_weibull_delays_have_their_median_and_a_long_tail() -> None:
@@ -48,7 +50,7 @@ def test_weibull_delays_have_their_median_and_a_long_tail() -> None:
 
 
 def test_exponential_delays_stay_within_most_but_for_one_in_two_hundred() -> None:
-    law = parse_delay("exp:100")
+    law = parse_staleness("exp:100")
     assert sum(law.quantile(p) > 100 for p in GRID) / len(GRID) == pytest.approx(0.005, abs=2e-4)
     assert law.quantile(0.75) == pytest.approx(2 * law.quantile(0.5))
     assert max(drawn("exp:100")) == 100
@@ -56,16 +58,16 @@ def test_exponential_delays_stay_within_most_but_for_one_in_two_hundred() -> Non
 
 def test_no_delay_is_longer_than_there_were_updates() -> None:
     for text in ("const:64", "lognorm:64", "weibull:256", "exp:64", "unif:64"):
-        law = parse_delay(text)
+        law = parse_staleness(text)
         assert {law.draw(p, 0) for p in GRID[::100]} == {0}
         assert max(law.draw(p, 5) for p in GRID[::100]) == 5
         assert 0 <= law.draw(0.0, LATE) <= law.draw(1 - 2**-53, LATE) <= law.longest
 
 
 def test_laws_of_seconds_are_counted_in_steps() -> None:
-    lognormal = parse_delay("lognorm:60:1800s", step_s=12.5)
+    lognormal = parse_staleness("lognorm:60:1800s", step_s=12.5)
     assert lognormal.text == "lognorm:60:1800s@12.5"
-    assert parse_delay(lognormal.text).text == lognormal.text
+    assert parse_staleness(lognormal.text).text == lognormal.text
     delays = [lognormal.draw(p, LATE) for p in GRID]
     assert (min(delays), sorted(delays)[10_000], max(delays)) == (5, 26, 144)  # 60 s, sqrt(60 * 1800) s, 1800 s
     assert sum(lognormal.quantile(p) > 144 for p in GRID) / len(GRID) == pytest.approx(0.0025, abs=2e-4)
@@ -73,7 +75,7 @@ def test_laws_of_seconds_are_counted_in_steps() -> None:
 
 
 def test_the_weibull_law_of_seconds_leaves_a_quarter_of_a_percent_beyond_either_end() -> None:
-    law = parse_delay("weibull:60:1800s@1")
+    law = parse_staleness("weibull:60:1800s@1")
     assert law.quantile(0.0025) == pytest.approx(60)
     assert law.quantile(0.9975) == pytest.approx(1800)
     assert min(drawn("weibull:60:1800s@1")) == 60
@@ -93,7 +95,7 @@ def test_the_weibull_law_of_seconds_leaves_a_quarter_of_a_percent_beyond_either_
 )
 def test_laws_of_seconds_without_meaning_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        parse_delay(text)
+        parse_staleness(text)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_laws_of_seconds_without_meaning_are_refused(text: str) -> None:
 )
 def test_other_laws_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="law of delay"):
-        parse_delay(text)
+        parse_staleness(text)
 
 
 def test_methods_carry_options_and_guards() -> None:

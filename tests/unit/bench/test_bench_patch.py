@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from p2prl.bench.patch.benchmark import CodecRow, PatchBenchConfig, PatchReport, as_document, run_patch_bench
+from p2prl.bench.patch.compared_codecs import INDEX, RAW, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import bands_as_markdown, measure_bands
-from p2prl.bench.patch.rival_codecs import INDEX, RAW, codecs, sent_bytes
 from p2prl.bench.patch.weight_updates import Chain, run_chains, run_updates
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError

@@ -18,7 +18,7 @@ from p2prl.bench.spread.benchmark import (
 )
 from p2prl.bench.spread.home_links import HOME_LINKS, HomeLink, Population, populate, read_links
 from p2prl.bench.spread.outcome import Outcome, SpreadRow, row_of
-from p2prl.bench.spread.rival_schemes import Tree, chain, fast_tree, star
+from p2prl.bench.spread.tree_schemes import Tree, chain, fast_tree, star
 from p2prl.errors import ConfigError
 
 MIB = 1024 * 1024

@@ -15,14 +15,15 @@ from safetensors.torch import save_file
 
 from p2prl.bench.comparison.benchmark import Case, ComparisonConfig
 from p2prl.bench.staleness import benchmark
-from p2prl.bench.staleness.acceptance import DEMANDS, judge, runs_needed
+from p2prl.bench.staleness.acceptance import CRITERIA, judge, runs_needed
 from p2prl.bench.staleness.benchmark import StalenessConfig, StalenessReport, run_staleness
 from p2prl.bench.staleness.results import ResultFile, Setting
-from p2prl.bench.staleness.stale_training import SeedResult, TrainingPlan
+from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.staleness.summary import as_csv, as_markdown, rows_of
 from p2prl.bench.training import warm_start
+from p2prl.bench.training.decoder_shape import initial_weights
 from p2prl.bench.training.environments import environment_by_name
-from p2prl.bench.training.stacked_decoder import initial_weights
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path
 from p2prl.cli.bench import bench_staleness
 from p2prl.errors import ConfigError, IntegrityError, MachineError, P2PRLError
@@ -46,10 +47,12 @@ def setting(method: str, delay: str, plan: TrainingPlan = CALM) -> Setting:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """An output folder whose warm starts are plain initial weights, which cost nothing."""
-    subject = environment_by_name("chain4")
+    environment = environment_by_name("chain4")
     (tmp_path / "warm").mkdir()
     for seed in range(4):
-        save_file({"weights": initial_weights(subject.shape, seed)}, warm_path(subject, seed, tmp_path / "warm"))
+        save_file(
+            {"weights": initial_weights(environment.shape, seed)}, warm_path(environment, seed, tmp_path / "warm")
+        )
     return tmp_path
 
 
@@ -57,9 +60,9 @@ def test_a_rerun_does_only_what_is_missing(out: Path, monkeypatch: pytest.Monkey
     ran: list[tuple[str, str, tuple[int, ...]]] = []
     inner = benchmark._run_batch
 
-    def watched(results, subject, method, delay, plan, seeds, *rest):  # type: ignore[no-untyped-def]
+    def watched(results, environment, method, delay, plan, seeds, *rest):  # type: ignore[no-untyped-def]
         ran.append((method, delay, tuple(seeds)))
-        inner(results, subject, method, delay, plan, seeds, *rest)
+        inner(results, environment, method, delay, plan, seeds, *rest)
 
     monkeypatch.setattr(benchmark, "_run_batch", watched)
     shares: list[float] = []
@@ -155,10 +158,10 @@ def _filled(path: Path, *, seeds: int, stale_gepo: float) -> ResultFile:
 
 def test_demands_are_met_by_good_figures_only(tmp_path: Path) -> None:
     good = judge(_filled(tmp_path / "good.jsonl", seeds=5, stale_gepo=0.89), range(5))
-    assert len(good) == len(DEMANDS)
+    assert len(good) == len(CRITERIA)
     assert all(verdict.met is True for verdict in good)
     bad = {
-        verdict.demand.text: verdict for verdict in judge(_filled(tmp_path / "b", seeds=5, stale_gepo=0.8), range(5))
+        verdict.criterion.text: verdict for verdict in judge(_filled(tmp_path / "b", seeds=5, stale_gepo=0.8), range(5))
     }
     assert bad["GEPO-T, constant 64"].met is False
     assert bad["GEPO-T, constant 64"].measured == pytest.approx(1 - 0.8 / 0.9)
@@ -177,7 +180,7 @@ def test_one_method_of_several_is_enough_and_a_missing_one_leaves_it_open(tmp_pa
     file.add(setting("gepo_t", "lognorm:64"), [result(seed, 0.8) for seed in range(5)])
 
     def met() -> bool | None:
-        return {verdict.demand.text: verdict.met for verdict in judge(file, range(5))}["GEPO-T or gex, log-normal"]
+        return {verdict.criterion.text: verdict.met for verdict in judge(file, range(5))}["GEPO-T or gex, log-normal"]
 
     assert met() is None
     file.add(setting("gex", "lognorm:64"), [result(seed, 0.88) for seed in range(5)])
@@ -223,7 +226,7 @@ def test_laws_of_seconds_take_the_step_time_of_the_comparison_or_their_own() -> 
     config = StalenessConfig(
         methods=("grpo",), delays=("const:64", "lognorm:60:1800s", "weibull:60:1800s@5"), seeds=1, step_s=12.5
     )
-    assert config.laws() == ["const:64", "lognorm:60:1800s@12.5", "weibull:60:1800s@5"]
+    assert config.delay_texts() == ["const:64", "lognorm:60:1800s@12.5", "weibull:60:1800s@5"]
 
 
 def test_illegal_comparisons_are_refused() -> None:

@@ -11,13 +11,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from p2prl.bench.staleness import stale_training as training_module
-from p2prl.bench.staleness.delay_laws import parse_delay
+from p2prl.bench.staleness import delayed_training as training_module
+from p2prl.bench.staleness.delayed_training import DelayedTraining
 from p2prl.bench.staleness.methods import parse_method
-from p2prl.bench.staleness.stale_training import SeedResult, Training, TrainingPlan
+from p2prl.bench.staleness.seed_log import SeedResult
+from p2prl.bench.staleness.staleness_distributions import parse_staleness
+from p2prl.bench.training.decoder_shape import initial_weights
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.stacked_adam import StackedAdam
-from p2prl.bench.training.stacked_decoder import completion_logprobs, initial_weights, sample
+from p2prl.bench.training.stacked_decoder import completion_logprobs
+from p2prl.bench.training.stacked_sampling import sample
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path, warm_start, warm_weights
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.text_codec import Codec
@@ -39,7 +43,7 @@ def start(seeds: range) -> Tensor:
 
 def trained(method: str, delay: str, seeds: range) -> list[SeedResult]:
     parsed = parse_method(method, max_completion_tokens=SUBJECT.max_new_tokens)
-    return Training(SUBJECT, parsed, parse_delay(delay), PLAN, seeds, start(seeds)).run()
+    return DelayedTraining(SUBJECT, parsed, parse_staleness(delay), PLAN, seeds, start(seeds)).run()
 
 
 @pytest.mark.parametrize("beta2", [0.99, 0.999])
@@ -149,7 +153,7 @@ def test_samplers_use_the_policy_that_the_law_says(delay: str, monkeypatch: pyte
                 rows = staleness[4 * sampler : 4 * sampler + 4]
                 age = int(rows[0, 0])
                 assert bool((rows == age).all())
-                assert 0 <= age <= min(update, parse_delay(delay).longest)
+                assert 0 <= age <= min(update, parse_staleness(delay).longest)
                 seen.add(age)
                 assert torch.equal(sampled[update][4 * index + sampler], learner[update - age][index])
     assert seen == {0, 1, 2} if delay == "const:2" else len(seen) > 2
@@ -236,4 +240,4 @@ def test_illegal_plans_and_seeds_are_refused() -> None:
         TrainingPlan(learning_rate=0.0)
     method = parse_method("grpo", max_completion_tokens=8)
     with pytest.raises(ConfigError, match="seed"):
-        Training(SUBJECT, method, parse_delay("const:0"), PLAN, [-1], start(range(1)))
+        DelayedTraining(SUBJECT, method, parse_staleness("const:0"), PLAN, [-1], start(range(1)))

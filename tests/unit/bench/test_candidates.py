@@ -11,7 +11,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.registry import build_loss, build_objective
-from p2prl.bench.staleness.rejected_losses import CANDIDATES
+from p2prl.bench.staleness.rejected_losses import REJECTED_LOSSES
 from p2prl.errors import ConfigError
 
 REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
@@ -31,7 +31,7 @@ def batch(advantages: Tensor, *, behavior: Tensor | None = None) -> RolloutBatch
 
 
 def gradient(name: str, options: dict[str, object], data: RolloutBatch, policy: Tensor) -> Tensor:
-    objective = build_objective(CANDIDATES[name], options=options) if name in CANDIDATES else build_loss(name)
+    objective = build_objective(REJECTED_LOSSES[name], options=options) if name in REJECTED_LOSSES else build_loss(name)
     leaf = policy.clone().requires_grad_()
     (found,) = torch.autograd.grad(objective.loss(leaf, data).loss, leaf)
     return found
@@ -122,4 +122,4 @@ def test_weights_equal_their_formulas(name: str, options: dict[str, object]) -> 
 )  # fmt: skip
 def test_dials_out_of_range_are_refused(name: str, field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
-        build_objective(CANDIDATES[name], options={field: value})
+        build_objective(REJECTED_LOSSES[name], options={field: value})

@@ -12,9 +12,9 @@ from torch import Tensor
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.bench.comparison.on_policy_training import OnPolicyTraining
 from p2prl.bench.comparison.recipes import parse_recipe
-from p2prl.bench.staleness.stale_training import TrainingPlan
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.stacked_decoder import completion_logprobs
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_start
 from p2prl.errors import ConfigError
 

@@ -11,7 +11,7 @@ from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.bench.comparison.recipes import parse_recipe
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.grading import judge
-from p2prl.bench.training.stacked_decoder import Completions
+from p2prl.bench.training.stacked_sampling import Completions
 from p2prl.errors import ConfigError
 
 SUBJECT = dataclasses.replace(environment_by_name("chain4"), max_new_tokens=12)

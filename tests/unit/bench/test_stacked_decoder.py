@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from p2prl.bench.training.stacked_decoder import (
-    DecoderShape,
-    completion_logprobs,
-    completion_values,
-    initial_weights,
-    sample,
-)
+from p2prl.bench.training.decoder_shape import DecoderShape, initial_weights
+from p2prl.bench.training.stacked_decoder import completion_logprobs, completion_values
+from p2prl.bench.training.stacked_sampling import sample
 from p2prl.errors import ConfigError, LocalProtocolError
 
 SHAPE = DecoderShape(vocabulary=11, context=14, width=12, feedforward=20, layers=2, heads=3)

@@ -22,7 +22,7 @@ from p2prl.protocol.messages import (
     State,
     Verdict,
 )
-from p2prl.sim.broadcast_swarm import group_of
+from p2prl.sim.protocol_swarm import group_of
 
 SPOKEN = {
     "HELLO": 1, "OFFER": 2, "WANT": 3, "PUSH": 4, "HAVE": 5, "CHUNK_REQUEST": 6, "CHUNK": 7, "CHUNK_REFUSED": 8,

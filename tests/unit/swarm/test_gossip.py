@@ -14,7 +14,7 @@ from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.messages import LedgerHead, Offer, Push, Role, StorageReceipt, Want
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.broadcast_swarm import group_of
+from p2prl.sim.protocol_swarm import group_of
 from p2prl.swarm.gossip.announcements import Announcements
 from p2prl.swarm.gossip.gossip import Gossip, GossipConfig
 

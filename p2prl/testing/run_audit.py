@@ -29,7 +29,7 @@ from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
 from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, entry_digest
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, Receipt, Receipts, RolloutGroup, State
-from tests.loopback.swarm_processes import rows
+from p2prl.testing.swarm_processes import rows
 
 _TRIGGERS = """
 CREATE TABLE witness_groups (digest BLOB PRIMARY KEY, raw BLOB, behavior BLOB, rewards BLOB);

@@ -52,7 +52,7 @@ class Member:
         return [event for event in self.events if isinstance(event, EnvelopeArrived)]
 
 
-class BroadcastSwarm:
+class ProtocolSwarm:
     """A run with one learner, on a virtual network that the caller may disturb."""
 
     def __init__(

@@ -10,7 +10,7 @@ import random
 
 from p2prl.bench.spread.home_links import MBIT_BYTES, HomeLink, Population
 from p2prl.bench.spread.outcome import Outcome, Tell
-from p2prl.sim.shared_links import Link, Wires
+from p2prl.bench.spread.paced_links import Link, Wires
 from p2prl.sim.virtual_time import START, VirtualLoop
 from p2prl.swarm.relay.chunk_sets import indices_of
 

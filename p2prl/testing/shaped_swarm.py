@@ -18,7 +18,7 @@ import psutil
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.messages import Role
-from p2prl.sim.broadcast_swarm import identity_of, run_manifest_of
+from p2prl.sim.protocol_swarm import identity_of, run_manifest_of
 
 MBIT_BYTES = 125_000.0
 _FOUNDED = 1_790_000_000.0
@@ -139,7 +139,7 @@ class ShapedSwarm:
             "bootstrap": self.peers[bootstrap].said("up")[0]["addresses"] if bootstrap else [],
         }
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("spread_peer.py")), json.dumps(given)],
+            [sys.executable, "-m", "p2prl.testing.shaped_peer", json.dumps(given)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -54,7 +54,7 @@ class Corrupt(Node):
 
 
 def say(**what: Any) -> None:
-    print(json.dumps({"at": time.time(), **what}), flush=True)  # noqa: T201
+    print(json.dumps({"at": time.time(), **what}), flush=True)
 
 
 def shape_downlink(rate_bytes_s: float, clock: SystemClock) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.protocol.messages import State
-from tests.loopback.run_witness import examine, install, recorded_steps
-from tests.loopback.swarm_processes import (
+from p2prl.testing.run_audit import examine, install, recorded_steps
+from p2prl.testing.swarm_processes import (
     LISTEN,
     SwarmProcesses,
     go_on,

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from tests.loopback.run_witness import Account, examine, install, recorded_steps
-from tests.loopback.swarm_processes import (
+from p2prl.testing.run_audit import Account, examine, install, recorded_steps
+from p2prl.testing.swarm_processes import (
     LISTEN,
     RoleProcess,
     SwarmProcesses,
