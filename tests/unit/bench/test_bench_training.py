@@ -1,4 +1,4 @@
-"""The optimiser, the warm start and the training loop against independent computations."""
+"""The optimizer, the warm start and the training loop against independent computations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from p2prl.bench.training.stacked_adam import StackedAdam
 from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.bench.training.stacked_sampling import sample
 from p2prl.bench.training.training_plan import TrainingPlan
-from p2prl.bench.training.warm_start import warm_path, warm_start, warm_weights
+from p2prl.bench.training.warm_start import warm_path, warm_start, warm_start_of
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.text_codec import Codec
 from p2prl.models.tiny_models import tiny_model
@@ -32,13 +32,13 @@ PLAN = TrainingPlan(updates=6, evaluate_every=1, evaluation_prompts=16, final_pr
 
 
 @functools.cache
-def learnt() -> Tensor:
+def learned() -> Tensor:
     """Weights of three seeds that have begun to learn: fresh ones never end a completion, and so never see a reward."""
     return warm_start(SUBJECT, range(3), steps=40)
 
 
 def start(seeds: range) -> Tensor:
-    return learnt()[seeds.start : seeds.stop]
+    return learned()[seeds.start : seeds.stop]
 
 
 def trained(method: str, delay: str, seeds: range) -> list[SeedResult]:
@@ -47,7 +47,7 @@ def trained(method: str, delay: str, seeds: range) -> list[SeedResult]:
 
 
 @pytest.mark.parametrize("beta2", [0.99, 0.999])
-def test_the_optimiser_is_clipped_adamw_row_by_row(beta2: float) -> None:
+def test_the_optimizer_is_clipped_adamw_row_by_row(beta2: float) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(3, 40, generator=generator, dtype=torch.float64)
     rows = [row.clone().requires_grad_() for row in weights]
@@ -83,13 +83,13 @@ def test_rewards_are_the_tasks_and_need_a_finished_readable_completion() -> None
     assert SUBJECT.reward(prompt, [SUBJECT.begin_token, *good], finished=True) == 0.0
 
 
-def test_warm_start_lowers_the_loss_of_each_seed_as_if_it_ran_alone(tmp_path: Path) -> None:
+def test_warm_start_lowers_the_loss_of_each_seed_as_if_it_ran_alone() -> None:
     together = warm_start(SUBJECT, [0, 1], steps=3)
     torch.testing.assert_close(together[1:], warm_start(SUBJECT, [1], steps=3), rtol=0, atol=1e-5)
     prompt, completion = SUBJECT.demonstration(12345)
     prompts = torch.tensor([SUBJECT.prompt_tokens(prompt)]).expand(2, 1, -1)
     tokens = torch.tensor([*SUBJECT.encode(completion), SUBJECT.end_token]).expand(2, 1, 1, -1)
-    after = completion_logprobs(SUBJECT.shape, learnt()[:2], prompts, tokens)
+    after = completion_logprobs(SUBJECT.shape, learned()[:2], prompts, tokens)
     fresh = torch.stack([initial_weights(SUBJECT.shape, seed) for seed in range(2)])
     before = completion_logprobs(SUBJECT.shape, fresh, prompts, tokens)
     assert bool((after.sum(-1) > before.sum(-1)).all())
@@ -97,14 +97,16 @@ def test_warm_start_lowers_the_loss_of_each_seed_as_if_it_ran_alone(tmp_path: Pa
 
 def test_warm_starts_are_read_from_the_cache_and_a_broken_one_is_refused(tmp_path: Path) -> None:
     marked = torch.full((SUBJECT.shape.size(),), 0.5)
-    save_file({"weights": marked}, warm_path(SUBJECT, 4, tmp_path))
-    assert torch.equal(warm_weights(SUBJECT, [4], tmp_path), marked.unsqueeze(0))
-    save_file({"weights": marked[1:].clone()}, warm_path(SUBJECT, 4, tmp_path))
+    (tmp_path / "warm").mkdir()
+    path = warm_path(SUBJECT, 4, tmp_path / "warm")
+    save_file({"weights": marked}, path)
+    assert torch.equal(warm_start_of(SUBJECT, [4], tmp_path), marked.unsqueeze(0))
+    save_file({"weights": marked[1:].clone()}, path)
     with pytest.raises(IntegrityError, match="another decoder"):
-        warm_weights(SUBJECT, [4], tmp_path)
-    (warm_path(SUBJECT, 4, tmp_path)).write_bytes(b"nothing")
+        warm_start_of(SUBJECT, [4], tmp_path)
+    path.write_bytes(b"nothing")
     with pytest.raises(IntegrityError, match="not a warm start"):
-        warm_weights(SUBJECT, [4], tmp_path)
+        warm_start_of(SUBJECT, [4], tmp_path)
 
 
 def test_a_seed_does_not_depend_on_its_companions_and_a_rerun_repeats_it() -> None:

@@ -45,7 +45,9 @@ def test_credit_is_the_discounted_reward_while_the_value_head_is_zero() -> None:
         for b in range(16):
             for g in range(8):
                 length = int(rollouts.mask_BGT[b, g].sum())
-                reward = 2.0 * float(_right(made, index, b, batch.made.tokens_MBGT[index, b, g, :length].tolist()))
+                reward = 2.0 * float(
+                    _right(made, index, b, batch.completions.tokens_MBGT[index, b, g, :length].tolist())
+                )
                 seen.add(reward)
                 expected = [0.7 ** (length - 1 - t) * reward for t in range(length)]
                 assert rollouts.token_advantages_BGT[b, g, :length].tolist() == pytest.approx(expected, abs=1e-5)
@@ -97,20 +99,20 @@ def test_references_are_none_the_start_or_an_average(loss: str) -> None:
             distance = float((made._reference_MW - start).norm() / (made._weights_MW.detach() - start).norm())
             assert 0.25 < distance < 1 - 0.75**3 + 0.2  # three batches have been taken in
             expected = made._reference_MW
-        scored = completion_logprobs(made._shape, expected, batch.prompts_MBP, batch.made.tokens_MBGT)
+        scored = completion_logprobs(made._shape, expected, batch.prompts_MBP, batch.completions.tokens_MBGT)
         torch.testing.assert_close(held, scored[0])
 
 
 def test_completions_come_from_the_policy_or_from_the_start() -> None:
     own, old = training("dpo", seeds=range(1)), training("dpo:samples=start", seeds=range(1))
-    first = own._batch(0).made.tokens_MBGT
-    assert torch.equal(first, old._batch(0).made.tokens_MBGT)
+    first = own._batch(0).completions.tokens_MBGT
+    assert torch.equal(first, old._batch(0).completions.tokens_MBGT)
     for made in (own, old):
         made.run()
     again = training("dpo", seeds=range(1))._batch(1)
-    assert torch.equal(old._batch(1).made.tokens_MBGT, again.made.tokens_MBGT)
-    moved = own._batch(1).made
-    assert not torch.equal(moved.logprobs_MBGT.sum(), again.made.logprobs_MBGT.sum())
+    assert torch.equal(old._batch(1).completions.tokens_MBGT, again.completions.tokens_MBGT)
+    moved = own._batch(1).completions
+    assert not torch.equal(moved.logprobs_MBGT.sum(), again.completions.logprobs_MBGT.sum())
 
 
 @pytest.mark.parametrize("recipe", ["ppo:reference=ema:passes=1", "dpo", "gepo_t:prompts=4"])

@@ -10,7 +10,7 @@ import torch
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.bench.comparison.recipes import parse_recipe
 from p2prl.bench.training.environments import environment_by_name
-from p2prl.bench.training.grading import judge
+from p2prl.bench.training.grading import grade
 from p2prl.bench.training.stacked_sampling import Completions
 from p2prl.errors import ConfigError
 
@@ -37,14 +37,14 @@ def completions() -> Completions:
     )
 
 
-def test_completions_are_judged_in_place() -> None:
-    judged = judge(SUBJECT, PROMPTS, completions())
-    assert judged.success_MBG.tolist() == [[[1, 1, 0, 0], [1, 0, 1, 0]]]
-    assert judged.outcome_MBG.tolist() == [[[1, 1, 0, 1], [1, 0, 0, 0]]]
-    assert judged.readable_MBG.tolist() == [[[True, True, True, True], [True, False, False, True]]]
-    assert judged.step_mask_MBGK.sum(-1).tolist() == [[[4, 5, 1, 4], [4, 7, 0, 1]]]
-    assert judged.step_scores_MBGK[0, 0, 3].tolist() == [1, 1, 0, 0, 0, 0, 0]
-    assert judged.step_ends_MBGK[0, 0, 1, :5].tolist() == [0, 1, 2, 3, 5]
+def test_completions_are_grades_in_place() -> None:
+    grades = grade(SUBJECT, PROMPTS, completions())
+    assert grades.success_MBG.tolist() == [[[1, 1, 0, 0], [1, 0, 1, 0]]]
+    assert grades.outcome_MBG.tolist() == [[[1, 1, 0, 1], [1, 0, 0, 0]]]
+    assert grades.readable_MBG.tolist() == [[[True, True, True, True], [True, False, False, True]]]
+    assert grades.step_mask_MBGK.sum(-1).tolist() == [[[4, 5, 1, 4], [4, 7, 0, 1]]]
+    assert grades.step_scores_MBGK[0, 0, 3].tolist() == [1, 1, 0, 0, 0, 0, 0]
+    assert grades.step_ends_MBGK[0, 0, 1, :5].tolist() == [0, 1, 2, 3, 5]
 
 
 @pytest.mark.parametrize(
@@ -54,23 +54,23 @@ def test_completions_are_judged_in_place() -> None:
 )  # fmt: skip
 def test_rewards_of_tokens_add_up_to_those_of_completions(text: str) -> None:
     made = completions()
-    judged, reward = judge(SUBJECT, PROMPTS, made), parse_reward(text)
-    tokens = judged.token_rewards(reward, made.mask_MBGT)
+    grades, reward = grade(SUBJECT, PROMPTS, made), parse_reward(text)
+    tokens = grades.token_rewards(reward, made.mask_MBGT)
     assert tokens[~made.mask_MBGT].count_nonzero() == 0
-    torch.testing.assert_close(tokens.sum(-1), judged.completion_rewards(reward))
+    torch.testing.assert_close(tokens.sum(-1), grades.completion_rewards(reward))
 
 
 def test_a_step_is_rewarded_on_its_last_token_and_success_on_the_end() -> None:
     made = completions()
-    judged = judge(SUBJECT, PROMPTS, made)
-    raw = judged.token_rewards(parse_reward("2*success+0.5*process"), made.mask_MBGT)
+    grades = grade(SUBJECT, PROMPTS, made)
+    raw = grades.token_rewards(parse_reward("2*success+0.5*process"), made.mask_MBGT)
     assert raw[0, 0, 0].tolist() == [0.5, 0.5, 0.5, 0, 0.5, 2, 0]
     assert raw[0, 0, 3].tolist() == [0.5, 0.5, 0, 0, 0, 0, 0]
     assert raw[0, 1, 1].tolist() == [0.5] * 7
-    delta = judged.token_rewards(parse_reward("success+process:delta"), made.mask_MBGT)
+    delta = grades.token_rewards(parse_reward("success+process:delta"), made.mask_MBGT)
     assert delta[0, 0, 0].tolist() == [0, 0, 1, 0, 0, 1, 0]  # the scores 1, 1, 1 and the answer's
     assert delta[0, 0, 3].tolist() == [0, 1, 0, 0, 0, 0, 0]  # 1, 1, 0 and the answer's
-    both = judged.token_rewards(parse_reward("success+process:clip+delta"), made.mask_MBGT)
+    both = grades.token_rewards(parse_reward("success+process:clip+delta"), made.mask_MBGT)
     assert both[0, 0, 3].tolist() == [0, 0.5, -0.5, 0, 0, 0, 0]
 
 
