@@ -1,4 +1,4 @@
-"""A run whose roles are killed at random moments, from a seed, and everything it must have kept all the same."""
+"""Kill the roles of a real run at random moments, from a seed, and check that it kept every guarantee."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from p2prl.testing.run_audit import Account, examine, install, recorded_steps
+from p2prl.testing.run_audit import RunAudit, audit_run, record_everything, recorded_steps
 from p2prl.testing.swarm_processes import (
     LISTEN,
     RoleProcess,
@@ -39,7 +39,7 @@ _RESUMED = re.compile(r"resuming at step (\d+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrashPlan:
-    """How a run is tormented."""
+    """Number, order and timing of the kills."""
 
     kills: int
     updates: int
@@ -53,41 +53,41 @@ class CrashPlan:
 
 @dataclass(slots=True)
 class CrashReport:
-    """What was done to a run, and what it was worth in the end."""
+    """Kills of a run, and the audit of its end."""
 
     killed: list[str] = field(default_factory=list)
     resumes_checked: int = 0
     orphans_ended_s: list[float] = field(default_factory=list)
     learner_back_s: float = 0.0
     """From the moment the restarted learner listened to the first group that reached it."""
-    account: Account | None = None
+    audit: RunAudit | None = None
     reward: float = 0.0
     wall_s: float = 0.0
 
     def summary(self) -> dict[str, Any]:
-        """For people and for JSON."""
-        account = self.account
-        assert account is not None
+        """The figures, for JSON."""
+        audit = self.audit
+        assert audit is not None
         return {
             "kills": Counter(self.killed),
             "resumes_checked": self.resumes_checked,
             "orphans_ended_s_max": round(max(self.orphans_ended_s, default=0.0), 2),
             "learner_back_s": round(self.learner_back_s, 2),
-            "updates": account.updates,
-            "versions": account.versions,
-            "policies_reproduced": account.policies_reproduced,
-            "groups": account.groups,
-            "verified": account.verified,
-            "expired": account.expired,
-            "rejected": account.rejected,
-            "spooled": account.spooled,
+            "updates": audit.updates,
+            "versions": audit.versions,
+            "policies_reproduced": audit.policies_reproduced,
+            "groups": audit.groups,
+            "verified": audit.verified,
+            "expired": audit.expired,
+            "rejected": audit.rejected,
+            "spooled": audit.spooled,
             "reward": round(self.reward, 4),
             "wall_s": round(self.wall_s, 1),
         }
 
 
 class CrashRun:
-    """One swarm, tormented."""
+    """One swarm under kills. Drives processes; it does not run inside them."""
 
     def __init__(self, swarm: SwarmProcesses, run: Path, plan: CrashPlan, *, say: Callable[[str], None]) -> None:
         self._swarm = swarm
@@ -101,22 +101,22 @@ class CrashRun:
         self._pause = threading.Event()
         self.report = CrashReport()
 
-    def torment(self) -> CrashReport:
-        """Start everything, kill as planned, let the run end, and hold it to its promises."""
+    def execute(self) -> CrashReport:
+        """Start everything, kill as planned, let the run end, and audit it. AssertionError on a broken guarantee."""
         began = time.monotonic()
-        install(self._run)
+        record_everything(self._run)
         learner, link = self._start_all()
         victims = [role for role in self._swarm.roles.values() if role is not learner]
         for _ in range(self._plan.kills):
             self._pause.wait(self._rng.uniform(*self._plan.pause_s))
             assert learner.is_alive, f"the learner ended by itself:\n{learner.log[-2000:]}"
             self._kill(learner if self._rng.random() < 0.4 else self._rng.choice(victims))
-            if self._rng.random() < 0.5:  # else the next kill meets a swarm that is still coming back
+            if self._rng.random() < 0.5:  # else the next kill meets a swarm that is still recovering
                 done = recorded_steps(self._run)
                 wait_until(lambda done=done: recorded_steps(self._run) > done, seconds=90, what="an update")  # type: ignore[misc]
         self._last_learner_kill(learner)
         self._await_end(learner, link)
-        self.report.account = examine(self._run, [path for home in self._homes for path in spools(home)])
+        self.report.audit = audit_run(self._run, [path for home in self._homes for path in spools(home)])
         self._check_resumes(learner)
         self._check_by_commands()
         self.report.wall_s = time.monotonic() - began
@@ -134,7 +134,7 @@ class CrashRun:
         return learner, link
 
     def _kill(self, role: RoleProcess) -> None:
-        """One kill -9: of the main process, of its whole tree, or of the network process, which its role replaces."""
+        """One SIGKILL: of the main process, its whole tree, or the network process, which its role then replaces."""
         daemon = role.daemon()
         if daemon is not None:
             self._folders.add(daemon_folder(daemon))
@@ -173,7 +173,7 @@ class CrashRun:
             self.report.orphans_ended_s.append(time.monotonic() - killed_at)
 
     def _last_learner_kill(self, learner: RoleProcess) -> None:
-        """Once more, to measure how soon the volunteers are back."""
+        """Kill the learner once more, to measure the time until volunteers deliver again."""
         wait_until(lambda: learner.daemon(), seconds=60, what="a learner that is up")
         if (daemon := learner.daemon()) is not None:
             self._folders.add(daemon_folder(daemon))
@@ -200,7 +200,7 @@ class CrashRun:
         assert not left, f"left behind: {left}"
 
     def _check_resumes(self, learner: RoleProcess) -> None:
-        """Whenever the learner came back far enough to say so, it was at the step after the last batch it began."""
+        """Every restarted learner that got as far as saying so resumed at the step after the last batch it began."""
         log = learner.log
         ends = [offset for offset, _ in self._resumes[1:]] + [len(log)]
         for (start, expected), end in zip(self._resumes, ends, strict=True):
@@ -209,13 +209,13 @@ class CrashRun:
                 self.report.resumes_checked += 1
 
     def _check_by_commands(self) -> None:
-        """The ledger and the checkpoint, by the project's own commands."""
+        """Check the ledger and the checkpoint with the project's own commands."""
         environment = self._swarm.environment()
-        assert self.report.account is not None
+        assert self.report.audit is not None
         verified = command("ledger", "verify", str(self._run), "--json", environment=environment)
         assert verified.returncode == 0, verified.stderr
         totals = json.loads(verified.stdout)["totals"]
-        assert totals["verified_groups"] == self.report.account.verified, totals
+        assert totals["verified_groups"] == self.report.audit.verified, totals
         result = command("eval", str(self._run), "--threads", "1", "--json", environment=environment)
         assert result.returncode == 0, result.stderr
         self.report.reward = float(json.loads(result.stdout)["reward"])

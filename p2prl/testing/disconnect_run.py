@@ -1,6 +1,6 @@
-"""A volunteer cut off from the swarm while the others go on: what it sampled meanwhile is used when it is back.
+"""Disconnect a volunteer from a real swarm, and check that the work it did meanwhile is used after it is back.
 
-How far the others get during the cut depends on the machine, so the run has no end until the work has been used.
+The others' progress during the cut depends on the machine, so the run ends only after that work has been used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.protocol.messages import State
-from p2prl.testing.run_audit import examine, install, recorded_steps
+from p2prl.testing.run_audit import audit_run, record_everything, recorded_steps
 from p2prl.testing.swarm_processes import (
     LISTEN,
     SwarmProcesses,
@@ -28,8 +28,8 @@ from p2prl.testing.swarm_processes import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CutPlan:
-    """How long a volunteer is cut off."""
+class DisconnectPlan:
+    """Duration of the cut, and of the run after it."""
 
     cut_s: float
     last_updates: int = 10
@@ -39,8 +39,8 @@ class CutPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CutReport:
-    """What became of the work done while cut off."""
+class DisconnectReport:
+    """Fate of the work done while cut off."""
 
     sampled: int
     """Groups of the cut-off volunteer that were sampled during the cut."""
@@ -48,18 +48,20 @@ class CutReport:
     expired: int
     trained_on: int
     versions_sampled: int
-    """Policy versions it used during the cut: it had one, and perhaps finished fetching another."""
+    """Policy versions it used during the cut: the one it had, and perhaps one whose download it finished."""
     updates_meanwhile: int
-    """Updates the learner made during the cut, with the other volunteer's work."""
+    """Updates of the learner during the cut, with the other volunteer's work."""
     back_s: float
     """From the end of the cut to the first receipt of such a group."""
     staleness_max: int
     """Of the groups that were trained on, in updates."""
 
 
-def cut_off(swarm: SwarmProcesses, run: Path, plan: CutPlan, *, say: Callable[[str], None]) -> CutReport:
-    """Cut one of two volunteers off by freezing its network process and its daemon; check the run when it ended."""
-    install(run)
+def disconnect_volunteer(
+    swarm: SwarmProcesses, run: Path, plan: DisconnectPlan, *, say: Callable[[str], None]
+) -> DisconnectReport:
+    """Freeze the network process and daemon of one of two volunteers, thaw them, and audit the run at its end."""
+    record_everything(run)
     learner = swarm.start("learner", "learn", str(run), "--updates", "0", *LISTEN)
     link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a join link")
     homes = [swarm.folder / "homes" / name for name in ("stays", "leaves")]
@@ -82,7 +84,7 @@ def cut_off(swarm: SwarmProcesses, run: Path, plan: CutPlan, *, say: Callable[[s
     say(f"back at step {step_after} with {len(during)} groups more")
     assert leaves.is_alive, leaves.log[-2000:]
     assert len(during) > 0, "it stopped sampling when it was cut off"
-    assert step_after > step_before, "the learner stood still"
+    assert step_after > step_before, "the learner made no update"
     began = time.monotonic()
     wait_until(lambda: _receipts(run, during), seconds=plan.patience_s, what="a receipt for work done while cut off")
     back_s = time.monotonic() - began
@@ -97,15 +99,15 @@ def cut_off(swarm: SwarmProcesses, run: Path, plan: CutPlan, *, say: Callable[[s
     assert stays.wait(60) == 9
     assert leaves.wait(60) == 9
     wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
-    account = examine(run, [path for each in homes for path in spools(each)])
-    states = [State(account.receipts[digest][1].state) for digest in during if digest in account.receipts]
+    audit = audit_run(run, [path for each in homes for path in spools(each)])
+    states = [State(audit.receipts[digest][1].state) for digest in during if digest in audit.receipts]
     used = dict(rows(run / "journal.db", "SELECT digest, used_step FROM groups WHERE state = 'used'"))
     versions = dict(rows(spool, "SELECT digest, version FROM groups"))
     step_of = dict(rows(run / "journal.db", "SELECT version, step FROM policies"))
     ages = {digest: used[digest] - step_of[versions[digest]] for digest in during if digest in used}
     logged = [json.loads(line)["staleness"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(age in logged[used[digest]] for digest, age in ages.items()), "metrics hide the staleness"
-    return CutReport(
+    return DisconnectReport(
         sampled=len(during),
         verified=states.count(State.VERIFIED),
         expired=states.count(State.EXPIRED),

@@ -1,8 +1,8 @@
-"""An independent witness of a run: what its journal, its spools, its ledger and its weights must agree on.
+"""Independent audit of a finished run: its journal, spools, ledger and weights must agree.
 
-The learner forgets groups it has trained on. `install` puts triggers into its journal before it ever starts, so that
-every group's bytes and every change of state stay readable afterwards, in the very transactions that changed them. The
-checks then read files alone, and share with the learner only the wire format and the trainer's arithmetic.
+The learner drops groups it has trained on. `record_everything` puts triggers into its journal before the first start,
+so that every group's bytes and every change of state stay readable, written in the transactions that changed them. The
+audit then reads files alone, and shares with the learner only the wire format and the trainer's arithmetic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CREATE TRIGGER witness_state AFTER UPDATE OF state ON groups
     BEGIN INSERT INTO witness_states VALUES (NEW.digest, OLD.state, NEW.state); END;
 """
 
-_LAWFUL = {
+_LEGAL_MOVES = {
     ("", "stored"),
     ("stored", "verified"),
     ("stored", "rejected"),
@@ -54,8 +54,8 @@ _LAWFUL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """What the witness counted."""
+class RunAudit:
+    """Counts of an audited run. A record: every field is one figure of the report."""
 
     updates: int
     versions: int
@@ -69,8 +69,8 @@ class Account:
     """(learner step, receipt) by group digest."""
 
 
-def install(run: Path) -> None:
-    """Watch a run from before its first start."""
+def record_everything(run: Path) -> None:
+    """Record a run from before its first start."""
     journal = run / "journal.db"
     assert not journal.exists()
     Journal(journal).close()
@@ -80,12 +80,12 @@ def install(run: Path) -> None:
 
 
 def recorded_steps(run: Path) -> int:
-    """Updates begun so far: where a learner must resume, however it ended."""
+    """Updates begun so far: the step at which a learner must resume, however it ended."""
     return int(rows(run / "journal.db", "SELECT COALESCE(MAX(step) + 1, 0) FROM batches")[0][0])
 
 
-def examine(run: Path, spool_files: list[Path]) -> Account:
-    """Hold a stopped run to everything it promised. Raises AssertionError with what does not add up."""
+def audit_run(run: Path, spool_files: list[Path]) -> RunAudit:
+    """Check every guarantee on a stopped run. Raises AssertionError that names the contradiction."""
     folder = open_run(run)
     receipts = _ledger(folder)
     _states(run, receipts)
@@ -95,7 +95,7 @@ def examine(run: Path, spool_files: list[Path]) -> Account:
     _metrics(run, updates=len(batches), versions=len(manifests))
     reproduced = _replay(folder, batches, manifests)
     states = Counter(State(receipt.state) for _, receipt in receipts.values())
-    return Account(
+    return RunAudit(
         updates=len(batches),
         versions=len(manifests),
         groups=len(receipts),
@@ -109,7 +109,7 @@ def examine(run: Path, spool_files: list[Path]) -> Account:
 
 
 def _ledger(folder: RunFolder) -> dict[bytes, tuple[int, Receipt]]:
-    """Every receipt of a chain that is whole from genesis; one per group, one credit per slot."""
+    """Every receipt of a ledger that is unbroken from genesis; one for each group, one credit for each slot."""
     found: dict[bytes, tuple[int, Receipt]] = {}
     credited: Counter[tuple[bytes, int, int]] = Counter()
     head = GENESIS
@@ -133,15 +133,15 @@ def _ledger(folder: RunFolder) -> dict[bytes, tuple[int, Receipt]]:
 
 
 def _states(run: Path, receipts: dict[bytes, tuple[int, Receipt]]) -> None:
-    """Each group moved once along each lawful way, and the ledger says the same of it as the journal."""
+    """Each group made only legal moves, each once, and ledger and journal agree on its state."""
     moves = rows(run / "journal.db", "SELECT digest, old, new FROM witness_states")
-    unlawful = {(old, new) for _, old, new in moves} - _LAWFUL
-    assert not unlawful, unlawful
+    illegal = {(old, new) for _, old, new in moves} - _LEGAL_MOVES
+    assert not illegal, illegal
     repeated = [move for move, count in Counter(moves).items() if count > 1]
     assert not repeated, repeated
     journal = dict(rows(run / "journal.db", "SELECT digest, state FROM groups"))
     waiting = [digest for digest, state in journal.items() if state == "stored"]
-    assert not waiting, f"{len(waiting)} groups were taken in and never settled"
+    assert not waiting, f"{len(waiting)} groups were stored and never resolved"
     assert set(journal) == set(receipts)
     names = {State.VERIFIED: {"verified", "used", "unused"}, State.REJECTED: {"rejected"}, State.EXPIRED: {"expired"}}
     for digest, (_, receipt) in receipts.items():
@@ -161,7 +161,7 @@ def _batches(run: Path) -> list[list[bytes]]:
 
 
 def _policies(folder: RunFolder) -> list[PolicyManifest]:
-    """Manifests by version: one chain, one per version and per step, and the only ones any group names."""
+    """Manifests by version: one chain, one for each version and step, and the only ones that groups name."""
     found = rows(folder.paths.journal, "SELECT version, step, raw FROM policies ORDER BY version")
     manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for _, _, raw in found]
     assert [m.version for m in manifests] == [version for version, _, _ in found] == list(range(len(found)))
@@ -180,7 +180,7 @@ def _policies(folder: RunFolder) -> list[PolicyManifest]:
 
 
 def _spools(run: Path, spool_files: list[Path], receipts: dict[bytes, tuple[int, Receipt]]) -> int:
-    """Whatever a volunteer was told is what the ledger says; what it was told is safe is there. Returns the groups."""
+    """Spools agree with the ledger, and every group a spool calls delivered is in the journal. Returns their groups."""
     journal = {digest for (digest,) in rows(run / "journal.db", "SELECT digest FROM groups")}
     state_names = {State.VERIFIED: "verified", State.REJECTED: "rejected", State.EXPIRED: "expired"}
     total = 0
@@ -197,7 +197,7 @@ def _spools(run: Path, spool_files: list[Path], receipts: dict[bytes, tuple[int,
 
 
 def _metrics(run: Path, *, updates: int, versions: int) -> None:
-    """One line per update, whatever was replayed."""
+    """One line for each update, also after replayed ones."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, updates + 1))
     assert all(0 <= line["version"] < versions for line in lines)
@@ -211,7 +211,7 @@ def _kept(run: Path) -> dict[bytes, tuple[bytes, bytes, bytes]]:
 
 
 def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[PolicyManifest]) -> int:
-    """Train once more from the first weights, without a break, and meet every published policy on the way."""
+    """Train again from the initial weights, without a break, and reproduce every published policy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -251,7 +251,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
 
 
 def _banded(fresh: Any, published: Any, band_ulp: int) -> Any:
-    """What is published: words that have left the band around what was published before, and else those before."""
+    """The published words: those that left the band around the word published before, else that word."""
     if not len(published):
         return fresh
     sign = 1 << (8 * fresh.itemsize - 1)

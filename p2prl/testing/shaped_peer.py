@@ -1,9 +1,8 @@
-"""A peer with a shaped link in a process of its own, for the spread over real sockets.
+"""A peer with a shaped link, as a process: `python -m p2prl.testing.shaped_peer JSON`.
 
-One argument: JSON with `entropy`, `run_manifest`, `run`, `role`, `upload_bytes_s`, `download_bytes_s`, `folder`,
+The argument is an object with `entropy`, `run_manifest`, `run`, `role`, `upload_bytes_s`, `download_bytes_s`, `folder`,
 `corrupt` and `bootstrap` addresses. The uplink is the product's own cap; the downlink is shaped here, by taking frames
-at its rate and acknowledging them afterwards. Prints one JSON line for each thing that happens; reads one JSON command
-a line.
+at its rate and acknowledging them afterwards. Prints one JSON line for each event; reads one JSON command a line.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def say(**what: Any) -> None:
 
 
 def shape_downlink(rate_bytes_s: float, clock: SystemClock) -> None:
-    """From now on bulk frames arrive one after the other at that rate, whoever sends them."""
+    """From now on bulk frames arrive one after the other at that rate, whatever peer sends them."""
     pacer = Pacer(clock, rate_bytes_s)
 
     async def serve(

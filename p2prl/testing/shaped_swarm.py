@@ -1,4 +1,4 @@
-"""A learner and volunteers with shaped links, each a process with a daemon of its own: started, told, heard, killed."""
+"""A learner and volunteers with shaped links, each a process with its own daemon, driven by JSON lines."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from p2prl.protocol.messages import Role
 from p2prl.sim.protocol_swarm import identity_of, run_manifest_of
 
 MBIT_BYTES = 125_000.0
-_FOUNDED = 1_790_000_000.0
+_CREATED_AT = 1_790_000_000.0
 
 
 def run_manifest() -> bytes:
     """The run of every shaped swarm, sealed by the peer named `learner`."""
     learner = identity_of("learner")
-    return seal(learner, run_manifest_of(learner), run=bytes(32), now=_FOUNDED)
+    return seal(learner, run_manifest_of(learner), run=bytes(32), now=_CREATED_AT)
 
 
 @dataclass(slots=True)
 class ShapedPeer:
-    """One process. `heard` is everything it has said, in order."""
+    """One process. `heard` is all its output, in order."""
 
     name: str
     upload_mbit: float
@@ -57,12 +57,12 @@ class ShapedPeer:
         self.process.stdin.flush()
 
     def said(self, what: str) -> list[dict[str, Any]]:
-        """All it said of one kind."""
+        """All its lines of one kind."""
         with self._news:
             return [line for line in self.heard if line["what"] == what]
 
     def wait_to_say(self, what: str, *, seconds: float, after: int = 0) -> dict[str, Any]:
-        """What it said of one kind, the first time or the first after so many times; an assertion when it does not."""
+        """Its line of one kind, the first or the one after `after` others; an assertion when none comes in time."""
         until = time.monotonic() + seconds
         with self._news:
             while len(lines := [line for line in self.heard if line["what"] == what]) <= after:
@@ -91,7 +91,7 @@ class ShapedPeer:
                     stream.close()
 
     def listen(self) -> None:
-        """Read what it says until it ends; runs in a thread."""
+        """Read its output until it ends; runs in a thread."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with self._news:
@@ -108,7 +108,7 @@ class ShapedSwarm:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[ShapedSwarm]:
-        """Whatever happens inside, no process outlives this block."""
+        """Kill every process at the end of the block, also after an exception."""
         try:
             yield self
         finally:
@@ -125,7 +125,7 @@ class ShapedSwarm:
         corrupt: bool = False,
         bootstrap: str = "",
     ) -> ShapedPeer:
-        """Start a peer, in the directory of another one if that is named. The run's learner is the one so named."""
+        """Start a peer, in the directory of `bootstrap` if that is named. The run's learner is the one called so."""
         manifest = run_manifest()
         given = {
             "entropy": identity_of(name).entropy.hex(),
@@ -148,12 +148,12 @@ class ShapedSwarm:
         return peer
 
     def link_to(self, name: str) -> str:
-        """The run's join link, by way of one peer that is up."""
+        """The run's join link, with the addresses of one peer that is up."""
         manifest = run_manifest()
         return str(JoinLink("rehearsal", envelope_digest(manifest), tuple(self.peers[name].said("up")[0]["addresses"])))
 
     def link_all(self, *, seconds: float) -> None:
-        """Wait until every peer is up, then let each dial all that came before it, and all know each other."""
+        """Wait until every peer is up, let each dial all before it, and wait until all know each other."""
         addresses: list[str] = []
         for peer in self.peers.values():
             up = peer.wait_to_say("up", seconds=seconds)

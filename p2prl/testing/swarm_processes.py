@@ -1,7 +1,7 @@
-"""A swarm of real processes for tests: the real command line, one process tree per role, killed and found again.
+"""Processes of a real swarm: start roles by the command line, kill them, and find whatever survives.
 
-Every process a swarm starts carries the swarm's mark in its environment, which its network process and daemon inherit.
-So a survivor is found even when whoever started it is dead and the system has given it another parent.
+Every process of a swarm carries the swarm's mark in its environment, which its network process and daemon inherit. So
+a survivor is found even when its parent is dead and the system has given it another one.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def wait_until(condition: Callable[[], Any], *, seconds: float, what: str) -> An
 
 @dataclass(slots=True)
 class RoleProcess:
-    """One `p2prl ARGUMENTS…` and what it started."""
+    """One `p2prl ARGUMENTS…` (or another module) and the processes it started."""
 
     name: str
+    module: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
     log_path: Path
@@ -51,7 +52,7 @@ class RoleProcess:
 
     @property
     def log(self) -> str:
-        """Everything it has said, over all its lives."""
+        """All its output, over all its starts."""
         return self.log_path.read_text(errors="replace")
 
     @property
@@ -60,7 +61,7 @@ class RoleProcess:
         return self.process.poll() is None
 
     def tree(self) -> list[psutil.Process]:
-        """The main process, its network process and that one's daemon, as far as they are there."""
+        """The main process, its network process and its daemon, those of them that run."""
         try:
             main = psutil.Process(self.process.pid)
             return [main, *main.children(recursive=True)]
@@ -69,14 +70,14 @@ class RoleProcess:
 
     def network(self) -> psutil.Process | None:
         """The network process."""
-        return next((p for p in self.tree() if "p2prl.net.process" in _words(p)), None)
+        return next((p for p in self.tree() if "p2prl.net.process" in _command_line(p)), None)
 
     def daemon(self) -> psutil.Process | None:
         """The libp2p daemon."""
         return next((p for p in self.tree() if _is_daemon(p)), None)
 
     def wait(self, seconds: float) -> int:
-        """The exit status, once it ended by itself; an assertion with its last words when it does not."""
+        """The exit status, once it ended by itself; an assertion with its last output when it does not."""
         try:
             return self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -93,7 +94,7 @@ class SwarmProcesses:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[SwarmProcesses]:
-        """Whatever happens inside, nothing of the swarm outlives this block."""
+        """Kill everything of the swarm at the end of the block, also after an exception."""
         try:
             yield self
         finally:
@@ -104,26 +105,27 @@ class SwarmProcesses:
                 role.process.wait()
 
     def environment(self, home: Path | None = None) -> dict[str, str]:
-        """What the swarm's processes see: one thread each, and a home that is not the person's."""
+        """Environment of the swarm's processes: one thread each, and a home of their own."""
         own = {"OMP_NUM_THREADS": "1", MARK: self.mark, "P2PRL_HOME": str(home or self.folder / "home")}
         return {**os.environ, **own}
 
-    def start(self, name: str, *arguments: str, home: Path | None = None) -> RoleProcess:
-        """Start a role; its words go to `folder/name.log`."""
+    def start(self, name: str, *arguments: str, home: Path | None = None, module: str = "p2prl") -> RoleProcess:
+        """Start `python -m module ARGUMENTS…`; its output goes to `folder/name.log`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         log_path = self.folder / f"{name}.log"
         environment = self.environment(home)
-        role = RoleProcess(name, arguments, environment, log_path, _launch(arguments, environment, log_path))
+        process = _launch(module, arguments, environment, log_path)
+        role = RoleProcess(name, module, arguments, environment, log_path, process)
         self.roles[name] = role
         return role
 
     def start_again(self, role: RoleProcess) -> None:
-        """The very same command once more."""
+        """Run the same command once more."""
         assert not role.is_alive
-        role.process = _launch(role.arguments, role.environment, role.log_path)
+        role.process = _launch(role.module, role.arguments, role.environment, role.log_path)
 
     def survivors(self) -> list[psutil.Process]:
-        """Every living process of the swarm, whoever its parent is now."""
+        """Every living process of the swarm, whatever its parent is now."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -146,7 +148,7 @@ def command(*arguments: str, environment: dict[str, str], timeout_s: float = 120
 
 
 def kill_main(role: RoleProcess) -> list[psutil.Process]:
-    """SIGKILL the main process alone, and return what it left behind."""
+    """SIGKILL the main process alone, and return its orphans."""
     orphans = [p for p in role.tree() if p.pid != role.process.pid]
     role.process.kill()
     role.process.wait()
@@ -163,13 +165,13 @@ def kill_tree(role: RoleProcess) -> None:
 
 
 def stop_sending(processes: list[psutil.Process]) -> None:
-    """Freeze processes: to everybody else the machine is off the net."""
+    """Freeze processes: to everybody else the machine is offline."""
     for process in processes:
         process.send_signal(signal.SIGSTOP)
 
 
 def go_on(processes: list[psutil.Process]) -> None:
-    """Thaw what `stop_sending` froze."""
+    """Thaw processes that `stop_sending` froze."""
     for process in processes:
         process.send_signal(signal.SIGCONT)
 
@@ -181,13 +183,13 @@ def have_ended(processes: list[psutil.Process]) -> bool:
 
 def daemon_folder(daemon: psutil.Process) -> Path:
     """The folder of a daemon's sockets."""
-    found = _FOLDER.search(" ".join(_words(daemon)))
+    found = _FOLDER.search(" ".join(_command_line(daemon)))
     assert found is not None
     return Path(found.group(1))
 
 
 def status_of(home: Path) -> dict[str, Any]:
-    """What the worker at the only seat under `home` last said of itself; nothing before it did."""
+    """The last status file of the only worker folder under `home`; empty before the first."""
     return next((json.loads(path.read_text()) for path in sorted(home.glob("*/*/status.json"))), {})
 
 
@@ -197,7 +199,7 @@ def spools(home: Path) -> list[Path]:
 
 
 def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
-    """What a query finds in a database another process may be writing."""
+    """Rows of a query on a database that another process may be writing."""
     connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)
     try:
         return connection.execute(query).fetchall()
@@ -205,10 +207,12 @@ def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
         connection.close()
 
 
-def _launch(arguments: tuple[str, ...], environment: dict[str, str], log_path: Path) -> subprocess.Popen[bytes]:
+def _launch(
+    module: str, arguments: tuple[str, ...], environment: dict[str, str], log_path: Path
+) -> subprocess.Popen[bytes]:
     with log_path.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "p2prl", *arguments],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -217,7 +221,7 @@ def _launch(arguments: tuple[str, ...], environment: dict[str, str], log_path: P
         )
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _command_line(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
     except psutil.Error:
@@ -225,5 +229,5 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def _is_daemon(process: psutil.Process) -> bool:
-    words = _words(process)
-    return bool(words) and Path(words[0]).name == "p2pd"
+    parts = _command_line(process)
+    return bool(parts) and Path(parts[0]).name == "p2pd"
