@@ -1,4 +1,4 @@
-"""Laws of delay and methods, by the text that names them."""
+"""Delay distributions and methods, parsed from text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LATE = 10**6
 
 
 def drawn(text: str) -> list[int]:
-    law = parse_staleness(text)
-    return [law.draw(p, LATE) for p in GRID]
+    delay = parse_staleness(text)
+    return [delay.draw(p, LATE) for p in GRID]
 
 
 def test_constant_and_uniform_delays() -> None:
@@ -50,21 +50,21 @@ def test_weibull_delays_have_their_median_and_a_long_tail() -> None:
 
 
 def test_exponential_delays_stay_within_most_but_for_one_in_two_hundred() -> None:
-    law = parse_staleness("exp:100")
-    assert sum(law.quantile(p) > 100 for p in GRID) / len(GRID) == pytest.approx(0.005, abs=2e-4)
-    assert law.quantile(0.75) == pytest.approx(2 * law.quantile(0.5))
+    delay = parse_staleness("exp:100")
+    assert sum(delay.quantile(p) > 100 for p in GRID) / len(GRID) == pytest.approx(0.005, abs=2e-4)
+    assert delay.quantile(0.75) == pytest.approx(2 * delay.quantile(0.5))
     assert max(drawn("exp:100")) == 100
 
 
 def test_no_delay_is_longer_than_there_were_updates() -> None:
     for text in ("const:64", "lognorm:64", "weibull:256", "exp:64", "unif:64"):
-        law = parse_staleness(text)
-        assert {law.draw(p, 0) for p in GRID[::100]} == {0}
-        assert max(law.draw(p, 5) for p in GRID[::100]) == 5
-        assert 0 <= law.draw(0.0, LATE) <= law.draw(1 - 2**-53, LATE) <= law.longest
+        delay = parse_staleness(text)
+        assert {delay.draw(p, 0) for p in GRID[::100]} == {0}
+        assert max(delay.draw(p, 5) for p in GRID[::100]) == 5
+        assert 0 <= delay.draw(0.0, LATE) <= delay.draw(1 - 2**-53, LATE) <= delay.longest
 
 
-def test_laws_of_seconds_are_counted_in_steps() -> None:
+def test_seconds_are_counted_in_steps() -> None:
     lognormal = parse_staleness("lognorm:60:1800s", step_s=12.5)
     assert lognormal.text == "lognorm:60:1800s@12.5"
     assert parse_staleness(lognormal.text).text == lognormal.text
@@ -74,16 +74,16 @@ def test_laws_of_seconds_are_counted_in_steps() -> None:
     assert set(drawn("const:100s@8")) == {12}
 
 
-def test_the_weibull_law_of_seconds_leaves_a_quarter_of_a_percent_beyond_either_end() -> None:
-    law = parse_staleness("weibull:60:1800s@1")
-    assert law.quantile(0.0025) == pytest.approx(60)
-    assert law.quantile(0.9975) == pytest.approx(1800)
+def test_weibull_of_seconds_leaves_a_quarter_of_a_percent_beyond_either_end() -> None:
+    delay = parse_staleness("weibull:60:1800s@1")
+    assert delay.quantile(0.0025) == pytest.approx(60)
+    assert delay.quantile(0.9975) == pytest.approx(1800)
     assert min(drawn("weibull:60:1800s@1")) == 60
     assert max(drawn("weibull:60:1800s@1")) == 1800
     # Weibull: log(−log survival) is a line in log x; its slope between two other quantiles is that between the ends.
     slopes = [
         (math.log(-math.log(1 - high)) - math.log(-math.log(1 - low)))
-        / math.log(law.quantile(high) / law.quantile(low))
+        / math.log(delay.quantile(high) / delay.quantile(low))
         for low, high in ((0.0025, 0.9975), (0.3, 0.6), (0.01, 0.9))
     ]
     assert slopes == pytest.approx([slopes[0]] * 3)
@@ -93,7 +93,7 @@ def test_the_weibull_law_of_seconds_leaves_a_quarter_of_a_percent_beyond_either_
     "text",
     ["lognorm:60:1800s", "lognorm:60:1800s@0", "lognorm:1800:60s@5", "lognorm:1800s@5", "const:1:2s@5", "exp:9s@5"],
 )
-def test_laws_of_seconds_without_meaning_are_refused(text: str) -> None:
+def test_meaningless_seconds_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_staleness(text)
 
@@ -101,8 +101,8 @@ def test_laws_of_seconds_without_meaning_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "const", "const:", "const:-1", "const:1.5", "const:١", "gauss:4", "unif:0", "exp:0", "const:9999999"]
 )
-def test_other_laws_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="law of delay"):
+def test_other_distributions_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="delay distribution"):
         parse_staleness(text)
 
 
