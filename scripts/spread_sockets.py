@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from p2prl.testing.shaped_swarm import ShapedPeer, ShapedSwarm
 
 HOMES = ((5.0, 20.0), (2.0, 10.0))

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from p2prl.models.engine_port import Engine, Generation, GenerationRequest, Scored, StagedWeights, Weights
 from p2prl.models.transformers_engine import UNNAMED
-from p2prl.protocol.messages import EngineClass
+from p2prl.protocol.rollout_group import EngineClass
 
 _STAGED_KEPT = 8
 """Checked policies kept: simulated peers sample with the same few versions."""

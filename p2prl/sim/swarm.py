@@ -26,7 +26,7 @@ from p2prl.learner.service import Learner, LearnerConfig
 from p2prl.models.pretrained import LoadedModel
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.messages import Kind, Role
+from p2prl.protocol.kinds import Kind, Role
 from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
 from p2prl.sim.protocol_swarm import identity_of

@@ -6,12 +6,14 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from p2prl.patches.dense import decode_planes, encode_planes
-from p2prl.patches.frames import FrameCoder
-from p2prl.patches.kernels import NUMPY_KERNELS, fastest_kernels
-from p2prl.patches.segments import decode_segment, encode_segment
-from p2prl.patches.sparse import decode_sparse, encode_sparse
+from p2prl.patches.decode import decode_segment
+from p2prl.patches.dense_codecs import decode_planes, encode_planes
+from p2prl.patches.encode import encode_segment
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.sparse_codecs import decode_sparse, encode_sparse
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
+from p2prl.patches.zstd_coder import ZstdCoder
 
 Version = tuple[WordType, Words, Words]
 """Word type, words before and words after."""
@@ -72,7 +74,7 @@ def check_round_trip(case: Version) -> None:
 def check_each_codec(case: Version) -> None:
     """The sparse and the dense codec give the new words back, from either kernel."""
     word_type, old, new = case
-    coder = FrameCoder()
+    coder = ZstdCoder()
     for flat in (True, False):
         bodies = [encode_sparse(old, new, word_type, kernels, coder, flat=flat) for kernels in BOTH]
         assert bodies[0] == bodies[1]

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.patches.frames import FrameCoder
-from p2prl.patches.kernels import NUMPY_KERNELS, fastest_kernels
-from p2prl.patches.segments import Codec, SegmentHeader, decode_segment, encode_segment, words_digest
-from p2prl.patches.sparse import decode_sparse
-from p2prl.patches.stream import MAGIC, PatchReader
+from p2prl.patches.decode import PatchReader, decode_segment
+from p2prl.patches.encode import encode_segment
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.sparse_codecs import decode_sparse
+from p2prl.patches.stream_format import MAGIC, Codec, SegmentHeader, words_digest
 from p2prl.patches.words import BF16, Words, WordType
+from p2prl.patches.zstd_coder import ZstdCoder
 from p2prl.testing.patch_properties import (
     Version,
     check_each_codec,
@@ -53,7 +55,7 @@ def unproven(old: Words, codec: Codec, body: bytes, word_type: WordType, kernels
     header = SegmentHeader(codec=codec, body_bytes=len(body), pre=words_digest(old), post=words_digest(old))
     if codec in (Codec.EC1, Codec.FLAT):
         try:
-            return decode_sparse(old, memoryview(body), word_type, kernels, FrameCoder(), flat=codec is Codec.FLAT)
+            return decode_sparse(old, memoryview(body), word_type, kernels, ZstdCoder(), flat=codec is Codec.FLAT)
         except RemoteProtocolError:
             return None
     try:

@@ -16,7 +16,7 @@ from p2prl.bench.patch.dead_bands import bands_as_markdown, measure_bands
 from p2prl.bench.patch.weight_updates import Chain, run_chains, run_updates
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError
-from p2prl.patches.simulated import entropy_bits, lora_versions
+from p2prl.patches.simulated_training import entropy_bits, lora_versions
 from p2prl.patches.words import BF16, FP32, WordType
 from tests.unit.learner.world import World
 
