@@ -8,16 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
-from p2prl.client.service import Volunteer
-from p2prl.errors import ConfigError
 from p2prl.models.engine_port import Engine, Generation, GenerationRequest, Scored, StagedWeights, Weights
-from p2prl.models.group_work import Prepared
 from p2prl.protocol.digests import DIGEST_BYTES, Digest
-from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rollout_group import EngineClass
 
 _VOCABULARY = 16
@@ -74,16 +68,3 @@ class FabricatingEngine:
 
 ADVERSARIES: Mapping[str, Callable[[Engine], Engine]] = MappingProxyType({"fabricate": FabricatingEngine})
 """Name → engine made from the honest one."""
-
-
-def disguise(volunteer: Volunteer, adversary: str) -> None:
-    """Turn a volunteer into an adversary by name. Raises `ConfigError` for an unknown one."""
-    if adversary not in ADVERSARIES:
-        raise ConfigError(f"no adversary is called {adversary!r}", remedy="Adversaries: fabricate.")
-    honest_prepare = volunteer.arrival.prepare
-
-    def prepare(manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
-        prepared = honest_prepare(manifest, files)
-        return replace(prepared, engine=ADVERSARIES[adversary](prepared.engine))
-
-    volunteer.arrival.prepare = prepare

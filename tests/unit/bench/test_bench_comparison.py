@@ -16,7 +16,8 @@ from p2prl.bench.comparison.report import as_csv, as_markdown, row_of
 from p2prl.bench.training.decoder_shape import initial_weights
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.training_plan import TrainingPlan
-from p2prl.cli.bench import bench_ppo, bench_rewards
+from p2prl.cli.commands.bench_ppo import bench_ppo
+from p2prl.cli.commands.bench_rewards import bench_rewards
 from p2prl.errors import ConfigError
 
 PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=4, final_prompts=4)
