@@ -1,7 +1,7 @@
-"""What `p2prl bench patch` compares: the codec that peers run, its parts, and the layouts of others.
+"""Codecs that `p2prl bench patch` compares: the one that peers run, its parts, and layouts from other papers.
 
-Each is a pair of functions, (old, new) to something sent and (old, sent) to new words. The rivals take words of any
-width; the names of the table are for the 16 bits they were published with.
+Each is a pair of functions: (old, new) → sent, and (old, sent) → new words. The other layouts take words of any width;
+their names in the table are for the 16 bits they were published with.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ XOR, ROWS, INDEX = "xor byte planes + zstd-1", "row8+col16+value + zstd-1", "ind
 
 
 def codecs(word_type: WordType) -> dict[str, Codec]:
-    """All contestants by name, for words of a type."""
+    """All codecs by name, for words of a type."""
     fast = fastest_kernels()
     return {
         f"{PRODUCT} ({fast.name})": _product(word_type, fast),
@@ -50,12 +50,12 @@ def codecs(word_type: WordType) -> dict[str, Codec]:
 
 
 def sent_bytes(sent: Any) -> int:
-    """What a codec's result takes on the wire."""
+    """Size of a codec's result on the wire."""
     return len(sent) if isinstance(sent, bytes) else HEADER_BYTES + len(sent[1])
 
 
 def _product(word_type: WordType, kernels: Kernels) -> Codec:
-    """What peers run: the smallest of four codecs, with digests before and after."""
+    """The codec that peers run: the smallest of four, with digests before and after."""
 
     def encode(old: Words, new: Words) -> tuple[SegmentHeader, bytes]:
         return encode_segment(old, new, word_type, kernels)

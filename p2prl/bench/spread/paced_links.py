@@ -1,8 +1,8 @@
-"""Links of peers on virtual time: every uplink and every downlink is one pipe that carries one chunk after the other.
+"""Home links on virtual time: each uplink and each downlink carries one chunk after the other.
 
-An uplink sends what it was handed in order, at its own rate; the bits arrive a latency later and pass the receiver's
-downlink in the order in which they were sent, so a chunk takes the longer of the two and no second turn. That is what
-a paced sender does to a home link. Control messages only take the latency: the product reserves room for them.
+An uplink sends chunks in order, at its own rate; the bits arrive a latency later and pass the receiver's downlink in
+the order in which they were sent, so a chunk takes the longer of the two. That is the effect of a paced sender on a
+home link. Control messages only take the latency: the product reserves room for them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from p2prl.sim.virtual_time import Action, VirtualLoop
 
 
 @dataclass(slots=True)
-class Link:
-    """One peer's connection. Rates in bytes/s."""
+class PacedLink:
+    """One peer's uplink and downlink. Rates in bytes/s."""
 
     upload_bytes_s: float
     download_bytes_s: float
@@ -28,10 +28,12 @@ class Link:
     _download_free: float = 0.0
 
 
-class Wires:
+class PacedLinks:
     """All links of a swarm, peers numbered from 0."""
 
-    def __init__(self, loop: VirtualLoop, links: Sequence[Link], *, near_s: float = 0.015, far_s: float = 0.06) -> None:
+    def __init__(
+        self, loop: VirtualLoop, links: Sequence[PacedLink], *, near_s: float = 0.015, far_s: float = 0.06
+    ) -> None:
         """One-way latencies in seconds within a region and between regions."""
         self.loop = loop
         self.links = links
@@ -42,13 +44,13 @@ class Wires:
         """One way between two peers."""
         return self._near_s if self.links[one].region == self.links[other].region else self._far_s
 
-    def tell(self, delay_s: float, heard: Action) -> None:
-        """A control message, or several that take equally long."""
-        self.loop.at(self.loop.now + delay_s, heard)
+    def tell(self, delay_s: float, received: Action) -> None:
+        """Send a control message, or several with equal latency."""
+        self.loop.at(self.loop.now + delay_s, received)
 
     def send(self, source: int, destination: int, size_bytes: int, arrived: Action, acknowledged: Action) -> None:
         """Queue a chunk. `arrived` runs at the destination unless either end dies first, `acknowledged` at the source
-        a latency later; a chunk to a dead peer still takes its turn, since nobody knows."""
+        a latency later; a chunk to a dead peer still takes its turn, as the sender does not know."""
         link = self.links[source]
         link._queue.append((destination, size_bytes, arrived, acknowledged))
         if not link._busy:
@@ -71,8 +73,8 @@ class Wires:
         sent_at = now + size / link.upload_bytes_s
         link.sent_bytes += size
         first_bit = max(now + latency, receiver._download_free)
-        whole_at = max(sent_at + latency, first_bit + size / receiver.download_bytes_s)
-        receiver._download_free = whole_at
+        complete_at = max(sent_at + latency, first_bit + size / receiver.download_bytes_s)
+        receiver._download_free = complete_at
         self.loop.at(sent_at, lambda: self._begin(source))
 
         def arrive() -> None:
@@ -84,4 +86,4 @@ class Wires:
             if link.alive:
                 acknowledged()
 
-        self.loop.at(whole_at, arrive)
+        self.loop.at(complete_at, arrive)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from p2prl.bench.patch.benchmark import CodecRow, PatchBenchConfig, PatchReport, as_document, run_patch_bench
+from p2prl.bench.patch.benchmark import PatchBenchConfig, run_patch_bench
 from p2prl.bench.patch.compared_codecs import INDEX, RAW, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import bands_as_markdown, measure_bands
+from p2prl.bench.patch.report import CodecRow, PatchReport, as_document
 from p2prl.bench.patch.weight_updates import Chain, run_chains, run_updates
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError
@@ -77,7 +78,7 @@ def test_adapters_have_a_half_that_began_at_zero() -> None:
 def test_the_files_hold_what_was_measured(report: tuple[PatchReport, Path]) -> None:
     measured, out = report
     document = json.loads((out / "patches.json").read_text())
-    assert document == json.loads(json.dumps(as_document(CONFIG, measured)))
+    assert document == json.loads(json.dumps(as_document(measured, seed=CONFIG.seed, words=CONFIG.words)))
     assert [case["name"] for case in document["cases"]] == [case.name for case in measured.cases]
     assert set(document["cases"][0]["codecs"]["ec1"]) == set(CodecRow.__dataclass_fields__)
     table = (out / "patches-table.md").read_text().splitlines()
