@@ -39,7 +39,7 @@ from p2prl.testing import patch_properties as properties
 
 SLOWEST_S = 1.0
 MEMORY_OVER_HONEST = 2.0
-"""A damaged body may ask for other frames than the sound one, within the same caps: twice its memory is generous."""
+"""A damaged body may declare other frames than the sound one, within the same caps: twice its memory is generous."""
 
 Damageable = tuple[Words, Words, SegmentHeader, bytes]
 KERNELS = (NUMPY_KERNELS, fastest_kernels())
@@ -118,7 +118,7 @@ def decoded(old: Words, header: SegmentHeader, body: bytes, kernels: Kernels) ->
 
 
 def attack(mutations: int, seed: int) -> dict[str, Any]:
-    """Damage bodies and tell what came of it."""
+    """Damage bodies and count the outcomes."""
     rng = np.random.default_rng(seed)
     cases = damageable(seed)
     for kernels in KERNELS:
@@ -153,7 +153,7 @@ def attack(mutations: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run what was asked for, and judge it."""
+    """Run the requested parts; exit status 1 when a property fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=0)
     parser.add_argument("--mutations", type=int, default=0)
@@ -172,7 +172,7 @@ def main() -> int:
 
 
 def say(text: str) -> None:
-    """A line for the person watching."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -28,8 +28,6 @@ class Counters:
     """Bytes of them in weight chunks."""
     lost: int = 0
     """Frames that vanished, by chance, partition or crash."""
-    dials: int = 0
-    lookups: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +79,6 @@ class FrameDelivery:
 
     def dial(self, dialer: Host, peer: PeerId) -> None:
         """Open a link to a peer, or fail after the time a real dial takes to fail."""
-        self.counters.dials += 1
         target, incarnation = self.hosts.get(peer), dialer.incarnation
         up = target is not None and target.node is not None and target.dialable
         if up and not self._separated(dialer.peer, peer):

@@ -1,7 +1,7 @@
-"""A swarm without models: a learner that publishes random weights, and peers that fetch them and deliver groups.
+"""A swarm of nodes without models: the learner publishes random weights, peers download them and deliver groups.
 
-The smallest run that exercises every rule of the wire, for tests and for measuring dissemination. Real roles on the
-same network are assembled elsewhere in this room.
+The smallest run that exercises every rule of the wire, for tests and for measuring dissemination. `swarm` assembles
+the real roles on the same network.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from p2prl.swarm.node import Node, NodeConfig
 
 
 def identity_of(name: str) -> Identity:
-    """The identity of a simulated peer: derived from its name, so that a swarm is the same on every run."""
+    """The identity of a simulated peer, derived from its name: the same on every run."""
     return Identity(blake3(f"simulated peer {name}".encode()).digest(16))
 
 
 @dataclass(slots=True)
 class Member:
-    """One peer: its key, its disk, and what its node told it."""
+    """One peer: its key, its disk, and the events of its node."""
 
     name: str
     identity: Identity
@@ -43,14 +43,14 @@ class Member:
     store: MemoryBlobs = field(default_factory=MemoryBlobs)
     events: list[Event] = field(default_factory=list)
     ready_at: dict[int, float] = field(default_factory=dict)
-    """Policy version → virtual time its weights were whole."""
+    """Policy version → virtual time at which its weights were complete."""
 
     @property
     def peer(self) -> PeerId:
         return self.identity.peer_id
 
     def arrived(self) -> list[EnvelopeArrived]:
-        """Envelopes this peer's role had a use for."""
+        """Envelopes that reached this peer's role."""
         return [event for event in self.events if isinstance(event, EnvelopeArrived)]
 
 
@@ -64,7 +64,7 @@ class ProtocolSwarm:
         self.members: dict[str, Member] = {}
         self._learner = learner
         self._key = identity_of(learner)
-        self._rng = random.Random(f"weights/{network.seed}")  # noqa: S311 - a simulator's dice
+        self._rng = random.Random(f"weights/{network.seed}")  # noqa: S311 - simulated, not secret
         self.manifest = seal(self._key, manifest or run_manifest_of(self._key), run=bytes(32), now=START)
         self.run = envelope_digest(self.manifest)
         self.published: list[tuple[bytes, PolicyManifest, float]] = []
@@ -84,7 +84,7 @@ class ProtocolSwarm:
         clock_offset_s: float = 0.0,
         store: MemoryBlobs | None = None,
     ) -> Member:
-        """A peer joins now. Only the learner knows the run's manifest; the others have its digest and ask."""
+        """A peer joins now. Only the learner has the run manifest; the others have its digest and request it."""
         member = self.members[name] = Member(name, identity_of(name), role, store or MemoryBlobs())
 
         def make(now: float, rng: random.Random) -> Node:
@@ -108,7 +108,7 @@ class ProtocolSwarm:
         return member
 
     def on_event(self, member: Member, event: Event) -> None:
-        """What a member's node tells it."""
+        """Take an event of a member's node."""
         member.events.append(event)
         if isinstance(event, VersionReady):
             member.ready_at.setdefault(event.manifest.version, self.network.now)
@@ -123,7 +123,7 @@ class ProtocolSwarm:
         data: bytes | None = None,
         patches: tuple[Patch, ...] = (),
     ) -> PolicyManifest:
-        """The learner publishes the next version: `data`, or random weights of `size_bytes`, and ways to them."""
+        """The learner publishes the next version: `data`, or random weights of `size_bytes`, with patches."""
         learner = self.members[self._learner]
         weights = self._rng.randbytes(size_bytes) if data is None else data
         ref = blob_of(weights, chunk_bytes)
@@ -140,7 +140,7 @@ class ProtocolSwarm:
         return manifest
 
     def say(self, body: Wire) -> bytes:
-        """The learner signs and spreads something; the envelope."""
+        """Let the learner sign and publish a message; returns the envelope."""
         learner = self.members[self._learner]
         raw = seal(self._key, body, run=self.run, now=self.network.now)
         self.network.node(learner.peer).publish(raw, self.network.now)
@@ -163,7 +163,7 @@ class ProtocolSwarm:
 
 
 def run_manifest_of(learner: Identity) -> RunManifest:
-    """A run of no particular model."""
+    """The manifest of a run without a model."""
     return RunManifest(
         name="rehearsal",
         goal="Move random bytes and agree on them.",
@@ -186,7 +186,7 @@ def run_manifest_of(learner: Identity) -> RunManifest:
 
 
 def group_of(slot: int, *, version: int = 0, policy: bytes = bytes(32)) -> RolloutGroup:
-    """A group that is well formed and says nothing."""
+    """A well-formed group without content."""
     completion = Completion(tokens=slot.to_bytes(4, "little"), logprobs=bytes(2), finished=True, reward=0.0)
     return RolloutGroup(
         version=version,

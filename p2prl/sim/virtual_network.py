@@ -220,7 +220,6 @@ class VirtualNetwork:
             self._arm(host, host.node)
 
     def _look_up(self, host: Host) -> None:
-        self.counters.lookups += 1
         incarnation = host.incarnation
 
         def answer(records: list[bytes]) -> None:

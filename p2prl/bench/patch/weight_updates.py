@@ -31,8 +31,6 @@ class Updates:
     name: str
     word_type: WordType
     pairs: tuple[tuple[Words, Words], ...]
-    simulated: bool
-    """Whether the benchmark's bounds are about these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +49,9 @@ def simulated_updates(words: int, seed: int) -> Iterator[Updates]:
     """One Adam update of `words` weights at each learning rate, and one of LoRA adapters of as many words."""
     for rate in LEARNING_RATES:
         old, (new,) = adam_versions(words, rate, 1, seed)
-        yield Updates(name=f"adam lr {rate:g}, bf16", word_type=BF16, pairs=((old, new),), simulated=True)
+        yield Updates(name=f"adam lr {rate:g}, bf16", word_type=BF16, pairs=((old, new),))
     old, new = lora_versions(words // 4, LORA_RATE, seed)
-    yield Updates(name=f"lora lr {LORA_RATE:g}, bf16", word_type=BF16, pairs=((old, new),), simulated=False)
+    yield Updates(name=f"lora lr {LORA_RATE:g}, bf16", word_type=BF16, pairs=((old, new),))
 
 
 def simulated_chains(words: int, count: int, seed: int) -> Iterator[Chain]:
@@ -72,7 +70,7 @@ def run_updates(run: Path) -> list[Updates]:
     for chain in run_chains(run):
         pairs = tuple((a, b) for a, b in pairwise(chain.versions) if not np.array_equal(a, b))
         if pairs:  # rounding can make all versions equal
-            updates.append(Updates(name=chain.name, word_type=chain.word_type, pairs=pairs, simulated=False))
+            updates.append(Updates(name=chain.name, word_type=chain.word_type, pairs=pairs))
     return updates
 
 
