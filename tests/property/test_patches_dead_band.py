@@ -85,7 +85,7 @@ def test_held_back_fp32_words(seed: int, steps: int, band: int) -> None:
 
 @pytest.mark.parametrize("word_type", WORD_TYPES.values(), ids=WORD_TYPES)
 def test_ends_of_the_line_are_far_apart(word_type: WordType) -> None:
-    """Steps counted modulo the words there are would make them neighbours."""
+    """Steps counted modulo the number of words would make them neighbors."""
     largest = ((word_type.exponents - 1) << word_type.mantissa_bits) - 1
     ends = np.array([largest, largest | (1 << (word_type.bits - 1))], dtype=word_type.dtype)
     got = ends[::-1].copy()
@@ -94,7 +94,7 @@ def test_ends_of_the_line_are_far_apart(word_type: WordType) -> None:
 
 
 def test_drifting_words_are_published_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of seven words, walks of a few steps either way: the error never passes the band, the words sent fall."""
+    """Random walks of a few steps in blocks of seven words: the error stays within the band, and fewer words change."""
     monkeypatch.setattr(dead_band, "_BLOCK_WORDS", 7)
     rng = np.random.default_rng(4)
     training = rng.integers(0x3C00, 0x3D00, 1000).astype(np.uint16)

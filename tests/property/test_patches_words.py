@@ -104,4 +104,4 @@ def test_any_stream_is_a_patch_or_an_error(data: bytes, words: int) -> None:
     reader = PatchReader(words=words, word_type=BF16)
     with contextlib.suppress(RemoteProtocolError):
         assert reader.receive(data) == []
-        assert len(data) < len(MAGIC) + 9  # the preamble is not whole, so nothing could be refused yet
+        assert len(data) < len(MAGIC) + 9  # the preamble is incomplete, so nothing could be refused yet

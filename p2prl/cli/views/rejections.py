@@ -14,7 +14,7 @@ def rejection_lines(reasons: Mapping[str, int]) -> list[str]:
 
 
 def explanation(code: str) -> str:
-    """The sentence of a code. An unknown code is a newer learner's, and is not shown: a stranger may have written it."""
+    """The sentence of a code. Unknown codes are not shown: a stranger may have written them."""
     try:
         return RejectionReason(code).explanation
     except ValueError:

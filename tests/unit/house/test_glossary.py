@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.house.source_tree import ROOT, parsed
+
 TEXT = (ROOT / "docs/glossary.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -21,7 +22,7 @@ PATH = re.compile(r"`((?:p2prl|protocol|client|validator|scripts)/[\w/.]+\.py)`"
 def definitions(path: Path) -> set[str]:
     """Names that a module defines at its top level."""
     names = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
         targets = (

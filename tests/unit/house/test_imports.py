@@ -6,22 +6,15 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
-ROOMS = {"p2prl": ROOT / "p2prl", "p2prl.client": ROOT / "client", "p2prl.validator": ROOT / "validator"} | {
-    "p2prl.protocol": ROOT / "protocol"
-}
+from tests.unit.house.source_tree import PRODUCT_FOLDERS, ROOT, parsed, python_files
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the product by its import name. Links inside p2prl/ are followed once, through `ROOMS`."""
+    """Every module of the product by its import name."""
     found = {}
-    for package, folder in ROOMS.items():
-        for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder).with_suffix("").parts
-            if package == "p2prl" and f"p2prl.{parts[0]}" in ROOMS:
-                continue
-            name = ".".join((package, *parts))
-            found[name.removesuffix(".__init__")] = path
+    for path in python_files(*PRODUCT_FOLDERS):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(("p2prl", *parts) if parts[0] != "p2prl" else parts).removesuffix(".__init__")] = path
     return found
 
 
@@ -41,7 +34,7 @@ def graph() -> dict[str, set[str]]:
     edges: dict[str, set[str]] = {}
     for name, path in known.items():
         targets = set()
-        for target in imported(ast.parse(path.read_text())):
+        for target in imported(parsed(path)):
             owner = target.rpartition(".")[0]
             targets.add(target if target in known else owner)
         edges[name] = (targets & known.keys()) - {name}

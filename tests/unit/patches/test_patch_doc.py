@@ -95,7 +95,8 @@ def sparse(old: list[int], body: Body, b: int, m: int, *, flat: bool) -> list[in
                 own = sum(bits[plane * marks + len(gaps)] << plane for plane in range(low))
                 gaps.append((run << low) + own)
                 run = 0
-        ranks, rank = set(), -1
+        ranks: set[int] = set()
+        rank = -1
         for gap in gaps:
             rank += gap + 1
             ranks.add(rank)

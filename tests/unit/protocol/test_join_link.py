@@ -36,7 +36,7 @@ def test_truncated_link_is_refused(address: str) -> None:
     for size in range(len(text)):
         if size == relayed_peer:
             assert parse_link(text[:size]).bootstrap == (address[: address.index("/p2p-circuit")],)
-            continue  # the address of the relay itself is a whole address
+            continue  # the address of the relay itself is a complete address
         with pytest.raises(ConfigError) as caught:
             parse_link(text[:size])
         assert caught.value.remedy

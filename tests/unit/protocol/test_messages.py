@@ -17,23 +17,23 @@ from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
 from p2prl.sim.protocol_swarm import group_of
 
-SPOKEN = {
+USED = {
     "HELLO": 1, "OFFER": 2, "WANT": 3, "PUSH": 4, "HAVE": 5, "CHUNK_REQUEST": 6, "CHUNK": 7, "CHUNK_REFUSED": 8,
     "BLOB_QUERY": 9, "LEDGER_QUERY": 10, "LEDGER_PAGE": 11, "LINK_RATES": 12, "CHUNK_GRANT": 13, "GRANT_DECLINED": 14,
     "CHUNK_CANCEL": 15, "RUN_MANIFEST": 32, "POLICY_MANIFEST": 33,
     "PEER_RECORD": 34, "ROLLOUT_GROUP": 35, "STORAGE_RECEIPT": 36, "RECEIPTS": 37, "VERDICT": 38, "LEDGER_HEAD": 39,
     "POLICY_HEAD": 40, "INTRODUCTION": 41,
 }  # fmt: skip
-"""Every number ever spoken. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
+"""Every number ever used. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
 
 
 def test_numbers_are_never_reused() -> None:
-    living = {kind.name: int(kind) for kind in Kind}
-    for name, number in SPOKEN.items():
-        assert living.get(name) == number or number in TOMBSTONES, name
-    assert TOMBSTONES.isdisjoint(living.values())
-    assert living.keys() - SPOKEN.keys() == set(), "a new kind: add its line here"
-    assert len(set(SPOKEN.values())) == len(SPOKEN)
+    current = {kind.name: int(kind) for kind in Kind}
+    for name, number in USED.items():
+        assert current.get(name) == number or number in TOMBSTONES, name
+    assert TOMBSTONES.isdisjoint(current.values())
+    assert current.keys() - USED.keys() == set(), "a new kind: add its line here"
+    assert len(set(USED.values())) == len(USED)
 
 
 def test_families_keep_their_ranges() -> None:
@@ -109,7 +109,7 @@ def test_peer_record_addresses() -> None:
 
 RECEIPT = Receipt(bytes(32), bytes(32), 3, 4, int(ReceiptState.REJECTED), "bad_tokens", 0, 0, 0.0)
 VERDICT = Verdict(bytes(32), bytes(32), 3, False, "seed_mismatch", 9, 2, 0.5)
-FINDINGS = [
+OUTCOMES = [
     {"group": bytes(31)},
     {"peer": b""},
     {"version": -1},
@@ -124,7 +124,7 @@ FINDINGS = [
 @pytest.mark.parametrize(
     "changes",
     [
-        *FINDINGS,
+        *OUTCOMES,
         {"slot": -1},
         {"slot": 1 << 32},
         {"completions": -1},
@@ -152,7 +152,7 @@ def test_impossible_batches_are_refused(receipts: Receipts) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        *FINDINGS,
+        *OUTCOMES,
         {"passed": True},
         {"reason": ""},
         {"mismatched": -1},

@@ -67,7 +67,7 @@ def test_slots() -> None:
     mix = (TaskShare("chain4", 0.7), TaskShare("walk12", 2.5), TaskShare("third", 1e-3))
     for slot in range(500):
         run, beacon, policy, peer = (rng.randbytes(32) for _ in range(4))
-        key = SlotKey(run, beacon, policy, peer, slot)
+        key = SlotKey(run=run, beacon=beacon, policy=policy, peer=peer, slot=slot)
         rest = derived("p2prl/task-choice/v1", key) / 2**63 * (0.7 + 2.5 + 1e-3)
         task = mix[-1].task
         for share in mix:

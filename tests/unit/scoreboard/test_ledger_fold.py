@@ -243,7 +243,7 @@ def test_only_the_learner_signs_receipts() -> None:
     writer = LedgerWriter()
     forged = writer.add(EVE, Receipts(0, (receipt(0, EVE),)))
     board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
-    with pytest.raises(RemoteProtocolError, match="not the learner"):
+    with pytest.raises(RemoteProtocolError, match="learner did not sign"):
         board.follow(forged)
     assert board.height == 0
 

@@ -15,6 +15,7 @@ from p2prl.cli.views.status_view import worker_lines
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, holder_of, try_lock, write_status
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.scoreboard.display_names import display_name
 
 NOW = 1_800_000_000.0
@@ -40,7 +41,7 @@ def test_a_volunteer_reads_like_a_sentence() -> None:
         display_name(IDENTITY.public_key),
         "v7, v8 is out; 1,234 tokens/s",
         "1,100 verified, 3 waiting, 4 rejected, 5 too old",
-        "4: The tokens differ from those that the policy samples",
+        f"4: {RejectionReason.SEED_MISMATCH.explanation}",
         "0.81",
         "4.0 MB received, 75% from volunteers; 500 kB sent to others",
         "1 learner, 3 volunteers",

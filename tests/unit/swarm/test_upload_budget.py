@@ -1,4 +1,4 @@
-"""Upload caps: the bucket's rate, the measured uplink, the month's bytes."""
+"""Upload budget: the bucket's rate, the measured uplink, bytes per month."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2prl.swarm.relay.upload_budget import MonthlyBudget, TokenBucket, UplinkMe
 PEERS = [PeerId(name) for name in "ABCD"]
 
 
-def test_a_bucket_lets_its_rate_through_and_a_burst_once() -> None:
+def test_bucket_rate_and_burst() -> None:
     bucket, now, left = TokenBucket(100_000.0, 0.0), 0.0, 0
     while now < 10.0:
         now += bucket.wait_s(now)
@@ -21,7 +21,7 @@ def test_a_bucket_lets_its_rate_through_and_a_burst_once() -> None:
     assert 1_000_000 <= left <= 1_000_000 + 16 * 1024 + 1_000
 
 
-def test_control_messages_never_wait_and_chunks_pay_for_them() -> None:
+def test_control_messages_overdraw_the_bucket() -> None:
     bucket = TokenBucket(1_000.0, 0.0)
     bucket.take(5_000, 0.0)
     assert bucket.wait_s(0.0) == pytest.approx(5.0)
@@ -30,7 +30,7 @@ def test_control_messages_never_wait_and_chunks_pay_for_them() -> None:
     assert bucket.wait_s(7.0) == 0.0
 
 
-def test_no_rate_is_no_limit() -> None:
+def test_rate_0_is_no_limit() -> None:
     bucket = TokenBucket(0.0, 0.0)
     bucket.take(10**12, 0.0)
     assert bucket.wait_s(0.0) == 0.0
@@ -47,7 +47,7 @@ def feed(meter: UplinkMeter, peers: list[PeerId], *, rate: float, chunks: int, i
     return now
 
 
-def test_an_uplink_is_measured_while_it_is_busy_and_idle_time_is_left_out() -> None:
+def test_uplink_measurement_ignores_idle_time() -> None:
     meter = UplinkMeter()
     feed(meter, PEERS, rate=2e6, chunks=30, idle_s=3.0)
     assert meter.measured_bytes_s == pytest.approx(2e6, rel=0.01)
@@ -55,7 +55,7 @@ def test_an_uplink_is_measured_while_it_is_busy_and_idle_time_is_left_out() -> N
     assert meter.wants_probe(10_000.0), "evenings are slower than nights"
 
 
-def test_a_single_slow_receiver_says_nothing_of_the_uplink() -> None:
+def test_one_receiver_does_not_measure_the_uplink() -> None:
     meter = UplinkMeter()
     feed(meter, PEERS[:1], rate=1e5, chunks=100)
     assert meter.measured_bytes_s == 0.0
@@ -65,7 +65,7 @@ def at(year: int, month: int, day: int) -> float:
     return float(calendar.timegm((year, month, day, 12, 0, 0)))
 
 
-def test_a_month_is_spent_and_the_next_begins_from_nothing() -> None:
+def test_a_new_month_resets_the_budget() -> None:
     budget = MonthlyBudget(1_000)
     budget.spend(999, at(2026, 11, 21))
     assert not budget.is_spent(at(2026, 11, 30))
@@ -75,13 +75,13 @@ def test_a_month_is_spent_and_the_next_begins_from_nothing() -> None:
     assert budget.spent_bytes == 0
 
 
-def test_a_clock_set_back_gives_no_month_twice() -> None:
+def test_a_clock_set_back_grants_no_second_budget() -> None:
     budget = MonthlyBudget(1_000)
     budget.spend(1_000, at(2026, 11, 21))
     assert budget.is_spent(at(2026, 10, 1))
 
 
-def test_without_a_limit_nothing_is_ever_spent_but_all_is_counted() -> None:
+def test_no_limit_still_counts_bytes() -> None:
     budget = MonthlyBudget(0)
     budget.spend(10**15, at(2026, 11, 21))
     assert not budget.is_spent(at(2026, 11, 21))

@@ -1,4 +1,4 @@
-"""Who is a learner to a node: the run's key, and nobody that only says so."""
+"""Peers that claim the learner's role without the run's key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from p2prl.protocol.link_messages import Hello, Offer, Push
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.protocol_swarm import group_of, identity_of, run_manifest_of
 from p2prl.swarm.events import Send
-from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
 
 NOW = 1_800_000_000.0
 SLOTS = itertools.count()
@@ -31,8 +32,8 @@ def greet(subject: Node, peer: PeerId, role: Role) -> None:
     subject.commands(NOW)
 
 
-def told(subject: Node) -> dict[PeerId, set[type]]:
-    """Who is sent a fresh group, and how."""
+def told_of_group(subject: Node) -> dict[PeerId, set[type]]:
+    """Kinds of message by which each peer is sent a fresh group."""
     subject.commands(NOW)
     subject.publish(seal(ME, group_of(next(SLOTS)), run=RUN, now=NOW), NOW)
     sent: dict[PeerId, set[type]] = {}
@@ -43,21 +44,21 @@ def told(subject: Node) -> dict[PeerId, set[type]]:
     return {peer: kinds for peer, kinds in sent.items() if kinds}
 
 
-def test_an_impostor_does_not_swallow_groups() -> None:
+def test_a_false_learner_gets_no_groups() -> None:
     subject = node()
     subject.begin(MANIFEST)
     greet(subject, IMPOSTOR.peer_id, Role.LEARNER)
     greet(subject, FRIEND.peer_id, Role.VOLUNTEER)
-    assert told(subject)[FRIEND.peer_id] == {Push}, "carriers are used: no learner is here"
+    assert told_of_group(subject)[FRIEND.peer_id] == {Push}, "carriers are used: no learner is linked"
     assert dict(subject.roles()) == {"listener": 1, "volunteer": 1}
     greet(subject, LEARNER.peer_id, Role.LEARNER)
-    assert told(subject) == {LEARNER.peer_id: {Push}}
+    assert told_of_group(subject) == {LEARNER.peer_id: {Push}}
 
 
-def test_links_from_before_the_manifest_are_seen_anew_when_it_arrives() -> None:
+def test_roles_are_reassigned_when_the_manifest_arrives() -> None:
     subject = node()
     for who, role in ((IMPOSTOR, Role.LEARNER), (LEARNER, Role.LEARNER), (FRIEND, Role.VOLUNTEER)):
         greet(subject, who.peer_id, role)
-    assert len(told(subject)) == 3, "nobody is a learner yet: everybody may carry"
+    assert len(told_of_group(subject)) == 3, "no peer is a learner yet: all may be carriers"
     subject.receive(frames.pack(Push(MANIFEST)), FRIEND.peer_id, NOW)
-    assert told(subject) == {LEARNER.peer_id: {Push}}
+    assert told_of_group(subject) == {LEARNER.peer_id: {Push}}

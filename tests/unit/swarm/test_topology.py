@@ -1,60 +1,58 @@
-"""Hand-outs: how many neighbours, from where, and that the graph they make holds together."""
+"""Neighbor graph: degrees, regions, connectivity."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 
 from p2prl.swarm.peers.topology import (
     Candidate,
-    degree_of,
-    draw_by_upload,
-    hand_out,
-    introductions_of,
+    choose_neighbors,
+    introduction_count,
     median_upload,
     region_of,
+    target_degree,
 )
 
 
-def test_degrees_follow_the_root_of_the_uplink_within_bounds() -> None:
-    assert [degree_of(up, 10.0) for up in (0.1, 2.5, 10.0, 40.0, 1e6)] == [12, 12, 24, 48, 64]
-    assert degree_of(0.0, 10.0) == degree_of(5.0, 0.0) == 24, "nothing known: the median's"
+def test_degree_follows_the_root_of_the_uplink() -> None:
+    assert [target_degree(up, 10.0) for up in (0.1, 2.5, 10.0, 40.0, 1e6)] == [12, 12, 24, 48, 64]
+    assert target_degree(0.0, 10.0) == target_degree(5.0, 0.0) == 24, "nothing known: the median's"
 
 
-def test_nobody_meets_itself_or_anybody_twice_and_two_thirds_live_near() -> None:
+def test_neighbors_are_distinct_and_two_thirds_near() -> None:
     swarm = {number: Candidate(10.0, number % 4) for number in range(400)}
     rng = random.Random(1)
     for peer in range(0, 400, 37):
-        others = hand_out(peer, swarm, rng, count=24)
+        others = choose_neighbors(peer, swarm, rng, count=24)
         assert len(others) == len(set(others)) == 24
         assert peer not in others
         near = sum(swarm[other].region == swarm[peer].region for other in others)
         assert 16 <= near <= 20  # the rest is drawn from everywhere, a quarter of it from here again
 
 
-def test_names_that_are_kept_come_first_and_count() -> None:
+def test_kept_neighbors_come_first() -> None:
     swarm = {number: Candidate(10.0, number % 4) for number in range(400)}
     kept = [4, 8, 12, 999, 0, 13]  # 999 has left, 0 is the peer itself
     for seed in range(20):
-        others = hand_out(0, swarm, random.Random(seed), count=12, kept=kept)
+        others = choose_neighbors(0, swarm, random.Random(seed), count=12, kept=kept)
         assert others[:4] == [4, 8, 12, 13]
         assert len(set(others)) == 12
         assert sum(swarm[other].region == 0 for other in others) >= 8, "the kept ones count among the near"
         assert 0 not in others
-    assert hand_out(0, swarm, random.Random(1), count=2, kept=kept) == [4, 8]
+    assert choose_neighbors(0, swarm, random.Random(1), count=2, kept=kept) == [4, 8]
 
 
-def test_who_cannot_be_placed_is_near_nobody() -> None:
+def test_peers_without_a_region_are_near_nobody() -> None:
     swarm = {number: Candidate(10.0, None if number < 200 else "here") for number in range(400)}
     rng = random.Random(5)
-    hidden = sum(other < 200 for peer in range(0, 200, 10) for other in hand_out(peer, swarm, rng, count=24))
+    hidden = sum(other < 200 for peer in range(0, 200, 10) for other in choose_neighbors(peer, swarm, rng, count=24))
     assert 180 <= hidden <= 300, "240 of 480: like anybody"
 
 
-def test_half_a_degree_is_handed_out_since_others_meet_one_too() -> None:
-    assert [introductions_of(up, 10.0) for up in (0.1, 10.0, 1e6)] == [6, 12, 32]
+def test_introduction_count_is_half_the_degree() -> None:
+    assert [introduction_count(up, 10.0) for up in (0.1, 10.0, 1e6)] == [6, 12, 32]
     assert median_upload([Candidate(0.0), Candidate(4.0), Candidate(2.0), Candidate(9.0)]) == 4.0
     assert median_upload([Candidate(0.0)]) == 0.0
 
@@ -72,23 +70,25 @@ def test_half_a_degree_is_handed_out_since_others_meet_one_too() -> None:
         ((), None),
     ],
 )
-def test_a_region_is_the_network_of_a_public_address_of_its_own(addresses: tuple[str, ...], region: str | None) -> None:
+def test_region_is_the_network_of_a_public_address(addresses: tuple[str, ...], region: str | None) -> None:
     assert region_of(addresses) == region
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 20])
-def test_small_swarms_know_everybody(size: int) -> None:
+def test_small_swarms_are_fully_connected(size: int) -> None:
     swarm = {number: Candidate(0.0) for number in range(size)}
     for peer in swarm:
-        assert sorted(hand_out(peer, swarm, random.Random(2), count=24)) == [other for other in swarm if other != peer]
+        assert sorted(choose_neighbors(peer, swarm, random.Random(2), count=24)) == [
+            other for other in swarm if other != peer
+        ]
 
 
-def test_a_swarm_of_regions_stays_in_one_piece_when_a_third_dies() -> None:
+def test_the_graph_stays_connected_when_a_third_dies() -> None:
     rng = random.Random(3)
     swarm = {number: Candidate(rng.choice([1.0, 5.0, 50.0]), number % 5) for number in range(500)}
     near: dict[int, set[int]] = {peer: set() for peer in swarm}
     for peer in swarm:
-        for other in hand_out(peer, swarm, rng, count=12):
+        for other in choose_neighbors(peer, swarm, rng, count=12):
             near[peer].add(other)
             near[other].add(peer)
     alive = set(rng.sample(sorted(swarm), 350))
@@ -99,13 +99,3 @@ def test_a_swarm_of_regions_stays_in_one_piece_when_a_third_dies() -> None:
             reached.add(peer)
             frontier.extend(near[peer] & alive)
     assert reached == alive
-
-
-def test_the_learner_draws_large_uplinks_more_often() -> None:
-    swarm = {number: Candidate(10.0 if number < 50 else 1.0) for number in range(100)}
-    rng, drawn = random.Random(4), Counter[bool]()
-    for _ in range(200):
-        chosen = draw_by_upload(swarm, 10, rng)
-        assert len(set(chosen)) == 10
-        drawn.update(peer < 50 for peer in chosen)
-    assert drawn[True] > 6 * drawn[False]

@@ -1,4 +1,4 @@
-"""Draws: as many different ones as asked for, each as likely as any other."""
+"""Random draws: distinct and uniform."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from p2prl.swarm.random_choice import draw, draw_one
 
 
-def test_a_draw_holds_nobody_twice_and_never_more_than_there_are() -> None:
+def test_draws_are_distinct_and_bounded() -> None:
     rng = random.Random(1)
     for size in range(6):
         for count in range(-1, 8):
@@ -17,7 +17,7 @@ def test_a_draw_holds_nobody_twice_and_never_more_than_there_are() -> None:
             assert set(drawn) <= set(range(size))
 
 
-def test_all_are_as_likely_in_every_place() -> None:
+def test_draws_are_uniform_in_every_position() -> None:
     rng = random.Random(2)
     places = Counter((place, who) for _ in range(6000) for place, who in enumerate(draw("abcde", 3, rng)))
     assert len(places) == 15

@@ -1,4 +1,4 @@
-"""Whom a node asks for the ledger, and how often it answers."""
+"""Ledger queries and pages between peers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import random
 from p2prl.protocol import frames, limits
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import LedgerPage, LedgerQuery
-from p2prl.swarm.gossip.ledger_sync import LedgerPages
+from p2prl.swarm.gossip.ledger_sync import LedgerSync
 
 NOW = 1_800_000_000.0
 A, B, C = (PeerId(name) for name in "abc")
 
 
-def pages() -> LedgerPages:
-    return LedgerPages(random.Random(1))
+def ledger_sync() -> LedgerSync:
+    return LedgerSync(random.Random(1))
 
 
-def granted(subject: LedgerPages, peer: PeerId, *, times: int, every_s: float, start: float = NOW) -> int:
-    return sum(subject.may_ask(peer, start + i * every_s) for i in range(times))
+def granted(subject: LedgerSync, peer: PeerId, *, times: int, every_s: float, start: float = NOW) -> int:
+    return sum(subject.may_query(peer, start + i * every_s) for i in range(times))
 
 
-def test_only_those_who_are_ahead_are_asked_and_each_of_them() -> None:
-    subject = pages()
+def test_any_peer_ahead_may_be_asked() -> None:
+    subject = ledger_sync()
     for _ in range(50):
         subject.ask({A: 5, B: 6, C: 1_000}, 5)
     assert {peer for peer, _ in subject.outbox} == {B, C}
@@ -32,27 +32,27 @@ def test_only_those_who_are_ahead_are_asked_and_each_of_them() -> None:
     assert not subject.outbox
 
 
-def test_whoever_keeps_to_the_limit_is_always_answered() -> None:
+def test_queries_within_the_limit_are_answered() -> None:
     count = 40 * limits.MAX_LEDGER_QUERIES_PER_S
-    assert granted(pages(), A, times=count, every_s=1 / limits.MAX_LEDGER_QUERIES_PER_S) == count
+    assert granted(ledger_sync(), A, times=count, every_s=1 / limits.MAX_LEDGER_QUERIES_PER_S) == count
 
 
-def test_a_flood_is_answered_at_the_limits_rate_and_spoils_nobody_elses() -> None:
-    subject = pages()
+def test_a_query_flood_is_limited_per_peer() -> None:
+    subject = ledger_sync()
     answered = granted(subject, A, times=10_000, every_s=0.001)
     assert 10 * limits.MAX_LEDGER_QUERIES_PER_S <= answered <= 12 * limits.MAX_LEDGER_QUERIES_PER_S
-    assert subject.may_ask(B, NOW + 10)
+    assert subject.may_query(B, NOW + 10)
 
 
-def test_a_clock_that_stands_still_or_steps_back_grants_nothing_more() -> None:
-    subject = pages()
+def test_a_clock_set_back_grants_no_queries() -> None:
+    subject = ledger_sync()
     first = granted(subject, A, times=1_000, every_s=0.0)
     assert granted(subject, A, times=1_000, every_s=-1.0) == 0
     assert first < 3 * limits.MAX_LEDGER_QUERIES_PER_S
 
 
-def test_a_page_holds_what_one_control_frame_takes() -> None:
-    subject = pages()
+def test_a_page_fits_one_control_frame() -> None:
+    subject = ledger_sync()
     small = [bytes([i]) for i in range(100)]
     subject.answer(A, 7, small)
     subject.answer(B, 0, [bytes(100_000)] * 5)

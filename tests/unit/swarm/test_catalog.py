@@ -1,4 +1,4 @@
-"""Policy manifests in order, and proof when two contradict."""
+"""Catalog of policy versions: order, equivocation, forgetting."""
 
 from __future__ import annotations
 
@@ -29,69 +29,67 @@ def versions(count: int) -> list[Opened]:
 
 
 @pytest.fixture
-def book() -> PolicyCatalog:
+def catalog() -> PolicyCatalog:
     return PolicyCatalog(LEARNER.public_key)
 
 
-def test_versions_only_grow_whatever_the_order_of_arrival(book: PolicyCatalog) -> None:
+def test_newest_is_the_highest_version(catalog: PolicyCatalog) -> None:
     chain = versions(4)
     newest = []
     for index in (1, 3, 0, 2):
-        book.admit(chain[index])
-        assert book.newest is not None
-        newest.append(book.newest.manifest.version)
+        catalog.admit(chain[index])
+        assert catalog.newest is not None
+        newest.append(catalog.newest.manifest.version)
     assert newest == [1, 3, 3, 3]
-    known = book.named(chain[2].digest)
+    known = catalog.named(chain[2].digest)
     assert known is not None
     assert known.raw == chain[2].raw
-    assert book.get(9) is None
-    assert book.named(Digest(bytes(32))) is None
+    assert catalog.get(9) is None
+    assert catalog.named(Digest(bytes(32))) is None
 
 
-def test_admitting_twice_changes_nothing(book: PolicyCatalog) -> None:
+def test_admitting_twice_changes_nothing(catalog: PolicyCatalog) -> None:
     (first,) = versions(1)
-    assert book.admit(first) == book.admit(first)
+    assert catalog.admit(first) == catalog.admit(first)
 
 
-def test_two_manifests_of_one_version_are_proof(book: PolicyCatalog) -> None:
+def test_two_manifests_of_one_version_are_equivocation(catalog: PolicyCatalog) -> None:
     first, twin = manifest(0, b""), manifest(0, b"", beacon=1)
-    book.admit(first)
+    catalog.admit(first)
     with pytest.raises(EquivocationError) as caught:
-        book.admit(twin)
+        catalog.admit(twin)
     assert {caught.value.first, caught.value.second} == {first.raw, twin.raw}
-    assert book.newest is not None
-    assert book.newest.digest == first.digest
+    assert catalog.newest is not None
+    assert catalog.newest.digest == first.digest
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_version_that_names_another_past_is_proof_in_either_order(
-    book: PolicyCatalog, order: tuple[int, int]
-) -> None:
+def test_a_broken_chain_is_equivocation_in_either_order(catalog: PolicyCatalog, order: tuple[int, int]) -> None:
     pair = (manifest(0, b""), manifest(1, bytes(32)))
-    book.admit(pair[order[0]])
+    catalog.admit(pair[order[0]])
     with pytest.raises(EquivocationError):
-        book.admit(pair[order[1]])
+        catalog.admit(pair[order[1]])
 
 
-def test_only_the_learner_signs_policies(book: PolicyCatalog) -> None:
+def test_only_the_learner_signs_policies(catalog: PolicyCatalog) -> None:
     with pytest.raises(RemoteProtocolError):
-        book.admit(manifest(0, b"", identity=OTHER))
-    assert book.newest is None
+        catalog.admit(manifest(0, b"", identity=OTHER))
+    assert catalog.newest is None
 
 
-def test_impossible_manifests_are_refused(book: PolicyCatalog) -> None:
+def test_malformed_manifests_are_refused(catalog: PolicyCatalog) -> None:
     with pytest.raises(RemoteProtocolError):
-        book.admit(manifest(1, b""))
+        catalog.admit(manifest(1, b""))
     with pytest.raises(RemoteProtocolError):
-        book.admit(manifest(0, envelope_digest(b"")))
+        catalog.admit(manifest(0, envelope_digest(b"")))
 
 
-def test_old_versions_are_given_back_and_forgotten(book: PolicyCatalog) -> None:
+def test_forgotten_versions_are_returned(catalog: PolicyCatalog) -> None:
     chain = versions(5)
     for opened in chain:
-        book.admit(opened)
-    old = book.forget_before(3)
+        catalog.admit(opened)
+    old = catalog.forget_before(3)
     assert [known.manifest.version for known in old] == [0, 1, 2]
-    assert book.get(2) is None
-    assert book.uses(book.admit(chain[4]).manifest.weights.root)
-    assert not book.uses(old[0].manifest.weights.root)
+    assert catalog.get(2) is None
+    assert catalog.uses(catalog.admit(chain[4]).manifest.weights.root)
+    assert not catalog.uses(old[0].manifest.weights.root)

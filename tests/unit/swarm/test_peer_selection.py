@@ -1,4 +1,4 @@
-"""Whom to serve: newcomers, then the late, then the nearly done; and the pace all that is measured by."""
+"""Upload order of peers, and the target time it is based on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MB = 1e6
 HOME = Rates(2 * MB, 10 * MB)
 
 
-def test_the_pace_is_a_tenth_above_the_lower_bound_of_what_is_known() -> None:
+def test_target_is_a_tenth_above_the_lower_bound() -> None:
     # Eight uplinks of 2 MB/s without the source: F over the mean uplink, 100 MB / 2 MB/s.
     pace = pace_of(int(100 * MB), [HOME] * 8)
     assert pace.mean_upload_bytes_s == 2 * MB
@@ -27,14 +27,14 @@ def test_the_pace_is_a_tenth_above_the_lower_bound_of_what_is_known() -> None:
     assert pace_of(int(100 * MB), slow, source_upload_bytes_s=0.5 * MB).target_s == pytest.approx(220)
 
 
-def test_nothing_is_late_while_nobody_said_a_rate() -> None:
+def test_no_peer_is_late_without_rates() -> None:
     pace = pace_of(1000, [Rates(), Rates(0.0, 5.0)])
     assert math.isinf(pace.target_s)
     assert math.isinf(pace.laxity_s(1000, Rates(), 1e9))
     assert rank(5, 100, Rates(), pace, 1e9) < rank(5, 200, Rates(), pace, 0.0), "then the fewest bytes come first"
 
 
-def test_the_order_of_receivers() -> None:
+def test_upload_ranks() -> None:
     pace = Pace(2 * MB, 55.0)
     newcomers = [rank(held, int(100 * MB), Rates(up * MB, 0.0), pace, 0.0) for held, up in ((0, 9), (1, 3), (0, 1))]
     # A downlink of 1 MB/s with 60 MB to go needs 60 s of the 55; with 54 it has one second to spare, which is too few.
@@ -45,7 +45,7 @@ def test_the_order_of_receivers() -> None:
     assert [place[0] for place in newcomers + late + others] == [0, 0, 0, 1, 1, 2, 2]
 
 
-def test_time_makes_everybody_late() -> None:
+def test_time_makes_peers_late() -> None:
     pace = Pace(2 * MB, 55.0)
     assert rank(40, int(30 * MB), HOME, pace, 40.0)[0] == 2
     assert rank(40, int(30 * MB), HOME, pace, 43.0)[0] == 1
