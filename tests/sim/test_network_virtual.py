@@ -1,4 +1,4 @@
-"""The virtual network itself: one seed one trace, and faults that do what they say."""
+"""The virtual network: one trace for each seed, and every kind of fault."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def traced(seed: int, hash_seed: str) -> str:
     return subprocess.run(script, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_one_seed_gives_one_trace_whatever_the_hash_randomisation() -> None:
+def test_one_seed_gives_one_trace_with_any_hash_seed() -> None:
     first, second, other = traced(7, "1"), traced(7, "31337"), traced(8, "1")
     assert first == second
     assert first != other
@@ -82,7 +82,7 @@ def test_partition_and_heal() -> None:
     assert sorted(made.members["v0"].ready_at) == [0]
 
 
-def test_what_was_queued_for_sending_dies_with_its_machine_and_the_rest_resumes() -> None:
+def test_queued_frames_die_with_their_machine() -> None:
     made = ProtocolSwarm(VirtualNetwork(4))
     made.add("learner", Role.LEARNER, upload_bytes_s=50_000.0)
     volunteer = made.add("v0", bootstrap=("learner",))

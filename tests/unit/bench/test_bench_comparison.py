@@ -1,4 +1,4 @@
-"""Rewards and recipes side by side: resuming, summing up, the files and the JSON of both commands."""
+"""The on-policy comparison: resuming, rows, files and the JSON of both commands."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_rerun_does_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 6
 
 
-def test_rows_hold_the_means_of_their_seeds_over_the_last_evaluations() -> None:
+def test_rows_hold_means_over_the_last_evaluations() -> None:
     row = row_of("ppo", "success", [result(0, 0.6), result(1, 0.8)])
     assert row.last_per_seed == pytest.approx((0.6, 0.8))
     assert row.last == pytest.approx(0.7)

@@ -1,4 +1,4 @@
-"""The patch benchmark: its codecs give words back, its sizes are right where they can be counted by hand."""
+"""The patch benchmark: round trips of its codecs, and sizes that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("word_type", [BF16, FP32], ids=["bf16", "fp32"])
-def test_bands_publish_one_training_as_a_learner_with_each_would(word_type: WordType) -> None:
+def test_bands_publish_as_a_learner_with_each_would(word_type: WordType) -> None:
     """Against a walk of plain integers: words above zero, which are their own places on the line. Half is measured."""
     finer = 1 if word_type is BF16 else 1 << 16
     rng = np.random.default_rng(6)
@@ -142,7 +142,7 @@ def test_bands_publish_one_training_as_a_learner_with_each_would(word_type: Word
     assert len(bands_as_markdown(rows).splitlines()) == 2 + len(rows)
 
 
-def test_a_run_is_measured_over_its_longest_stretch_of_versions(tmp_path: Path) -> None:
+def test_a_run_is_measured_over_its_longest_sequence(tmp_path: Path) -> None:
     world = World(tmp_path)
     (tmp_path / "run.manifest").write_bytes(world.manifest_raw)
     policies = [world.publish(version, step=version) for version in (0, 1, 3, 4, 5)]

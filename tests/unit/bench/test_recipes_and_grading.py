@@ -1,4 +1,4 @@
-"""Recipes by the text that names them, and rewards placed where they are earned."""
+"""Recipes parsed from text, and rewards on tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2prl.bench.training.grading import grade
 from p2prl.bench.training.stacked_sampling import Completions
 from p2prl.errors import ConfigError
 
-SUBJECT = dataclasses.replace(environment_by_name("chain4"), max_new_tokens=12)
+ENVIRONMENT = dataclasses.replace(environment_by_name("chain4"), max_new_tokens=12)
 PROMPTS = [["3+4*2-7=", "1+1+1+1="]]  # 7, 4, 7 and 2, 3, 4
 WRITTEN = [[["747#7.", "7747#7.", "7.", "748#8."], ["234#4.", "2344444", "2=4#4.", "#5."]]]
 
@@ -22,23 +22,23 @@ WRITTEN = [[["747#7.", "7747#7.", "7.", "748#8."], ["234#4.", "2344444", "2=4#4.
 def completions() -> Completions:
     """One seed, two prompts, four completions each; `.` is the end token."""
     rows = [
-        [SUBJECT.end_token if symbol == "." else SUBJECT.encode(symbol)[0] for symbol in text]
+        [ENVIRONMENT.end_token if symbol == "." else ENVIRONMENT.encode(symbol)[0] for symbol in text]
         for prompt in WRITTEN[0]
         for text in prompt
     ]
     longest = max(map(len, rows))
-    tokens = torch.tensor([row + [SUBJECT.end_token] * (longest - len(row)) for row in rows])
+    tokens = torch.tensor([row + [ENVIRONMENT.end_token] * (longest - len(row)) for row in rows])
     lengths = torch.tensor([[len(row)] for row in rows])
     return Completions(
         tokens_MBGT=tokens.view(1, 2, 4, longest),
         logprobs_MBGT=torch.zeros(1, 2, 4, longest),
         mask_MBGT=(torch.arange(longest) < lengths).view(1, 2, 4, longest),
-        finished_MBG=torch.tensor([row[-1] == SUBJECT.end_token for row in rows]).view(1, 2, 4),
+        finished_MBG=torch.tensor([row[-1] == ENVIRONMENT.end_token for row in rows]).view(1, 2, 4),
     )
 
 
 def test_completions_are_grades_in_place() -> None:
-    grades = grade(SUBJECT, PROMPTS, completions())
+    grades = grade(ENVIRONMENT, PROMPTS, completions())
     assert grades.success_MBG.tolist() == [[[1, 1, 0, 0], [1, 0, 1, 0]]]
     assert grades.outcome_MBG.tolist() == [[[1, 1, 0, 1], [1, 0, 0, 0]]]
     assert grades.readable_MBG.tolist() == [[[True, True, True, True], [True, False, False, True]]]
@@ -54,15 +54,15 @@ def test_completions_are_grades_in_place() -> None:
 )  # fmt: skip
 def test_rewards_of_tokens_add_up_to_those_of_completions(text: str) -> None:
     made = completions()
-    grades, reward = grade(SUBJECT, PROMPTS, made), parse_reward(text)
+    grades, reward = grade(ENVIRONMENT, PROMPTS, made), parse_reward(text)
     tokens = grades.token_rewards(reward, made.mask_MBGT)
     assert tokens[~made.mask_MBGT].count_nonzero() == 0
     torch.testing.assert_close(tokens.sum(-1), grades.completion_rewards(reward))
 
 
-def test_a_step_is_rewarded_on_its_last_token_and_success_on_the_end() -> None:
+def test_tokens_that_steps_and_success_are_rewarded_on() -> None:
     made = completions()
-    grades = grade(SUBJECT, PROMPTS, made)
+    grades = grade(ENVIRONMENT, PROMPTS, made)
     raw = grades.token_rewards(parse_reward("2*success+0.5*process"), made.mask_MBGT)
     assert raw[0, 0, 0].tolist() == [0.5, 0.5, 0.5, 0, 0.5, 2, 0]
     assert raw[0, 0, 3].tolist() == [0.5, 0.5, 0, 0, 0, 0, 0]

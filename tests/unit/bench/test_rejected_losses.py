@@ -1,4 +1,4 @@
-"""The losses that were tried: each weight against its formula, and GEPO-T wherever its own dial is at rest."""
+"""Rejected losses: each weight against its formula, and equal to GEPO-T with the neutral option."""
 
 from __future__ import annotations
 

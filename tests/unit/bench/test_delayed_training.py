@@ -27,14 +27,14 @@ from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.text_codec import Codec
 from p2prl.models.tiny_models import tiny_model
 
-SUBJECT = environment_by_name("chain4")
+ENVIRONMENT = environment_by_name("chain4")
 PLAN = TrainingPlan(updates=6, evaluate_every=1, evaluation_prompts=16, final_prompts=32, learning_rate=2e-3)
 
 
 @functools.cache
 def learned() -> Tensor:
     """Weights of three seeds that have begun to learn: fresh ones never end a completion, and so never see a reward."""
-    return warm_start(SUBJECT, range(3), steps=40)
+    return warm_start(ENVIRONMENT, range(3), steps=40)
 
 
 def start(seeds: range) -> Tensor:
@@ -42,8 +42,8 @@ def start(seeds: range) -> Tensor:
 
 
 def trained(method: str, delay: str, seeds: range) -> list[SeedResult]:
-    parsed = parse_method(method, max_completion_tokens=SUBJECT.max_new_tokens)
-    return DelayedTraining(SUBJECT, parsed, parse_staleness(delay), PLAN, seeds, start(seeds)).run()
+    parsed = parse_method(method, max_completion_tokens=ENVIRONMENT.max_new_tokens)
+    return DelayedTraining(ENVIRONMENT, parsed, parse_staleness(delay), PLAN, seeds, start(seeds)).run()
 
 
 @pytest.mark.parametrize("beta2", [0.99, 0.999])
@@ -68,48 +68,48 @@ def test_the_optimizer_is_clipped_adamw_row_by_row(beta2: float) -> None:
 def test_tokens_are_those_of_the_chain4_models_tokenizer() -> None:
     loaded = tiny_model("chain4")
     codec = Codec(loaded.tokenizer, loaded.model)
-    prompt, completion = SUBJECT.demonstration(3)
-    assert tuple(SUBJECT.prompt_tokens(prompt)) == codec.encode(prompt)
-    assert tuple(SUBJECT.encode(completion)) == codec.encode(completion)[1:]
-    assert {SUBJECT.end_token} == codec.stop_ids
-    assert SUBJECT.shape.vocabulary == len(loaded.tokenizer)
+    prompt, completion = ENVIRONMENT.demonstration(3)
+    assert tuple(ENVIRONMENT.prompt_tokens(prompt)) == codec.encode(prompt)
+    assert tuple(ENVIRONMENT.encode(completion)) == codec.encode(completion)[1:]
+    assert {ENVIRONMENT.end_token} == codec.stop_ids
+    assert ENVIRONMENT.shape.vocabulary == len(loaded.tokenizer)
 
 
-def test_rewards_are_the_tasks_and_need_a_finished_readable_completion() -> None:
+def test_rewards_need_a_finished_readable_completion() -> None:
     prompt = "3+4*2-7="
-    good = [*SUBJECT.encode("747#7"), SUBJECT.end_token]
-    assert SUBJECT.reward(prompt, good, finished=True) == 1.0
-    assert SUBJECT.reward(prompt, good[:-1], finished=False) == 0.0
-    assert SUBJECT.reward(prompt, [SUBJECT.begin_token, *good], finished=True) == 0.0
+    good = [*ENVIRONMENT.encode("747#7"), ENVIRONMENT.end_token]
+    assert ENVIRONMENT.reward(prompt, good, finished=True) == 1.0
+    assert ENVIRONMENT.reward(prompt, good[:-1], finished=False) == 0.0
+    assert ENVIRONMENT.reward(prompt, [ENVIRONMENT.begin_token, *good], finished=True) == 0.0
 
 
-def test_warm_start_lowers_the_loss_of_each_seed_as_if_it_ran_alone() -> None:
-    together = warm_start(SUBJECT, [0, 1], steps=3)
-    torch.testing.assert_close(together[1:], warm_start(SUBJECT, [1], steps=3), rtol=0, atol=1e-5)
-    prompt, completion = SUBJECT.demonstration(12345)
-    prompts = torch.tensor([SUBJECT.prompt_tokens(prompt)]).expand(2, 1, -1)
-    tokens = torch.tensor([*SUBJECT.encode(completion), SUBJECT.end_token]).expand(2, 1, 1, -1)
-    after = completion_logprobs(SUBJECT.shape, learned()[:2], prompts, tokens)
-    fresh = torch.stack([initial_weights(SUBJECT.shape, seed) for seed in range(2)])
-    before = completion_logprobs(SUBJECT.shape, fresh, prompts, tokens)
+def test_warm_start_trains_each_seed_as_if_alone() -> None:
+    together = warm_start(ENVIRONMENT, [0, 1], steps=3)
+    torch.testing.assert_close(together[1:], warm_start(ENVIRONMENT, [1], steps=3), rtol=0, atol=1e-5)
+    prompt, completion = ENVIRONMENT.demonstration(12345)
+    prompts = torch.tensor([ENVIRONMENT.prompt_tokens(prompt)]).expand(2, 1, -1)
+    tokens = torch.tensor([*ENVIRONMENT.encode(completion), ENVIRONMENT.end_token]).expand(2, 1, 1, -1)
+    after = completion_logprobs(ENVIRONMENT.shape, learned()[:2], prompts, tokens)
+    fresh = torch.stack([initial_weights(ENVIRONMENT.shape, seed) for seed in range(2)])
+    before = completion_logprobs(ENVIRONMENT.shape, fresh, prompts, tokens)
     assert bool((after.sum(-1) > before.sum(-1)).all())
 
 
-def test_warm_starts_are_read_from_the_cache_and_a_broken_one_is_refused(tmp_path: Path) -> None:
-    marked = torch.full((SUBJECT.shape.size(),), 0.5)
+def test_warm_starts_are_cached_and_broken_ones_refused(tmp_path: Path) -> None:
+    marked = torch.full((ENVIRONMENT.shape.size(),), 0.5)
     (tmp_path / "warm").mkdir()
-    path = warm_path(SUBJECT, 4, tmp_path / "warm")
+    path = warm_path(ENVIRONMENT, 4, tmp_path / "warm")
     save_file({"weights": marked}, path)
-    assert torch.equal(warm_start_of(SUBJECT, [4], tmp_path), marked.unsqueeze(0))
+    assert torch.equal(warm_start_of(ENVIRONMENT, [4], tmp_path), marked.unsqueeze(0))
     save_file({"weights": marked[1:].clone()}, path)
     with pytest.raises(IntegrityError, match="another decoder"):
-        warm_start_of(SUBJECT, [4], tmp_path)
+        warm_start_of(ENVIRONMENT, [4], tmp_path)
     path.write_bytes(b"nothing")
     with pytest.raises(IntegrityError, match="not a warm start"):
-        warm_start_of(SUBJECT, [4], tmp_path)
+        warm_start_of(ENVIRONMENT, [4], tmp_path)
 
 
-def test_a_seed_does_not_depend_on_its_companions_and_a_rerun_repeats_it() -> None:
+def test_a_seed_is_independent_of_others_and_repeats() -> None:
     together = trained("gepo_t+brake", "unif:3", range(1, 3))
     alone = trained("gepo_t+brake", "unif:3", range(2, 3))
     again = trained("gepo_t+brake", "unif:3", range(2, 3))
@@ -162,9 +162,7 @@ def test_samplers_use_the_policy_that_the_law_says(delay: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("addition", ["average", "published"])
-def test_averages_are_what_is_evaluated_and_published_ones_what_samplers_use(
-    addition: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_averages_are_evaluated_and_published_ones_sampled(addition: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled: list[Tensor] = []
     evaluated: list[Tensor] = []
     learner: list[Tensor] = []
@@ -217,7 +215,7 @@ def test_a_replayed_batch_is_an_earlier_one_at_its_true_age(monkeypatch: pytest.
     assert ages == [0, 1, 1, 2, 1, 3, 1, 3, 1, 3]
 
 
-def test_without_delay_every_ratio_is_one_and_with_it_none_stays() -> None:
+def test_ratios_are_one_without_delay_only() -> None:
     (fresh,) = trained("grpo", "const:0", range(1))
     assert fresh.weight_max == pytest.approx(1.0, abs=1e-4)
     assert fresh.ess_min == pytest.approx(1.0, abs=1e-4)
@@ -242,4 +240,4 @@ def test_illegal_plans_and_seeds_are_refused() -> None:
         TrainingPlan(learning_rate=0.0)
     method = parse_method("grpo", max_completion_tokens=8)
     with pytest.raises(ConfigError, match="seed"):
-        DelayedTraining(SUBJECT, method, parse_staleness("const:0"), PLAN, [-1], start(range(1)))
+        DelayedTraining(ENVIRONMENT, method, parse_staleness("const:0"), PLAN, [-1], start(range(1)))

@@ -1,4 +1,4 @@
-"""Training a recipe: what a batch holds, what its reference is, and whose completions it learns from."""
+"""On-policy training: batches, references, and the source of completions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_start
 from p2prl.errors import ConfigError
 
-SUBJECT = environment_by_name("chain4")
+ENVIRONMENT = environment_by_name("chain4")
 PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=16, final_prompts=32, learning_rate=2e-3)
 
 
 @functools.cache
-def learnt() -> Tensor:
+def learned() -> Tensor:
     """Two seeds that have begun to learn: fresh ones never end a completion."""
-    return warm_start(SUBJECT, range(2), steps=60)
+    return warm_start(ENVIRONMENT, range(2), steps=60)
 
 
 def training(recipe: str, reward: str = "success", seeds: range = range(2)) -> OnPolicyTraining:
-    start = learnt()[seeds.start : seeds.stop]
-    parsed = parse_recipe(recipe, max_completion_tokens=SUBJECT.max_new_tokens)
-    return OnPolicyTraining(SUBJECT, parsed, parse_reward(reward), PLAN, seeds, start)
+    start = learned()[seeds.start : seeds.stop]
+    parsed = parse_recipe(recipe, max_completion_tokens=ENVIRONMENT.max_new_tokens)
+    return OnPolicyTraining(ENVIRONMENT, parsed, parse_reward(reward), PLAN, seeds, start)
 
 
-def test_credit_is_the_discounted_reward_while_the_value_head_is_zero() -> None:
+def test_credit_is_the_discounted_reward_with_a_zero_value_head() -> None:
     """δ_t is 0 before the end, so that A_t = λ^(L−1−t) · R: worked out from the tokens alone."""
     made = training("ppo:normalise=off:lambda=0.7", "2*success")
     batch = made._batch(0)
@@ -56,11 +56,11 @@ def test_credit_is_the_discounted_reward_while_the_value_head_is_zero() -> None:
 
 
 def _right(made: OnPolicyTraining, index: int, b: int, tokens: list[int]) -> bool:
-    prompt = SUBJECT.task.prompt(made._seeds[index] * (1 << 40) + b)
-    return SUBJECT.reward(prompt, tokens, tokens[-1] == SUBJECT.end_token) == 1.0
+    prompt = ENVIRONMENT.task.prompt(made._seeds[index] * (1 << 40) + b)
+    return ENVIRONMENT.reward(prompt, tokens, tokens[-1] == ENVIRONMENT.end_token) == 1.0
 
 
-def test_normalised_advantages_have_mean_zero_and_deviation_one_for_each_seed() -> None:
+def test_normalized_advantages_of_each_seed() -> None:
     for rollouts in training("ppo")._batch(0).rollouts:
         assert rollouts.token_advantages_BGT is not None
         on = rollouts.token_advantages_BGT[rollouts.mask_BGT]
@@ -73,11 +73,11 @@ def test_the_first_step_learns_policy_and_value() -> None:
     start = made._weights_MW.detach().clone()
     made._step(made._batch(0))
     moved = (made._weights_MW.detach() != start)[0]
-    assert moved[: SUBJECT.shape.size()].float().mean() > 0.5
-    assert bool(moved[SUBJECT.shape.size() :].all())
+    assert moved[: ENVIRONMENT.shape.size()].float().mean() > 0.5
+    assert bool(moved[ENVIRONMENT.shape.size() :].all())
     frozen = training("ppo:value=0", seeds=range(1))
     frozen._step(frozen._batch(0))
-    assert frozen._weights_MW.detach()[0, SUBJECT.shape.size() :].count_nonzero() == 0
+    assert frozen._weights_MW.detach()[0, ENVIRONMENT.shape.size() :].count_nonzero() == 0
 
 
 @pytest.mark.parametrize("loss", ["dpo", "ppo"])
@@ -128,7 +128,7 @@ def test_a_seed_does_not_depend_on_its_companions(recipe: str) -> None:
     assert all(math.isfinite(look.tokens) and 1 <= look.tokens <= 8 for look in alone.curve)
 
 
-def test_raw_process_rewards_lengthen_completions_and_refined_ones_do_not() -> None:
+def test_only_raw_process_rewards_lengthen_completions() -> None:
     """The rewards' gradients at the very first step already disagree on what a longer completion is worth."""
     raw, refined = training("ppo", "success+process")._batch(0), training("ppo", "success+process:clip+delta")._batch(0)
     for a, b in zip(raw.rollouts, refined.rollouts, strict=True):
@@ -141,5 +141,10 @@ def test_raw_process_rewards_lengthen_completions_and_refined_ones_do_not() -> N
 def test_illegal_seeds_are_refused() -> None:
     with pytest.raises(ConfigError, match="seed"):
         OnPolicyTraining(
-            SUBJECT, parse_recipe("ppo", max_completion_tokens=8), parse_reward("success"), PLAN, [-1], learnt()[:1]
+            ENVIRONMENT,
+            parse_recipe("ppo", max_completion_tokens=8),
+            parse_reward("success"),
+            PLAN,
+            [-1],
+            learned()[:1],
         )

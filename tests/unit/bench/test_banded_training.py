@@ -24,18 +24,18 @@ from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path, warm_start
 from p2prl.patches.simulated_training import bf16
 
-SUBJECT = environment_by_name("chain4")
+ENVIRONMENT = environment_by_name("chain4")
 PLAN = TrainingPlan(updates=4, evaluate_every=1, evaluation_prompts=8, final_prompts=8, learning_rate=2e-3)
 
 
 @pytest.fixture(scope="module")
 def start() -> Tensor:
-    return warm_start(SUBJECT, range(1), steps=40)
+    return warm_start(ENVIRONMENT, range(1), steps=40)
 
 
 def banded(text: str, delay: str, start: Tensor) -> BandedTraining:
-    method = parse_method(text, max_completion_tokens=SUBJECT.max_new_tokens)
-    return BandedTraining(SUBJECT, method, parse_staleness(delay), PLAN, range(1), start)
+    method = parse_method(text, max_completion_tokens=ENVIRONMENT.max_new_tokens)
+    return BandedTraining(ENVIRONMENT, method, parse_staleness(delay), PLAN, range(1), start)
 
 
 def places(weights: Tensor) -> Any:
@@ -45,7 +45,7 @@ def places(weights: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("band", [0, 3])
-def test_samplers_use_words_that_left_the_band_and_the_learner_its_own_weights(
+def test_samplers_use_banded_weights_and_the_learner_its_own(
     band: int, start: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampled: list[Tensor] = []
@@ -85,7 +85,7 @@ def test_even_without_delay_the_samplers_policy_is_another_one(start: Tensor) ->
 
 def test_the_benchmark_trains_by_the_band_that_a_method_names(tmp_path: Path, start: Tensor) -> None:
     (tmp_path / "warm").mkdir()
-    save_file({"weights": start[0].contiguous()}, warm_path(SUBJECT, 0, tmp_path / "warm"))
+    save_file({"weights": start[0].contiguous()}, warm_path(ENVIRONMENT, 0, tmp_path / "warm"))
     plan = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=8, final_prompts=8)
     run_staleness(StalenessConfig(methods=("grpo+band=64",), delays=("const:0",), seeds=1, plan=plan), tmp_path)
     results = ResultFile(tmp_path / "results.jsonl")

@@ -1,4 +1,4 @@
-"""The swap benchmark on a model of a few thousand parameters: it makes the swaps it times."""
+"""The hot-swap benchmark on a model of a few thousand parameters."""
 
 from __future__ import annotations
 
