@@ -73,13 +73,15 @@ class ProgressReporter:
         self._report_at = 0.0
         self.peers: Mapping[str, int] = {}
         """Links by the peers' role names."""
-        self._announced_version = -1
-        self._announced_step = -1
+        self.announced_version = -1
+        """Newest version announced by the learner."""
+        self.announced_step = -1
+        """Its learner step."""
 
-    def add_announcement(self, version: int, step: int) -> None:
-        """Note a version that the learner announced, and its step."""
-        if version > self._announced_version:
-            self._announced_version, self._announced_step = version, step
+    def announce(self, version: int, step: int) -> None:
+        """Note a version announced by the learner, unless a newer one was."""
+        if version > self.announced_version:
+            self.announced_version, self.announced_step = version, step
 
     def add_batch(self, rewards: Iterable[float], *, tokens: int, seconds: float) -> None:
         """Note a batch: the mean reward of each group, and what it took to decode."""
@@ -97,9 +99,9 @@ class ProgressReporter:
         self._on_progress(
             Progress(
                 state=state,
+                step=self.announced_step,
                 version=version,
-                announced_version=self._announced_version,
-                step=self._announced_step,
+                announced_version=self.announced_version,
                 peers=self.peers,
                 groups=self._spool.counts(),
                 reasons=self._spool.reasons(),

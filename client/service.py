@@ -162,7 +162,7 @@ class Volunteer:
                 case control.RunKnown() | control.FileReady():
                     self.bootstrap.take(message)
                 case control.VersionAnnounced(version=version, step=step):
-                    self._progress.add_announcement(version, step)
+                    self._progress.announce(version, step)
                     self._run_end.on_policy(step)
                 case control.VersionReady(digest=digest, manifest=raw, path=path):
                     manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)

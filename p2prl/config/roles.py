@@ -141,7 +141,7 @@ def build_volunteer(
     on_progress: Callable[[Progress], None],
     on_notice: Callable[[str], None],
 ) -> Volunteer:
-    """A volunteer for the run behind a link, working from a seat.
+    """A volunteer for the run behind a link, working from a worker folder.
 
     `prepare` makes its engine (`prepare_engine`); `base` is a model directory it may start from.
     """

@@ -18,6 +18,7 @@ from p2prl.errors import P2PRLError, TransportError, UnreachableError
 from p2prl.net.ports import Transport, TransportConfig
 from p2prl.net.process import bridge, control
 from p2prl.net.process.bandwidth import UploadBudget
+from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.version_check import VersionCheck
@@ -44,6 +45,12 @@ _EAGER_S = 300.0
 
 _PATIENT_REDIAL_S = 20.0
 """How often the bootstrap peers are tried from then on."""
+
+
+KEY_SHARED = control.Warned(
+    "another machine uses this key: peers answer only one of them",
+    "Stop one, or start this one with another --home, which makes a key of its own.",
+)
 
 
 class NetworkProcess:
@@ -92,7 +99,13 @@ class NetworkProcess:
         transport = await self._start_transport(identity, config)
         try:
             self._driver = NodeDriver(
-                self._node, transport, self._clock, config.run, self._on_event, budget=self._budget
+                self._node,
+                transport,
+                self._clock,
+                config.run,
+                self._on_event,
+                budget=self._budget,
+                key_use=KeyUse(identity.peer_id, self._clock.now(), lambda: self._report(KEY_SHARED)),
             )
             self._report(control.NetworkUp(transport.addresses))
             self._driver.wake()

@@ -65,5 +65,6 @@ class RunBootstrap(Generic[T]):
         if self.manifest is None and waited_s > _PATIENCE_S:
             raise UnreachableError(
                 "no peer of this run answered within a minute",
-                remedy="Ask for a fresh join link; the peers in this one may be gone.",
+                remedy="Ask for a fresh join link: the peers in this one may be gone. If this key also runs elsewhere "
+                "(a copied home folder), stop one of the two: peers answer only one.",
             )
