@@ -26,7 +26,10 @@ log = logging.getLogger("p2prl.net")
 
 
 class NodeDriver:
-    """Runs one node until `close`."""
+    """Runs one node until `close`.
+
+    It has more than twelve attributes because the node, its transport, the directory and one timer meet here.
+    """
 
     def __init__(
         self,
