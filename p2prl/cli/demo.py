@@ -285,7 +285,7 @@ def _summary(swarm: Swarm, folder: RunFolder, before: float, after: float, *, wa
 def _versions_published(folder: RunFolder) -> int:
     journal = Journal(folder.paths.journal)
     try:
-        return journal.policy_count()
+        return journal.policies.count()
     finally:
         journal.close()
 

@@ -68,14 +68,14 @@ class LossConfig:
         objectives = self._objectives(sampling)
         self._check_reward(reward, objectives)
         self._check_combination(sampling, objectives)
-        unverified = None
+        probation_loss = None
         if self.trust.loss:
-            unverified = build_loss(self.trust.loss, max_completion_tokens=sampling.max_new_tokens)
+            probation_loss = build_loss(self.trust.loss, max_completion_tokens=sampling.max_new_tokens)
         return LossPipelineConfig(
             objectives=objectives,
             guards=self.guards,
-            trust=self.trust,
-            unverified=unverified,
+            probation=self.trust,
+            probation_loss=probation_loss,
             reference=ReferencePenaltyConfig(beta=self.reference.beta),
             selection=self.auto,
         )

@@ -15,6 +15,7 @@ from p2prl.config.network_options import UploadCaps, blobs_of_seat, remember_run
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.errors import P2PRLError
+from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.loss_pipeline import LossPipeline
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
@@ -67,23 +68,23 @@ def build_learner(
     blobs = DiskBlobStore(folder.paths.blobs)
     for file, data in run_file_blobs(folder):
         blobs.add(file.blob, data)
-    return Learner(
-        paths=folder.paths,
-        identity=folder.identity,
-        manifest=folder.manifest,
-        run=folder.run,
-        model=training.model,
-        tokenizer=training.tokenizer,
-        layout=layout,
-        engine=TransformersEngine(replaying.model, layout),
-        work=work,
-        estimator=LossPipeline(folder.estimator_config()),
-        reference=folder.settings.loss.reference_config(),
-        config=folder.settings.learner,
-        clock=SystemClock(),
-        random_bytes=os.urandom,
-        on_metrics=on_metrics,
-        on_notice=on_notice,
+    return assemble_learner(
+        LearnerParts(
+            paths=folder.paths,
+            identity=folder.identity,
+            manifest=folder.manifest,
+            run=folder.run,
+            training=training,
+            layout=layout,
+            replaying=Prepared(TransformersEngine(replaying.model, layout), work),
+            loss=LossPipeline(folder.loss_config()),
+            reference=folder.settings.loss.reference_config(),
+            config=folder.settings.learner,
+            clock=SystemClock(),
+            random_bytes=os.urandom,
+            on_metrics=on_metrics,
+            on_notice=on_notice,
+        )
     )
 
 

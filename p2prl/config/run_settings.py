@@ -20,9 +20,9 @@ from p2prl.config.loss_table import LossConfig
 from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
+from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.loss_pipeline import LossPipelineConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
-from p2prl.learner.service import LearnerConfig
 from p2prl.models.pretrained import LoadedModel, load_pretrained
 from p2prl.models.run_files import export_run_files
 from p2prl.models.text_codec import Codec
@@ -69,7 +69,7 @@ class RunFolder(Folder):
 
     settings: RunSettings
 
-    def estimator_config(self) -> LossPipelineConfig:
+    def loss_config(self) -> LossPipelineConfig:
         """The run's loss with all that is put around it. ConfigError where its settings do not fit the run."""
         return self.settings.loss.build(self.manifest.sampling, parse_reward(self.manifest.reward))
 
@@ -79,7 +79,7 @@ def open_run(directory: Path) -> RunFolder:
     folder = open_folder(directory)
     settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
     run = RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
-    run.estimator_config()
+    run.loss_config()
     _check_dead_band(settings.learner.dead_band_ulp, folder.manifest.dtype)
     return run
 

@@ -19,12 +19,14 @@ from typing import Any
 from p2prl.algorithms.registry import build_loss
 from p2prl.client.agent import AgentConfig, Sample
 from p2prl.client.service import Volunteer, VolunteerConfig
+from p2prl.learner.assembly import LearnerParts, assemble_learner
+from p2prl.learner.learner_config import LearnerConfig
+from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.loss_pipeline import LossPipeline
 from p2prl.learner.published_policies import versions_kept
-from p2prl.learner.run_files import LearnerPaths
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.schedule import Action
-from p2prl.learner.service import Learner, LearnerConfig
+from p2prl.learner.service import Learner
 from p2prl.models.evaluation import evaluate
 from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.pretrained import LoadedModel
@@ -186,22 +188,22 @@ class Swarm:
 
     def _start_learner(self) -> Learner:
         config = self._config
-        learner = Learner(
-            paths=LearnerPaths(self._directory / "learner"),
-            identity=self._key,
-            manifest=self._manifest,
-            run=self._run,
-            model=self._loaded.model,
-            tokenizer=self._loaded.tokenizer,
-            layout=self._layout,
-            engine=SharedEngine(self._model),
-            work=self._work,
-            estimator=LossPipeline.plain(build_loss("gepo_t")),
-            config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
-            clock=self.network.loop_clock,
-            random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated
-            on_metrics=self._metrics.append,
-            on_notice=lambda _: None,
+        learner = assemble_learner(
+            LearnerParts(
+                paths=LearnerPaths(self._directory / "learner"),
+                identity=self._key,
+                manifest=self._manifest,
+                run=self._run,
+                training=self._loaded,
+                layout=self._layout,
+                replaying=Prepared(SharedEngine(self._model), self._work),
+                loss=LossPipeline.plain(build_loss("gepo_t")),
+                config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
+                clock=self.network.loop_clock,
+                random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated
+                on_metrics=self._metrics.append,
+                on_notice=lambda _: None,
+            )
         )
         port = self._host(self._key, Role.LEARNER, self._blobs, versions_kept(self._manifest))
         learner.attach(port)

@@ -61,6 +61,6 @@ def test_crashed_volunteers_come_back_and_nothing_counts_twice(tmp_path: Path) -
     assert result.updates == 10
     assert result.groups_rejected == 0, "a restarted volunteer repeats no slot with other tokens"
     journal = Journal(tmp_path / "crash" / "learner" / "journal.db")
-    used = [digest for step in range(10) for digest in journal.batch(step) or []]
+    used = [digest for step in range(10) for digest in journal.batches.at_step(step) or []]
     journal.close()
     assert len(used) == len(set(used)) == 10 * 16

@@ -31,7 +31,7 @@ from p2prl.protocol.messages import (
     Verdict,
 )
 from p2prl.protocol.wire_codec import encode
-from tests.unit.learner.world import NOW, World, identity
+from tests.unit.learner.small_run import NOW, SmallRun, identity
 
 ME = identity("volunteer")
 STATUS = control.Status((("learner", 1),), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
@@ -75,7 +75,7 @@ class Bench:
     """A volunteer of a small run, its network and its clock."""
 
     def __init__(self, directory: Path) -> None:
-        self.world = World(directory / "learner")
+        self.world = SmallRun(directory / "learner")
         self.spool = directory / "seat" / "spool.db"
         self.clock = HandClock()
         self.notices: list[str] = []
@@ -163,7 +163,7 @@ def test_after_a_crash_it_goes_on_at_the_next_slot(bench: Bench) -> None:
     bench.turns(4)
     before = len(bench.groups())
     bench.volunteer.close()
-    policy = bench.world.shelf.newest
+    policy = bench.world.published.newest
     assert policy is not None
     bench.start()
     bench.introduce()
@@ -249,7 +249,7 @@ def test_damaged_or_vanished_weights_are_passed_over(bench: Bench, left: int) ->
     bench.offer(0)
     bench.turns(3)
     bench.offer(1)
-    newest = bench.world.shelf.newest
+    newest = bench.world.published.newest
     assert newest is not None
     path = bench.world.blobs.path(newest.manifest.weights.root)
     path.write_bytes(path.read_bytes()[:left])

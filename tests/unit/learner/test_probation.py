@@ -49,14 +49,14 @@ def lying(batch: Rollouts, nats: float, members: slice) -> Rollouts:
 def probation(
     name: str, free: str = "", options: dict[str, object] | None = None, guards: GuardConfig | None = None
 ) -> LossPipeline:
-    unverified = build_loss(free) if free else None
+    probation_loss = build_loss(free) if free else None
     names = CHOICES if name == "auto" else (name,)
     return LossPipeline(
         LossPipelineConfig(
             objectives={each: build_loss(each, options=options) for each in names},
             guards=guards or GuardConfig(),
-            trust=ProbationConfig(probation_groups=8, loss=free),
-            unverified=unverified,
+            probation=ProbationConfig(probation_groups=8, loss=free),
+            probation_loss=probation_loss,
         )
     )
 

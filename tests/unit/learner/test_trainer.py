@@ -15,15 +15,15 @@ from safetensors import SafetensorError
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, MachineError
+from p2prl.learner.checkpoints import complete_checkpoints, newest_checkpoint
 from p2prl.learner.loss_pipeline import LossPipeline
-from p2prl.learner.run_files import complete_checkpoints, newest_checkpoint
-from p2prl.learner.trainer import OptimiserConfig, Trainer, TrainingGroup
+from p2prl.learner.trainer import OptimizerConfig, Trainer, TrainingGroup
 from p2prl.models.policy_logprobs import completion_logprobs
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
 
-CONFIG = OptimiserConfig(learning_rate=1e-3, warmup_updates=3)
+CONFIG = OptimizerConfig(learning_rate=1e-3, warmup_updates=3)
 CPU = torch.device("cpu")
 
 

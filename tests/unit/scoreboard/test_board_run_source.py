@@ -18,7 +18,7 @@ def test_it_follows_the_learners_own_journal_while_the_learner_writes(tmp_path: 
     journal = Journal(tmp_path / "journal.db")
     with journal.transaction():
         for envelope in writer.envelopes[:6]:
-            journal.append(envelope)
+            journal.ledger.append(envelope)
     source = RunSource(tmp_path / "journal.db", writer.manifest_raw, total_steps=7)
     first = source.snapshot()
     assert first.board is not None
@@ -27,18 +27,18 @@ def test_it_follows_the_learners_own_journal_while_the_learner_writes(tmp_path: 
     with journal.transaction():
         during = source.snapshot()  # the learner holds its write lock here
         for envelope in writer.envelopes[6:]:
-            journal.append(envelope)
-        journal.begin_step(6, [])
-        journal.add_policy(6, 6, b"raw")
+            journal.ledger.append(envelope)
+        journal.batches.begin(6, [])
+        journal.policies.add(6, 6, b"raw")
     after = source.snapshot()
     assert during.board == first.board
     assert after.board is not None
-    assert (after.board.height, after.board.head) == (journal.height, journal.head)
+    assert (after.board.height, after.board.head) == (journal.ledger.height, journal.ledger.head)
     assert (after.policy_version, after.learner_step, after.finished) == (6, 7, True)
     assert source.entries(0, 99) == writer.entries
     with journal.transaction():  # nor does a board that looks keep the learner from writing
         source.snapshot()
-        journal.add_policy(7, 7, b"raw")
+        journal.policies.add(7, 7, b"raw")
     source.close()
     journal.close()
 

@@ -50,14 +50,14 @@ def test_knobs_and_guards_reach_their_owners() -> None:
     assert (objective.advantage.kind, objective.aggregation.kind) == ("mean_std", "delta_l")
     assert objective.aggregation.max_completion_tokens == 8
     assert (config.guards.kl_brake, config.guards.vcpo, config.guards.ess_warning) == (0.05, True, 0.1)
-    assert config.unverified is None
-    assert (config.trust.cap, config.reference.beta) == (0.5, 0.01)
+    assert config.probation_loss is None
+    assert (config.probation.cap, config.reference.beta) == (0.5, 0.01)
 
 
 def test_a_loss_for_probation_reaches_its_owner() -> None:
-    unverified = built('[loss]\ntrust = {probation_groups = 8, loss = "asymre"}').unverified
-    assert unverified is not None
-    assert unverified.spec.name == "asymre"
+    probation_loss = built('[loss]\ntrust = {probation_groups = 8, loss = "asymre"}').probation_loss
+    assert probation_loss is not None
+    assert probation_loss.spec.name == "asymre"
 
 
 def test_auto_has_all_its_losses_ready() -> None:

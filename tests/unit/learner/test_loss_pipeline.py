@@ -17,7 +17,8 @@ from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
 from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, LocalProtocolError
 from p2prl.learner.guards import EssWatch, GuardConfig
-from p2prl.learner.loss_pipeline import BUCKETS, STALENESS_EDGES, LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.loss_diagnostics import BUCKETS, STALENESS_EDGES
+from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.probation import ProbationConfig
 from p2prl.learner.reference_policy import ReferenceConfig
 from p2prl.learner.trainer import Trainer
@@ -43,7 +44,7 @@ def rollouts(seed: int = 0, *, drift: float = 0.4) -> tuple[Tensor, Rollouts]:
     )
 
 
-def estimator(name: str = "gepo_t", **around: Any) -> LossPipeline:
+def pipeline(name: str = "gepo_t", **around: Any) -> LossPipeline:
     return LossPipeline(LossPipelineConfig(objectives={name: build_loss(name)}, **around))
 
 
@@ -73,9 +74,9 @@ def test_the_brake_and_vcpo_scale_the_rate_as_their_formulas_say() -> None:
     weights = np.array([math.exp(float(row.sum())) for row in ratios])
     ess = weights.sum() ** 2 / (weights**2).sum() / len(weights)
     assert kl > 0.05
-    braked = estimator(guards=GuardConfig(kl_brake=0.05)).estimate(policy, batch)
+    braked = pipeline(guards=GuardConfig(kl_brake=0.05)).estimate(policy, batch)
     assert braked.rate_factor == pytest.approx(math.sqrt(0.05 / kl))
-    both = estimator(guards=GuardConfig(kl_brake=0.05, vcpo=True)).estimate(policy, batch)
+    both = pipeline(guards=GuardConfig(kl_brake=0.05, vcpo=True)).estimate(policy, batch)
     assert both.rate_factor == pytest.approx(math.sqrt(0.05 / kl) * math.sqrt(ess))
     assert both.metrics["rate_factor"] == both.rate_factor
 
@@ -83,11 +84,11 @@ def test_the_brake_and_vcpo_scale_the_rate_as_their_formulas_say() -> None:
 def test_the_trainer_learns_at_the_scaled_rate() -> None:
     work = list(batches(3))
     made = tiny_model(seed=2)
-    plain = Trainer(made.model, estimator(), CONFIG, temperature=1.0)
+    plain = Trainer(made.model, pipeline(), CONFIG, temperature=1.0)
     for batch in work:
         plain.update(batch)  # only so that the policy leaves its samplers
     ahead = plain.model
-    guarded = Trainer(ahead, estimator(guards=GuardConfig(vcpo=True)), CONFIG, temperature=1.0)
+    guarded = Trainer(ahead, pipeline(guards=GuardConfig(vcpo=True)), CONFIG, temperature=1.0)
     metrics = guarded.update(work[0])
     assert 0 < metrics["rate_factor"] < 1
     assert metrics["learning_rate"] == pytest.approx(CONFIG.learning_rate / 3 * metrics["rate_factor"])
@@ -95,11 +96,11 @@ def test_the_trainer_learns_at_the_scaled_rate() -> None:
 
 def test_the_masks_take_tokens_out_of_the_gradient_and_no_other() -> None:
     policy, batch = rollouts(drift=1.0)
-    whole = gradient(estimator(), policy, batch)
-    tail = gradient(estimator(guards=GuardConfig(negative_tail=0.3)), policy, batch)
+    whole = gradient(pipeline(), policy, batch)
+    tail = gradient(pipeline(guards=GuardConfig(negative_tail=0.3)), policy, batch)
     squares = np.sort(np.concatenate([row**2 for group in log_ratios(policy, batch) for row in group]))
     kept_squares = [x for i, x in enumerate(squares) if squares[: i + 1].mean() <= 0.2]
-    moment = gradient(estimator(guards=GuardConfig(second_moment=0.2)), policy, batch)
+    moment = gradient(pipeline(guards=GuardConfig(second_moment=0.2)), policy, batch)
     rewards = batch.rewards_BG
     advantages = rewards - rewards.mean(dim=-1, keepdim=True)
     dropped = {"tail": 0, "moment": 0}
@@ -119,7 +120,7 @@ def test_the_masks_take_tokens_out_of_the_gradient_and_no_other() -> None:
 
 def test_each_bucket_is_described_by_its_own_rollouts_alone() -> None:
     policy, batch = rollouts()
-    metrics = estimator().estimate(policy, batch).metrics
+    metrics = pipeline().estimate(policy, batch).metrics
     assert len(BUCKETS) == len(STALENESS_EDGES)
     seen = {key.split("/")[1] for key in metrics if key.startswith("stale/")}
     assert seen == {"all", "0", "5-16", "257+"}
@@ -147,17 +148,17 @@ def test_each_bucket_is_described_by_its_own_rollouts_alone() -> None:
 def test_a_staleness_falls_into_the_bucket_of_its_name(staleness: int, bucket: str) -> None:
     policy, batch = rollouts()
     aged = replace(batch, staleness_BG=torch.full((3, 4), staleness))
-    metrics = estimator().estimate(policy, aged).metrics
+    metrics = pipeline().estimate(policy, aged).metrics
     assert {key.split("/")[1] for key in metrics if key.startswith("stale/")} == {"all", bucket}
 
 
 @pytest.mark.parametrize("completions", [2, 8, 16, 20, 30, 128])
 def test_in_a_batch_of_any_size_one_completion_that_outweighs_all_is_a_collapse(completions: int) -> None:
-    border = GuardConfig().ess_border(completions)
+    border = GuardConfig().ess_threshold(completions)
     assert EssWatch().observe(1 / completions, below=border)[1]
     assert not EssWatch().observe(0.8, below=border)[1]
-    assert GuardConfig(ess_warning=0.0).ess_border(completions) == 0.0
-    assert GuardConfig().ess_border(1) < 1.0, "one completion alone is all there is"
+    assert GuardConfig(ess_warning=0.0).ess_threshold(completions) == 0.0
+    assert GuardConfig().ess_threshold(1) < 1.0, "one completion alone is all there is"
 
 
 def test_a_collapse_is_said_once_until_it_is_over() -> None:
@@ -175,7 +176,7 @@ def test_a_collapse_is_said_once_until_it_is_over() -> None:
 @pytest.mark.parametrize(("name", "remedy"), [("grpo", 'loss.name = "gepo_t"'), ("gepo_t", "publish more often")])
 def test_the_warning_comes_with_what_to_do(name: str, remedy: str) -> None:
     policy, batch = rollouts(drift=4.0)
-    subject = estimator(name, guards=GuardConfig(ess_warning=0.5))
+    subject = pipeline(name, guards=GuardConfig(ess_warning=0.5))
     (notice,) = subject.estimate(policy, batch).notices
     assert "effective sample size" in notice
     assert remedy in notice
@@ -193,7 +194,7 @@ def test_log_probs_that_cannot_be_are_named(field: str, bad: float) -> None:
     else:
         batch = replace(batch, behavior_logprobs_BGT=values)
     with pytest.raises(LocalProtocolError, match=field):
-        estimator().estimate(policy, batch)
+        pipeline().estimate(policy, batch)
 
 
 def test_an_empty_completion_is_named_and_equal_rewards_are_counted() -> None:
@@ -201,20 +202,20 @@ def test_an_empty_completion_is_named_and_equal_rewards_are_counted() -> None:
     mask = batch.mask_BGT.clone()
     mask[0, 0] = False
     with pytest.raises(LocalProtocolError, match="mask_BGT is empty"):
-        estimator().estimate(policy, replace(batch, mask_BGT=mask))
+        pipeline().estimate(policy, replace(batch, mask_BGT=mask))
     same = batch.rewards_BG.clone()
     same[1] = 1.0
     same[[0, 2], 0] = 1.0 - same[[0, 2], 1]
     equal = replace(batch, rewards_BG=same)
-    assert estimator().estimate(policy, equal).metrics["loss/zero_advantage_groups"] == 1
-    assert gradient(estimator(), policy, equal)[1].count_nonzero() == 0
+    assert pipeline().estimate(policy, equal).metrics["loss/zero_advantage_groups"] == 1
+    assert gradient(pipeline(), policy, equal)[1].count_nonzero() == 0
 
 
 AROUND: dict[str, dict[str, Any]] = {
     "brakes": {"guards": GuardConfig(kl_brake=1e-4, vcpo=True)},
     "masks": {"guards": GuardConfig(second_moment=1e-4, negative_tail=0.0)},
     "reference": {"reference": ReferencePenaltyConfig(beta=0.1)},
-    "probation": {"trust": ProbationConfig(probation_groups=4), "unverified": build_loss("asympo")},
+    "probation": {"probation": ProbationConfig(probation_groups=4), "probation_loss": build_loss("asympo")},
     "auto": {"selection": SelectionConfig(dwell_updates=2, near_kl=0.05, far_kl=0.05, near_ess=0.3)},
 }
 
