@@ -39,23 +39,26 @@ from p2prl.tasks.registry import task_by_name
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListenConfig:
-    """How the learner can be reached."""
+    """Addresses of the learner."""
 
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    """Multiaddrs to listen on; port 0 is replaced by a free one at the first start and kept."""
+    """Multiaddrs to listen on; port 0 is replaced by a free port at the first start, which is kept."""
     bootstrap: tuple[str, ...] = ()
-    """Other peers of the directory to join through; usually none."""
+    """Multiaddrs of other peers to join the directory through; usually none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """What `run.toml` may say."""
+    """Settings of a run that may change between starts: the tables of run.toml."""
 
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    """Training, publishing and pacing."""
     loss: LossConfig = field(default_factory=LossConfig)
+    """The loss and what is put around it (docs/algorithms.md)."""
     network: ListenConfig = field(default_factory=ListenConfig)
+    """Addresses of the learner."""
     device: str = "auto"
-    """`auto` takes CUDA, then MPS, then the CPU; or name one."""
+    """Device to train on: `auto` takes CUDA, then MPS, then the CPU; or the name of one, as torch calls it."""
     threads: int = 0
     """CPU threads of the learner; 0 leaves the choice to torch."""
 

@@ -82,6 +82,10 @@ class Learner:
         """Number of groups by state."""
         return self._storage.journal.groups.counts()
 
+    def status(self) -> dict[str, Any]:
+        """State of the run for `status.json`, beside the metrics of the newest update."""
+        return {"target_updates": self.target_updates, "finished": self.finished}
+
     def stop(self) -> None:
         """Finish the update under way, keep everything, and return from `run`."""
         self._stopping = True
