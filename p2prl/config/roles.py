@@ -1,4 +1,4 @@
-"""The roles, put together from a run folder or a join link."""
+"""Assemble the learner, volunteer and validator of a run from a run folder or a join link."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def build_learner(
     """The learner of a run folder, resumed to the exact step it had reached."""
     device = choose_device(folder.settings.device)
     use_threads(folder.settings.threads)
-    # Master weights in fp32, whatever they travel in: AdamW's small steps would be lost in shorter words.
+    # Master weights in fp32, whatever they are published in: AdamW's small steps would be lost in 16 bits.
     training = load_pretrained(str(folder.newest_weights()), device=device, dtype="float32")
     replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
@@ -89,7 +89,7 @@ def build_learner(
 
 
 def learner_network(folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps) -> NetworkConfig:
-    """How the run's learner takes part in the network."""
+    """Network settings of a run's learner."""
     return NetworkConfig(
         key_file=folder.key_file,
         run=folder.run,
@@ -107,16 +107,16 @@ def learner_network(folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps
 def base_finder(
     model: Path | None, link: JoinLink, seat: WorkerFolder, on_notice: Callable[[str], None]
 ) -> FindBase | None:
-    """What looks at the model directory a person named, once the run is known. One of no use is no reason to stop."""
+    """Reader of the model directory given as base, called once the run is known. An unusable one is only reported."""
     if model is None:
         return None
 
     def find(manifest: RunManifest) -> bytes:
-        on_notice(f"reading the base {model}")
+        on_notice(f"reading the base model {model}")
         try:
             return flatten_local_base(model, manifest, blobs_of_seat(seat, link.run))
         except P2PRLError as error:
-            on_notice(f"the base is of no use: {error}. Going on without it. {error.remedy}".strip())
+            on_notice(f"the base model cannot be used: {error}. Continuing without it. {error.remedy}".strip())
             return b""
 
     return find

@@ -1,6 +1,6 @@
-"""Making a run folder, and opening one with its settings, as the learner and `p2prl eval` need it.
+"""Settings of a run (run.toml), opening a run folder with them checked, and making a new run folder.
 
-What lies where is `p2prl.config.run_folder`'s to say, which opens a folder without torch.
+`run_folder` lists the files of a folder and opens it without torch, where settings are not needed.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder(Folder):
-    """A run folder with its settings checked: what a role that computes starts from."""
+    """A run folder with its settings read and checked."""
 
     settings: RunSettings
 
     def loss_config(self) -> LossPipelineConfig:
-        """The run's loss with all that is put around it. ConfigError where its settings do not fit the run."""
+        """The run's loss and what is put around it. ConfigError where its settings do not fit the run."""
         return self.settings.loss.build(self.manifest.sampling, parse_reward(self.manifest.reward))
 
 
 def open_run(directory: Path) -> RunFolder:
-    """Read a run folder and its settings. Raises `ConfigError` when it is not one, or when they do not fit together."""
+    """Read a run folder and its settings. Raises `ConfigError` when it is not one or its settings do not fit."""
     folder = open_folder(directory)
     settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
     run = RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
@@ -89,7 +89,9 @@ def open_run(directory: Path) -> RunFolder:
 
 def _check_dead_band(band_ulp: int, dtype: str) -> None:
     widest = widest_band_ulp(WORD_TYPES[dtype])
-    require("dead_band_ulp", band_ulp, band_ulp <= widest, f"within 0..{widest}, as the weights travel in {dtype}")
+    require(
+        "dead_band_ulp", band_ulp, band_ulp <= widest, f"within 0..{widest}, as the weights are published in {dtype}"
+    )
 
 
 def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Callable[[str, float], None]) -> RunFolder:
@@ -129,7 +131,7 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
 
 
 def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel) -> None:
-    """Refuse a run that no volunteer could take part in, before anybody has joined it."""
+    """Refuse a run that no volunteer could take part in."""
     try:
         manifest.check()
     except RemoteProtocolError as error:
@@ -161,18 +163,18 @@ def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> 
 
 
 def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:
-    """The run's files with their bytes, for the learner to serve."""
+    """Files of the run with their bytes, for the learner to serve."""
     try:
         return [(file, (folder.directory / "files" / file.name).read_bytes()) for file in folder.manifest.files]
     except OSError as error:
         raise ConfigError(
             f"a file that volunteers need is missing: {error.filename}",
-            remedy=f"Copy it from {folder.directory / 'model'}; it must be the very same.",
+            remedy=f"Copy it from {folder.directory / 'model'}; it must be exactly the same file.",
         ) from error
 
 
 def describe(manifest: RunManifest) -> dict[str, Any]:
-    """What a person should see before joining a run."""
+    """Facts about a run that a person should see before joining it."""
     return {
         "name": manifest.name,
         "goal": manifest.goal,
