@@ -56,7 +56,7 @@ def test_killed_at_any_turn_it_ends_with_the_same_weights(
         manifests = {m.version: m for m in killed.port.bodies(Kind.POLICY_MANIFEST)}
         assert sorted(manifests) == list(range(UPDATES + 1))
         digests = {raw for raw in killed.port.sent if open_envelope(raw, now=None).kind is Kind.POLICY_MANIFEST}
-        assert len(digests) == UPDATES + 1, "one manifest a version, however often it was said"
+        assert len(digests) == UPDATES + 1, "one manifest a version, however often it was sent"
         lines = metrics_lines(small_run)
         assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
 
@@ -73,8 +73,8 @@ def test_with_the_tightest_bound_no_version_is_lost(fresh: Callable[[str], Small
         if swarm.turn() is Action.FINISH:
             break
     swarm.learner.close()
-    said = {raw for raw in swarm.port.sent if open_envelope(raw, now=None).kind is Kind.POLICY_MANIFEST}
-    manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in said]
+    sent = {raw for raw in swarm.port.sent if open_envelope(raw, now=None).kind is Kind.POLICY_MANIFEST}
+    manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in sent]
     steps = [*range(0, UPDATES, every), UPDATES]
     assert sorted((m.version, m.step) for m in manifests) == list(enumerate(steps)), "one manifest a version"
     lines = metrics_lines(small_run)
@@ -128,7 +128,7 @@ def test_probation_and_loss_choice_are_replayed(fresh: Callable[[str], SmallRun]
 def test_dead_band_publishes_the_same_weights_after_a_crash(
     fresh: Callable[[str], SmallRun],
 ) -> None:
-    band_ulp = 1 << 21  # a quarter of a binade: at this test's learning rate some words leave it and some do not
+    band_ulp = 1 << 21  # a quarter of a binade: at this test's learning rate some weights leave it and some do not
 
     def banded(small_run: SmallRun) -> Learner:
         return make_learner(small_run, dead_band_ulp=band_ulp)
@@ -144,7 +144,9 @@ def test_dead_band_publishes_the_same_weights_after_a_crash(
 
     weights, published, swarm = outcome("straight", None, banded)
     shares = []
-    for before, after in itertools.pairwise(np.frombuffer(words, dtype="<u4").astype(np.int64) for words in published):
+    for before, after in itertools.pairwise(
+        np.frombuffer(weights, dtype="<u4").astype(np.int64) for weights in published
+    ):
         same_sign = before >> 31 == after >> 31
         steps = np.abs(after - before)[same_sign]
         assert np.array_equal(steps <= band_ulp, steps == 0)
@@ -152,11 +154,11 @@ def test_dead_band_publishes_the_same_weights_after_a_crash(
     assert 0.0 < max(shares) < 0.9
     receipts = [receipt for body in swarm.port.bodies(Kind.RECEIPTS) for receipt in body.receipts]
     assert len(receipts) >= UPDATES * 2
-    assert not any(receipt.reason for receipt in receipts), "what volunteers sample with is what is replayed"
+    assert not any(receipt.reason for receipt in receipts), "volunteers sample with the weights that are replayed"
     _, unbanded, _ = outcome("unbanded", None, make_learner)
     assert published[0] == unbanded[0]
     assert published[-1] != unbanded[-1]
-    assert weights != published[-1], "the training weights are not those that are published"
+    assert weights != published[-1], "the training weights differ from the published ones"
     for kill in (2, 5, 9):
         assert outcome(f"killed-{kill}", kill, banded)[:2] == (weights, published)
 
@@ -168,11 +170,11 @@ def test_stale_group_after_a_restart_is_expired_not_rejected(fresh: Callable[[st
         swarm.turn()
     first = small_run.published.at(0)
     assert first is not None
-    late = seal(PEERS[0], small_run.group(first, PEERS[0], 7), run=small_run.run, now=NOW)
+    stale = seal(PEERS[0], small_run.group(first, PEERS[0], 7), run=small_run.run, now=NOW)
     while swarm.learner.step < UPDATES + 2:
         swarm.turn()
     swarm.restart()
-    swarm.deliver(late)
+    swarm.deliver(stale)
     for _ in range(4):
         swarm.turn()
     (receipt,) = [r for body in swarm.port.bodies(Kind.RECEIPTS) for r in body.receipts if r.slot == 7]

@@ -1,4 +1,4 @@
-"""The journal's promises, with the file reopened between any two calls as a crash would have it."""
+"""Journal: nothing is lost or recorded twice, with the file reopened between any two calls as after a crash."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "journal.db"
 
 
-def test_a_group_is_stored_once_whatever_follows(path: Path) -> None:
+def test_group_is_stored_once(path: Path) -> None:
     journal = Journal(path)
     assert journal.groups.store(group(1), NOW)
     assert not journal.groups.store(group(1), NOW + 5)
@@ -58,9 +58,7 @@ STEPS = st.lists(st.sampled_from(["store", "verify", "refuse", "step", "checkpoi
 
 @settings(max_examples=40, deadline=None)
 @given(STEPS)
-def test_a_crash_between_any_two_calls_forgets_nothing(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
-) -> None:
+def test_crash_between_any_two_calls_loses_nothing(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.db"
     journal = Journal(path)
     states: dict[int, str] = {}
@@ -108,7 +106,7 @@ def test_a_crash_between_any_two_calls_forgets_nothing(
         journal.close()
 
 
-def test_a_transaction_that_fails_leaves_no_trace(path: Path) -> None:
+def test_failed_transaction_leaves_no_trace(path: Path) -> None:
     journal = Journal(path)
     with journal.transaction():
         journal.ledger.append(receipts(0))
@@ -130,7 +128,7 @@ def test_a_transaction_that_fails_leaves_no_trace(path: Path) -> None:
     journal.close()
 
 
-def test_no_version_and_no_update_is_begun_twice(path: Path) -> None:
+def test_no_version_or_update_is_recorded_twice(path: Path) -> None:
     journal = Journal(path)
     with journal.transaction():
         journal.policies.add(0, 0, b"first")
@@ -145,7 +143,7 @@ def test_no_version_and_no_update_is_begun_twice(path: Path) -> None:
     journal.close()
 
 
-def test_policies_of_a_window_and_their_names(path: Path) -> None:
+def test_policies_of_a_window(path: Path) -> None:
     journal = Journal(path)
     for version in range(4):
         journal.policies.add(version, 3 * version, b"raw%d" % version)
@@ -161,7 +159,7 @@ def verdict(on: StoredGroup, **changes: object) -> Verdict:
     return msgspec.structs.replace(Verdict(on.digest, on.peer, on.version, True, "", 8, 0, 0.0), **changes)
 
 
-def test_a_verdict_enters_the_ledger_once_after_its_groups_receipt(path: Path) -> None:
+def test_verdict_enters_the_ledger_once_after_the_receipt(path: Path) -> None:
     journal = Journal(path)
     one, two = group(1), group(2)
     journal.groups.store(one, NOW)
@@ -177,10 +175,10 @@ def test_a_verdict_enters_the_ledger_once_after_its_groups_receipt(path: Path) -
     journal.close()
 
 
-def test_verdicts_on_nothing_or_without_end_stay_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_on_unknown_groups_or_above_the_quota_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2prl.learner.journal_ledger.VERDICTS_PER_VERSION", 3)
     journal = Journal(path)
-    assert not journal.ledger.add_verdict(verdict(group(1)), b"v" * 32, receipts(1)), "a group nobody delivered"
+    assert not journal.ledger.add_verdict(verdict(group(1)), b"v" * 32, receipts(1)), "a group that was never delivered"
     for number in range(5):
         journal.groups.store(group(number), NOW)
         journal.groups.mark_verified(group(number).digest, behavior=b"", rewards=b"")
@@ -192,7 +190,7 @@ def test_verdicts_on_nothing_or_without_end_stay_out(path: Path, monkeypatch: py
     journal.close()
 
 
-def test_a_thousand_keys_of_one_liar_do_not_fill_the_ledger(path: Path) -> None:
+def test_many_keys_of_one_liar_do_not_fill_the_ledger(path: Path) -> None:
     journal = Journal(path)
     one, two = group(1), group(2)
     for each in (one, two):
@@ -209,7 +207,7 @@ def test_a_thousand_keys_of_one_liar_do_not_fill_the_ledger(path: Path) -> None:
     journal.close()
 
 
-def test_a_flood_of_one_peer_delays_nobody_else(path: Path) -> None:
+def test_flood_of_one_peer_delays_no_other(path: Path) -> None:
     journal = Journal(path)
     for number in range(20):
         journal.groups.store(group(number), NOW)
@@ -224,7 +222,7 @@ def test_a_flood_of_one_peer_delays_nobody_else(path: Path) -> None:
     journal.close()
 
 
-def test_a_full_disk_is_one_sentence_and_loses_nothing(path: Path) -> None:
+def test_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     journal = Journal(path)
     with journal.transaction():
         journal.groups.store(group(1), NOW)
@@ -241,7 +239,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(path: Path) -> None:
     journal.close()
 
 
-def test_a_peers_history_at_an_update_is_the_same_whenever_it_is_asked_for(path: Path) -> None:
+def test_history_of_a_peer_at_an_update_never_changes(path: Path) -> None:
     journal = Journal(path)
     for number in range(4):
         journal.groups.store(replace(group(number), peer=b"ab"[number % 2 : number % 2 + 1] * 32), NOW)
@@ -259,14 +257,14 @@ def test_a_peers_history_at_an_update_is_the_same_whenever_it_is_asked_for(path:
     journal.close()
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     path.write_bytes(b"not a database, but long enough to look like a header of one" * 40)
     with pytest.raises(MachineError, match="cannot open the journal"):
         Journal(path)
 
 
-def test_another_process_may_read_meanwhile(path: Path) -> None:
+def test_another_process_can_read(path: Path) -> None:
     journal = Journal(path)
     with journal.transaction():
         journal.ledger.append(receipts(0))

@@ -1,4 +1,4 @@
-"""Journal compatibility: a journal of the first release opens unchanged and goes on from where it stopped."""
+"""Journal compatibility: a journal of the first release opens unchanged and is continued."""
 
 from __future__ import annotations
 

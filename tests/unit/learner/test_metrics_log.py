@@ -1,4 +1,4 @@
-"""Metrics log: one line per update, written once whatever crashes in between."""
+"""Metrics log: one line per update, written once, also after a crash."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_truncated_line_is_written_again(fresh: Callable[[str], SmallRun]) -> No
     while swarm.learner.step < 2:
         swarm.turn()
     path = small_run.directory / "metrics.jsonl"
-    whole = path.read_text()
-    path.write_text(whole[:-20])
+    complete = path.read_text()
+    path.write_text(complete[:-20])
     swarm.restart()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    assert lines[1]["loss"] == json.loads(whole.splitlines()[1])["loss"]
+    assert lines[1]["loss"] == json.loads(complete.splitlines()[1])["loss"]
     swarm.learner.close()
 
 

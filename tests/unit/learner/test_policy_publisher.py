@@ -1,4 +1,4 @@
-"""What a learner publishes: patches that lead to its words, the ways it lists, and nothing that saves no bytes."""
+"""Policy publisher: patches lead to the published weights, heads list them, and useless patches are left out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.learner.small_run import NOW, SmallRun
 
 
 class RecordingPort:
-    """A network that keeps what is said."""
+    """A network port that keeps what is sent."""
 
     addresses: tuple[str, ...] = ()
     status = None
@@ -101,7 +101,7 @@ class Publishing:
                     parameter += 1e-4 * torch.randn(parameter.shape, generator=self.generator)
 
     def published(self) -> list[bytes]:
-        """The weights of every version said so far."""
+        """The weights of every version published so far."""
         return [self.small_run.blobs.path(m.weights.root).read_bytes() for m in self.port.manifests()]
 
 
@@ -112,7 +112,7 @@ def publishing(tmp_path: Path) -> Iterator[Publishing]:
     small_run.close()
 
 
-def test_spans_are_one_four_sixteen_and_the_start(publishing: Publishing) -> None:
+def test_patch_spans(publishing: Publishing) -> None:
     publishing.publish(33)
     manifests = publishing.port.manifests()
     listed = {m.version: sorted(patch.base for patch in m.patches) for m in manifests}
@@ -128,7 +128,7 @@ def test_spans_are_one_four_sixteen_and_the_start(publishing: Publishing) -> Non
             assert patch.base == NO_BASE or patch.base_digest == manifests[patch.base].weights_digest
 
 
-def test_every_patch_leads_to_the_published_words(publishing: Publishing, tmp_path: Path) -> None:
+def test_every_patch_leads_to_the_published_weights(publishing: Publishing, tmp_path: Path) -> None:
     publishing.publish(18)
     blobs = publishing.small_run.blobs
     manifests = publishing.port.manifests()
@@ -142,30 +142,30 @@ def test_every_patch_leads_to_the_published_words(publishing: Publishing, tmp_pa
             assert target.read_bytes() == blobs.path(manifest.weights.root).read_bytes()
 
 
-def test_the_head_lists_the_ways_and_is_signed_again_before_it_expires(publishing: Publishing) -> None:
+def test_head_lists_patches_and_is_renewed_before_it_expires(publishing: Publishing) -> None:
     publishing.publish(18)
     head = publishing.port.heads()[-1]
     manifests = publishing.port.manifests()
     assert head.version == 17
     assert head.oldest == 0
     assert head.target_ms == manifests[-1].created_ms + 30_000, "the next version is due in as long as the last took"
-    ways = [RouteStep(edge.version, edge.base, edge.size_bytes, edge.manifest) for edge in head.edges]  # type: ignore[arg-type]
-    assert len(ways) == sum(len(m.patches) for m in manifests)
-    route = cheapest_route(ways, held={1}, target=17, whole_bytes=head.weight_bytes)
+    steps = [RouteStep(edge.version, edge.base, edge.size_bytes, edge.manifest) for edge in head.edges]  # type: ignore[arg-type]
+    assert len(steps) == sum(len(m.patches) for m in manifests)
+    route = cheapest_route(steps, held={1}, target=17, whole_bytes=head.weight_bytes)
     assert route is not None
-    said = len(publishing.port.heads())
+    heads = len(publishing.port.heads())
     publishing.publisher.heads.renew()
-    assert len(publishing.port.heads()) == said
+    assert len(publishing.port.heads()) == heads
     publishing.clock.time += 200.0
     publishing.publisher.heads.renew()
     publishing.publisher.heads.renew()
     again = publishing.port.heads()
-    assert len(again) == said + 1
+    assert len(again) == heads + 1
     assert again[-1].version == 17
     assert again[-1].expires_ms > again[-2].expires_ms > publishing.clock.time * 1000
 
 
-def test_nothing_is_published_that_saves_no_bytes(publishing: Publishing, tmp_path: Path) -> None:
+def test_patch_as_large_as_the_weights_is_not_published(publishing: Publishing, tmp_path: Path) -> None:
     noise = np.random.default_rng(1).integers(0, 1 << 16, 20_000, dtype=np.uint16)
     other = np.random.default_rng(2).integers(0, 1 << 16, 20_000, dtype=np.uint16)
     (tmp_path / "old").write_bytes(other.tobytes())
@@ -175,21 +175,21 @@ def test_nothing_is_published_that_saves_no_bytes(publishing: Publishing, tmp_pa
     )
 
 
-def test_a_version_said_again_after_a_crash_is_the_same(publishing: Publishing) -> None:
+def test_version_sent_again_after_a_crash_is_the_same(publishing: Publishing) -> None:
     publishing.publish(3)
     publishing.publisher.publish(publishing.model, step=1)
     assert publishing.port.manifests()[-1] == publishing.port.manifests()[1]
     assert body_of(open_envelope(publishing.small_run.published.all()[0].raw, now=None), PolicyManifest).version == 2
 
 
-def places(weights: bytes) -> Any:
-    """Where words of bf16 stand on the line of all of them, −0 below +0."""
+def ordinals(weights: bytes) -> Any:
+    """Ordinals of bf16 words, −0 below +0."""
     words = np.frombuffer(weights, dtype="<u2").astype(np.int64)
     return np.where(words < 0x8000, words, 0x7FFF - words)
 
 
 @pytest.mark.parametrize("band", [1, 6])
-def test_words_within_the_dead_band_stay_as_they_were_published(tmp_path: Path, band: int) -> None:
+def test_weights_within_the_dead_band_stay_as_published(tmp_path: Path, band: int) -> None:
     small_run = run_in(tmp_path)
     publishing = Publishing(small_run, dead_band_ulp=band)
     publishing.publish(5)
@@ -198,13 +198,13 @@ def test_words_within_the_dead_band_stay_as_they_were_published(tmp_path: Path, 
     publishing.publisher.publish(publishing.model, step=5)
     assert all(torch.equal(tensor, own[name]) for name, tensor in publishing.model.state_dict().items())
     published = publishing.published()
-    assert published[0] == publishing.training[0], "the first version is published whole"
-    held = places(published[0])
+    assert published[0] == publishing.training[0], "the first version is published without dead band"
+    held = ordinals(published[0])
     for version in range(1, 6):
-        now = places(publishing.training[version])
+        now = ordinals(publishing.training[version])
         held = np.where(np.abs(now - held) > band, now, held)
-        assert np.array_equal(places(published[version]), held)
-        assert np.count_nonzero(held != now) > 0, "otherwise nothing was tried"
+        assert np.array_equal(ordinals(published[version]), held)
+        assert np.count_nonzero(held != now) > 0, "otherwise nothing was tested"
         patch = next(p for p in publishing.port.manifests()[version].patches if p.base == version - 1)
         target, stream = tmp_path / "rebuilt", str(small_run.blobs.path(patch.blob.root))
         base = str(small_run.blobs.path(publishing.port.manifests()[version - 1].weights.root))
@@ -214,7 +214,7 @@ def test_words_within_the_dead_band_stay_as_they_were_published(tmp_path: Path, 
     small_run.close()
 
 
-def test_a_restart_goes_on_from_the_words_that_were_published(tmp_path: Path) -> None:
+def test_restart_continues_from_the_published_weights(tmp_path: Path) -> None:
     straight = Publishing(run_in(tmp_path / "straight"), dead_band_ulp=3)
     straight.publish(6)
     killed = Publishing(run_in(tmp_path / "killed"), dead_band_ulp=3)
@@ -229,7 +229,7 @@ def test_a_restart_goes_on_from_the_words_that_were_published(tmp_path: Path) ->
         publishing.small_run.close()
 
 
-def test_a_dead_band_makes_patches_smaller_and_the_log_says_so(tmp_path: Path) -> None:
+def test_dead_band_makes_patches_smaller(tmp_path: Path) -> None:
     shares, sizes = [], []
     for band in (0, 2, 8):
         publishing = Publishing(run_in(tmp_path / str(band)), dead_band_ulp=band)
@@ -248,7 +248,7 @@ def test_a_dead_band_makes_patches_smaller_and_the_log_says_so(tmp_path: Path) -
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_a_version_without_a_patch_costs_its_weights(tmp_path: Path) -> None:
+def test_version_without_a_patch_costs_its_weights(tmp_path: Path) -> None:
     publishing = Publishing(run_in(tmp_path))
     publishing.publish(1)
     with torch.no_grad():
@@ -262,7 +262,7 @@ def test_a_version_without_a_patch_costs_its_weights(tmp_path: Path) -> None:
     publishing.small_run.close()
 
 
-def test_published_words_that_were_lost_are_published_whole(tmp_path: Path) -> None:
+def test_lost_weights_are_published_without_dead_band(tmp_path: Path) -> None:
     publishing = Publishing(run_in(tmp_path), dead_band_ulp=6)
     publishing.publish(2)
     publishing.small_run.blobs.path(publishing.port.manifests()[-1].weights.root).unlink()

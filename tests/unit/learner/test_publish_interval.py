@@ -58,11 +58,11 @@ def swarm(interval: PublishInterval, *, train_s: float, delays: list[float], upd
     ("delays", "expected"),
     [([2.0] * 10, 1), ([35.0] * 10, 4), ([35.0] * 19 + [300.0], 4), ([2.0] * 10 + [65.0] * 10, 7)],
 )
-def test_it_settles_on_what_nearly_all_peers_need(delays: list[float], expected: int) -> None:
+def test_interval_fits_nearly_all_peers(delays: list[float], expected: int) -> None:
     assert swarm(PublishInterval(CONFIG, publish_every=2), train_s=10.0, delays=delays, updates=120)[-1] == expected
 
 
-def test_it_follows_a_swarm_that_becomes_faster() -> None:
+def test_interval_follows_a_faster_swarm() -> None:
     interval = PublishInterval(CONFIG, publish_every=1)
     assert swarm(interval, train_s=10.0, delays=[75.0] * 5, updates=100)[-1] == 8
     for peer in range(5):  # they left, and faster ones came
@@ -77,7 +77,7 @@ def test_it_follows_a_swarm_that_becomes_faster() -> None:
     assert interval.choice.publish_every == 1
 
 
-def test_nothing_is_chosen_before_it_is_measured() -> None:
+def test_nothing_changes_before_it_is_measured() -> None:
     interval = PublishInterval(CONFIG, publish_every=5)
     interval.published(0, 0.0)
     interval.delivered(b"a", 0, 500.0)
@@ -85,7 +85,7 @@ def test_nothing_is_chosen_before_it_is_measured() -> None:
     assert interval.choice.publish_every == 5
 
 
-def test_a_bound_too_small_is_said_and_the_work_stays_in_time() -> None:
+def test_infeasible_bound_keeps_work_in_time() -> None:
     tight = PublishIntervalConfig(staleness_bound=6, least=1, most=64)
     choice = choose(tight, train_s=1.0, broadcast_s=5.0, queue_s=0.0)
     assert not choice.feasible

@@ -1,4 +1,4 @@
-"""The shelf gives back exactly what was published, for as long as the window lasts."""
+"""Published policies: exact weights for as long as the staleness window lasts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2prl.protocol.manifests import NO_BASE, PolicyManifest
 from tests.unit.learner.small_run import SmallRun
 
 
-def test_a_policy_is_found_by_version_and_name_together(small_run: SmallRun) -> None:
+def test_policy_is_found_by_version_and_digest(small_run: SmallRun) -> None:
     first, second = small_run.publish(0, step=0), small_run.publish(1, step=2)
     assert small_run.published.newest == second
     assert small_run.published.get(0, first.digest) == first
@@ -28,7 +28,7 @@ def test_weights_are_the_published_bytes_beyond_the_cache(small_run: SmallRun) -
         assert weights_digest(small_run.published.weights(policy.manifest.version)) == policy.manifest.weights_digest
 
 
-def test_what_leaves_the_window_is_forgotten_but_never_the_newest(small_run: SmallRun) -> None:
+def test_versions_outside_the_window_are_dropped_except_the_newest(small_run: SmallRun) -> None:
     for version in range(4):
         small_run.publish(version, step=10 * version)
     small_run.published.drop_before_step(20)
@@ -40,7 +40,7 @@ def test_what_leaves_the_window_is_forgotten_but_never_the_newest(small_run: Sma
     assert len(small_run.published) == 1
 
 
-def test_deleted_weights_are_one_sentence_with_a_remedy(small_run: SmallRun) -> None:
+def test_deleted_weights_are_named_with_a_remedy(small_run: SmallRun) -> None:
     policy = small_run.publish(0, step=0)
     small_run.blobs.path(policy.manifest.weights.root).unlink()
     with pytest.raises(MachineError, match="weights of version 0 are missing") as caught:
@@ -48,13 +48,13 @@ def test_deleted_weights_are_one_sentence_with_a_remedy(small_run: SmallRun) -> 
     assert "blobs" in caught.value.remedy
 
 
-def test_the_first_versions_words_stay_for_newcomers_when_it_has_left_the_window(small_run: SmallRun) -> None:
+def test_weights_of_version_zero_stay_for_newcomers(small_run: SmallRun) -> None:
     first = small_run.publish(0, step=0)
     for version in range(1, 16):
         small_run.publish(version, step=version)
-    words = small_run.published.weights(0)
+    weights = small_run.published.weights(0)
     small_run.published.drop_before_step(12)
-    for version in range(12):  # as the network process does with versions nobody should be waiting for
+    for version in range(12):  # as the network process does with versions that no node should need
         small_run.blobs.drop(blob_root(small_run, version))
     assert len(small_run.published) == 4
     assert small_run.published.at(0) is None
@@ -62,7 +62,7 @@ def test_the_first_versions_words_stay_for_newcomers_when_it_has_left_the_window
     assert set(bases) == {NO_BASE, 0, 12, 15}
     path = bases[0].path
     assert path is not None
-    assert path.read_bytes() == words
+    assert path.read_bytes() == weights
     assert bases[0].digest == first.manifest.weights_digest
 
     again = PublishedPolicies(small_run.blobs)
@@ -77,7 +77,7 @@ def blob_root(small_run: SmallRun, version: int) -> Digest:
     return body_of(open_envelope(raw, now=None), PolicyManifest).weights.root
 
 
-def test_words_that_were_deleted_are_no_base(small_run: SmallRun) -> None:
+def test_deleted_weights_are_no_patch_base(small_run: SmallRun) -> None:
     first = small_run.publish(0, step=0)
     small_run.publish(1, step=1)
     small_run.blobs.path(first.manifest.weights_digest).unlink()
@@ -86,7 +86,7 @@ def test_words_that_were_deleted_are_no_base(small_run: SmallRun) -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 2, 6, 20])
-def test_a_patch_from_the_first_version_is_always_in_the_window(small_run: SmallRun, kept: int) -> None:
+def test_a_patch_from_version_zero_is_always_in_the_window(small_run: SmallRun, kept: int) -> None:
     made = 0
     for version in range(40):
         bases = [base.version for base in patch_bases(version, small_run.published)]
@@ -98,7 +98,7 @@ def test_a_patch_from_the_first_version_is_always_in_the_window(small_run: Small
     assert made <= 40 / max(1, min(16, kept / 2)) + 6, "and no more often than that takes"
 
 
-def test_words_cut_short_are_no_base(small_run: SmallRun) -> None:
+def test_truncated_weights_are_no_patch_base(small_run: SmallRun) -> None:
     first = small_run.publish(0, step=0)
     path = small_run.blobs.path(Digest(first.manifest.weights_digest))
     path.write_bytes(path.read_bytes()[:-1])

@@ -28,7 +28,7 @@ def test_state_table() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 20), st.data())
-def test_a_run_publishes_every_kappa_updates_and_at_its_end(
+def test_versions_follow_every_kappa_updates_and_at_the_end(
     per_update: int, publish_every: int, updates: int, data: st.DataObject
 ) -> None:
     config = ScheduleConfig(groups_per_update=per_update, publish_every=publish_every, updates=updates)
@@ -49,6 +49,6 @@ def test_a_run_publishes_every_kappa_updates_and_at_its_end(
     assert schedule.step == updates
 
 
-def test_a_run_without_an_end_goes_on() -> None:
+def test_run_without_an_end_goes_on() -> None:
     config = ScheduleConfig(groups_per_update=1, publish_every=10, updates=0)
     assert Schedule(config, step=10_000, published_step=9_995).next_action(1) is Action.STEP

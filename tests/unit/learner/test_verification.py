@@ -1,4 +1,4 @@
-"""Every way a group can be wrong is named, and an honest one is verified with the engine's own numbers."""
+"""Verification: every fault of a group is named, and honest groups get the engine's own numbers."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def test_every_tampering_is_named(
     assert (receipt.tokens, receipt.completions, receipt.reward) == (0, 0, 0.0)
 
 
-def test_every_reason_has_a_group_that_meets_it() -> None:
+def test_every_rejection_reason_is_tested() -> None:
     elsewhere = {RejectionReason.TOO_STALE, RejectionReason.DUPLICATE_SLOT}
     assert {reason for reason, _ in TAMPERINGS} | elsewhere == set(RejectionReason)
 
 
-def test_a_lenient_word_type_cannot_be_claimed(small_run: SmallRun) -> None:
+def test_claimed_dtype_does_not_widen_the_tolerance(small_run: SmallRun) -> None:
     """In bfloat16 the tolerance forgives mean log-prob errors of .05; a group of a float32 run must not reach it."""
     policy = small_run.publish(0, step=0)
     honest = small_run.group(policy, PEER, 0)
@@ -118,14 +118,14 @@ def test_a_lenient_word_type_cannot_be_claimed(small_run: SmallRun) -> None:
     assert outcome.reason == RejectionReason.LOGPROB_MISMATCH
 
 
-def test_another_peers_work_is_not_ones_own(small_run: SmallRun) -> None:
+def test_work_of_another_peer_is_rejected(small_run: SmallRun) -> None:
     policy = small_run.publish(0, step=0)
     (outcome,) = small_run.check(small_run.sealed(small_run.group(policy, PEER, 3), STRANGER))
     assert outcome.state is State.REJECTED
     assert outcome.reason in (RejectionReason.WRONG_PROMPT, RejectionReason.SEED_MISMATCH)
 
 
-def test_honest_groups_of_several_versions_are_verified_in_order(small_run: SmallRun) -> None:
+def test_honest_groups_of_several_versions_are_verified(small_run: SmallRun) -> None:
     policies = [small_run.publish(version, step=version) for version in range(3)]
     groups = [
         small_run.group(policies[v], peer, slot) for v, peer, slot in ((2, PEER, 0), (0, STRANGER, 5), (2, PEER, 1))
@@ -145,7 +145,7 @@ def test_honest_groups_of_several_versions_are_verified_in_order(small_run: Smal
         assert receipt.reward == pytest.approx(sum(c.reward for c in group.completions) / 2)
 
 
-def test_a_small_lie_about_log_probs_passes_and_is_never_trained_on(small_run: SmallRun) -> None:
+def test_small_log_prob_lie_passes_and_is_never_trained_on(small_run: SmallRun) -> None:
     """Deflated by less than rounding may explain: the group is sound, and what trains are the learner's own."""
     policy = small_run.publish(0, step=0)
     lie = honest = small_run.group(policy, PEER, 0)
@@ -160,7 +160,7 @@ def test_a_small_lie_about_log_probs_passes_and_is_never_trained_on(small_run: S
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_a_replay_without_finite_log_probs_is_rejected_before_it_can_train(
+def test_replay_that_is_not_finite_is_rejected(
     small_run: SmallRun, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     policy = small_run.publish(0, step=0)
@@ -176,7 +176,7 @@ def test_a_replay_without_finite_log_probs_is_rejected_before_it_can_train(
     assert (outcome.state, outcome.reason) == (State.REJECTED, RejectionReason.LOGPROB_MISMATCH)
 
 
-def test_a_claimed_reward_is_never_read(small_run: SmallRun) -> None:
+def test_claimed_reward_is_never_read(small_run: SmallRun) -> None:
     policy = small_run.publish(0, step=0)
     honest = small_run.group(policy, PEER, 0)
     boast = with_completion(with_completion(honest, 0, reward=9.0), 1, reward=9.0)
@@ -210,7 +210,7 @@ def test_one_slot_counts_once_across_batches(small_run: SmallRun, used: bool) ->
     assert outcome.reason == RejectionReason.DUPLICATE_SLOT
 
 
-def test_a_rejected_group_does_not_take_the_slot(small_run: SmallRun) -> None:
+def test_rejected_group_does_not_take_the_slot(small_run: SmallRun) -> None:
     policy = small_run.publish(0, step=0)
     group = small_run.group(policy, PEER, 0)
     bad, good = small_run.sealed(another_token(group), PEER), small_run.sealed(group, PEER)
@@ -222,19 +222,19 @@ def test_a_rejected_group_does_not_take_the_slot(small_run: SmallRun) -> None:
     assert small_run.check(good)[0].state is State.VERIFIED
 
 
-def late(small_run: SmallRun) -> StoredGroup:
+def group_of_version_zero(small_run: SmallRun) -> StoredGroup:
     return small_run.sealed(small_run.group(small_run.publish(0, step=0), PEER, 0), PEER)
 
 
-def test_work_at_the_bound_counts_and_past_it_expires(small_run: SmallRun) -> None:
-    group = late(small_run)
+def test_group_at_the_bound_counts_and_above_it_expires(small_run: SmallRun) -> None:
+    group = group_of_version_zero(small_run)
     assert small_run.check(group, step=STALENESS)[0].state is State.VERIFIED
     (outcome,) = small_run.check(group, step=STALENESS + 1)
     assert (outcome.state, outcome.reason) == (State.EXPIRED, RejectionReason.TOO_STALE)
 
 
-def test_work_of_a_version_that_has_left_the_shelf_expires(small_run: SmallRun) -> None:
-    group = late(small_run)
+def test_group_of_a_dropped_version_expires(small_run: SmallRun) -> None:
+    group = group_of_version_zero(small_run)
     small_run.publish(1, step=10)
     small_run.published.drop_before_step(10 - STALENESS)
     (outcome,) = small_run.check(group, step=10)
