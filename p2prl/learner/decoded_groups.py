@@ -7,7 +7,7 @@ from collections import OrderedDict
 from p2prl.learner.journal_groups import StoredGroup
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.messages import RolloutGroup
+from p2prl.protocol.rollout_group import RolloutGroup
 
 _KEPT_BYTES = 64 * 1024 * 1024
 """Envelope bytes of the groups kept. Some thousand groups of usual size; without a bound many keys that each deliver

@@ -21,7 +21,9 @@ from p2prl.learner.verification import Outcome, Verification
 from p2prl.learner.verified_group import VerifiedGroup, read_verified
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
-from p2prl.protocol.messages import Kind, RolloutGroup, State, Verdict
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import ReceiptState, Verdict
+from p2prl.protocol.rollout_group import RolloutGroup
 
 TURNED_AWAY = ("unknown_policy", "too_many")
 """Why a group is not stored: it names no policy of this learner; its peer has too many groups waiting for a check."""
@@ -157,8 +159,8 @@ class Intake:
     def _record(self, outcome: Outcome) -> VerifiedGroup | None:
         """Write an outcome to the journal; the group when it was verified."""
         digest, policy, replay, inspection = outcome.stored.digest, outcome.policy, outcome.replay, outcome.inspection
-        if outcome.state is not State.VERIFIED or policy is None or replay is None or inspection is None:
-            state = GroupState.EXPIRED if outcome.state is State.EXPIRED else GroupState.REJECTED
+        if outcome.state is not ReceiptState.VERIFIED or policy is None or replay is None or inspection is None:
+            state = GroupState.EXPIRED if outcome.state is ReceiptState.EXPIRED else GroupState.REJECTED
             self._journal.groups.mark_refused(digest, state=state, reason=outcome.reason)
             return None
         behavior = np.concatenate([np.asarray(row, dtype="<f4") for row in replay.behavior_logprobs]).tobytes()

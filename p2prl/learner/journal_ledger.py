@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from p2prl.learner.journal_groups import GroupState
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.messages import Verdict
+from p2prl.protocol.ledger_messages import Verdict
 
 VERDICTS_PER_VERSION = 4_096
 """Verdicts of one validator on one version's groups that enter the ledger: more than the groups a busy learner takes

@@ -10,7 +10,7 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.verification import Outcome
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.messages import Receipt, Receipts, State, StorageReceipt
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
 
 
 def sign_storage_receipts(sender: SigningSender, stored: Sequence[Digest]) -> Iterator[bytes]:
@@ -26,7 +26,7 @@ def sign_receipts(sender: SigningSender, step: int, outcomes: Sequence[Outcome])
 
 def receipt_of(outcome: Outcome) -> Receipt:
     """The receipt of a checked group. Only verified groups carry tokens and rewards: nothing else earns credit."""
-    verified = outcome.state is State.VERIFIED
+    verified = outcome.state is ReceiptState.VERIFIED
     rewards = outcome.inspection.rewards if outcome.inspection is not None and verified else ()
     return Receipt(
         group=outcome.stored.digest,

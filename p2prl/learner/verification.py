@@ -14,8 +14,9 @@ from p2prl.learner.decoded_groups import DecodedGroups
 from p2prl.learner.journal_groups import StoredGroup
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.group_work import Inspection, Prepared, Replay, replay_groups
-from p2prl.protocol.messages import RolloutGroup, State
+from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.swarm.policies.catalog import PolicyVersion
 
 
@@ -25,7 +26,7 @@ class Outcome:
 
     stored: StoredGroup
     group: RolloutGroup
-    state: State
+    state: ReceiptState
     reason: str
     policy: PolicyVersion | None = None
     inspection: Inspection | None = None
@@ -56,13 +57,13 @@ class Verification:
             if policy is None:
                 outcomes[index] = self._without_policy(stored, group)
             elif step - policy.manifest.step > self._staleness_bound:
-                outcomes[index] = Outcome(stored, group, State.EXPIRED, RejectionReason.TOO_STALE, policy)
+                outcomes[index] = Outcome(stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE, policy)
             elif slot in slots_here or self._journal.groups.slot_taken(*slot, by_other_than=stored.digest):
-                outcomes[index] = Outcome(stored, group, State.REJECTED, RejectionReason.DUPLICATE_SLOT)
+                outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT)
             else:
                 inspection = self._work.inspect(group, peer=stored.peer, beacon=policy.manifest.beacon)
                 if inspection.reason:
-                    outcomes[index] = Outcome(stored, group, State.REJECTED, inspection.reason)
+                    outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, inspection.reason)
                 else:
                     slots_here.add(slot)
                     to_replay.setdefault(group.version, []).append((index, group, inspection, policy))
@@ -70,15 +71,15 @@ class Verification:
             self._load(version)
             replays = replay_groups(self._engine, [(group, inspection) for _, group, inspection, _ in entries])
             for (index, group, inspection, policy), replay in zip(entries, replays, strict=True):
-                state = State.REJECTED if replay.reason else State.VERIFIED
+                state = ReceiptState.REJECTED if replay.reason else ReceiptState.VERIFIED
                 outcomes[index] = Outcome(groups[index], group, state, replay.reason, policy, inspection, replay)
         return [outcomes[index] for index in range(len(groups))]
 
     def _without_policy(self, stored: StoredGroup, group: RolloutGroup) -> Outcome:
         """A group of a version that has left the window is stale, not a cheat; of one never published, a cheat."""
         if self._journal.policies.was_published(group.version, group.policy):
-            return Outcome(stored, group, State.EXPIRED, RejectionReason.TOO_STALE)
-        return Outcome(stored, group, State.REJECTED, RejectionReason.UNKNOWN_POLICY)
+            return Outcome(stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
+        return Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.UNKNOWN_POLICY)
 
     def _load(self, version: int) -> None:
         if version != self._loaded:

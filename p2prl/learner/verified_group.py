@@ -11,7 +11,7 @@ from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.learner.trainer import TrainingGroup
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.messages import RolloutGroup
+from p2prl.protocol.rollout_group import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)

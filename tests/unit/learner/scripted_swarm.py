@@ -27,8 +27,8 @@ from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.models.weight_layout import flatten
 from p2prl.net.process import control
 from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.messages import Kind
 from tests.unit.learner.small_run import NOW, SmallRun, identity
 
 PEERS = (identity("one"), identity("two"))

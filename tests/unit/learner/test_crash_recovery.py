@@ -19,8 +19,8 @@ from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.models.weight_layout import flatten
 from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.messages import Kind
 from tests.unit.learner.scripted_swarm import (
     PEERS,
     UPDATES,

@@ -13,7 +13,9 @@ from p2prl.net.process import control
 from p2prl.protocol import envelope, ledger_chain, wire_codec
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
-from p2prl.protocol.messages import Kind, LedgerHead, Receipts, RolloutGroup, StorageReceipt
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt
+from p2prl.protocol.rollout_group import RolloutGroup
 from tests.unit.learner.scripted_swarm import PEERS, UPDATES, ScriptedSwarm, fresh_runs, make_learner, run_through
 from tests.unit.learner.small_run import NOW, SmallRun, altered, identity
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from p2prl.learner.staleness_buffer import RolloutBuffer
 from p2prl.learner.verified_group import VerifiedGroup
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.messages import EngineClass, RolloutGroup
+from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
 
 GROUP = RolloutGroup(0, bytes(32), 0, "chain4", b"", (), EngineClass("", "", "", ""), 0.0)
 

@@ -12,8 +12,9 @@ import pytest
 from p2prl.learner.journal_groups import GroupState, StoredGroup
 from p2prl.learner.receipts import receipt_of
 from p2prl.models.engine_port import Scored
-from p2prl.protocol.messages import EngineClass, RolloutGroup, State
+from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
 from tests.unit.learner.small_run import NOW, STALENESS, SmallRun, altered, identity, with_completion
 
 PEER = identity("volunteer")
@@ -96,9 +97,9 @@ def test_every_tampering_is_named(
     policy = small_run.publish(0, step=0)
     honest = small_run.group(policy, PEER, 3)
     (outcome,) = small_run.check(small_run.sealed(tamper(honest), PEER))
-    assert (outcome.state, outcome.reason) == (State.REJECTED, reason)
+    assert (outcome.state, outcome.reason) == (ReceiptState.REJECTED, reason)
     receipt = receipt_of(outcome)
-    assert (receipt.state, receipt.reason) == (State.REJECTED, reason)
+    assert (receipt.state, receipt.reason) == (ReceiptState.REJECTED, reason)
     assert (receipt.tokens, receipt.completions, receipt.reward) == (0, 0, 0.0)
 
 
@@ -121,7 +122,7 @@ def test_claimed_dtype_does_not_widen_the_tolerance(small_run: SmallRun) -> None
 def test_work_of_another_peer_is_rejected(small_run: SmallRun) -> None:
     policy = small_run.publish(0, step=0)
     (outcome,) = small_run.check(small_run.sealed(small_run.group(policy, PEER, 3), STRANGER))
-    assert outcome.state is State.REJECTED
+    assert outcome.state is ReceiptState.REJECTED
     assert outcome.reason in (RejectionReason.WRONG_PROMPT, RejectionReason.SEED_MISMATCH)
 
 
@@ -134,7 +135,7 @@ def test_honest_groups_of_several_versions_are_verified(small_run: SmallRun) -> 
     outcomes = small_run.check(*stored, step=2)
     assert [outcome.stored for outcome in outcomes] == stored
     for outcome, group in zip(outcomes, groups, strict=True):
-        assert (outcome.state, outcome.reason) == (State.VERIFIED, "")
+        assert (outcome.state, outcome.reason) == (ReceiptState.VERIFIED, "")
         assert outcome.replay is not None
         for own, completion in zip(outcome.replay.behavior_logprobs, group.completions, strict=True):
             claimed = np.frombuffer(completion.logprobs, dtype="<f2")
@@ -155,7 +156,7 @@ def test_small_log_prob_lie_passes_and_is_never_trained_on(small_run: SmallRun) 
     truth, lied = (small_run.check(small_run.sealed(group, PEER))[0] for group in (honest, lie))
     assert truth.replay is not None
     assert lied.replay is not None
-    assert lied.state is State.VERIFIED
+    assert lied.state is ReceiptState.VERIFIED
     assert lied.replay.behavior_logprobs == truth.replay.behavior_logprobs
 
 
@@ -173,7 +174,7 @@ def test_replay_that_is_not_finite_is_rejected(
 
     monkeypatch.setattr(small_run.engine, "replay", broken)
     (outcome,) = small_run.check(small_run.sealed(group, PEER))
-    assert (outcome.state, outcome.reason) == (State.REJECTED, RejectionReason.LOGPROB_MISMATCH)
+    assert (outcome.state, outcome.reason) == (ReceiptState.REJECTED, RejectionReason.LOGPROB_MISMATCH)
 
 
 def test_claimed_reward_is_never_read(small_run: SmallRun) -> None:
@@ -191,8 +192,8 @@ def test_one_slot_counts_once_within_a_batch(small_run: SmallRun) -> None:
     assert first.digest != second.digest
     outcomes = small_run.check(first, second)
     assert [(o.state, o.reason) for o in outcomes] == [
-        (State.VERIFIED, ""),
-        (State.REJECTED, RejectionReason.DUPLICATE_SLOT),
+        (ReceiptState.VERIFIED, ""),
+        (ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT),
     ]
 
 
@@ -219,7 +220,7 @@ def test_rejected_group_does_not_take_the_slot(small_run: SmallRun) -> None:
         small_run.journal.groups.mark_refused(
             bad.digest, state=GroupState.REJECTED, reason=RejectionReason.SEED_MISMATCH
         )
-    assert small_run.check(good)[0].state is State.VERIFIED
+    assert small_run.check(good)[0].state is ReceiptState.VERIFIED
 
 
 def group_of_version_zero(small_run: SmallRun) -> StoredGroup:
@@ -228,9 +229,9 @@ def group_of_version_zero(small_run: SmallRun) -> StoredGroup:
 
 def test_group_at_the_bound_counts_and_above_it_expires(small_run: SmallRun) -> None:
     group = group_of_version_zero(small_run)
-    assert small_run.check(group, step=STALENESS)[0].state is State.VERIFIED
+    assert small_run.check(group, step=STALENESS)[0].state is ReceiptState.VERIFIED
     (outcome,) = small_run.check(group, step=STALENESS + 1)
-    assert (outcome.state, outcome.reason) == (State.EXPIRED, RejectionReason.TOO_STALE)
+    assert (outcome.state, outcome.reason) == (ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
 
 
 def test_group_of_a_dropped_version_expires(small_run: SmallRun) -> None:
@@ -238,5 +239,5 @@ def test_group_of_a_dropped_version_expires(small_run: SmallRun) -> None:
     small_run.publish(1, step=10)
     small_run.published.drop_before_step(10 - STALENESS)
     (outcome,) = small_run.check(group, step=10)
-    assert (outcome.state, outcome.reason) == (State.EXPIRED, RejectionReason.TOO_STALE)
+    assert (outcome.state, outcome.reason) == (ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
     assert receipt_of(outcome).tokens == 0
