@@ -93,6 +93,8 @@ class Progress:
     """What versions would have cost more without the base that was named."""
     brought_bytes: int = 0
     """What all versions that came would have cost whole."""
+    step: int = -1
+    """Learner step of the newest announced version; −1 before the first."""
 
 
 class Volunteer:
@@ -136,6 +138,7 @@ class Volunteer:
         self._awaited_since = 0.0
         self._roles: dict[str, int] = {}
         self._announced = -1
+        self._announced_step = -1
         self._reward_recent: float | None = None
         for reward in self._spool.newest_rewards(_REMEMBERED_REWARDS):
             self._follow_reward(reward)
@@ -233,7 +236,8 @@ class Volunteer:
                 case control.RunKnown() | control.FileReady():
                     self.arrival.take(message)
                 case control.VersionAnnounced(version=version, step=step):
-                    self._announced = max(self._announced, version)
+                    if version > self._announced:
+                        self._announced, self._announced_step = version, step
                     self._farewell.on_policy(step)
                 case control.VersionReady(digest=digest, manifest=raw, path=path):
                     manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
@@ -401,6 +405,7 @@ class Volunteer:
         self._on_progress(
             Progress(
                 state=action.reason if isinstance(action, Wait) else "sampling",
+                step=self._announced_step,
                 version=-1 if loaded is None else loaded.manifest.version,
                 announced_version=self._announced,
                 peers=self._roles,

@@ -28,7 +28,7 @@ from p2prl.models.text_codec import Codec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.process.handle import NetworkConfig
-from p2prl.net.process.run_bootstrap import FindBase
+from p2prl.net.process.run_bootstrap import FindBase, Prepare
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
@@ -127,13 +127,16 @@ def build_volunteer(
     seat: WorkerFolder,
     config: VolunteerConfig,
     *,
-    device: torch.device,
+    prepare: Prepare[Prepared],
     base: Path | None = None,
     on_manifest: Callable[[RunManifest], None],
     on_progress: Callable[[Progress], None],
     on_notice: Callable[[str], None],
 ) -> Volunteer:
-    """A volunteer for the run behind a link, working from a seat. `base` is a model directory it may start from."""
+    """A volunteer for the run behind a link, working from a seat.
+
+    `prepare` makes its engine (`prepare_engine`); `base` is a model directory it may start from.
+    """
     directory = seat.run_directory(link.run)
 
     def keep(manifest: RunManifest, raw: bytes) -> None:
@@ -146,7 +149,7 @@ def build_volunteer(
         spool_path=directory / "spool.db",
         config=config,
         clock=SystemClock(),
-        prepare=lambda manifest, files: prepare_engine(manifest, link.run, files, device),
+        prepare=prepare,
         on_manifest=keep,
         on_progress=on_progress,
         on_notice=on_notice,
@@ -160,13 +163,13 @@ def build_validator(
     seat: WorkerFolder,
     config: ValidatorConfig,
     *,
-    device: torch.device,
+    prepare: Prepare[Prepared],
     base: Path | None = None,
     on_manifest: Callable[[RunManifest], None],
     on_audit: Callable[[Audit], None],
     on_notice: Callable[[str], None],
 ) -> Validator:
-    """A validator for the run behind a link, working from a seat. `base` is a model directory it may start from."""
+    """A validator for the run behind a link; arguments as for `build_volunteer`."""
     directory = seat.run_directory(link.run)
 
     def keep(manifest: RunManifest, raw: bytes) -> None:
@@ -178,7 +181,7 @@ def build_validator(
         run=link.run,
         config=config,
         clock=SystemClock(),
-        prepare=lambda manifest, files: prepare_engine(manifest, link.run, files, device),
+        prepare=prepare,
         on_manifest=keep,
         on_audit=on_audit,
         on_notice=on_notice,

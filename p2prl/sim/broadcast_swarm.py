@@ -25,7 +25,8 @@ from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import EnvelopeArrived, Event, VersionReady
-from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
 
 
 def identity_of(name: str) -> Identity:

@@ -45,7 +45,8 @@ from p2prl.sim.hosts import slow_envelopes
 from p2prl.sim.stand_ins import SharedEngine, SharedModel, SimulatedNetwork
 from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
 from p2prl.sim.virtual_time import START
-from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
 
 _IDLE_TURN_S = 5.0
 """A role with nothing to do looks around this often, as its polling loop does in life."""
@@ -166,7 +167,7 @@ class Swarm:
             disk.close()
         staleness = sorted(age for metrics in self._metrics for age in metrics["staleness"])
         counts = self._counts
-        fetched = [self.network.node(peer).fetch_stats for peer in self._volunteers if self.network.is_up(peer)]
+        fetched = [self.network.node(peer).download_stats for peer in self._volunteers if self.network.is_up(peer)]
         return SwarmResult(
             trace_hash=self.network.trace,
             reward_before=before,
@@ -179,8 +180,8 @@ class Swarm:
             groups_verified=sum(counts.get(state, 0) for state in ("verified", "used", "unused")),
             groups_rejected=counts.get("rejected", 0),
             patch_bytes=sum(stats.patch_bytes for stats in fetched),
-            whole_bytes=sum(stats.whole_bytes for stats in fetched),
-            brought_bytes=sum(stats.brought_bytes for stats in fetched),
+            whole_bytes=sum(stats.full_bytes for stats in fetched),
+            brought_bytes=sum(stats.version_bytes for stats in fetched),
             caught_up_s=caught_up,
         )
 

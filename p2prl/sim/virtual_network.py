@@ -180,7 +180,7 @@ class VirtualNetwork:
         # Its dice are its own, so that one machine more or less does not change the others' draws.
         rng = random.Random(f"node/{self.seed}/{host.peer}/{host.incarnation}")  # noqa: S311
         host.node = host.make(self.now + host.clock_offset_s, rng)
-        host.node.announce((self.address(host.peer),), self.now + host.clock_offset_s)
+        host.node.set_addresses((self.address(host.peer),), self.now + host.clock_offset_s)
         host.armed = float("inf")
         host.pump_due = False
         self._wake(host)

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 
 from p2prl.bench.spread.home_links import Population
 from p2prl.bench.spread.outcome import Outcome, Tell
+from p2prl.bench.spread.source_links import SOURCE_DEGREE, draw_by_upload
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk
@@ -18,14 +19,13 @@ from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.shared_links import Link, Wires
 from p2prl.sim.virtual_time import START, VirtualLoop
 from p2prl.swarm.peers.topology import (
-    SOURCE_DEGREE,
     Candidate,
-    draw_by_upload,
-    hand_out,
-    introductions_of,
+    choose_neighbors,
+    introduction_count,
     median_upload,
 )
-from p2prl.swarm.relay.relay import Relay, RelayConfig
+from p2prl.swarm.relay.chunk_relay import Relay
+from p2prl.swarm.relay.config import RelayConfig
 
 _TICK_S = 0.1
 """How often a peer's timers run: coarser than in life, where each deadline has its own."""
@@ -88,12 +88,12 @@ class _Swarm:
         pairs = {(self.source, peer) for peer in draw_by_upload(swarm, SOURCE_DEGREE, rng)}
         median_bytes_s = median_upload(swarm.values())
         for peer, candidate in swarm.items():
-            count = introductions_of(candidate.upload_bytes_s, median_bytes_s)
-            others = hand_out(peer, swarm, rng, count=count)
+            count = introduction_count(candidate.upload_bytes_s, median_bytes_s)
+            others = choose_neighbors(peer, swarm, rng, count=count)
             pairs |= {(max(peer, other), min(peer, other)) for other in others}
         for one, other in sorted(pairs):
-            self.relays[one].add_neighbour(self.names[other], is_source=False)
-            self.relays[other].add_neighbour(self.names[one], is_source=one == self.source)
+            self.relays[one].add_neighbor(self.names[other], is_source=False)
+            self.relays[other].add_neighbor(self.names[one], is_source=one == self.source)
 
     def run(self, tell: Tell) -> None:
         self.introduce()

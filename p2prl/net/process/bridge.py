@@ -87,7 +87,7 @@ def message_of(
                 patches=tuple(str(path_of(root)) for root in patches),
                 target=str(path_of(manifest.weights.root)),
             )
-        case events.BaseSettled():
+        case events.BaseReleased():
             return _base_news(event)
         case events.LearnerSilent(version=version, since_s=since):
             return control.Warned(
@@ -123,17 +123,17 @@ def message_of(
             )
 
 
-def _base_news(settled: events.BaseSettled) -> control.Warned:
+def _base_news(settled: events.BaseReleased) -> control.Warned:
     """What became of a base, for the person who named it."""
-    if settled.fits is False:
+    if settled.matches_run is False:
         return control.Warned(
             "the base is not what this run started from: the learner signed other words. Going on without it",
             "Name the very model the run started from, unchanged.",
         )
     if settled.version is None:
         return control.Warned("the base could not be used; going on without it", "")
-    if settled.spared_bytes:
-        spared, took = _size_text(settled.spared_bytes), _size_text(settled.patch_bytes)
+    if settled.saved_bytes:
+        spared, took = _size_text(settled.saved_bytes), _size_text(settled.patch_bytes)
         way = f"came by {took} of patches" if settled.patch_bytes else "is the base itself"
         return control.Warned(f"the base spared {spared}: version {settled.version} {way}", "")
     return control.Warned(f"the base was not needed: no way to version {settled.version} is shorter by it", "")

@@ -30,8 +30,9 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import events
-from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.relay.relay import RelayConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.relay.config import RelayConfig
 
 _STATUS_S = 2.0
 
@@ -173,7 +174,7 @@ class NetworkProcess:
             await asyncio.sleep(_STATUS_S)
 
     def _status(self) -> control.Status:
-        stats, brought = self._node.relay_stats, self._node.fetch_stats
+        stats, brought = self._node.relay_stats, self._node.download_stats
         daemons = self._process.children(recursive=True)
         daemon_bytes = 0
         for daemon in daemons:
@@ -189,9 +190,9 @@ class NetworkProcess:
             resident_bytes=self._process.memory_info().rss,
             daemon_bytes=daemon_bytes,
             patch_bytes=brought.patch_bytes,
-            whole_bytes=brought.whole_bytes,
-            brought_bytes=brought.brought_bytes,
-            spared_bytes=brought.spared_bytes,
+            whole_bytes=brought.full_bytes,
+            brought_bytes=brought.version_bytes,
+            spared_bytes=brought.saved_bytes,
             upload_bytes_s=self._uplink.rate_bytes_s,
             uploaded_bytes_month=self._uplink.spent_bytes,
             budget_spent=self._uplink.is_spent(),
@@ -204,8 +205,8 @@ class NetworkProcess:
             return
         if isinstance(event, events.VersionReady):
             self._holdings.keep(event.raw, event.manifest)
-        elif isinstance(event, events.BaseSettled):
-            self._blobs.drop(event.state)
+        elif isinstance(event, events.BaseReleased):
+            self._blobs.drop(event.digest)
         self._tell(bridge.message_of(event, path_of=self._blobs.path, status=self._status))
 
     def _tell(self, message: control.FromNetwork) -> None:

@@ -101,7 +101,7 @@ class NodeDriver:
 
     def _pump_node(self) -> None:
         now = self._clock.now()
-        self._node.announce(self._transport.addresses, now)  # they change as relays and routers come
+        self._node.set_addresses(self._transport.addresses, now)  # they change as relays and routers come
         if self._uplink is not None:
             self._node.allow_uploads(not self._uplink.is_spent())
         if self._node.next_deadline() <= now:
@@ -175,7 +175,7 @@ class NodeDriver:
                 done += len(queue)
                 queue.clear()
             if self._uplink is not None and self._uplink.sent(peer, carried):
-                self._node.set_upload(self._uplink.rate_bytes_s)
+                self._node.set_upload_rate(self._uplink.rate_bytes_s)
             for _ in range(done):
                 self._node.upload_done(peer)
             self.wake()

@@ -17,7 +17,8 @@ from p2prl.bench.staleness.stale_training import TrainingPlan
 from p2prl.bench.training import starting
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.stacked_decoder import initial_weights
-from p2prl.cli.bench import bench_ppo, bench_rewards
+from p2prl.cli.commands.bench_ppo import bench_ppo
+from p2prl.cli.commands.bench_rewards import bench_rewards
 from p2prl.errors import ConfigError
 
 PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=4, final_prompts=4)

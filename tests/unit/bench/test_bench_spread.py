@@ -206,7 +206,7 @@ def test_volunteers_of_every_region_are_linked_with_each_other() -> None:
     made = product_relay._Swarm(population)
     made.introduce()
     links = {
-        number: {int(peer) for peer in relay._state.neighbours} - {made.source}
+        number: {int(peer) for peer in relay._state.neighbors} - {made.source}
         for number, relay in enumerate(made.relays[: made.source])
     }
     crossing = [population.peers[one].region != population.peers[other].region for one in links for other in links[one]]

@@ -24,7 +24,7 @@ from p2prl.bench.training import warm_start
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.stacked_decoder import initial_weights
 from p2prl.bench.training.warm_start import warm_path
-from p2prl.cli.bench import bench_staleness
+from p2prl.cli.commands.bench_staleness import bench_staleness
 from p2prl.errors import ConfigError, IntegrityError, MachineError, P2PRLError
 
 PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=8, final_prompts=8)

@@ -11,7 +11,7 @@ from p2prl.net.process import bridge, control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import RunManifest
-from p2prl.swarm.events import BaseSettled
+from p2prl.swarm.events import BaseReleased
 from tests.unit.learner.small_run import SmallRun
 
 STATE = Digest(bytes(range(32)))
@@ -81,15 +81,15 @@ def test_without_a_base_nothing_is_told(world: SmallRun) -> None:
 @pytest.mark.parametrize(
     ("settled", "words"),
     [
-        (BaseSettled(STATE, True, 64, 23_000_000, 512_000_000), "spared 512.0 MB: version 64 came by 23.0 MB"),
-        (BaseSettled(STATE, True, 0, 0, 512_000), "spared 512.0 kB: version 0 is the base itself"),
-        (BaseSettled(STATE, True, 64, 0, 0), "not needed: no way to version 64"),
-        (BaseSettled(STATE, None, 64, 0, 0), "not needed: no way to version 64"),
-        (BaseSettled(STATE, None, None, 0, 0), "could not be used"),
-        (BaseSettled(STATE, False, None, 0, 0), "not what this run started from"),
+        (BaseReleased(STATE, True, 64, 23_000_000, 512_000_000), "spared 512.0 MB: version 64 came by 23.0 MB"),
+        (BaseReleased(STATE, True, 0, 0, 512_000), "spared 512.0 kB: version 0 is the base itself"),
+        (BaseReleased(STATE, True, 64, 0, 0), "not needed: no way to version 64"),
+        (BaseReleased(STATE, None, 64, 0, 0), "not needed: no way to version 64"),
+        (BaseReleased(STATE, None, None, 0, 0), "could not be used"),
+        (BaseReleased(STATE, False, None, 0, 0), "not what this run started from"),
     ],
 )
-def test_a_person_hears_what_became_of_the_base(settled: BaseSettled, words: str) -> None:
+def test_a_person_hears_what_became_of_the_base(settled: BaseReleased, words: str) -> None:
     told = bridge.message_of(settled, path_of=lambda root: Path(root.hex()), status=lambda: EMPTY_STATUS)
     assert isinstance(told, control.Warned)
     assert words in told.message

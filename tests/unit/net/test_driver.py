@@ -23,7 +23,8 @@ from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Send, VersionReady
-from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.memory_transport import MemoryHub, MemoryTransport
 
 LEARNER = identity_of("learner")
