@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.learner import journal_batches, journal_groups, journal_ledger, journal_policies
 from p2prl.learner.journal_batches import BatchTable
@@ -60,6 +61,4 @@ class Journal:
                 raise
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise MachineError(
-                f"the journal cannot be written: {error}", remedy="Free some space and start again; nothing is lost."
-            ) from error
+            raise write_error(error, "the journal") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.clock import Clock
-from p2prl.errors import MachineError
+from p2prl.disk_full import write_error
 
 
 class MetricsLog:
@@ -40,10 +40,7 @@ class MetricsLog:
             with self._path.open("a") as file:
                 file.write(json.dumps(document, sort_keys=True) + "\n")
         except OSError as error:
-            raise MachineError(
-                f"cannot write {self._path}: {error.strerror}",
-                remedy="Free some space and start again; nothing is lost.",
-            ) from error
+            raise write_error(error, self._path) from error
         self._logged_step = step
         self._on_metrics(document)
         for notice in notices:

@@ -96,7 +96,7 @@ class Learner:
             network.send(control.Publish(raw))
         for raw in self._publisher.heads.current():
             network.send(control.Publish(raw))
-        network.send(control.LedgerHeight(self._storage.journal.ledger.height))
+        network.send(control.SetLedgerHeight(self._storage.journal.ledger.height))
         network.send(control.Publish(self._sender.sign_ledger_head(step=self.step, finished=self.finished)))
 
     def attach(self, network: NetworkPort) -> None:

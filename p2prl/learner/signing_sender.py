@@ -43,7 +43,7 @@ class SigningSender:
 
     def send_ledger_head(self, *, step: int, finished: bool) -> None:
         """Publish the ledger's height, head and the run's step."""
-        self.network.send(control.LedgerHeight(self._ledger.height))
+        self.network.send(control.SetLedgerHeight(self._ledger.height))
         self.send(self.sign_ledger_head(step=step, finished=finished))
 
     def sign_ledger_head(self, *, step: int, finished: bool) -> bytes:
