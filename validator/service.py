@@ -15,7 +15,8 @@ from pathlib import Path
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError
 from p2prl.models.engine_port import Engine
-from p2prl.models.group_work import Prepared, replay_groups
+from p2prl.models.group_replay import replay_groups
+from p2prl.models.group_work import Prepared
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import FindBase, OnManifest, Prepare, RunBootstrap

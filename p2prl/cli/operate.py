@@ -51,7 +51,7 @@ def init_command(
     """Make a run folder."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot name a run", remedy="Use letters, digits, dots, dashes; 64 at most.")
-    chosen = preset_by_name(preset)
+    chosen = preset_by_name(preset, task=task)
     refuse_folder_in_use(root / name)
 
     from p2prl.config.run_settings import describe, init_run
@@ -61,7 +61,7 @@ def init_command(
     plan = RunPlan(
         name=name,
         goal=goal or chosen.goal,
-        task=task or chosen.task,
+        task=chosen.task,
         model=model,
         group_size=group_size,
         temperature=temperature,

@@ -15,6 +15,7 @@ from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.sim.delay_laws import parse_delay
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
+from p2prl.tasks.chain4 import demonstration
 
 
 def sim_command(
@@ -48,6 +49,7 @@ def sim_command(
     with progress("simulation", quiet=as_json) as tell, tempfile.TemporaryDirectory(prefix="p2prl-sim-") as folder:
         warm_start(
             loaded,
+            demonstration,
             seed=seed,
             config=recipe,
             on_step=lambda step, _: tell("warm start on flawed demonstrations", step / recipe.steps),

@@ -15,7 +15,8 @@ import numpy as np
 from p2prl.learner.journal import Journal, StoredGroup
 from p2prl.learner.published_policies import Published, PublishedPolicies
 from p2prl.models.engine_port import Engine
-from p2prl.models.group_work import GroupWork, Inspection, Replay, replay_groups
+from p2prl.models.group_replay import Replay, replay_groups
+from p2prl.models.group_work import GroupWork, Inspection
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.messages import Receipt, RolloutGroup, State
 from p2prl.protocol.rejection_reasons import RejectionReason

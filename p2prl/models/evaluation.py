@@ -1,4 +1,4 @@
-"""How good a policy is: mean recomputed reward on fresh prompts, sampled as volunteers sample, or greedily."""
+"""Evaluation of a policy: its mean reward on fresh prompts, sampled as volunteers sample, or greedily."""
 
 from __future__ import annotations
 

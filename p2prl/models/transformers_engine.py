@@ -22,6 +22,7 @@ from p2prl.models.engine_port import Generation, GenerationRequest, GenerationSt
 from p2prl.models.gumbel_noise import MAX_NOISE_ELEMENTS, StepNoise, check_noise, gumbel
 from p2prl.models.policy_logprobs import pad_right
 from p2prl.models.pretrained import quiet_transformers
+from p2prl.models.run_model import RunModel
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.messages import EngineClass
@@ -52,6 +53,11 @@ class _Row:
     @property
     def ended(self) -> bool:
         return self.finished or len(self.token_ids) == self.request.max_new_tokens
+
+
+def build_engine(run: RunModel, *, device: torch.device, dtype: str) -> TransformersEngine:
+    """The engine of a run: see `EngineBuilder`."""
+    return TransformersEngine(run.build(device=device, dtype=dtype), run.layout)
 
 
 class TransformersEngine:

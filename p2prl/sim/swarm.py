@@ -29,7 +29,7 @@ from p2prl.models.evaluation import evaluate
 from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_files import export_run_files
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.storage.disk_blobs import DiskBlobStore
@@ -135,7 +135,7 @@ class Swarm:
         self._layout = layout_of(loaded.model, self._manifest.dtype)
         self._loaded = loaded
         self._model = SharedModel(TransformersEngine(_copy(loaded), self._layout))
-        self._work = GroupWork(self._manifest, self._run, Codec(loaded.tokenizer, loaded.model))
+        self._work = GroupWork(self._manifest, self._run, TextCodec(loaded.tokenizer, loaded.model))
         self._blobs = DiskBlobStore(directory / "learner" / "blobs")
         for file in self._manifest.files:
             self._blobs.add(file.blob, files[file.name])

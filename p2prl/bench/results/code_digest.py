@@ -15,9 +15,14 @@ from p2prl.errors import LocalProtocolError
 
 _COUNTED = ("p2prl.algorithms.", "p2prl.bench.", "p2prl.tasks.")
 _OPEN_LISTS = frozenset(
-    {"p2prl.algorithms.registry", "p2prl.bench.staleness.methods", "p2prl.bench.staleness.rejected_losses"}
+    {
+        "p2prl.algorithms.registry",
+        "p2prl.tasks.registry",
+        "p2prl.bench.staleness.methods",
+        "p2prl.bench.staleness.rejected_losses",
+    }
 )
-"""Lists of every method there is. A new entry changes no other: what they decide goes into the digest as text."""
+"""Lists of every method and task. A new entry changes no other: what they decide goes into the digest as text."""
 
 
 def code_digest(*modules: str, decided: str = "") -> str:

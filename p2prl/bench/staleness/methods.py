@@ -136,7 +136,8 @@ def _number(text: str) -> float | None:
 @functools.cache
 def method_digest(text: str, task: str) -> str:
     """Digest of the code that trains `text` on `task`: the loop, the task, the loss and how it is set."""
-    method = parse_method(text, max_completion_tokens=environment_by_name(task).max_new_tokens)
+    environment = environment_by_name(task)
+    method = parse_method(text, max_completion_tokens=environment.max_new_tokens)
     objective = method.objective
     return code_digest(
         "p2prl.bench.staleness.stale_training",
@@ -145,6 +146,7 @@ def method_digest(text: str, task: str) -> str:
         "p2prl.algorithms.advantages",
         "p2prl.algorithms.aggregation",
         objective.spec.function.__module__,
+        *environment.code,
         *(_BANDED if "band" in method.additions else ()),
         decided=repr((objective.config, objective.advantage, objective.aggregation, sorted(method.additions.items()))),
     )

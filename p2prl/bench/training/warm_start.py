@@ -92,7 +92,7 @@ def _demonstrations(subject: Environment, seeds: Sequence[int], step: int) -> tu
 
 def warm_path(subject: Environment, seed: int, cache: Path) -> Path:
     """Where a seed's warm start is kept. The digest of its code is part of the name: other code makes it anew."""
-    return cache / f"{subject.task.name}-{seed}-{code_digest(__name__)}.safetensors"
+    return cache / f"{subject.task.name}-{seed}-{code_digest(__name__, *subject.code)}.safetensors"
 
 
 def _load(subject: Environment, path: Path) -> Tensor:

@@ -20,7 +20,7 @@ from p2prl.bench.training.stacked_adam import StackedAdam
 from p2prl.bench.training.stacked_decoder import completion_logprobs, initial_weights, sample
 from p2prl.bench.training.warm_start import warm_path, warm_start, warm_weights
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 
 SUBJECT = environment_by_name("chain4")
@@ -63,7 +63,7 @@ def test_the_optimiser_is_clipped_adamw_row_by_row(beta2: float) -> None:
 
 def test_tokens_are_those_of_the_chain4_models_tokenizer() -> None:
     loaded = tiny_model("chain4")
-    codec = Codec(loaded.tokenizer, loaded.model)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
     prompt, completion = SUBJECT.demonstration(3)
     assert tuple(SUBJECT.prompt_tokens(prompt)) == codec.encode(prompt)
     assert tuple(SUBJECT.encode(completion)) == codec.encode(completion)[1:]

@@ -26,7 +26,7 @@ from p2prl.learner.service import Learner, LearnerConfig
 from p2prl.learner.trainer import OptimiserConfig
 from p2prl.models.group_work import GroupWork
 from p2prl.models.pretrained import load_pretrained
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.warm_start import WarmstartConfig, warm_start
@@ -37,6 +37,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
+from p2prl.tasks.chain4 import demonstration
 from tests.unit.learner.world import NOW, World, altered, identity
 
 PEERS = (identity("one"), identity("two"))
@@ -85,7 +86,7 @@ class Ear:
 def learnt() -> Any:
     """Weights that now and then get a prompt right: without any reward there is no gradient, and nothing to resume."""
     loaded = tiny_model("chain4", seed=1)
-    warm_start(loaded, seed=1, config=WarmstartConfig(steps=80))
+    warm_start(loaded, demonstration, seed=1, config=WarmstartConfig(steps=80))
     return loaded.model.state_dict()
 
 
@@ -111,7 +112,7 @@ def learner(world: World, *, around: LossPipelineConfig | None = None, **changes
         tokenizer=made.tokenizer,
         layout=world.layout,
         engine=TransformersEngine(replaying.model, world.layout),
-        work=GroupWork(world.manifest, world.run, Codec(replaying.tokenizer, replaying.model)),
+        work=GroupWork(world.manifest, world.run, TextCodec(replaying.tokenizer, replaying.model)),
         estimator=LossPipeline(around or LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")})),
         config=LearnerConfig(**config),
         clock=FakeClock(),

@@ -13,7 +13,7 @@ import torch
 
 from p2prl.errors import ConfigError
 from p2prl.models.pretrained import load_pretrained
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
 
@@ -38,7 +38,7 @@ def test_a_saved_model_comes_back_bit_for_bit(directory: Path) -> None:
     assert layout_of(loaded.model, "float32") == layout
     assert flatten(loaded.model, layout) == flatten(source.model, layout)
     assert not loaded.model.training
-    ours, theirs = Codec(loaded.tokenizer, loaded.model), Codec(source.tokenizer, source.model)
+    ours, theirs = TextCodec(loaded.tokenizer, loaded.model), TextCodec(source.tokenizer, source.model)
     assert ours.encode("3+4*2-7=") == theirs.encode("3+4*2-7=")
     assert ours.decode((1, 14, 1)) == theirs.decode((1, 14, 1)) == "1#1"
     assert ours.stop_ids == theirs.stop_ids

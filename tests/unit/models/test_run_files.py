@@ -13,8 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
 from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_files import build_from_run, export_run_files
-from p2prl.models.text_codec import Codec
+from p2prl.models.run_files import export_run_files
+from p2prl.models.run_model import read_run_model
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of, load_in_place
 from p2prl.protocol.manifests import RUN_FILE_NAMES
@@ -27,9 +28,9 @@ ROOM = 1 << 20
 
 
 def _build(files: dict[str, bytes], digest: bytes = DIGEST, room: int = ROOM) -> LoadedModel:
-    loaded, layout = build_from_run(files, layout_digest=digest, max_weight_bytes=room, device=CPU, dtype="float32")
-    assert layout.digest == digest
-    return loaded
+    run = read_run_model(files, layout_digest=digest, max_weight_bytes=room, dtype="float32")
+    assert run.layout.digest == digest
+    return LoadedModel(model=run.build(device=CPU, dtype="float32"), tokenizer=run.tokenizer)
 
 
 def _edited(name: str, **changes: Any) -> dict[str, bytes]:
@@ -50,16 +51,13 @@ def test_an_exported_model_is_rebuilt_and_computes_the_same(source: LoadedModel)
     files = export_run_files(source)
     assert RUN_FILE_NAMES.issuperset(files)
     layout = layout_of(source.model, "float32")
-    loaded, found = build_from_run(
-        files, layout_digest=layout.digest, max_weight_bytes=ROOM, device=CPU, dtype="float32"
-    )
-    assert found == layout
+    loaded = _build(files, layout.digest)
     assert all(not tensor.any() for tensor in loaded.model.state_dict().values())
     load_in_place(loaded.model, layout, flatten(source.model, layout))
     ids = torch.tensor([[15, 3, 10, 4, 12, 2, 11, 7, 13]])
     with torch.no_grad():
         assert torch.equal(loaded.model(input_ids=ids).logits, source.model(input_ids=ids).logits)
-    ours, theirs = Codec(loaded.tokenizer, loaded.model), Codec(source.tokenizer, source.model)
+    ours, theirs = TextCodec(loaded.tokenizer, loaded.model), TextCodec(source.tokenizer, source.model)
     assert ours.encode("3+4*2-7=") == theirs.encode("3+4*2-7=")
     assert ours.stop_ids == theirs.stop_ids
     assert ours.decode((1, 17, 14)) == theirs.decode((1, 17, 14))
@@ -157,7 +155,7 @@ def test_truncation_in_a_runs_tokenizer_is_undone() -> None:
     cut = json.loads(FILES["tokenizer.json"])
     cut["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     loaded = _build(FILES | {"tokenizer.json": json.dumps(cut).encode()})
-    assert len(Codec(loaded.tokenizer, loaded.model).encode("3+4*2-7=")) == 9
+    assert len(TextCodec(loaded.tokenizer, loaded.model).encode("3+4*2-7=")) == 9
 
 
 def test_a_model_no_run_could_use_is_not_exported() -> None:

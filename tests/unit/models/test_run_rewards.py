@@ -14,7 +14,7 @@ from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.group_work import GroupWork
 from p2prl.models.rewards import RunReward
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.protocol.messages import Completion
 from tests.unit.learner.world import World, altered, identity
 
@@ -24,8 +24,7 @@ ME = identity("volunteer")
 
 
 def of(text: str, *completions: tuple[str, bool]) -> list[float]:
-    success = [float(words.endswith("#7") and done) for words, done in completions]
-    return list(RunReward(text, ["chain4"]).of("chain4", PROMPT, completions, success))
+    return list(RunReward(text, ["chain4"]).rewards("chain4", PROMPT, completions))
 
 
 def test_parts_are_what_they_say() -> None:
@@ -64,11 +63,11 @@ def test_the_run_says_what_its_groups_are_worth(tmp_path: Path) -> None:
     """The learner's inspection and the volunteer's packing agree, and success stays what an evaluation measures."""
     world = World(tmp_path)
     manifest = msgspec.structs.replace(world.manifest, reward="success+0.25*process")
-    work = GroupWork(manifest, world.run, Codec(world.loaded.tokenizer, world.loaded.model))
+    work = GroupWork(manifest, world.run, TextCodec(world.loaded.tokenizer, world.loaded.model))
     policy = world.publish(0, step=0)
     honest = world.group(policy, ME, 3)
     assignment = work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=3)
-    codec = Codec(world.loaded.tokenizer, world.loaded.model)
+    codec = TextCodec(world.loaded.tokenizer, world.loaded.model)
     stop = min(codec.stop_ids)
     first = str(eval_chain(assignment.prompt)[0])
     plain = codec.encode(first + first)[-2:]
@@ -86,7 +85,7 @@ def test_a_run_of_an_unknown_reward_says_what_to_install(tmp_path: Path) -> None
     world = World(tmp_path)
     manifest = msgspec.structs.replace(world.manifest, reward="success+style")
     with pytest.raises(ConfigError, match=r"cannot work for the run.*style") as caught:
-        GroupWork(manifest, world.run, Codec(world.loaded.tokenizer, world.loaded.model))
+        GroupWork(manifest, world.run, TextCodec(world.loaded.tokenizer, world.loaded.model))
     assert "Install" in caught.value.remedy
     world.close()
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from p2prl.errors import ConfigError
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
-from p2prl.tasks.chain4 import MAX_NEW_TOKENS, SYMBOLS, Chain4
+from p2prl.tasks.chain4 import CHAIN4, SYMBOLS, Chain4
 
 
 def _bytes(seed: int) -> bytearray:
@@ -30,7 +30,7 @@ def test_the_chain4_model_is_small_and_its_seed_fixes_it() -> None:
 
 def test_every_symbol_is_one_token_and_comes_back() -> None:
     loaded = tiny_model()
-    codec = Codec(loaded.tokenizer, loaded.model)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
     ids = codec.encode(SYMBOLS)
     assert len(ids) == len(SYMBOLS) + 1
     assert len(set(ids)) == len(ids)
@@ -42,7 +42,7 @@ def test_every_symbol_is_one_token_and_comes_back() -> None:
 
 def test_a_special_token_inside_a_completion_cannot_hide() -> None:
     loaded = tiny_model()
-    codec = Codec(loaded.tokenizer, loaded.model)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
     right = codec.encode("747#7")[1:]
     hidden = (*right[:4], loaded.tokenizer.pad_token_id, right[4])
     assert Chain4().score("3+4*2-7=", codec.decode(right), finished=True).reward == 1.0
@@ -51,9 +51,9 @@ def test_a_special_token_inside_a_completion_cannot_hide() -> None:
 
 def test_prompt_and_completion_fit_the_context() -> None:
     loaded = tiny_model()
-    prompt = Codec(loaded.tokenizer, loaded.model).encode(Chain4().prompt(0))
+    prompt = TextCodec(loaded.tokenizer, loaded.model).encode(Chain4().prompt(0))
     assert len(prompt) == 9
-    assert len(prompt) + MAX_NEW_TOKENS <= loaded.model.config.max_position_embeddings
+    assert len(prompt) + CHAIN4.max_new_tokens <= loaded.model.config.max_position_embeddings
 
 
 def test_an_unknown_preset_is_refused() -> None:
@@ -64,6 +64,6 @@ def test_an_unknown_preset_is_refused() -> None:
 
 def test_many_texts_are_encoded_as_each_alone() -> None:
     loaded = tiny_model()
-    codec = Codec(loaded.tokenizer, loaded.model)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
     texts = [Chain4().prompt(seed) for seed in range(20)] + ["", "7", SYMBOLS]
     assert codec.encode_all(texts) == [codec.encode(text) for text in texts]

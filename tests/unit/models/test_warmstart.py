@@ -5,16 +5,43 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import ConfigError
+from p2prl.models.engine_port import GenerationRequest
+from p2prl.models.pretrained import LoadedModel
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.warm_start import WarmstartConfig, accuracy, warm_start
+from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.tasks.chain4 import CHAIN4, demonstration
 
 SHORT = WarmstartConfig(steps=4, batch=16, warmup_steps=1)
 
 
+def accuracy(loaded: LoadedModel, *, prompts: int, temperature: float = 1.0) -> float:
+    """Share of fresh prompts that one sampled completion each gets right."""
+    engine = TransformersEngine(loaded.model, layout_of(loaded.model, "float32"))
+    codec, task, first = TextCodec(loaded.tokenizer, loaded.model), CHAIN4.task, 1 << 62  # far from training prompts
+    texts = [task.prompt(first + i) for i in range(prompts)]
+    requests = [
+        GenerationRequest(
+            prompt_ids=codec.encode(text),
+            seed=first + i,
+            max_new_tokens=CHAIN4.max_new_tokens,
+            temperature=temperature,
+            stop_ids=codec.stop_ids,
+        )
+        for i, text in enumerate(texts)
+    ]
+    right = 0.0
+    for text, made in zip(texts, engine.generate(requests), strict=True):
+        ids = made.token_ids[:-1] if made.finished else made.token_ids
+        right += task.score(text, codec.decode(ids), made.finished).reward
+    return right / prompts
+
+
 def _trained(seed: int) -> bytes:
     loaded = tiny_model()
-    warm_start(loaded, seed=seed, config=SHORT)
+    warm_start(loaded, demonstration, seed=seed, config=SHORT)
     return bytes(flatten(loaded.model, layout_of(loaded.model, "float32")))
 
 
@@ -32,7 +59,7 @@ def test_the_recipe_ends_at_a_third_right_and_greedy_somewhat_better() -> None:
         steps.append(step)
         losses.append(loss)
 
-    warm_start(loaded, on_step=note)
+    warm_start(loaded, demonstration, on_step=note)
     assert steps == list(range(1, WarmstartConfig().steps + 1))
     assert losses[-1] < 0.5 * losses[0]
     assert not loaded.model.training
@@ -58,4 +85,4 @@ def test_the_learning_rate_rises_and_falls() -> None:
 @pytest.mark.parametrize("bad", [{"steps": 0}, {"batch": 0}, {"learning_rate": 0.0}, {"warmup_steps": -1}])
 def test_a_recipe_that_trains_nothing_is_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
-        WarmstartConfig(**bad)  # type: ignore[arg-type]
+        WarmstartConfig(**bad)

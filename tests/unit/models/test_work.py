@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
-from p2prl.models.group_work import TOLERANCES, replay_groups
-from p2prl.models.text_codec import Codec
+from p2prl.models.group_replay import TOLERANCES, replay_groups
+from p2prl.models.text_codec import TextCodec
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import DTYPE_BYTES
 from tests.unit.learner.world import World, identity
@@ -38,7 +38,7 @@ def test_an_assignment_is_fixed_by_every_part_of_its_slot(world: World) -> None:
 
 
 def test_a_tokenizer_that_blows_prompts_up_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Codec, "encode", lambda self, text: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
+    monkeypatch.setattr(TextCodec, "encode", lambda self, text: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
     with pytest.raises(RemoteProtocolError, match="prompt of 8193 tokens"):
         world.work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=0)
 

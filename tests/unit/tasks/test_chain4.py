@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.errors import ConfigError, LocalProtocolError
+from p2prl.errors import LocalProtocolError
 from p2prl.tasks.chain4 import Chain4, running_values
-from p2prl.tasks.registry import task_by_name, task_names
 from p2prl.tasks.task import MAX_SCORED_CHARS, Score
 
 TASK = Chain4()
@@ -91,11 +90,3 @@ def test_prompts_use_every_symbol_evenly() -> None:
     digits = "".join(p[0:-1:2] for p in prompts)
     assert all(abs(operators.count(o) / 9000 - 1 / 3) < 0.02 for o in "+-*")
     assert all(abs(digits.count(str(d)) / 12000 - 0.1) < 0.012 for d in range(10))
-
-
-def test_tasks_are_found_by_name_and_misspellings_get_a_suggestion() -> None:
-    assert "chain4" in task_names()
-    assert task_by_name("chain4").prompt(6) == TASK.prompt(6)
-    with pytest.raises(ConfigError) as caught:
-        task_by_name("chain5")
-    assert "chain4" in caught.value.remedy

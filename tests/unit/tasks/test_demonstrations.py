@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.chain4 import Chain4, running_values
-from p2prl.tasks.chain4_demonstrations import DemonstrationFaults, demonstration
+from p2prl.tasks.chain4 import Chain4, demonstration, running_values
+from p2prl.tasks.digit_chains import DemonstrationFaults
 
 TASK = Chain4()
 PERFECT = DemonstrationFaults(shortcut=0.0, multiply_as_add=0.0, step_error=0.0)
@@ -56,4 +56,4 @@ def test_half_the_flawed_chains_end_right() -> None:
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
 def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match="step_error"):
-        DemonstrationFaults(step_error=rate)
+        DemonstrationFaults(shortcut=0.0, multiply_as_add=0.0, step_error=rate)

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.errors import ConfigError
-from p2prl.tasks import registry
 from p2prl.tasks.chain4 import Chain4
 from p2prl.tasks.process_scorer import UNREADABLE, Judgement, judge_chain
-from p2prl.tasks.registry import scorer_by_task, task_names
+from p2prl.tasks.registry import scorer_by_task
 from p2prl.tasks.task import MAX_SCORED_CHARS
 from p2prl.tasks.walk12 import Walk12
 
@@ -125,12 +123,3 @@ def test_a_completion_past_the_bound_is_not_read() -> None:
 
 def test_nothing_is_true_of_an_empty_chain() -> None:
     assert judge_chain(["a", "a"], []) == (0.0, 0.0)
-
-
-def test_every_task_has_a_scorer_and_one_without_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(scorer_by_task(name) for name in task_names())
-    with pytest.raises(ConfigError, match="no task is called"):
-        scorer_by_task("chain5")
-    monkeypatch.delitem(registry._SCORERS, "chain4")
-    with pytest.raises(ConfigError, match="no process scorer"):
-        scorer_by_task("chain4")

@@ -8,13 +8,13 @@ import operator
 import pytest
 
 from p2prl.errors import ConfigError, LocalProtocolError
+from p2prl.tasks.digit_chains import DemonstrationFaults
 from p2prl.tasks.registry import task_by_name
 from p2prl.tasks.task import FAILED
-from p2prl.tasks.walk12 import MAX_NEW_TOKENS, SYMBOLS, Walk12
-from p2prl.tasks.walk12_demonstrations import Walk12Faults, demonstration
+from p2prl.tasks.walk12 import SYMBOLS, WALK12, Walk12, demonstration
 
 TASK = Walk12()
-PERFECT = Walk12Faults(shortcut=0.0, multiply_as_add=0.0, step_error=0.0)
+PERFECT = DemonstrationFaults(shortcut=0.0, multiply_as_add=0.0, step_error=0.0)
 PROMPT = "3+4*2-7+0-9*3+5*5-1+8*6*0="
 
 
@@ -30,7 +30,7 @@ def worked(prompt: str) -> tuple[str, int]:
 
 
 def test_the_task_is_registered_and_its_prompts_are_fixed_by_the_seed() -> None:
-    assert task_by_name("walk12") == TASK
+    assert task_by_name("walk12").task == TASK
     prompts = [TASK.prompt(seed) for seed in range(2000)]
     assert len(set(prompts)) == 2000
     assert {len(prompt) for prompt in prompts} == {26}
@@ -45,7 +45,7 @@ def test_the_ideal_completion_scores_one_and_every_step() -> None:
         completion, _ = worked(prompt)
         score = TASK.score(prompt, completion, finished=True)
         assert score.reward == 1.0
-        assert 48 <= len(completion) < MAX_NEW_TOKENS
+        assert 48 <= len(completion) < WALK12.max_new_tokens
         assert set(prompt + completion) <= set(SYMBOLS)
 
 
@@ -76,7 +76,10 @@ def test_without_faults_every_demonstration_is_the_worked_walk() -> None:
 
 def test_faults_come_at_their_rates() -> None:
     count = 4000
-    made = [demonstration(seed, Walk12Faults(step_error=0.0)) for seed in range(count)]
+    made = [
+        demonstration(seed, DemonstrationFaults(shortcut=0.4, multiply_as_add=0.45, step_error=0.0))
+        for seed in range(count)
+    ]
     short = [completion for _, completion in made if len(completion) < 50]
     assert abs(len(short) / count - 0.4) < 0.03
     assert {len(completion) for completion in short} == {4 * kept + 2 for kept in range(12)}
@@ -102,6 +105,6 @@ def test_about_two_fifths_of_the_flawed_walks_end_right() -> None:
 
 def test_illegal_rates_and_seeds_are_refused() -> None:
     with pytest.raises(ConfigError, match="shortcut"):
-        Walk12Faults(shortcut=1.5)
+        DemonstrationFaults(shortcut=1.5, multiply_as_add=0.0, step_error=0.0)
     with pytest.raises(LocalProtocolError):
         demonstration(-1)
