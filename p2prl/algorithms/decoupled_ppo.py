@@ -14,6 +14,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import Terms, bounded_exp, on_mask, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 from p2prl.errors import LocalProtocolError
@@ -88,3 +89,9 @@ def _decoupled(
     return summarize(
         behind_BGT * loss_BGT, behind_BGT * weights_BGT, clipped_BGT | dropped_BGT, terms, batch, aggregation
     )
+
+
+DECOUPLED_PPO = LossSpec(
+    name="decoupled_ppo", function=decoupled_ppo, config_type=DecoupledPpoConfig, advantage="mean_std"
+)
+A3PO = LossSpec(name="a3po", function=a3po, config_type=A3poConfig, advantage="mean_std", needs_staleness=True)

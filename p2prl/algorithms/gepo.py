@@ -14,6 +14,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import Terms, log_expectation_of, mean_k3, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 from p2prl.errors import LocalProtocolError
@@ -190,3 +191,9 @@ def _released_surrogate(
     return summarize(
         token_loss_BG1, effective_BG1, clipped_BG1 | outside_BG1, terms, batch, aggregation, extra_metrics=metrics
     )
+
+
+GEPO = LossSpec(name="gepo", function=gepo, config_type=GepoConfig)
+GEPO_PAPER = LossSpec(name="gepo_paper", function=gepo_paper, config_type=GepoPaperConfig)
+GEPO_PLUS = LossSpec(name="gepo_plus", function=gepo_plus, config_type=GepoPlusConfig)
+EQP = LossSpec(name="eqp", function=eqp, config_type=EqpConfig, needs_whole_groups=True)

@@ -15,6 +15,7 @@ from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.gepo import require_whole_groups
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.negative_taper import Taper, require_taper, taper_negatives
 from p2prl.algorithms.ratios import Terms, effective_sample_size, log_expectation_of, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
@@ -103,3 +104,7 @@ def _capped_and_tapered(
     if cfg.sharpness > 0:
         weights = weights * (-terms.policy_mean_BG.detach()).clamp(min=cfg.nll_floor).unsqueeze(-1) ** -cfg.sharpness
     return weighted_logprob(weights, capped_BG1 | tapered, terms, batch, aggregation, extra_metrics)
+
+
+GEPO_T = LossSpec(name="gepo_t", function=gepo_t, config_type=GepoTConfig)
+GEX = LossSpec(name="gex", function=gex, config_type=GexConfig, needs_whole_groups=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 
@@ -117,3 +118,10 @@ def two_sided(
     )
     weights_BGT = torch.where(beyond_BGT, torch.zeros_like(weights_BGT), weights_BGT)
     return summarize(token_loss_BGT, weights_BGT, clipped_BGT | beyond_BGT, terms, batch, aggregation)
+
+
+GRPO = LossSpec(name="grpo", function=grpo, config_type=GrpoConfig, advantage="mean_std")
+DR_GRPO = LossSpec(name="dr_grpo", function=dr_grpo, config_type=GrpoConfig, aggregation="fixed_length")
+DAPO = LossSpec(name="dapo", function=dapo, config_type=DapoConfig, advantage="mean_std", aggregation="token_mean")
+BNPO = LossSpec(name="bnpo", function=bnpo, config_type=GrpoConfig, advantage="beta", aggregation="token_mean")
+TWO_SIDED = LossSpec(name="two_sided", function=two_sided, config_type=TwoSidedConfig, advantage="mean_std")

@@ -13,6 +13,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import terms_of
 from p2prl.algorithms.surrogates import summarize, weighted_logprob
 
@@ -66,3 +67,15 @@ def asymre(
     token_loss_BGT = -(terms.advantages_BG1 - cfg.delta_v) * terms.policy_BGT
     ones_BG1 = torch.ones_like(terms.advantages_BG1)
     return summarize(token_loss_BGT, ones_BG1, ones_BG1 > 1, terms, batch, aggregation)
+
+
+ASYMPO = LossSpec(
+    name="asympo", function=asympo, config_type=AsympoConfig, advantage="mean_std", uses_behavior_logprobs=False
+)
+ASYMRE = LossSpec(
+    name="asymre",
+    function=asymre,
+    config_type=AsymreConfig,
+    advantages=frozenset({"mean", "opo", "rloo"}),
+    uses_behavior_logprobs=False,
+)

@@ -14,6 +14,7 @@ from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.guards import negative_tail_keep
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import bounded_exp, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 
@@ -88,3 +89,7 @@ def dppo(
     token_loss_BGT = -ratio_BGT * terms.advantages_BG1 + cfg.kl_tau * squares_BGT
     metrics = {"squared_log_ratio": squares_BGT.detach().sum() / terms.lengths_BG.sum()}
     return summarize(token_loss_BGT, ratio_BGT, dropped_BGT, terms, batch, aggregation, extra_metrics=metrics)
+
+
+OPSM = LossSpec(name="opsm", function=opsm, config_type=OpsmConfig, advantage="mean_std")
+DPPO = LossSpec(name="dppo", function=dppo, config_type=DppoConfig, aggregation="token_mean")

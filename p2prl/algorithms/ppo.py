@@ -13,6 +13,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig, aggregate
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import computing, on_mask, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 from p2prl.errors import LocalProtocolError
@@ -123,3 +124,6 @@ def _check_finite(field: str, values_BGT: Tensor, mask_BGT: Tensor) -> None:
         raise LocalProtocolError(f"{field} has shape {tuple(values_BGT.shape)}, expected {tuple(mask_BGT.shape)}")
     if not bool(torch.isfinite(values_BGT.detach()[mask_BGT]).all()):
         raise LocalProtocolError(f"{field} holds NaN or infinity on the mask")
+
+
+PPO = LossSpec(name="ppo", function=ppo, config_type=PpoConfig, aggregation="token_mean")

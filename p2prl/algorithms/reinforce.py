@@ -15,6 +15,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import bounded_exp, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
 
@@ -144,3 +145,10 @@ def seq_mis(
     outside_BG1 = (log_ratio_BG1 < math.log(cfg.low)) | (log_ratio_BG1 > math.log(cfg.high))
     weights_BG1 = torch.where(outside_BG1, torch.zeros_like(log_ratio_BG1), bounded_exp(log_ratio_BG1))
     return weighted_logprob(weights_BG1, outside_BG1, terms, batch, aggregation)
+
+
+REINFORCE = LossSpec(name="reinforce", function=reinforce, config_type=ReinforceConfig, uses_behavior_logprobs=False)
+TIS = LossSpec(name="tis", function=tis, config_type=TisConfig)
+CISPO = LossSpec(name="cispo", function=cispo, config_type=CispoConfig, advantage="mean_std", aggregation="token_mean")
+TOPR = LossSpec(name="topr", function=topr, config_type=ToprConfig)
+SEQ_MIS = LossSpec(name="seq_mis", function=seq_mis, config_type=SeqMisConfig)

@@ -10,7 +10,8 @@ from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.config_checks import require_choice, suggestion
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
-from p2prl.algorithms.registry import LOSSES, Objective, build_loss
+from p2prl.algorithms.objective import Objective
+from p2prl.algorithms.registry import LOSSES, build_loss
 from p2prl.algorithms.reward_shaping import RewardConfig
 from p2prl.errors import ConfigError, require
 from p2prl.learner.guards import GuardConfig
@@ -95,8 +96,9 @@ class LossConfig:
                     remedy=f"Remove them, or name one of the losses it chooses from: {', '.join(CHOICES)}.",
                 )
             return {name: build_loss(name, max_completion_tokens=longest) for name in CHOICES}
-        if self.name not in LOSSES:
-            raise ConfigError(f"loss.name = {self.name!r} is not known", remedy=suggestion(self.name, [*LOSSES, AUTO]))
+        if self.name not in LOSSES.names():
+            known = [*LOSSES.names(), AUTO]
+            raise ConfigError(f"loss.name = {self.name!r} is not known", remedy=suggestion(self.name, known))
         advantage = aggregation = None
         if self.advantage:
             require_choice("loss.advantage", self.advantage, get_args(AdvantageKind))

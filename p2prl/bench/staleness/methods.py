@@ -14,7 +14,8 @@ from torch import Tensor
 from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.guards import kl_brake, vcpo_factor
-from p2prl.algorithms.registry import LOSSES, Objective, build_objective, loss_by_name
+from p2prl.algorithms.objective import Objective, build_objective
+from p2prl.algorithms.registry import LOSSES, loss_by_name
 from p2prl.bench.results.code_digest import code_digest
 from p2prl.bench.staleness.rejected_losses import CANDIDATES
 from p2prl.bench.training.environments import environment_by_name
@@ -154,4 +155,4 @@ def method_digest(text: str, task: str) -> str:
 
 def method_names() -> tuple[str, ...]:
     """Every loss that can be benchmarked, the candidates last."""
-    return (*(name for name in LOSSES if name not in _UNUSABLE), *CANDIDATES)
+    return (*(name for name in LOSSES.names() if name not in _UNUSABLE), *CANDIDATES)

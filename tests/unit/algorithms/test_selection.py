@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig, SelectionState, observe
-from p2prl.algorithms.registry import LOSSES
+from p2prl.algorithms.registry import BUILTIN_LOSSES
 from p2prl.errors import ConfigError
 
 CONFIG, START = SelectionConfig(), SelectionState()
@@ -33,7 +33,7 @@ def follow(
 
 
 def test_it_chooses_among_losses_there_are_and_begins_with_the_safest() -> None:
-    assert set(CHOICES) <= set(LOSSES)
+    assert set(CHOICES) <= set(BUILTIN_LOSSES)
     assert SelectionState().loss == "gepo_t"
 
 
