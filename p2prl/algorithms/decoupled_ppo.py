@@ -1,4 +1,4 @@
-"""Decoupled PPO: a trust region around a recent policy, and a weight for how far the sampler is behind it.
+"""Decoupled PPO: a trust region around a recent policy, and a weight that corrects for an older sampler.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -39,7 +39,7 @@ class DecoupledPpoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class A3poConfig(DecoupledPpoConfig):
-    """Trust region and cap of A-3PO; the fields mean what they mean for decoupled PPO."""
+    """Trust region and cap of A-3PO; fields as in decoupled PPO."""
 
 
 def decoupled_ppo(

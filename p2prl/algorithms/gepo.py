@@ -73,7 +73,7 @@ class GepoPlusConfig(GepoPaperConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EqpConfig(GepoConfig):
-    """Bounds of the self-normalised weight; the fields mean what they mean for GEPO."""
+    """Bounds of the self-normalized weight; fields as in GEPO."""
 
 
 def gepo(
@@ -83,9 +83,9 @@ def gepo(
 
     Differs from the authors' code: no PPO clip by default (their equation 1 has none, their code has ε = .2), log w
     clamped, no k3 term, and a group is one prompt. G = 1 or equal LQ give GSPO's weight. In a group of alike members
-    one that deflates its own log-probs hardly moves any weight. Ê is an average by Q, however: a member that is, or
-    says that it is, far likelier than the others sets it nearly alone, and a lie of its moves every weight of its
-    group; a whole group that deflates by k nats moves them by e^k, which `guards.group_deflation_keep` catches. Shapes
+    one that deflates its own log-probs hardly moves any weight. But Ê averages by Q: a member that is, or claims to be,
+    far likelier than the others sets it almost alone, and its lie moves every weight of its group. A group deflated as
+    a whole by k nats moves them by e^k, which `guards.group_deflation_keep` catches. Shapes
     (B, G, T); nats. Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)

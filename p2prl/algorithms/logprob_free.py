@@ -1,4 +1,4 @@
-"""Losses that never read the sampler's log-probs, so a peer cannot game them: for groups not yet trusted.
+"""Losses that never read the sampler's log-probs: for groups of peers that are not trusted yet.
 
 Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
 """
@@ -20,10 +20,10 @@ from p2prl.algorithms.surrogates import summarize, weighted_logprob
 
 @dataclass(frozen=True, kw_only=True)
 class AsympoConfig:
-    """Floor of the normaliser."""
+    """Floor of the normalizer."""
 
     nll_floor: float = 0.01
-    """Nats per token, > 0: least mean NLL that divides; a nearly certain completion would divide by zero."""
+    """Nats per token, > 0: least mean NLL to divide by; a nearly certain completion would divide by zero."""
 
     def __post_init__(self) -> None:
         require_positive("nll_floor", self.nll_floor)

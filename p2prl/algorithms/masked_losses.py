@@ -1,4 +1,4 @@
-"""Losses that drop what has drifted: whole negatives (OPSM) or single tokens by probability difference (DPPO).
+"""Losses that mask drifted samples: complete negatives (OPSM), or single tokens by probability difference (DPPO).
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -58,7 +58,7 @@ def opsm(
 ) -> LossOutput:
     """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556 §3): GRPO without the drifted negatives.
 
-    A completion is dropped where A < 0 and mean_t(log q − log p) > δ; the normalisers still count it. The authors take
+    A completion is dropped where A < 0 and mean_t(log q − log p) > δ; the normalizers still count it. The authors take
     the KL from the old to the current policy; the sampler stands in for the old policy here. Shapes (B, G, T). Raises
     LocalProtocolError (see `terms_of`).
     """

@@ -1,4 +1,4 @@
-"""PPO with a value head: the clipped policy part, the value loss and generalised advantage estimation.
+"""PPO with a value head: the clipped policy loss, the value loss and generalized advantage estimation.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -95,7 +95,7 @@ def value_loss(
 
 
 def gae(token_rewards_BGT: Tensor, values_BGT: Tensor, mask_BGT: Tensor, cfg: ValueConfig) -> tuple[Tensor, Tensor]:
-    """(advantages, returns), (B, G, T): generalised advantage estimation (arXiv 1506.02438 §3); returns = A + v.
+    """(advantages, returns), (B, G, T): generalized advantage estimation (arXiv 1506.02438 §3); returns = A + v.
 
     δ_t = r_t + γ v_{t+1} − v_t, A_t = δ_t + γλ A_{t+1}; after the last token value and advantage are 0. Tokens off the
     mask (tool output inside a completion) are stepped over: a token's successor is the next one on the mask. No

@@ -1,4 +1,4 @@
-"""Detached weights on log-prob: REINFORCE and its truncated, masked and tapered importance weights.
+"""REINFORCE with detached importance weights: none, truncated, masked or tapered.
 
 No clip stops the gradient of a token here; the weight alone bounds it. Shape legend: B groups, G completions,
 T tokens; a trailing 1 broadcasts over T.
@@ -22,7 +22,7 @@ from p2prl.algorithms.surrogates import weighted_logprob
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforceConfig:
-    """No dials: the control."""
+    """No options: the control."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def seq_mis(
 ) -> LossOutput:
     """Masked importance sampling on whole sequences: −sg(W · 1[low ≤ W ≤ high]) A log p, W = e^{Σℓ} (seq-MIS).
 
-    Dropped completions still count in every normaliser. W leaves the interval with length, so this is for short
+    Dropped completions still count in every normalizer. W leaves the interval with length, so this is for short
     completions or nearly fresh rollouts. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)

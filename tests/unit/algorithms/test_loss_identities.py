@@ -192,14 +192,14 @@ def test_parts_of_an_update_add_up(name: str, kind: AggregationKind) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in BUILTIN_LOSSES if loss_by_name(name).needs_whole_groups))
-def test_losses_that_couple_a_group_refuse_a_part_of_one(name: str) -> None:
+def test_coupled_losses_refuse_split_groups(name: str) -> None:
     policy, batch = random_batch(15)
     part = microbatch(batch, completions=slice(0, 2))
     with pytest.raises(LocalProtocolError, match="whole_groups"):
         build_loss(name).loss(policy[:, :2], part)
 
 
-def test_a_part_of_a_part_still_knows_the_whole() -> None:
+def test_part_of_a_part_keeps_the_totals() -> None:
     policy, batch = random_batch(15)
     split = microbatch(batch, completions=slice(0, 2))
     again = microbatch(split, groups=slice(0, 1))
@@ -222,7 +222,7 @@ def test_two_sided_reports_what_delta_bounds() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(BUILTIN_LOSSES) - {"dpo", "eqp"}))
-def test_a_guard_of_zero_removes_a_completion_and_moves_no_other(name: str) -> None:
+def test_zero_guard_removes_one_completion_only(name: str) -> None:
     policy, batch = random_batch(16)
     clean = gradient(name, policy, batch)
     guard = torch.ones(batch.mask_BGT.shape)
@@ -252,7 +252,7 @@ def test_logprob_free_losses_ignore_the_sampler(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in BUILTIN_LOSSES if loss_by_name(name).uses_behavior_logprobs))
-def test_the_others_do_read_the_sampler(name: str) -> None:
+def test_other_losses_read_the_sampler(name: str) -> None:
     policy, batch = random_batch(18, spread=0.1)
     batch = dataclasses.replace(batch, proximal_logprobs_BGT=None, reference_logprobs_BGT=None)
     shifted = batch.behavior_logprobs_BGT.clone()
@@ -306,9 +306,7 @@ def test_only_negatives_are_tapered() -> None:
 
 
 @pytest.mark.parametrize(("policy_nats", "behavior_nats", "weight"), [(-40.0, -1.0, -3.0), (-1.0, -40.0, 3.0)])
-def test_gepo_weights_beyond_the_bound_are_clamped_and_have_no_gradient(
-    policy_nats: float, behavior_nats: float, weight: float
-) -> None:
+def test_gepo_weight_clamp_stops_the_gradient(policy_nats: float, behavior_nats: float, weight: float) -> None:
     _, batch = random_batch(24)
     policy = torch.full(batch.mask_BGT.shape, policy_nats, dtype=torch.float64, requires_grad=True)
     far = dataclasses.replace(
@@ -330,7 +328,7 @@ def test_asympo_divides_by_no_less_than_its_floor() -> None:
     assert output.metrics["bounded_fraction"] == 1
 
 
-def test_only_groups_without_any_advantage_count_as_teaching_nothing() -> None:
+def test_zero_advantage_groups_are_counted() -> None:
     policy, batch = random_batch(27)
     mixed = torch.tensor([[0.0, 0, 0, 0], [1.0, -1, 0, 0], [0.5, 0.5, -1, 0]])
     output = build_loss("grpo").loss(policy, dataclasses.replace(batch, advantages_BG=mixed))

@@ -23,12 +23,12 @@ OFFERED = (
 )
 
 
-def test_every_promised_loss_is_offered() -> None:
+def test_builtin_losses() -> None:
     assert sorted(BUILTIN_LOSSES) == sorted(OFFERED)
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_every_loss_builds_from_its_name_and_every_field_is_documented(name: str) -> None:
+def test_every_loss_builds_from_its_name(name: str) -> None:
     objective = build_loss(name, max_completion_tokens=64)
     assert objective.spec.name == name
     assert isinstance(objective.config, objective.spec.config_type)
@@ -43,7 +43,7 @@ def test_an_unknown_loss_suggests_the_nearest(wrong: str, right: str) -> None:
     assert caught.value.remedy.startswith(f"Did you mean {right}")
 
 
-def test_a_hopeless_name_lists_all() -> None:
+def test_hopeless_name_lists_all() -> None:
     with pytest.raises(ConfigError) as caught:
         loss_by_name("zzzzzz")
     assert all(name in caught.value.remedy for name in OFFERED)
@@ -99,7 +99,7 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.parametrize(("name", "option", "value"), OUT_OF_RANGE)
-def test_a_value_out_of_range_names_the_field_and_the_range(name: str, option: str, value: float) -> None:
+def test_out_of_range_value_names_field_and_range(name: str, option: str, value: float) -> None:
     with pytest.raises(ConfigError, match=option) as caught:
         build_loss(name, options={option: value})
     assert option in caught.value.remedy
@@ -157,15 +157,13 @@ def test_configs_are_frozen_with_a_default_for_every_field(name: str) -> None:
         ("gepo", "clip", "None", "number"),
     ],
 )
-def test_an_option_of_the_wrong_type_is_named_with_what_it_must_be(
-    loss: str, option: str, value: object, expected: str
-) -> None:
+def test_option_of_wrong_type_names_the_right_one(loss: str, option: str, value: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=repr(option)) as caught:
         build_loss(loss, options={option: value})
     assert expected in caught.value.remedy
 
 
-def test_an_option_that_may_be_nothing_may_be_nothing_and_whole_numbers_are_numbers() -> None:
+def test_optional_options_and_integers() -> None:
     assert build_loss("gepo", options={"clip": None}).config.clip is None
     assert build_loss("gepo_t", options={"cap": 3}).config.cap == 3
 

@@ -1,4 +1,4 @@
-"""Every architecture a run may use keeps the promises the others rely on: batching, replay and rebuilding are exact."""
+"""Every architecture a run may use gives exact batching, replay and rebuilding."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _model(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
-def test_batches_replays_and_rebuilt_models_agree(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model(kind)
     layout = layout_of(model, "float32")
     engine = TransformersEngine(model, layout)

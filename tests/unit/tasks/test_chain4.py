@@ -1,4 +1,4 @@
-"""chain4's prompts and scoring against an oracle that works the chain in a different way."""
+"""chain4's prompts and scoring against an oracle that computes the chain in a different way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_prompts_of_known_seeds_never_change() -> None:
 
 
 @given(SEEDS)
-def test_the_worked_chain_scores_one(seed: int) -> None:
+def test_correct_chain_scores_one(seed: int) -> None:
     prompt = TASK.prompt(seed)
     values = _oracle(prompt)
     assert list(running_values(prompt) or ()) == values
@@ -58,28 +58,28 @@ def test_the_worked_chain_scores_one(seed: int) -> None:
         ("#", 0.0),
     ],
 )
-def test_scores_of_hand_worked_completions(completion: str, reward: float) -> None:
+def test_hand_scored_completions(completion: str, reward: float) -> None:
     assert TASK.score("3+4*2-7=", completion, finished=True) == Score(reward)
 
 
 @given(st.text(), st.text(), st.booleans())
-def test_any_text_is_scored_without_an_error(prompt: str, completion: str, finished: bool) -> None:
+def test_any_text_gets_a_score(prompt: str, completion: str, finished: bool) -> None:
     assert 0.0 <= TASK.score(prompt, completion, finished).reward <= 1.0
 
 
-def test_a_completion_past_the_bound_is_not_read() -> None:
+def test_overlong_completion_is_not_read() -> None:
     assert TASK.score("3+4*2-7=", "1" * (MAX_SCORED_CHARS - 2) + "#7", finished=True).reward == 1.0
     assert TASK.score("3+4*2-7=", "1" * (MAX_SCORED_CHARS - 1) + "#7", finished=True).reward == 0.0
 
 
 @pytest.mark.parametrize("prompt", ["", "3+4*2-7", "3+4*2-7=1", "3/4*2-7=", "x+4*2-7=", "3+٤*2-7=", " 3+4*2-7="])
-def test_a_text_that_is_no_prompt_of_the_task_fails(prompt: str) -> None:
+def test_other_prompts_fail(prompt: str) -> None:
     assert running_values(prompt) is None
     assert TASK.score(prompt, "747#7", finished=True) == Score(0.0)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
-def test_a_seed_out_of_range_is_our_own_bug(seed: int) -> None:
+def test_seed_out_of_range_is_a_local_error(seed: int) -> None:
     with pytest.raises(LocalProtocolError, match="outside"):
         TASK.prompt(seed)
 

@@ -29,7 +29,7 @@ def worked(prompt: str) -> tuple[str, int]:
     return f"{text}#{value}", value
 
 
-def test_the_task_is_registered_and_its_prompts_are_fixed_by_the_seed() -> None:
+def test_prompts_are_fixed_by_the_seed() -> None:
     assert task_by_name("walk12").task == TASK
     prompts = [TASK.prompt(seed) for seed in range(2000)]
     assert len(set(prompts)) == 2000
@@ -39,7 +39,7 @@ def test_the_task_is_registered_and_its_prompts_are_fixed_by_the_seed() -> None:
     assert all(abs(count / 24_000 - 1 / 3) < 0.015 for count in operators.values())
 
 
-def test_the_ideal_completion_scores_one_and_every_step() -> None:
+def test_ideal_completions_score_one() -> None:
     for seed in range(100):
         prompt = TASK.prompt(seed)
         completion, _ = worked(prompt)
@@ -49,7 +49,7 @@ def test_the_ideal_completion_scores_one_and_every_step() -> None:
         assert set(prompt + completion) <= set(SYMBOLS)
 
 
-def test_only_the_right_answer_after_readable_steps_counts() -> None:
+def test_only_readable_right_answers_score() -> None:
     completion, value = worked(PROMPT)
     wrong = str((value + 1) % 10)
     assert TASK.score(PROMPT, completion, finished=False).reward == 0.0
@@ -67,14 +67,14 @@ def test_other_prompts_fail(prompt: str) -> None:
     assert TASK.score(prompt, "#1", finished=True) == FAILED
 
 
-def test_without_faults_every_demonstration_is_the_worked_walk() -> None:
+def test_faultless_demonstrations_are_correct() -> None:
     for seed in range(100):
         prompt, completion = demonstration(seed, PERFECT)
         assert prompt == TASK.prompt(seed)
         assert completion == worked(prompt)[0]
 
 
-def test_faults_come_at_their_rates() -> None:
+def test_fault_rates() -> None:
     count = 4000
     made = [
         demonstration(seed, DemonstrationFaults(shortcut=0.4, multiply_as_add=0.45, step_error=0.0))
@@ -98,7 +98,7 @@ def test_faults_come_at_their_rates() -> None:
     assert abs(wrong / total - 0.45) < 0.05
 
 
-def test_about_two_fifths_of_the_flawed_walks_end_right() -> None:
+def test_share_of_right_demonstrations() -> None:
     rewards = [TASK.score(*demonstration(seed), finished=True).reward for seed in range(3000)]
     assert 0.4 < sum(rewards) / 3000 < 0.55
 

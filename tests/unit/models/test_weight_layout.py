@@ -1,4 +1,4 @@
-"""Weights to bytes and back: order, word types, ties, and what is refused before memory is touched."""
+"""Weights to bytes and back: order, dtypes, ties, and what is refused before memory is touched."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Toy(nn.Module):
         self.register_buffer("scratch", torch.tensor([9.0]), persistent=False)
 
 
-def test_bytes_stand_in_the_layouts_order_as_little_endian_words() -> None:
+def test_bytes_in_layout_order_little_endian() -> None:
     toy = _Toy()
     layout = layout_of(toy, "float32")
     assert layout.tensors == (
@@ -40,7 +40,7 @@ def test_bytes_stand_in_the_layouts_order_as_little_endian_words() -> None:
     assert (layout.size_bytes, layout.parameters) == (28, 7)
 
 
-def test_half_words_are_the_upper_half_of_floats_that_fit_them() -> None:
+def test_bfloat16_is_the_upper_half_of_a_float() -> None:
     toy = _Toy()
     data = flatten(toy, layout_of(toy, "bfloat16"))
     words = np.array([1.0, -2.0, 0.5, 3.0, 7.0, 0.25, 0.125], dtype="<f4").view("<u4") >> 16
@@ -49,7 +49,7 @@ def test_half_words_are_the_upper_half_of_floats_that_fit_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_loading_writes_into_the_models_own_memory(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_writes_in_place(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout_module, "_BLOCK_WORDS", 1000)  # no tensor of the model is a whole number of blocks
     source, target = tiny_model(seed=1).model, tiny_model(seed=2).model
     layout = layout_of(source, dtype)
@@ -64,7 +64,7 @@ def test_loading_writes_into_the_models_own_memory(dtype: str, monkeypatch: pyte
     assert flatten(target, layout) == data
 
 
-def test_a_model_on_the_meta_device_has_the_layout_of_the_real_one() -> None:
+def test_meta_device_gives_the_same_layout() -> None:
     model = tiny_model().model
     with torch.device("meta"):
         ghost = type(model)(model.config)
@@ -74,7 +74,7 @@ def test_a_model_on_the_meta_device_has_the_layout_of_the_real_one() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_digests_name_the_layout_and_the_bytes() -> None:
+def test_digests_of_layout_and_bytes() -> None:
     toy = _Toy()
     layout = layout_of(toy, "float32")
     assert layout.digest != layout_of(toy, "float16").digest
@@ -95,20 +95,20 @@ def _altered(layout: WeightLayout, index: int, **fields: object) -> WeightLayout
         (0, {"name": "other"}, "where the model has"),
         (0, {"shape": (4,)}, "where the model has"),
         (1, {"name": "embed"}, "twice"),
-        (1, {"dtype": "int8"}, "word type"),
+        (1, {"dtype": "int8"}, "unknown dtype"),
         (1, {"shape": (0,)}, "shape"),
         (1, {"shape": (-1,)}, "shape"),
         (1, {"shape": (1,) * 9}, "shape"),
     ],
 )
-def test_a_layout_that_is_not_the_models_is_refused(index: int, fields: dict[str, object], message: str) -> None:
+def test_other_layouts_are_refused(index: int, fields: dict[str, object], message: str) -> None:
     toy = _Toy()
     layout = layout_of(toy, "float32")
     with pytest.raises(IntegrityError, match=message):
         load_in_place(toy, _altered(layout, index, **fields), bytes(layout.size_bytes))
 
 
-def test_bytes_that_do_not_fit_leave_the_model_as_it_was() -> None:
+def test_unfit_bytes_leave_the_model() -> None:
     toy = _Toy()
     layout = layout_of(toy, "float32")
     before = flatten(toy, layout)
@@ -123,7 +123,7 @@ def test_bytes_that_do_not_fit_leave_the_model_as_it_was() -> None:
         load_in_place(toy, WeightLayout(()), b"")
 
 
-def test_weights_that_no_word_type_carries_are_refused() -> None:
+def test_integer_weights_are_refused() -> None:
     toy = _Toy()
     toy.register_buffer("count", torch.tensor([1]))
     with pytest.raises(ConfigError, match="count"):

@@ -17,7 +17,7 @@ def _bytes(seed: int) -> bytearray:
     return flatten(model, layout_of(model, "float32"))
 
 
-def test_the_chain4_model_is_small_and_its_seed_fixes_it() -> None:
+def test_chain4_model_size_and_seed() -> None:
     torch.manual_seed(1)
     first = _bytes(7)
     drawn = torch.rand(1)
@@ -28,7 +28,7 @@ def test_the_chain4_model_is_small_and_its_seed_fixes_it() -> None:
     assert len(first) == 4 * 59_040
 
 
-def test_every_symbol_is_one_token_and_comes_back() -> None:
+def test_each_symbol_is_one_token() -> None:
     loaded = tiny_model()
     codec = TextCodec(loaded.tokenizer, loaded.model)
     ids = codec.encode(SYMBOLS)
@@ -40,7 +40,7 @@ def test_every_symbol_is_one_token_and_comes_back() -> None:
     assert max(ids) < codec.vocabulary
 
 
-def test_a_special_token_inside_a_completion_cannot_hide() -> None:
+def test_special_tokens_stay_visible() -> None:
     loaded = tiny_model()
     codec = TextCodec(loaded.tokenizer, loaded.model)
     right = codec.encode("747#7")[1:]
@@ -56,13 +56,13 @@ def test_prompt_and_completion_fit_the_context() -> None:
     assert len(prompt) + CHAIN4.max_new_tokens <= loaded.model.config.max_position_embeddings
 
 
-def test_an_unknown_preset_is_refused() -> None:
+def test_unknown_task_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         tiny_model("chain5")
     assert "chain4" in caught.value.remedy
 
 
-def test_many_texts_are_encoded_as_each_alone() -> None:
+def test_encode_all_equals_encode() -> None:
     loaded = tiny_model()
     codec = TextCodec(loaded.tokenizer, loaded.model)
     texts = [Chain4().prompt(seed) for seed in range(20)] + ["", "7", SYMBOLS]

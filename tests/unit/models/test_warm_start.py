@@ -45,12 +45,12 @@ def _trained(seed: int) -> bytes:
     return bytes(flatten(loaded.model, layout_of(loaded.model, "float32")))
 
 
-def test_a_seed_fixes_the_result() -> None:
+def test_seed_fixes_the_weights() -> None:
     assert _trained(1) == _trained(1)
     assert _trained(1) != _trained(2)
 
 
-def test_the_recipe_ends_at_a_third_right_and_greedy_somewhat_better() -> None:
+def test_recipe_ends_at_the_benchmarks_accuracy() -> None:
     loaded = tiny_model()
     steps: list[int] = []
     losses: list[float] = []
@@ -69,11 +69,11 @@ def test_the_recipe_ends_at_a_third_right_and_greedy_somewhat_better() -> None:
     assert sampled < greedy <= 0.60
 
 
-def test_an_untrained_model_is_right_by_accident_only() -> None:
+def test_untrained_model_is_right_by_accident_only() -> None:
     assert accuracy(tiny_model(), prompts=512) < 0.05
 
 
-def test_the_learning_rate_rises_and_falls() -> None:
+def test_learning_rate_schedule() -> None:
     config = WarmstartConfig(steps=100, warmup_steps=10, learning_rate=1.0)
     rates = [config.rate_at(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
@@ -83,6 +83,6 @@ def test_the_learning_rate_rises_and_falls() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"steps": 0}, {"batch": 0}, {"learning_rate": 0.0}, {"warmup_steps": -1}])
-def test_a_recipe_that_trains_nothing_is_refused(bad: dict[str, int]) -> None:
+def test_empty_recipes_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         WarmstartConfig(**bad)
