@@ -3,18 +3,30 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test test-fast check docs floor-plan clean
 demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
 
 test: check
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --durations=20 $(PYTEST_ARGS)
+
+# Everything that needs no processes, no sockets and no training run: under two minutes on two cores.
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -n 2 --durations=20 -m "not slow and not loopback" $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+floor-plan: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.floor_plan
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 $(VENV)/bin/python:
 	$(PYTHON) scripts/check_python.py

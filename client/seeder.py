@@ -13,7 +13,8 @@ from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import OnManifest, RunBootstrap
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.messages import Kind, LedgerHead
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
 
 

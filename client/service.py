@@ -24,8 +24,9 @@ from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.wire_codec import decode
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from p2prl.errors import MachineError
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.messages import Receipt, State
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -35,10 +35,10 @@ INSERT INTO ledger_read SELECT 0, zeroblob(32) WHERE NOT EXISTS (SELECT 1 FROM l
 """
 
 _TERMINAL: dict[int, str] = {
-    State.VERIFIED: "verified",
-    State.CREDITED_BY_SAMPLING: "verified",
-    State.REJECTED: "rejected",
-    State.EXPIRED: "expired",
+    ReceiptState.VERIFIED: "verified",
+    ReceiptState.CREDITED_BY_SAMPLING: "verified",
+    ReceiptState.REJECTED: "rejected",
+    ReceiptState.EXPIRED: "expired",
 }
 
 

@@ -1,7 +1,7 @@
-"""Time as an argument: the clock port, its system adapter and backoff arithmetic.
+"""The clock port, the system clock and backoff delays.
 
-Cores never read a clock. A shell owns one and hands `now` (seconds since the Unix epoch) to the cores it drives; the
-simulator hands them virtual time instead.
+State machines never read a clock. The service that drives them owns one and passes `now` (seconds since the Unix epoch)
+as an argument; the simulator passes virtual time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a shell reads time."""
+    """Source of the current time."""
 
     def now(self) -> float:
         """Seconds since the Unix epoch."""
@@ -19,9 +19,9 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The wall clock, made monotonic: it never steps back while the process lives.
+    """The wall clock at the start, then monotonic: it never steps back while the process lives.
 
-    A volunteer's clock may be corrected under us; deadlines computed from `now` must not run twice because of it.
+    A volunteer's clock may be corrected at any time; deadlines computed from `now` must not fire twice because of it.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class SystemClock:
 
 
 class Uniform(Protocol):
-    """The one source of randomness a core may be given; `random.Random` satisfies it."""
+    """Source of randomness for a state machine; `random.Random` satisfies it."""
 
     def random(self) -> float:
         """A float in [0, 1)."""

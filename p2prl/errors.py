@@ -1,14 +1,14 @@
-"""Every error p2prl raises, sorted by whose move it is.
+"""Errors, sorted by who has to act on them.
 
-A bad rollout is not here: what a stranger's work is worth is a verdict, which is data. These types say who has to
-act next, and the command line turns each into one sentence, a remedy and an exit code (`docs/cli.md`).
+The command line turns each into one sentence, a remedy and an exit code (`docs/cli.md`). A bad rollout is no error: its
+rejection is data (`p2prl.protocol.rejection_reasons`).
 """
 
 from __future__ import annotations
 
 
 class P2PRLError(Exception):
-    """Base of every error raised on purpose. `remedy` is what the reader can do about it, in one sentence."""
+    """Base of every error raised on purpose. `remedy` is one sentence about what the reader can do."""
 
     exit_code = 1
 
@@ -18,7 +18,7 @@ class P2PRLError(Exception):
 
 
 class ConfigError(P2PRLError):
-    """You fix it: a setting, a link, a path or a flag is wrong."""
+    """A setting, a link, a path or a flag is wrong. The user fixes it."""
 
     exit_code = 3
 
@@ -32,13 +32,13 @@ def require(name: str, value: object, legal: bool, legal_range: str) -> None:
 
 
 class MachineError(P2PRLError):
-    """This machine cannot do that role: disk full, model missing, port in use, clock off."""
+    """This machine cannot take that role: disk full, model missing, port in use, clock wrong."""
 
     exit_code = 4
 
 
 class UpdateRequiredError(P2PRLError):
-    """The swarm speaks a newer wire version than this program."""
+    """The peers of the run use a newer wire version than this program."""
 
     exit_code = 5
 
@@ -56,26 +56,26 @@ class UnreachableError(P2PRLError):
 
 
 class ProtocolError(P2PRLError):
-    """A rule of the wire was broken."""
+    """Somebody broke a rule of the wire protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """We broke it: our bug, so crash."""
+    """This program broke a rule. It is a bug, so crash."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke it: drop the message, feed the peer's standing."""
+    """A peer broke a rule. Drop the message and count a fault of the peer."""
 
 
 class TransportError(P2PRLError):
-    """Weather: the network failed; retry with backoff."""
+    """The network failed. Retry with backoff."""
 
     exit_code = 75
 
 
 class IntegrityError(P2PRLError):
-    """Bytes differ from what the manifest promised: fetch elsewhere, blame the sender."""
+    """Bytes differ from what the manifest promises. Download them elsewhere and count a fault of the sender."""
 
 
 class StaleWorkError(P2PRLError):
-    """Work that came too late, or by a clock that is off. Nobody's fault: discard it."""
+    """Work that came too late, or from a wrong clock. Nobody's fault: discard it."""

@@ -1,8 +1,8 @@
 """Registries of named parts (losses, tasks, engines, transports), open to other packages through entry points.
 
 A package adds a part by declaring an entry point, for instance `countdown = "my_package:COUNTDOWN"` in the group
-`p2prl.tasks`. Only a part that is asked for by name is imported, so installing a plugin costs nothing until it is used,
-and a run manifest can select code its reader installed but never bring any.
+`p2prl.tasks`. A part is imported when somebody asks for its name, so an unused plugin costs nothing. A run manifest
+can select code that its reader has installed, but never bring code along.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from p2prl.errors import ConfigError
 T = TypeVar("T")
 
 _SHOWN_NAME_CHARS = 64
-"""Characters of an unknown name that a message repeats: the name may come from a stranger's manifest."""
+"""Characters of an unknown name that a message shows: the name may come from a stranger's manifest."""
 
 
 class Registry(Generic[T]):
-    """Parts of one kind by name: the ones p2prl ships, then those of installed packages."""
+    """Parts of one kind by name: p2prl's own, then those of installed packages."""
 
     def __init__(self, group: str, *, kind: str, builtin: Mapping[str, str], expected: type[T] | None = None) -> None:
-        """`group` is the entry-point group, `kind` what messages call a part (`task`).
+        """`group` is the entry-point group, `kind` the word for a part in messages (`task`).
 
-        `builtin` maps names to `module:attribute`. A plugin cannot replace one of these. Where `expected` is given, a
+        `builtin` maps names to `module:attribute`. A plugin cannot replace one of these. If `expected` is given, a
         plugin of another type is refused.
         """
         self._group = group
@@ -41,7 +41,7 @@ class Registry(Generic[T]):
         return (*self._builtin, *sorted(set(self._plugins()) - set(self._builtin)))
 
     def get(self, name: str) -> T:
-        """The part of this name. `ConfigError` when there is none, or its package cannot be imported."""
+        """The part of this name. `ConfigError` if there is none or its package cannot be imported."""
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]

@@ -1,4 +1,4 @@
-"""The wire: keys, messages, envelopes, manifests and work slots. Bytes in, typed frozen structs out, no I/O.
+"""The wire protocol: keys, messages, envelopes, manifests and work slots. No I/O: bytes in, typed frozen structs out.
 
-`docs/protocol.md` is the normative text for what is defined here. Everything above this floor speaks in these types.
+`docs/protocol.md` is the normative text. The packages above use these types.
 """

@@ -28,12 +28,12 @@ def digest(domain: str, *parts: bytes) -> Digest:
 
 
 def received_digest(raw: bytes) -> Digest:
-    """A digest out of a peer's message. Raises `RemoteProtocolError` unless it has 32 bytes."""
+    """Check a digest in a peer's message. Raise `RemoteProtocolError` unless it has 32 bytes."""
     if len(raw) != DIGEST_BYTES:
         raise RemoteProtocolError(f"a digest has {DIGEST_BYTES} bytes, not {len(raw)}")
     return Digest(raw)
 
 
 def chunk_digest(data: bytes | memoryview) -> Digest:
-    """Plain BLAKE3 of a chunk's bytes: the name under which any peer may ask for them."""
+    """Plain BLAKE3 of a chunk's bytes: the name by which peers request it."""
     return Digest(blake3(data).digest())

@@ -1,8 +1,8 @@
-"""Signed envelopes: who said what about which run, and when.
+"""Signed envelopes: a message with its author, run and time, which any peer can relay and verify.
 
-The signature covers a digest under a domain string that names the message kind and its version, over the exact body
-bytes that travel. A receiver verifies the bytes it received and never re-encodes. `open_envelope` does the checks in
-the house order: size, signature, schema. What an envelope's digest names can be relayed by anyone.
+The signature covers a digest of the exact body bytes, under a domain string that names the message kind and its
+version. A receiver verifies the body as received and never encodes it again. `open_envelope` checks size, signature and
+schema, in this order.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt, Verdict
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
-from p2prl.protocol.messages import (
-    Introduction,
-    Kind,
-    LedgerHead,
-    PeerRecord,
-    Receipts,
-    RolloutGroup,
-    StorageReceipt,
-    Verdict,
-)
+from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 Body = TypeVar("Body", bound=Wire)
@@ -43,7 +37,7 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.POLICY_HEAD: PolicyHead,
     Kind.INTRODUCTION: Introduction,
 }
-"""Which struct each signed message carries."""
+"""The struct of each signed message."""
 
 DOMAINS: dict[Kind, str] = {
     Kind.RUN_MANIFEST: "p2prl/run-manifest/v1",
@@ -57,7 +51,7 @@ DOMAINS: dict[Kind, str] = {
     Kind.POLICY_HEAD: "p2prl/policy-head/v1",
     Kind.INTRODUCTION: "p2prl/introduction/v1",
 }
-"""The versioned domain of every signature. A new meaning takes a new string."""
+"""The versioned domain of each signature. A new meaning takes a new string."""
 
 NO_RUN = bytes(DIGEST_BYTES)
 """The run field of a run manifest's own envelope: it cannot contain its own digest."""
@@ -78,7 +72,7 @@ class Envelope(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An envelope whose signature and schema hold. `raw` are the bytes to relay; `digest` is their name."""
+    """A verified envelope with its decoded body. `raw` are the bytes to relay; `digest` is their name."""
 
     raw: bytes
     digest: Digest
@@ -95,7 +89,7 @@ def envelope_digest(raw: bytes) -> Digest:
 
 
 def seal(identity: Identity, body: Wire, *, run: bytes, now: float) -> bytes:
-    """Sign `body` as `identity` for `run`; returns the bytes to send. `now` is seconds since the epoch."""
+    """Sign `body` as `identity` for `run` and return the bytes to send. `now` is seconds since the epoch."""
     kind = _KIND_OF[type(body)]
     payload = encode(body)
     sent_ms = int(now * 1000)
@@ -106,9 +100,9 @@ def seal(identity: Identity, body: Wire, *, run: bytes, now: float) -> bytes:
 def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     """Verify and decode one envelope.
 
-    `now` bounds its age (replay window) and its lead (clock skew); `None` skips both, for envelopes read back from
-    one's own disk. Raises `RemoteProtocolError` for anything but a well-formed, correctly signed envelope, and
-    `StaleWorkError` for an untimely one, which is nobody's fault: an honest relay may hold it a second too long.
+    `now` bounds its age (replay window) and its lead (clock skew); `None` skips both, for envelopes from our own
+    disk. Raises `RemoteProtocolError` for anything but a well-formed, correctly signed envelope, and `StaleWorkError`
+    for one that is too old or too early, which is nobody's fault: an honest relay may hold it a second too long.
     """
     envelope = decode(raw, Envelope, limit_bytes=limits.MAX_ENVELOPE_BYTES)
     # msgpack can write one value in several ways, and the signature does not cover the envelope's own framing. Without
@@ -124,7 +118,7 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     if not 0 <= envelope.sent_ms < 1 << 53:
         raise RemoteProtocolError("envelope: impossible time")
     signed = _signed_bytes(kind, envelope.run, envelope.author, envelope.sent_ms, envelope.body)
-    # What is remembered must be small: a stranger's signature may be as long as an envelope.
+    # The cache must stay small: a stranger's signature may be as long as an envelope.
     if len(envelope.signature) != SIGNATURE_BYTES or not _verified(envelope.author, signed, envelope.signature):
         raise RemoteProtocolError(f"envelope: wrong signature on a {kind.name.lower()}")
     if now is not None and kind is not Kind.RUN_MANIFEST:
@@ -144,11 +138,11 @@ def body_of(opened: Opened, kind: type[Body]) -> Body:
     return opened.body
 
 
-_REMEMBERED_SIGNATURES = 4_096
-"""Verdicts kept, of 128 bytes each and what Python adds: a directory's records are read again every half minute, and
-most of them have not changed."""
+_CACHED_SIGNATURES = 4_096
+"""Verified signatures kept, of 128 bytes each and what Python adds: a directory's records are read again every half
+minute, and most of them have not changed."""
 
-_verified = lru_cache(maxsize=_REMEMBERED_SIGNATURES)(verify_raw)
+_verified = lru_cache(maxsize=_CACHED_SIGNATURES)(verify_raw)
 
 _NUMBERS = frozenset(int(kind) for kind in SIGNED_MESSAGES)
 

@@ -1,8 +1,8 @@
-"""Frames: how link messages are packed for one send of the transport.
+"""Frames: link messages packed for one send of the transport.
 
-A frame is `kind byte ‖ uint32 length ‖ body`, repeated. Several small messages to one neighbour share a frame, because
-one transport call costs far more than one message (milliseconds of CPU against microseconds). A weight chunk travels
-alone, as raw bytes behind its header, and is never copied through msgpack.
+A frame is `kind byte ‖ uint32 length ‖ body`, repeated. Several small messages to one peer share a frame, because one
+transport call costs far more than one message (milliseconds of CPU against microseconds). A weight chunk is sent alone,
+as raw bytes after its header, and is never copied through msgpack.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.messages import LINK_MESSAGES, Chunk, Kind
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.link_messages import LINK_MESSAGES, Chunk
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 _HEADER = struct.Struct("<BI")
@@ -21,7 +22,7 @@ _NUMBERS = frozenset(int(kind) for kind in LINK_MESSAGES)
 
 
 def pack(message: Wire) -> bytes:
-    """One link message with its header."""
+    """Encode one link message with its header."""
     kind = _KIND_OF.get(type(message))
     if kind is None:
         raise LocalProtocolError(f"{type(message).__name__} is not a link message")
@@ -30,7 +31,7 @@ def pack(message: Wire) -> bytes:
 
 
 def join(packed: Iterable[bytes]) -> Iterator[bytes]:
-    """Coalesce packed messages, in order, into frames within the control-frame limit; large ones travel alone."""
+    """Join packed messages, in order, into frames within the control-frame limit. A larger message travels alone."""
     batch: list[bytes] = []
     size = 0
     for message in packed:
@@ -45,7 +46,7 @@ def join(packed: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def split(frame: bytes) -> Iterator[tuple[int, bytes]]:
-    """(kind number, packed message) of each message of a well-formed frame of our own, without decoding it."""
+    """Yield (kind number, packed message) for a well-formed frame of our own, without decoding it."""
     offset = 0
     while offset < len(frame):
         number, size = _HEADER.unpack_from(frame, offset)
@@ -54,7 +55,7 @@ def split(frame: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def unpack(frame: bytes) -> Iterator[Wire]:
-    """The messages of a frame, in order. Raises `RemoteProtocolError` at the first one that is malformed."""
+    """Yield the messages of a frame, in order. Raise `RemoteProtocolError` at the first malformed one."""
     if len(frame) > limits.MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"frame of {len(frame)} bytes exceeds {limits.MAX_FRAME_BYTES}")
     offset = 0

@@ -1,8 +1,8 @@
-"""Who a peer is: one Ed25519 key that is the libp2p peer id, the directory record's owner and the signer of work.
+"""A peer's identity: one Ed25519 key that is its libp2p peer id, owns its directory record and signs its messages.
 
 The key is derived from 16 bytes of entropy, so that it can be written down as twelve BIP-39 words and restored from
 them. Every signature covers a versioned domain string (`protocol/envelope.py`), so a signature made for one purpose
-can never be shown as another.
+cannot be used for another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BASE58_INDEX = {character: value for value, character in enumerate(_ALPHABET)}
 
 @dataclass(frozen=True)
 class Identity:
-    """A peer's secret. Build it with `generate` or `from_words`; its words and seed never leave their owner."""
+    """A peer's secret. Build it with `generate` or `from_words`; its words and seed never leave the machine."""
 
     entropy: bytes = field(repr=False)
 
@@ -59,7 +59,7 @@ class Identity:
         """The identity of twelve BIP-39 English words. Raises `IdentityError` when a word or the checksum is wrong."""
         normal = " ".join(words.lower().split())
         if (count := len(normal.split())) != _WORDS:
-            raise IdentityError(f"a key is {_WORDS} words, not {count}", remedy="Type all of them, in their order.")
+            raise IdentityError(f"a key is {_WORDS} words, not {count}", remedy="Type all of them, in the right order.")
         try:
             return cls(bytes(Mnemonic("english").to_entropy(normal)))
         except (ValueError, LookupError) as error:
@@ -88,7 +88,7 @@ class Identity:
         return peer_id_of(self.public_key)
 
     def sign_raw(self, data: bytes) -> bytes:
-        """Ed25519 over `data` as it is; 64 bytes. Domain separation is the caller's duty."""
+        """Sign `data` as it is with Ed25519; 64 bytes. Domain separation is the caller's job."""
         return self._private.sign(data)
 
     @cached_property
@@ -125,7 +125,9 @@ def public_key_of(peer_id: PeerId) -> bytes:
     """The raw public key inside an Ed25519 peer id. Raises `IdentityError` for any other text."""
     number = 0
     try:
-        for character in peer_id if len(peer_id) == _PEER_ID_CHARS else "":  # no arithmetic on a stranger's long text
+        for character in (
+            peer_id if len(peer_id) == _PEER_ID_CHARS else ""
+        ):  # no arithmetic on long text from a stranger
             number = number * 58 + _BASE58_INDEX[character]
         raw = number.to_bytes(len(_PEER_ID_PREFIX) + PUBLIC_KEY_BYTES, "big")
     except (KeyError, OverflowError):

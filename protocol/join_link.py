@@ -1,9 +1,9 @@
-"""The join link: a magnet-style address that carries the trust root.
+"""Join links: the magnet-style address of a run, which carries its root of trust.
 
     p2prl://NAME@DIGEST?b=MULTIADDR&b=MULTIADDR
 
-DIGEST is the run manifest's envelope digest in unpadded lower-case base32 (52 characters). Whoever answers at the
-bootstrap addresses can at worst stall a newcomer; it cannot show another run, another learner or other weights.
+DIGEST is the run manifest's envelope digest in unpadded lower-case base32 (52 characters). The
+peers at the bootstrap addresses can at worst stall a newcomer; they cannot pass off another run, learner or weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REMEDY = "Copy the whole link again; it looks like p2prl://NAME@52-CHARACTERS?b
 
 @dataclass(frozen=True, slots=True)
 class JoinLink:
-    """A parsed link: the run's name (for people), its manifest's digest (for trust), peers to start from."""
+    """A parsed link: the run's name (for people), its manifest's digest (for trust) and peers to start from."""
 
     name: str
     run: Digest
@@ -40,14 +40,14 @@ class JoinLink:
 
 
 def parse_link(text: str) -> JoinLink:
-    """Parse a join link. Raises `ConfigError` that says which part is wrong and what to do."""
+    """Parse a join link. Raise `ConfigError` that tells which part is wrong and what to do."""
     text = text.strip()
     if not text.startswith(SCHEME):
         raise ConfigError(f"a join link starts with {SCHEME}, this one with {text[:12]!r}", remedy=_REMEDY)
     head, _, query = text[len(SCHEME) :].partition("?")
     name, at, digest_text = head.partition("@")
     if not at:
-        raise ConfigError("the link has no @ and nothing behind it: it was cut off", remedy=_REMEDY)
+        raise ConfigError("the link has no @: it was cut off", remedy=_REMEDY)
     if not _NAME.fullmatch(name):
         raise ConfigError(f"the link's run name {name[:64]!r} is not usable", remedy=_REMEDY)
     if len(digest_text) != _DIGEST_CHARS:
@@ -62,16 +62,16 @@ def parse_link(text: str) -> JoinLink:
     assert len(run) == DIGEST_BYTES
     addresses = []
     for key, value in parse_qsl(query, keep_blank_values=True):
-        if key != "b" or len(value) > limits.MAX_ADDRESS_CHARS or not _is_whole(value):
-            raise ConfigError(f"the link's peer address {value[:80]!r} is not a whole multiaddr", remedy=_REMEDY)
+        if key != "b" or len(value) > limits.MAX_ADDRESS_CHARS or not _is_complete(value):
+            raise ConfigError(f"the link's peer address {value[:80]!r} is not a complete multiaddr", remedy=_REMEDY)
         addresses.append(value)
     if not addresses:
         raise ConfigError("the link names no peer to start from: its end was cut off", remedy=_REMEDY)
     return JoinLink(name, Digest(run), tuple(addresses[: limits.MAX_ADDRESSES]))
 
 
-def _is_whole(address: str) -> bool:
-    """Whether a multiaddr ends in a peer id that nothing was cut from (a shorter id is none)."""
+def _is_complete(address: str) -> bool:
+    """Whether a multiaddr ends in a complete peer id (a shorter id is none)."""
     match = _MULTIADDR.fullmatch(address)
     if match is None:
         return False

@@ -1,8 +1,8 @@
-"""The ledger's chain: every entry names the one before it, so history cannot be rewritten unseen.
+"""The ledger: a hash chain of receipts and verdicts. Every entry names the one before it.
 
-An entry wraps one signed envelope (the learner's receipts, a validator's verdict). Its digest covers its height, the
-digest of the entry before and the envelope. A signed `LedgerHead` pins a height; two heads of one height that differ
-are proof of equivocation. The leaderboard is a fold over the entries that anyone can recompute.
+An entry holds one signed envelope: the learner's receipts or a validator's verdict. Its digest covers its height, the
+digest of the entry before and the envelope. A signed `LedgerHead` fixes a height; two different heads of one height
+prove equivocation. The leaderboard is a fold over the entries that anyone can recompute.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.envelope import Opened, open_envelope
-from p2prl.protocol.messages import Kind
+from p2prl.protocol.kinds import Kind
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 GENESIS = Digest(bytes(DIGEST_BYTES))
-"""What the first entry names as the one before it."""
+"""`previous` of the first entry."""
 
 _ENTRY_LIMIT = limits.MAX_ENVELOPE_BYTES + 256
 
 
 class LedgerEntry(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One link of the chain. Heights count from 0."""
+    """One entry of the chain. Heights count from 0."""
 
     height: int
     previous: bytes
@@ -31,35 +31,35 @@ class LedgerEntry(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
 
 
 def entry_digest(raw: bytes) -> Digest:
-    """The name of an entry, by its exact bytes."""
+    """Name of an entry: a digest of its exact bytes."""
     return digest("p2prl/ledger-entry/v1", raw)
 
 
 def append(height: int, previous: Digest, envelope: bytes) -> tuple[bytes, Digest]:
-    """The entry's bytes and the chain's new head."""
+    """Encode an entry; return its bytes and the chain's new head."""
     raw = encode(LedgerEntry(height, previous, envelope))
     return raw, entry_digest(raw)
 
 
 def follow(raw: bytes, *, height: int, head: Digest, run: bytes, learner: bytes) -> tuple[Opened, Digest]:
-    """Check that `raw` is entry number `height` on top of `head`; return what it says and the new head.
+    """Check that `raw` is entry number `height` on top of `head`; return its opened envelope and the new head.
 
-    Receipts must be the learner's own; verdicts may be any peer's. Raises `IntegrityError` when the chain is broken
-    and `RemoteProtocolError` when the entry or its envelope is malformed.
+    Receipts must come from the learner; verdicts may come from any peer. Raises `IntegrityError` if the chain is broken
+    and `RemoteProtocolError` if the entry or its envelope is malformed.
     """
     entry = decode(raw, LedgerEntry, limit_bytes=_ENTRY_LIMIT)
     if entry.height != height or entry.previous != head:
         raise IntegrityError(f"ledger: entry {entry.height} does not follow entry {height - 1}")
     opened = open_envelope(entry.envelope, now=None)
     if opened.kind not in (Kind.RECEIPTS, Kind.VERDICT) or opened.run != run:
-        raise RemoteProtocolError(f"ledger: a {opened.kind.name.lower()} of another run has no place in it")
+        raise RemoteProtocolError(f"ledger: a {opened.kind.name.lower()} of another run does not belong here")
     if opened.kind is Kind.RECEIPTS and opened.author != learner:
-        raise RemoteProtocolError("ledger: receipts signed by somebody who is not the learner")
+        raise RemoteProtocolError("ledger: receipts that the learner did not sign")
     return opened, entry_digest(raw)
 
 
 def page_of(entries: Sequence[bytes], *, limit_bytes: int = limits.MAX_CONTROL_FRAME_BYTES // 2) -> tuple[bytes, ...]:
-    """The longest prefix that fits one reply: at least one entry, at most the protocol's count, about `limit_bytes`."""
+    """The longest prefix for one reply: at least one entry, at most the protocol's count, about `limit_bytes`."""
     page: list[bytes] = []
     size = 0
     for entry in entries[: limits.MAX_LEDGER_ENTRIES_PER_REPLY]:

@@ -1,11 +1,11 @@
-"""Every maximum a peer's bytes are held to, each with its reason.
+"""Limits on what a peer may send, each with its reason.
 
-A limit is checked before the work it bounds: size first, then signature, then schema, then a queue. Changing one of
-these changes what honest peers may send, so each is part of the wire version.
+A limit is checked before the work it bounds: size first, then signature, then schema, then a queue. A changed limit
+changes what honest peers may send, so each is part of the wire version.
 """
 
 WIRE_VERSION = 3
-"""Spoken between peers; independent of the package version. Peers of another version are told so and left alone."""
+"""Independent of the package version. Peers of different versions do not work together."""
 
 MAX_CONTROL_FRAME_BYTES = 256 * 1024
 """One unary call of the transport. Small enough that gossip never starves behind it on a 1 Mbit/s uplink (2 s)."""
@@ -32,10 +32,10 @@ MAX_PATCH_CHUNKS = 1_400
 """Chunks of all patches of one manifest: their hashes must fit the envelope beside those of the weights."""
 
 MAX_HEAD_EDGES = 2_048
-"""Patches one policy head lists: some 100 KiB of it, and a window of 1,500 versions."""
+"""Patches that one policy head lists: about 100 KiB, enough for a window of 1,500 versions."""
 
 MAX_HEAD_LIFE_S = 3_600.0
-"""How long a policy head may call itself fresh. Longer, and a captured peer would not notice for longer."""
+"""Longest validity of a policy head. With a longer one, a peer cut off by an attacker would notice later."""
 
 MAX_MESSAGES_PER_FRAME = 256
 """Messages coalesced into one frame; bounds the work one frame can demand."""
@@ -71,7 +71,7 @@ MAX_NAME_CHARS = 64
 """Names of runs, tasks and engines: shown in tables and file names."""
 
 MAX_TEXT_CHARS = 2_000
-"""Goal, licence and policy texts of a run manifest: shown to a person before joining."""
+"""Goal, licence and content policy of a run manifest: shown to a person before joining."""
 
 MAX_RUN_FILES = 16
 """Configuration and tokenizer files of a run."""
@@ -86,7 +86,7 @@ MAX_ADDRESSES = 8
 """Dialable addresses one peer may announce; more would make a directory record an amplifier."""
 
 MAX_INTRODUCED = 64
-"""Neighbours the learner may name to one peer: as many as the largest uplink has use for."""
+"""Neighbors that the learner may name to one peer: as many as the fastest uplink can use."""
 
 MAX_ADDRESS_CHARS = 256
 """One multiaddr, relay circuits included."""
@@ -101,11 +101,11 @@ MAX_LEDGER_ENTRIES_PER_REPLY = 64
 """Ledger entries sent in one reply while a reader catches up."""
 
 MAX_LEDGER_QUERIES_PER_S = 8
-"""Ledger queries a neighbour answers one peer: 50 bytes may ask for a page of 256 KiB, so this bounds it to 2 MiB/s."""
+"""Ledger queries that a peer answers to one other: 50 bytes request a page of 256 KiB, so this allows 2 MiB/s."""
 
 MAX_STALENESS = 1 << 20
 """Largest staleness bound a run may declare, in learner updates."""
 
 MAX_UNCHECKED_GROUPS_PER_PEER = 256
-"""Groups of one peer that may wait at the learner for their check. An honest volunteer has some 32 on the way, and
-offers 64 again when it was cut off; what is beyond gets no storage receipt and is offered again later."""
+"""Groups of one peer that may wait at the learner for verification. An honest volunteer has about 32 in flight, and
+offers 64 again after it was cut off. Further ones get no storage receipt and are offered again later."""

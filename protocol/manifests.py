@@ -1,8 +1,8 @@
-"""What a run is and what a policy version is: the two documents a learner signs.
+"""Run manifests and policy manifests: the two documents that define a run and its policy versions.
 
-A *run manifest* is the root of trust: the join link carries its digest, so no peer can pass off another model, task,
-licence or learner key. A *policy manifest* names one version of the weights by the hashes of its chunks. Both travel
-inside signed envelopes (`protocol/envelope.py`) and both are checked here for sense before anything is allocated.
+A *run manifest* is the root of trust: the join link carries its digest, so no peer can substitute another model, task,
+licence or learner key. A *policy manifest* names one version of the weights by the hashes of its chunks. The learner
+signs both. Both are checked here before anything is allocated for them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest, digest
 from p2prl.protocol.wire_codec import Wire, encode
 
 NO_BASE = -1
-"""The base of a patch that needs none: a keyframe, whose words are taken from as many zeros."""
+"""Base of a keyframe: a patch that starts from zeros and needs no other version."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Word types weights may travel in, and the size of one word."""
+"""Types in which weights may be sent, and the bytes of one weight."""
 
 RUN_FILE_NAMES = frozenset(
     {
@@ -30,15 +30,14 @@ RUN_FILE_NAMES = frozenset(
         "special_tokens_map.json",
     }
 )
-"""Files a run may ship. All are data; none may carry code or templates that a volunteer would execute."""
-
+"""Files that a run may ship. All are data; none may hold code or templates that a volunteer would execute."""
 
 MIN_TASK_WEIGHT, MAX_TASK_WEIGHT = 1e-6, 1e6
-"""A weight in the mix. Bounds keep sums exact enough that every machine draws the same task."""
+"""Bounds on a task's weight in the mix. They keep sums exact enough that every machine draws the same task."""
 
 
 class TensorSpec(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor of a layout, in the place where its words stand in the weight bytes."""
+    """One tensor of a layout. Its place in the layout is its place in the weight bytes."""
 
     name: str
     dtype: str
@@ -50,7 +49,7 @@ class TensorSpec(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 
 class BlobRef(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A byte string by the BLAKE3 digests of its chunks; every chunk but the last is `chunk_bytes` long."""
+    """A byte string, named by the BLAKE3 digests of its chunks. Every chunk but the last has `chunk_bytes`."""
 
     size_bytes: int
     chunk_bytes: int
@@ -62,12 +61,12 @@ class BlobRef(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
         return digest("p2prl/blob-root/v1", encode(self))
 
     def span(self, index: int) -> tuple[int, int]:
-        """(offset, length) of chunk `index` in bytes."""
+        """(offset, length) of chunk `index`, in bytes."""
         offset = index * self.chunk_bytes
         return offset, min(self.chunk_bytes, self.size_bytes - offset)
 
     def check(self, *, max_bytes: int) -> None:
-        """Raise `RemoteProtocolError` unless sizes, counts and digests are possible and within `max_bytes`."""
+        """Raise `RemoteProtocolError` unless sizes, counts and digests agree and stay within `max_bytes`."""
         if not 0 < self.size_bytes <= max_bytes:
             raise RemoteProtocolError(f"blob of {self.size_bytes} bytes is outside 1..{max_bytes}")
         if not limits.MIN_CHUNK_BYTES <= self.chunk_bytes <= limits.MAX_CHUNK_BYTES:
@@ -79,7 +78,7 @@ class BlobRef(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 def blob_of(data: bytes | memoryview, chunk_bytes: int) -> BlobRef:
-    """Cut `data` into chunks of `chunk_bytes` and name them."""
+    """Split `data` into chunks of `chunk_bytes` and name them."""
     view = memoryview(data)
     return BlobRef(
         size_bytes=len(view),
@@ -96,7 +95,7 @@ def chunk_bytes_for(size_bytes: int, *, pieces: int = 256) -> int:
 
 
 class RunFile(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A configuration or tokenizer file every volunteer needs."""
+    """A configuration or tokenizer file that every volunteer needs."""
 
     name: str
     blob: BlobRef
@@ -110,7 +109,7 @@ class TaskShare(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Sampling(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How completions are drawn. No top-p, top-k or penalties: hard masks flip between decoding and replay."""
+    """Sampling settings. No top-p, top-k or penalties: hard masks flip between decoding and replay."""
 
     temperature: float
     max_new_tokens: int
@@ -118,48 +117,51 @@ class Sampling(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Everything a stranger must know, and may rely on, before lending a GPU to a run."""
+    """Signed description of a run: all that a stranger must know, and can rely on, before lending a GPU to it.
+
+    It has many fields because it is a document: a volunteer reads and trusts all of it at once.
+    """
 
     name: str
     """Shown to people; the digest, not the name, identifies the run."""
     goal: str
-    """One sentence on what the run is for."""
+    """Purpose of the run in one sentence."""
     learner: bytes
     """The learner's public key: the only one that may sign policies and receipts."""
     created_ms: int
     base_model: str
-    """Where the architecture and the first weights came from, for people; the files below decide."""
+    """Origin of the architecture and the first weights. For people; the files below decide."""
     parameters: int
     layout: bytes
     """Digest of the tensor layout (`layout_digest`)."""
     dtype: str
-    """Word type the weights travel in."""
+    """Type in which the weights are sent."""
     files: tuple[RunFile, ...]
     tokenizer: bytes
     """Chunk-root digest of tokenizer.json, so that token ids mean the same everywhere."""
     tasks: tuple[TaskShare, ...]
     sampling: Sampling
     staleness_bound: int
-    """S: a rollout older than this many learner updates is not trained on."""
+    """S, in learner updates: rollouts with a greater staleness are not trained on."""
     publish_every: int
     """κ: learner updates between published versions."""
     reward: str
-    """What training rewards, as one line (`success`, `success+0.2*process:clip+delta`)."""
+    """Reward specification in one line (`success`, `success+0.2*process:clip+delta`)."""
     licence: str
     """Licence of the resulting weights."""
     content_policy: str
-    """What the prompts are and what may be generated."""
+    """Nature of the prompts, and of what may be generated."""
     compute_dtype: str = ""
-    """Word type every engine computes in; empty for the one the weights travel in. float32 holds every shorter word
-    exactly, so weights may travel short and still replay to the last bit."""
+    """Type in which every engine computes; empty for `dtype`. float32 holds every shorter type exactly, so weights can
+    be sent short and still replay to the last bit."""
 
     @property
     def engine_dtype(self) -> str:
-        """Word type every engine computes in."""
+        """Type in which every engine computes."""
         return self.compute_dtype or self.dtype
 
     def check(self) -> None:
-        """Raise `RemoteProtocolError` naming the first field that no honest learner would send."""
+        """Raise `RemoteProtocolError` for the first field that no honest learner would send."""
         for name, text, most in (
             ("name", self.name, limits.MAX_NAME_CHARS),
             ("goal", self.goal, limits.MAX_TEXT_CHARS),
@@ -173,8 +175,8 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
         _require(len(self.learner) == 32, "learner must be a 32-byte public key")
         _require(self.parameters > 0, "parameters must be positive")
         _require(len(self.layout) == DIGEST_BYTES and len(self.tokenizer) == DIGEST_BYTES, "digests have 32 bytes")
-        _require(self.dtype in DTYPE_BYTES, "dtype must be a known word type")
-        _require(self.engine_dtype in DTYPE_BYTES, "compute_dtype must be empty or a known word type")
+        _require(self.dtype in DTYPE_BYTES, "dtype must be float32, bfloat16 or float16")
+        _require(self.engine_dtype in DTYPE_BYTES, "compute_dtype must be empty, float32, bfloat16 or float16")
         names = [file.name for file in self.files]
         _require(
             len(names) <= limits.MAX_RUN_FILES and len(set(names)) == len(names) and RUN_FILE_NAMES.issuperset(names),
@@ -187,7 +189,7 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
             _require(0 < len(share.task) <= limits.MAX_NAME_CHARS, "a task has no usable name")
             _require(share.task.isprintable(), "a task's name must be printable")
             _require(MIN_TASK_WEIGHT <= share.weight <= MAX_TASK_WEIGHT, "task weights must be within 1e-6..1e6")
-        _require(len({share.task for share in self.tasks}) == len(self.tasks), "a task stands in the mix twice")
+        _require(len({share.task for share in self.tasks}) == len(self.tasks), "a task is twice in the mix")
         _require(1 <= self.sampling.group_size <= limits.MAX_GROUP_SIZE, "group_size is out of range")
         _require(
             1 <= self.sampling.max_new_tokens <= limits.MAX_COMPLETION_TOKENS,
@@ -202,16 +204,16 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
 
 
 class Patch(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A way to a version's words from those of an earlier version, as a stream of `p2prl.patches`.
+    """A patch stream (`p2prl.patches`) from the weights of an earlier version to those of this one.
 
-    The result is the version's words bit for bit, so whoever took it serves the version's own chunks.
+    The result is equal bit for bit, so a peer that applied a patch can serve the chunks of the full weights.
     """
 
     base: int
-    """Version whose words it starts from; `NO_BASE` for a keyframe. Version 0 is the run's starting weights, which a
-    newcomer may have from anywhere."""
+    """Version it starts from; `NO_BASE` for a keyframe. Version 0 has the run's starting weights, which a newcomer may
+    have from elsewhere."""
     base_digest: bytes
-    """Digest of those words; empty for a keyframe."""
+    """Digest of the weights it starts from; empty for a keyframe."""
     blob: BlobRef
     """The stream."""
 
@@ -220,26 +222,26 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
     """One published policy version."""
 
     version: int
-    """Counts publications from 0; versions only grow, and two manifests of one version prove equivocation."""
+    """Number of versions published before. Versions only grow; two manifests of one version prove equivocation."""
     step: int
-    """Learner updates done when it was published; staleness is measured against it."""
+    """Learner updates done before it was published. Staleness is measured against it."""
     weights: BlobRef
     weights_digest: bytes
-    """Digest of the whole weight bytes: what every chunk together must hash to."""
+    """Digest of all weight bytes: the hash of all chunks together."""
     previous: bytes
     """Digest of the envelope of the version before; empty for version 0."""
     beacon: bytes
-    """32 unpredictable bytes, published with the weights: seeds of its slots cannot be ground in advance."""
+    """32 unpredictable bytes, published with the weights, so that nobody can search slot seeds in advance."""
     created_ms: int
     patches: tuple[Patch, ...] = ()
-    """Ways to the same words that cost fewer bytes. The weights' own chunks always remain one."""
+    """Patches that lead to the same weights in fewer bytes. The full weights can always be downloaded instead."""
 
     def patch_from(self, base: int) -> Patch | None:
-        """The patch that starts from a version, if there is one."""
+        """The patch that starts from `base`, if there is one."""
         return next((patch for patch in self.patches if patch.base == base), None)
 
     def check(self, *, max_weight_bytes: int) -> None:
-        """Raise `RemoteProtocolError` naming the first impossible field."""
+        """Raise `RemoteProtocolError` for the first impossible field."""
         _require(
             0 <= self.version < 1 << 48 and self.version <= self.step < 1 << 48,
             "version or step out of range",
@@ -258,9 +260,9 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
             _require(NO_BASE <= patch.base < self.version, "a patch starts from an earlier version or from nothing")
             _require(
                 len(patch.base_digest) == (0 if patch.base == NO_BASE else DIGEST_BYTES),
-                "a patch names the digest of the words it starts from",
+                "a patch names the digest of the weights it starts from",
             )
-            # One that costs as much as the weights themselves would only be a longer way.
+            # A patch as large as the weights would only be a detour.
             patch.blob.check(max_bytes=self.weights.size_bytes - 1)
         chunks = sum(len(patch.blob.chunks) for patch in self.patches)
         _require(chunks <= limits.MAX_PATCH_CHUNKS, "the patches have too many chunks")

@@ -1,8 +1,8 @@
-"""The policy head: which versions there are now, and what each step between them costs in bytes.
+"""The policy head: the learner's signed announcement of the newest version and of all patches with their sizes.
 
-A manifest says what a version is; the head says which one is the newest and which patches lead to it, so that a peer
-that was away plans its way in one look. Only the learner signs one, and it expires: a peer that hears none for longer
-knows that it has been cut off from fresh word, or the learner has stopped, and says so.
+A manifest describes one version. The head names the newest version and the patches that lead to it, so that a peer that
+was away can plan its route at once. Only the learner signs one, and it expires. A peer whose head has expired knows
+that it is cut off or that the learner has stopped, and tells its user.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from p2prl.protocol.wire_codec import Wire
 
 
 class PatchEdge(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One patch: from the words of `base` to those of `version`."""
+    """One patch, from the weights of `base` to those of `version`."""
 
     version: int
     base: int
@@ -26,30 +26,30 @@ class PatchEdge(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class PolicyHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The learner's newest word on its versions."""
+    """The newest version and the patches there are."""
 
     version: int
-    """The newest."""
+    """The newest version."""
     manifest: bytes
     """Envelope digest of its manifest."""
     oldest: int
-    """The oldest whose groups can still be trained on."""
+    """The oldest version whose groups can still be trained on."""
     weight_bytes: int
-    """What a version costs whole, the other way to reach it."""
+    """Size of the full weights, the alternative to patches."""
     edges: tuple[PatchEdge, ...]
-    """Patches of the versions from `oldest` on, and older ones as far as they fit."""
+    """Patches of the versions from `oldest` on, and of older ones as far as they fit."""
     target_ms: int
     """When the newest version should be everywhere: about when the next one is due."""
     expires_ms: int
-    """After this the head is no longer fresh word."""
+    """The head is invalid after this time."""
 
     def check(self, *, sent_ms: int) -> None:
-        """Raise `RemoteProtocolError` naming the first impossible field."""
+        """Raise `RemoteProtocolError` for the first impossible field."""
         _require(0 <= self.oldest <= self.version < 1 << 48, "version or oldest out of range")
         _require(len(self.manifest) == DIGEST_BYTES, "manifest must be a digest")
         _require(0 < self.weight_bytes < 1 << 48, "weight_bytes out of range")
         _require(len(self.edges) <= limits.MAX_HEAD_EDGES, "too many edges")
-        _require(len({(edge.version, edge.base) for edge in self.edges}) == len(self.edges), "an edge stands twice")
+        _require(len({(edge.version, edge.base) for edge in self.edges}) == len(self.edges), "an edge is listed twice")
         for edge in self.edges:
             _require(NO_BASE <= edge.base < edge.version <= self.version, "an edge leads to no earlier version")
             _require(0 < edge.size_bytes < self.weight_bytes, "an edge costs as much as the weights")

@@ -1,4 +1,4 @@
-"""Why a group earned nothing. One code per rule, so that a volunteer can be told exactly what to look at."""
+"""Reasons why a group earned no credit: one code per rule, each with a sentence for the volunteer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,34 @@ from enum import StrEnum
 
 
 class RejectionReason(StrEnum):
-    """Codes carried by receipts and verdicts. Empty means verified."""
+    """Codes in receipts and verdicts. An empty string there means that the group was verified."""
 
     UNKNOWN_POLICY = "unknown_policy"
-    """Names a version or manifest the learner never published."""
     TOO_STALE = "too_stale"
-    """Sampled with a policy more than the staleness bound behind: expired, nobody's fault."""
     UNKNOWN_TASK = "unknown_task"
-    """Another task than the slot's."""
     WRONG_PROMPT = "wrong_prompt"
-    """Prompt tokens differ from the slot's."""
     WRONG_SIZE = "wrong_size"
-    """Not exactly G completions."""
     BAD_TOKENS = "bad_tokens"
-    """A token outside the vocabulary, a stop token inside, or a length no sampler of this run produces."""
     DUPLICATE_SLOT = "duplicate_slot"
-    """Another group of this slot was verified already."""
     SEED_MISMATCH = "seed_mismatch"
-    """Tokens are not what the slot's seeds give under the declared policy."""
     LOGPROB_MISMATCH = "logprob_mismatch"
-    """Tokens replay, but the claimed log-probs are not the policy's."""
+
+    @property
+    def explanation(self) -> str:
+        """One sentence that says to a volunteer what happened."""
+        return _EXPLANATIONS[self]
+
+
+_EXPLANATIONS = {
+    RejectionReason.UNKNOWN_POLICY: "The group names a policy version that the learner never published.",
+    RejectionReason.TOO_STALE: "The policy that sampled the group was too old when the learner checked it; "
+    "this happens to slow links and is nobody's fault.",
+    RejectionReason.UNKNOWN_TASK: "The group belongs to another task than the one that its work slot asks for.",
+    RejectionReason.WRONG_PROMPT: "The prompt is not the one that the work slot of the group asks for.",
+    RejectionReason.WRONG_SIZE: "The group has more or fewer completions than the run asks for.",
+    RejectionReason.BAD_TOKENS: "A completion holds a token id outside the vocabulary, goes on after a stop token, "
+    "or has a length that the run does not allow.",
+    RejectionReason.DUPLICATE_SLOT: "Another group for the same work slot was verified before.",
+    RejectionReason.SEED_MISMATCH: "The tokens are not those that the policy samples with the seeds of the slot.",
+    RejectionReason.LOGPROB_MISMATCH: "The tokens are right, but their log-probs are not those of the policy.",
+}

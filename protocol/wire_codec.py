@@ -1,7 +1,7 @@
-"""Bytes to typed structs and back: msgpack arrays through msgspec, strict and bounded.
+"""Encoding of wire structs as msgpack arrays, and strict, bounded decoding.
 
 Structs travel as arrays (`array_like`), so a field's place is its name on the wire and a field may only be appended.
-A decoder never yields dicts, and never anything but the struct that was asked for or `RemoteProtocolError`.
+`decode` returns the requested struct or raises `RemoteProtocolError`; it never returns dicts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Wire(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """The wire bytes of a struct. Nothing relies on equal structs giving equal bytes: signatures cover sent bytes."""
+    """Encode a struct. Equal structs need not give equal bytes in every release: signatures cover the bytes sent."""
     return _encoder.encode(value)
 
 
 def decode(data: bytes | memoryview, kind: type[T], *, limit_bytes: int) -> T:
-    """One struct of type `kind`, or `RemoteProtocolError`. `limit_bytes` is checked before a byte is parsed."""
+    """Decode one struct of type `kind`. `limit_bytes` is checked before a byte is parsed."""
     if len(data) > limit_bytes:
         raise RemoteProtocolError(f"{kind.__name__} of {len(data)} bytes exceeds the limit of {limit_bytes}")
     decoder = _decoders.get(kind)

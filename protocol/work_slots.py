@@ -1,8 +1,8 @@
-"""Work slots: who does what without anyone handing it out.
+"""Work slots: work that every volunteer derives for itself, without a dispatcher.
 
-Slot `k` of peer `p` under policy version `v` fixes the task, the prompt and every completion's sampling seed. Nobody
-dispatches work, a volunteer can go on with no learner in reach, and each slot has exactly one valid group: there is
-nothing to cherry-pick and nothing to copy.
+Slot `k` of peer `p` under policy version `v` fixes the task, the prompt and the sampling seed of every completion. A
+volunteer can continue while the learner is unreachable, and each slot has exactly one valid group: there is nothing to
+cherry-pick and nothing to copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TASK_DOMAIN = b"p2prl/task-choice/v1"
 
 @dataclass(frozen=True, slots=True)
 class SlotKey:
-    """What a slot's randomness is derived from. `policy` is the digest of the policy manifest's envelope."""
+    """Inputs of a slot's randomness. `policy` is the digest of the policy manifest's envelope."""
 
     run: bytes
     beacon: bytes
@@ -32,7 +32,7 @@ class SlotKey:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a volunteer must do in one slot."""
+    """Work of one slot."""
 
     task: str
     prompt_seed: int
@@ -40,7 +40,7 @@ class Slot:
 
 
 def slot_work(key: SlotKey, tasks: Sequence[TaskShare], group_size: int) -> Slot:
-    """The one valid work of a slot: the task (drawn by its share of the mix), its prompt's seed and G sample seeds."""
+    """Derive the work of a slot: its task (by its share of the mix), prompt seed and G sampling seeds."""
     draw = _derive(_TASK_DOMAIN, key) / (1 << SEED_BITS) * sum(share.weight for share in tasks)
     task = tasks[-1].task
     for share in tasks:
@@ -57,7 +57,7 @@ def slot_work(key: SlotKey, tasks: Sequence[TaskShare], group_size: int) -> Slot
 
 
 def _derive(domain: bytes, key: SlotKey, *extra: bytes) -> int:
-    """SHA-256 of length-prefixed parts → 63 bits: derived, never chosen."""
+    """63 bits of the SHA-256 of length-prefixed parts."""
     hasher = hashlib.sha256()
     for part in (domain, key.run, key.beacon, key.policy, key.peer, key.slot.to_bytes(8, "little"), *extra):
         hasher.update(len(part).to_bytes(8, "little"))

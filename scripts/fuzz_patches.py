@@ -25,13 +25,16 @@ import numpy as np
 from hypothesis import given, settings
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.patches.dense import encode_planes
-from p2prl.patches.frames import FrameCoder
-from p2prl.patches.kernels import NUMPY_KERNELS, Kernels, fastest_kernels
-from p2prl.patches.segments import Codec, SegmentHeader, decode_segment, encode_segment
-from p2prl.patches.simulated import adam_versions
-from p2prl.patches.sparse import encode_sparse
+from p2prl.patches.decode import decode_segment
+from p2prl.patches.dense_codecs import encode_planes
+from p2prl.patches.encode import encode_segment
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
+from p2prl.patches.simulated_training import adam_versions
+from p2prl.patches.sparse_codecs import encode_sparse
+from p2prl.patches.stream_format import Codec, SegmentHeader
 from p2prl.patches.words import BF16, Words
+from p2prl.patches.zstd_coder import ZstdCoder
 from tests.property import test_patches_words as properties
 
 SLOWEST_S = 1.0
@@ -82,9 +85,9 @@ def damageable(seed: int) -> list[Damageable]:
         header, body = encode_segment(old, new, BF16, NUMPY_KERNELS)
         cases.append((old, new, header, body))
         for codec in (Codec.EC1, Codec.FLAT):
-            body = encode_sparse(old, new, BF16, NUMPY_KERNELS, FrameCoder(), flat=codec is Codec.FLAT)
+            body = encode_sparse(old, new, BF16, NUMPY_KERNELS, ZstdCoder(), flat=codec is Codec.FLAT)
             cases.append((old, new, replace(header, codec=codec, body_bytes=len(body)), body))
-        body = encode_planes(old, new, BF16, FrameCoder())
+        body = encode_planes(old, new, BF16, ZstdCoder())
         cases.append((old, new, replace(header, codec=Codec.PLANES, body_bytes=len(body)), body))
     return cases
 

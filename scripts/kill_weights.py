@@ -32,10 +32,10 @@ from p2prl.net.process import control
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.patch_decoder import rebuild
-from p2prl.patches.kernels import fastest_kernels
-from p2prl.patches.segments import SEGMENT_WORDS
-from p2prl.patches.simulated import adam_versions
-from p2prl.patches.stream import encode_patch, segment_spans
+from p2prl.patches.encode import encode_patch
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.simulated_training import adam_versions
+from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of

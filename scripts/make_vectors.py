@@ -1,19 +1,38 @@
 """Print the golden vectors of the wire: `python scripts/make_vectors.py > tests/vectors/wire.json`.
 
-A vector that changes is a wire that changed: peers of the old version would no longer understand. Do not write the
-file again without a new wire version, domain string or kind number.
+A changed vector is a changed protocol: peers of the old version would no longer understand. Do not write the file again
+without a new wire version, domain string or kind number.
 """
 
 from __future__ import annotations
 
 import json
 
-from p2prl.protocol import frames, limits, messages
+from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import chunk_digest, digest
-from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import GENESIS, append
+from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, StorageReceipt, Verdict
+from p2prl.protocol.link_messages import (
+    BlobQuery,
+    Chunk,
+    ChunkCancel,
+    ChunkGrant,
+    ChunkRefused,
+    ChunkRequest,
+    GrantDeclined,
+    Have,
+    Hello,
+    LedgerPage,
+    LedgerQuery,
+    LinkRates,
+    Offer,
+    Push,
+    Want,
+)
 from p2prl.protocol.manifests import (
     NO_BASE,
     Patch,
@@ -26,7 +45,9 @@ from p2prl.protocol.manifests import (
     blob_of,
     layout_digest,
 )
+from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
+from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.wire_codec import Wire
 from p2prl.protocol.work_slots import SlotKey, slot_work
 
@@ -59,7 +80,7 @@ RUN_MANIFEST = RunManifest(
 
 def vectors() -> dict[str, object]:
     """Every vector, as JSON values; bytes are hexadecimal."""
-    run_envelope = seal(LEARNER, RUN_MANIFEST, run=bytes(32), now=NOW)
+    run_envelope = seal(LEARNER, RUN_MANIFEST, run=NO_RUN, now=NOW)
     run = envelope_digest(run_envelope)
     policy = PolicyManifest(0, 0, BLOB, digest("p2prl/vector/v1", b"state"), b"", bytes(range(32)), 1_800_000_000_000)
     policy_envelope = seal(LEARNER, policy, run=run, now=NOW)
@@ -74,27 +95,27 @@ def vectors() -> dict[str, object]:
     policy_head = PolicyHead(
         1, envelope_digest(patched_envelope), 0, BLOB.size_bytes, edges, 1_800_000_090_000, 1_800_000_600_000
     )
-    group = messages.RolloutGroup(
+    group = RolloutGroup(
         version=0,
         policy=envelope_digest(policy_envelope),
         slot=7,
         task="chain4",
         prompt=b"".join(token.to_bytes(4, "little") for token in (1, 2, 3)),
-        completions=(messages.Completion(bytes((5, 0, 0, 0, 6, 0, 0, 0)), bytes((0, 188, 0, 192)), True, 1.0),) * 2,
-        engine=messages.EngineClass("transformers", "5.19.0", "float32", "cpu"),
+        completions=(Completion(bytes((5, 0, 0, 0, 6, 0, 0, 0)), bytes((0, 188, 0, 192)), True, 1.0),) * 2,
+        engine=EngineClass("transformers", "5.19.0", "float32", "cpu"),
         seconds=0.5,
     )
     group_envelope = seal(VOLUNTEER, group, run=run, now=NOW)
     name = envelope_digest(group_envelope)
-    receipt = messages.Receipt(
-        name, VOLUNTEER.public_key, 0, 7, int(messages.State.VERIFIED), "", tokens=4, completions=2, reward=1.0
+    receipt = Receipt(
+        name, VOLUNTEER.public_key, 0, 7, int(ReceiptState.VERIFIED), "", tokens=4, completions=2, reward=1.0
     )
-    receipts = seal(LEARNER, messages.Receipts(1, (receipt,)), run=run, now=NOW)
-    verdict_body = messages.Verdict(name, VOLUNTEER.public_key, 0, True, "", tokens=4, mismatched=0, worst_margin=0.0)
+    receipts = seal(LEARNER, Receipts(1, (receipt,)), run=run, now=NOW)
+    verdict_body = Verdict(name, VOLUNTEER.public_key, 0, True, "", tokens=4, mismatched=0, worst_margin=0.0)
     verdict = seal(VOLUNTEER, verdict_body, run=run, now=NOW)
     first, head = append(0, GENESIS, receipts)
     second, top = append(1, head, verdict)
-    record = messages.PeerRecord(int(messages.Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0)
+    record = PeerRecord(int(Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0)
     envelopes: dict[str, bytes] = {
         "run_manifest": run_envelope,
         "policy_manifest": policy_envelope,
@@ -102,29 +123,27 @@ def vectors() -> dict[str, object]:
         "rollout_group": group_envelope,
         "receipts": receipts,
         "verdict": verdict,
-        "storage_receipt": seal(LEARNER, messages.StorageReceipt((name,)), run=run, now=NOW),
-        "ledger_head": seal(LEARNER, messages.LedgerHead(2, top, 1, True), run=run, now=NOW),
-        "introduction": seal(
-            LEARNER, messages.Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW
-        ),
+        "storage_receipt": seal(LEARNER, StorageReceipt((name,)), run=run, now=NOW),
+        "ledger_head": seal(LEARNER, LedgerHead(2, top, 1, True), run=run, now=NOW),
+        "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
     }
     link_messages: tuple[Wire, ...] = (
-        messages.Hello(limits.WIRE_VERSION, run, int(messages.Role.LEARNER), 1_800_000_000_125, -1, 2),
-        messages.Offer((name, run)),
-        messages.Want((name,)),
-        messages.Push(b"envelope"),
-        messages.Have(BLOB.root, b"\x05"),
-        messages.ChunkRequest(BLOB.chunks[0]),
-        messages.Chunk(b"chunk"),
-        messages.ChunkRefused(BLOB.chunks[0], 500),
-        messages.BlobQuery(BLOB.root),
-        messages.LinkRates(20_000, 100_000),
-        messages.ChunkGrant(BLOB.root, b"\x02"),
-        messages.GrantDeclined(BLOB.root, 500),
-        messages.ChunkCancel(BLOB.chunks[0]),
-        messages.LedgerQuery(2),
-        messages.LedgerPage(0, (b"one", b"two")),
+        Hello(limits.WIRE_VERSION, run, int(Role.LEARNER), 1_800_000_000_125, -1, 2),
+        Offer((name, run)),
+        Want((name,)),
+        Push(b"envelope"),
+        Have(BLOB.root, b"\x05"),
+        ChunkRequest(BLOB.chunks[0]),
+        Chunk(b"chunk"),
+        ChunkRefused(BLOB.chunks[0], 500),
+        BlobQuery(BLOB.root),
+        LinkRates(20_000, 100_000),
+        ChunkGrant(BLOB.root, b"\x02"),
+        GrantDeclined(BLOB.root, 500),
+        ChunkCancel(BLOB.chunks[0]),
+        LedgerQuery(2),
+        LedgerPage(0, (b"one", b"two")),
     )
     key = SlotKey(run=run, beacon=policy.beacon, policy=name, peer=VOLUNTEER.public_key, slot=7)
     work = slot_work(key, RUN_MANIFEST.tasks, 3)

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from tests.loopback.shaped_swarm import ShapedPeer, ShapedSwarm
 
 HOMES = ((5.0, 20.0), (2.0, 10.0))

@@ -24,9 +24,11 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, Verdict
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.messages import Kind, LedgerHead, RolloutGroup, Verdict
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.wire_codec import decode
 from p2prl.validator.audit_sampling import is_selected

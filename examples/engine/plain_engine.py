@@ -17,7 +17,7 @@ from p2prl.models.engine_port import Generation, GenerationRequest, GenerationSt
 from p2prl.models.gumbel_noise import check_noise, gumbel
 from p2prl.models.run_model import RunModel
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
-from p2prl.protocol.messages import EngineClass
+from p2prl.protocol.rollout_group import EngineClass
 
 
 def build_engine(run: RunModel, *, device: torch.device, dtype: str) -> PlainEngine:

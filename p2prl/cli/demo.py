@@ -33,7 +33,7 @@ from p2prl.learner.journal import Journal
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.device import use_threads
 from p2prl.protocol.identity import peer_id_of
-from p2prl.scoreboard.run_folder_source import RunSource
+from p2prl.scoreboard.run_folder_source import RunFolderSource
 from p2prl.scoreboard.totals import Person
 
 _PROMPTS = 4096
@@ -292,7 +292,7 @@ def _versions_published(folder: RunFolder) -> int:
 
 def _contributors(folder: RunFolder) -> dict[str, Person]:
     """The ledger, recounted: contributors by peer id."""
-    source = RunSource(folder.paths.journal, folder.manifest_raw)
+    source = RunFolderSource(folder.paths.journal, folder.manifest_raw)
     try:
         board = source.snapshot().board
         return {peer_id_of(key): person for key, person in board.people.items()} if board is not None else {}

@@ -18,11 +18,12 @@ from p2prl.config.worker_folder import claim_worker_folder, default_home
 from p2prl.errors import UnreachableError
 from p2prl.net.process.handle import DEFAULT_LISTEN
 from p2prl.protocol.join_link import SCHEME, parse_link
-from p2prl.scoreboard.ledger_dump import Recount, export, verify_export, verify_source
+from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
+from p2prl.scoreboard.ledger_recount import Recount
 from p2prl.scoreboard.listen_port import bind
-from p2prl.scoreboard.run_folder_source import RunSource
+from p2prl.scoreboard.run_folder_source import RunFolderSource
 from p2prl.scoreboard.summary import summary
-from p2prl.scoreboard.swarm_source import LinkConfig, LinkSource
+from p2prl.scoreboard.swarm_source import SwarmSource, SwarmSourceConfig
 
 _FIRST_LEDGER_S = 30.0
 """How long `board LINK --json` waits for the swarm before it gives up."""
@@ -101,7 +102,7 @@ def ledger_verify_command(source: Path, *, as_json: bool) -> None:
         with _run_source(source) as ledger:
             result = verify_source(ledger)
     else:
-        result = verify_export(source)
+        result = verify_dump(source)
     if as_json:
         emit(_recount_document(result))
         return
@@ -113,7 +114,7 @@ def ledger_verify_command(source: Path, *, as_json: bool) -> None:
 def ledger_dump_command(run: Path, out: Path, *, as_json: bool) -> None:
     """Write a run's ledger to one file."""
     with _run_source(run) as ledger:
-        height = export(ledger, out)
+        height = write_dump(ledger, out)
     if as_json:
         emit({"entries": height, "file": str(out)})
     else:
@@ -121,7 +122,7 @@ def ledger_dump_command(run: Path, out: Path, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _board_source(source: str, home: Path | None, listen: list[str] | None) -> Iterator[RunSource | LinkSource]:
+def _board_source(source: str, home: Path | None, listen: list[str] | None) -> Iterator[RunFolderSource | SwarmSource]:
     if not source.startswith(SCHEME):
         with _run_source(Path(source)) as run_source:
             yield run_source
@@ -129,13 +130,13 @@ def _board_source(source: str, home: Path | None, listen: list[str] | None) -> I
     link = parse_link(source)
     seat = claim_worker_folder(home or default_home(), kind="board")
     crashes.keep_in(seat.directory)
-    config = LinkConfig(
+    config = SwarmSourceConfig(
         link=link,
         key_file=seat.key_file,
         folder=seat.run_directory(link.run),
         listen=tuple(listen or DEFAULT_LISTEN),
     )
-    link_source = LinkSource(config, clock=SystemClock())
+    link_source = SwarmSource(config, clock=SystemClock())
     try:
         yield link_source
     finally:
@@ -144,27 +145,29 @@ def _board_source(source: str, home: Path | None, listen: list[str] | None) -> I
 
 
 @contextmanager
-def _run_source(directory: Path) -> Iterator[RunSource]:
+def _run_source(directory: Path) -> Iterator[RunFolderSource]:
     folder = open_folder(directory)
     link = folder.link_file.read_text().strip() if folder.link_file.exists() else ""
-    source = RunSource(folder.paths.journal, folder.manifest_raw, join_link=link, total_steps=folder.planned_updates())
+    source = RunFolderSource(
+        folder.paths.journal, folder.manifest_raw, join_link=link, planned_updates=folder.planned_updates
+    )
     try:
         yield source
     finally:
         source.close()
 
 
-def _await_run(source: RunSource | LinkSource) -> None:
+def _await_run(source: RunFolderSource | SwarmSource) -> None:
     """Wait until the ledger is the run's and not merely the one kept here since the last time."""
     began = time.monotonic()
     kept, reached_at = source.snapshot().signed_height, None
     while True:
         now, snapshot = time.monotonic(), source.snapshot()
-        if reached_at is None and (isinstance(source, RunSource) or snapshot.neighbours):
+        if reached_at is None and (isinstance(source, RunFolderSource) or snapshot.connected_peers):
             reached_at = now
         if reached_at is not None and snapshot.board is not None:
             signed = snapshot.signed_height
-            news = isinstance(source, RunSource) or (signed is not None and signed > (kept or 0))
+            news = isinstance(source, RunFolderSource) or (signed is not None and signed > (kept or 0))
             if (news or now > reached_at + _NEWS_S) and snapshot.board.height >= (signed or 0):
                 return
         failure = source.failure()

@@ -128,6 +128,7 @@ def learn_command(
         with progress(f"learner of {folder.manifest.name}", quiet=as_json) as tell:
             tell("loading the model and the journal", 0.0)
             learner = build_learner(folder, on_metrics=on_metrics, on_notice=say)
+        folder.record_planned_updates(planned)
 
         def on_up(addresses: tuple[str, ...]) -> None:
             _announce(folder, addresses)

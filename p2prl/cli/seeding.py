@@ -19,8 +19,8 @@ from p2prl.config.network_options import UploadCaps, peer_network, remember_run
 from p2prl.config.worker_folder import claim_worker_folder, default_home, write_status
 from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
 from p2prl.protocol.join_link import parse_link
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import Role
 
 _STATUS_PERIOD_S = 1.0
 _FINISHED = 9

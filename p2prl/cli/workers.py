@@ -22,7 +22,7 @@ from p2prl.config.requirements import check_room, requirements_of
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home, write_status
 from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
 from p2prl.protocol.join_link import JoinLink, parse_link
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
     from p2prl.client.service import Progress

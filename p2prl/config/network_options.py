@@ -13,7 +13,7 @@ from p2prl.net.process.handle import NetworkConfig
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 
 _MOST_CAP = 1e6
 """1 Tbit/s, or a petabyte a month: more is a slip of the keyboard."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import MachineError
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
-from p2prl.protocol.messages import Role
 
 VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
 """Newest policy versions a worker keeps on disk. A volunteer serves slower neighbours from them; a validator replays

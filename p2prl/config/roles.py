@@ -32,8 +32,8 @@ from p2prl.net.process.run_bootstrap import FindBase
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import Role
 from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 

@@ -68,11 +68,27 @@ class Folder:
         """The settings as they were typed; nothing of them is checked. Raises `ConfigError` when it is no TOML."""
         return read_toml(self.settings_file) if self.settings_file.exists() else {}
 
+    def record_planned_updates(self, updates: int) -> None:
+        """Write down the updates that the learner was started for, 0 for no end: `learn` may override run.toml."""
+        new = self._target_file.with_suffix(".new")
+        new.write_text(f"{updates}\n")
+        new.rename(self._target_file)
+
     def planned_updates(self) -> int | None:
-        """How many updates the settings ask for; None when they set no end."""
-        learner = self.settings_table().get("learner")
+        """Updates that the learner was last started for, or else those of run.toml; None when there is no end."""
+        if self._target_file.exists():
+            text = self._target_file.read_text().strip()
+            return int(text) or None if text.isdecimal() else None
+        try:
+            learner = self.settings_table().get("learner")
+        except ConfigError:  # half edited: the learner will refuse it, a reader goes on without a target
+            return None
         updates = learner.get("updates") if isinstance(learner, dict) else None
         return updates if isinstance(updates, int) and updates > 0 else None
+
+    @property
+    def _target_file(self) -> Path:
+        return self.directory / "planned-updates"
 
     def link(self, addresses: tuple[str, ...]) -> JoinLink:
         """The join link for a learner that listens at `addresses`."""

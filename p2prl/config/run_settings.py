@@ -31,7 +31,7 @@ from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.net.storage.key_file import create_identity
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import WORD_TYPES
-from p2prl.protocol.envelope import seal
+from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.manifests import RunFile, RunManifest
 from p2prl.tasks.registry import task_by_name
@@ -109,7 +109,7 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
             (new / "files" / name).write_bytes(data)
         manifest = run_manifest(plan, loaded, identity.public_key, files, now=time.time())
         _check_manifest(manifest, plan, loaded)
-        (new / "run.manifest").write_bytes(seal(identity, manifest, run=bytes(32), now=time.time()))
+        (new / "run.manifest").write_bytes(seal(identity, manifest, run=NO_RUN, now=time.time()))
         (new / "run.toml").write_text(settings)
         directory.parent.mkdir(parents=True, exist_ok=True)
         if directory.exists():

@@ -18,7 +18,9 @@ from p2prl.learner.staleness_buffer import ReadyGroup, RolloutBuffer
 from p2prl.learner.verification import Outcome, Verification
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
-from p2prl.protocol.messages import Kind, Receipts, RolloutGroup, State, StorageReceipt, Verdict
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import Receipts, ReceiptState, StorageReceipt, Verdict
+from p2prl.protocol.rollout_group import RolloutGroup
 
 TURNED_AWAY = ("unknown_policy", "too_many")
 """Why a group is not taken in: it names no policy of this learner; its peer has too many waiting for their check."""
@@ -88,7 +90,7 @@ class Intake:
             self._journal.append(envelope)
             self._journal.settled([outcome.stored.digest for outcome in outcomes])
         for outcome in outcomes:
-            if outcome.state is State.VERIFIED and outcome.policy is not None and outcome.inspection is not None:
+            if outcome.state is ReceiptState.VERIFIED and outcome.policy is not None and outcome.inspection is not None:
                 reward = float(np.mean(outcome.inspection.rewards))
                 ready = ReadyGroup(outcome.stored.digest, outcome.stored.peer, outcome.policy.manifest.step, reward)
                 self._buffer.add(ready)
@@ -132,10 +134,10 @@ class Intake:
 
     def _settle(self, outcome: Outcome) -> None:
         digest = outcome.stored.digest
-        if outcome.state is State.VERIFIED and outcome.replay is not None and outcome.inspection is not None:
+        if outcome.state is ReceiptState.VERIFIED and outcome.replay is not None and outcome.inspection is not None:
             behavior = np.concatenate([np.asarray(row, dtype="<f4") for row in outcome.replay.behavior_logprobs])
             rewards = np.asarray(outcome.inspection.rewards, dtype="<f4")
             self._journal.verified(digest, behavior=behavior.tobytes(), rewards=rewards.tobytes())
         else:
-            state = "expired" if outcome.state is State.EXPIRED else "rejected"
+            state = "expired" if outcome.state is ReceiptState.EXPIRED else "rejected"
             self._journal.refused(digest, state=state, reason=outcome.reason)

@@ -18,7 +18,7 @@ from p2prl.errors import MachineError
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
-from p2prl.protocol.messages import Verdict
+from p2prl.protocol.ledger_messages import Verdict
 
 VERDICTS_PER_VERSION = 4_096
 """Verdicts of one validator on one version's groups that enter the ledger: above what a version's window brings to a

@@ -15,8 +15,9 @@ import numpy as np
 
 from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.patches.kernels import kernels_for
-from p2prl.patches.stream import encode_patch, segment_spans
+from p2prl.patches.encode import encode_patch
+from p2prl.patches.kernel_choice import kernels_for
+from p2prl.patches.stream_format import segment_spans
 from p2prl.patches.words import WORD_TYPES, Words, WordType
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import NO_BASE, Patch, blob_of, chunk_bytes_for

@@ -42,7 +42,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import RolloutGroup
+from p2prl.protocol.rollout_group import RolloutGroup
 
 _PENDING_PER_ROUND = 64
 """Groups verified in one round, so that messages are answered between rounds."""

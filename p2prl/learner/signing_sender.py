@@ -9,7 +9,7 @@ from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.messages import LedgerHead
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.wire_codec import Wire
 
 

@@ -18,8 +18,9 @@ from p2prl.models.engine_port import Engine
 from p2prl.models.group_replay import Replay, replay_groups
 from p2prl.models.group_work import GroupWork, Inspection
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.messages import Receipt, RolloutGroup, State
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Outcome:
 
     stored: StoredGroup
     group: RolloutGroup
-    state: State
+    state: ReceiptState
     reason: str
     policy: Published | None
     inspection: Inspection | None
@@ -37,7 +38,7 @@ class Outcome:
     @property
     def receipt(self) -> Receipt:
         """The receipt to sign. Only verified groups carry tokens and rewards: nothing else earns credit."""
-        rewards = self.inspection.rewards if self.inspection is not None and self.state is State.VERIFIED else ()
+        rewards = self.inspection.rewards if self.inspection is not None and self.state is ReceiptState.VERIFIED else ()
         return Receipt(
             group=self.stored.digest,
             peer=self.stored.peer,
@@ -45,7 +46,7 @@ class Outcome:
             slot=self.stored.slot,
             state=int(self.state),
             reason=self.reason,
-            tokens=self.replay.tokens if self.replay is not None and self.state is State.VERIFIED else 0,
+            tokens=self.replay.tokens if self.replay is not None and self.state is ReceiptState.VERIFIED else 0,
             completions=len(rewards),
             reward=float(np.mean(rewards)) if rewards else 0.0,
         )
@@ -75,11 +76,15 @@ class Verification:
             slot = (stored.peer, group.version, group.slot)
             if policy is None and self._journal.was_published(group.version, group.policy):
                 # Published once, and let go since: the work is late, its author no cheat.
-                outcomes[index] = Outcome(stored, group, State.EXPIRED, RejectionReason.TOO_STALE, None, None, None)
+                outcomes[index] = Outcome(
+                    stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE, None, None, None
+                )
             elif policy is None:
                 outcomes[index] = self._refuse(stored, group, RejectionReason.UNKNOWN_POLICY)
             elif step - policy.manifest.step > self._bound:
-                outcomes[index] = Outcome(stored, group, State.EXPIRED, RejectionReason.TOO_STALE, policy, None, None)
+                outcomes[index] = Outcome(
+                    stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE, policy, None, None
+                )
             elif slot in slots_here or self._journal.slot_taken(*slot, by_other_than=stored.digest):
                 outcomes[index] = self._refuse(stored, group, RejectionReason.DUPLICATE_SLOT)
             else:
@@ -93,12 +98,12 @@ class Verification:
             self._load(version)
             replays = replay_groups(self._engine, [(group, inspection) for _, group, inspection, _ in entries])
             for (index, group, inspection, policy), replay in zip(entries, replays, strict=True):
-                state = State.REJECTED if replay.reason else State.VERIFIED
+                state = ReceiptState.REJECTED if replay.reason else ReceiptState.VERIFIED
                 outcomes[index] = Outcome(groups[index], group, state, replay.reason, policy, inspection, replay)
         return [outcomes[index] for index in range(len(groups))]
 
     def _refuse(self, stored: StoredGroup, group: RolloutGroup, reason: str) -> Outcome:
-        return Outcome(stored, group, State.REJECTED, reason, None, None, None)
+        return Outcome(stored, group, ReceiptState.REJECTED, reason, None, None, None)
 
     def _load(self, version: int) -> None:
         if version != self._loaded:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from p2prl.errors import ConfigError, P2PRLError
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.messages import EngineClass
+from p2prl.protocol.rollout_group import EngineClass
 
 Weights = bytes | bytearray | memoryview
 """A weight byte string in the order of the run's layout."""

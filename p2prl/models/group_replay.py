@@ -12,8 +12,8 @@ import numpy as np
 
 from p2prl.models.engine_port import Engine
 from p2prl.models.group_work import Inspection
-from p2prl.protocol.messages import RolloutGroup
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import RolloutGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

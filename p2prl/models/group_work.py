@@ -17,8 +17,8 @@ from p2prl.models.rewards import RunReward
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.work_slots import SlotKey, slot_work
 from p2prl.tasks.task import Score
 

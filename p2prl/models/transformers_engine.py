@@ -25,7 +25,7 @@ from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.run_model import RunModel
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.limits import MAX_NAME_CHARS
-from p2prl.protocol.messages import EngineClass
+from p2prl.protocol.rollout_group import EngineClass
 
 DEFAULT_BATCH_TOKENS = 16_384
 """Tokens of one batch, padding included. Bounds activations and the key-value cache."""

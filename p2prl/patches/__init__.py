@@ -1,6 +1,6 @@
-"""The weight-patch codec: from the words of one policy version to the words of the next, bit for bit.
+"""The weight-patch codec: encodes one policy version's weights relative to another's, and decodes them bit for bit.
 
-Pure functions of arrays and bytes, beside swarm, tasks and algorithms: above the protocol's digests, below everything
-that stores or sends weights. No torch here: words are unsigned integers, so a volunteer without a GPU stack can apply
-a patch. WeightLayout of a patch: `stream`; of a segment: `segments`; how the codecs work: `sparse` and `dense`.
+Pure functions of arrays and bytes. Weights are machine words here: unsigned integers without torch, so a volunteer
+needs no GPU stack to apply a patch. Start with `stream_format`, then `encode` and `decode`. `sparse_codecs` and
+`dense_codecs` hold the codecs of a segment. `docs/protocol.md` §15 specifies the bytes.
 """

@@ -1,18 +1,18 @@
-"""The four passes over all words of a segment, behind one port: numpy everywhere, compiled where numba is installed.
+"""Kernels port: the four passes over the words of a segment, and their numpy implementation.
 
-Both give the same arrays for the same words, and everything after them is shared, so a patch does not tell which of
-the two made it. Arguments are validated before they come here: a kernel sees no stranger's counts or ranks.
+`numba_kernels` implements the same port in compiled code; `kernel_choice` picks one. Both give the same arrays for the
+same words, and all later steps are shared, so a patch does not depend on which of them made it. Arguments are validated
+before they reach a kernel: no stranger's counts or ranks arrive here.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from p2prl.patches.classes import ClassTable
+from p2prl.patches.exponent_classes import ClassTable
 from p2prl.patches.words import Words, WordType, exponents_of, stepped, steps_between
 
 Counts = NDArray[np.int64]
@@ -23,13 +23,13 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call the implementation in a table."""
+        """Name of the implementation, for tables."""
 
     def histogram(self, old: Words, word_type: WordType) -> Counts:
-        """Words of each exponent."""
+        """Count the words of each exponent."""
 
     def tally(self, old: Words, new: Words, word_type: WordType) -> tuple[Counts, Counts]:
-        """(words, changed words) of each exponent of the old word."""
+        """Count (words, changed words) by the exponent of the old word."""
 
     def find(self, old: Words, new: Words, word_type: WordType, table: ClassTable) -> tuple[NDArray[np.uint32], Words]:
         """(gaps between marked ranks, ulp steps of changed words), class after class, in the order of the words."""
@@ -37,11 +37,11 @@ class Kernels(Protocol):
     def apply(
         self, old: Words, word_type: WordType, table: ClassTable, ranks: NDArray[np.int64], steps: Words
     ) -> Words:
-        """The new words. `ranks` are the marked ranks class after class, ascending within each and in range."""
+        """Return the new words. `ranks` are the marked ranks class after class, ascending within each and in range."""
 
 
 class NumpyKernels:
-    """The reference: sorts word indices by class (a radix sort, eight bits) and slices."""
+    """Reference implementation: sorts word indices by class (a radix sort, eight bits) and slices."""
 
     name = "numpy"
 
@@ -96,21 +96,3 @@ def _by_class(old: Words, word_type: WordType, table: ClassTable) -> NDArray[np.
 
 
 NUMPY_KERNELS: Kernels = NumpyKernels()
-
-_COMPILE_BYTES = 256 * 1024 * 1024
-"""Weights from which compiled kernels pay for the two seconds and 150 MB that they cost to make."""
-
-
-@cache
-def fastest_kernels() -> Kernels:
-    """Compiled kernels where numba is installed, otherwise numpy's."""
-    try:
-        from p2prl.patches.compiled import NumbaKernels
-    except ImportError:
-        return NUMPY_KERNELS
-    return NumbaKernels()
-
-
-def kernels_for(size_bytes: int) -> Kernels:
-    """What is quickest, compiling included, for weights of this size. Both give the same bytes."""
-    return NUMPY_KERNELS if size_bytes < _COMPILE_BYTES else fastest_kernels()

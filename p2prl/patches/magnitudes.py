@@ -1,7 +1,7 @@
-"""Signed ulp steps: one plain bit of direction each, and bytes of |step| − 1 for the classes that need them.
+"""Coding of signed ulp steps: one direction bit each, and bytes of |step| − 1 for the classes that need them.
 
-Most changes are a single step, up or down with equal chance. Directions in a byte stream through zstd cost .65 bit
-more than they are worth, because it finds matches in a two-letter text; a class of single steps sends no bytes at all.
+Most changes are a single step, up or down with equal probability. Directions as bytes through zstd cost .65 bit more
+than plain bits, because zstd finds matches in a text of two letters. A class of single steps sends no magnitudes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.patches.frames import Bytes
+from p2prl.patches.byte_reader import Bytes
 from p2prl.patches.words import Words, WordType
 
 ESCAPE = 255
-"""A byte of 255 says that the whole step stands among the escapes: a jump to or from NaN, zero or another scale."""
+"""Magnitude that refers to the escapes, which hold complete steps: jumps to or from NaN, zero or another scale."""
 
 
 def directions(steps: Words, word_type: WordType) -> NDArray[np.bool_]:
@@ -24,7 +24,7 @@ def directions(steps: Words, word_type: WordType) -> NDArray[np.bool_]:
 
 
 def magnitude_bytes(steps: Words, word_type: WordType) -> Bytes:
-    """|step| − 1, at most `ESCAPE`. No step is zero."""
+    """|step| − 1 as bytes, at most `ESCAPE`. No step is zero."""
     down = (steps >> (word_type.bits - 1)).astype(steps.dtype)
     # Two's complement by hand: where down is 1, negate modulo 2^bits.
     size = (steps ^ (steps.dtype.type(0) - down)) + down
@@ -33,7 +33,7 @@ def magnitude_bytes(steps: Words, word_type: WordType) -> Bytes:
 
 
 def steps_of(down: NDArray[np.bool_], magnitudes: Bytes, escapes: Words, word_type: WordType) -> Words:
-    """The steps again. Raises `RemoteProtocolError` when an escape is a step that has no need of one."""
+    """Rebuild the steps. Raise `RemoteProtocolError` for an escape that would fit a byte."""
     dtype = word_type.dtype
     size = magnitudes.astype(dtype) + dtype.type(1)
     sign = down.astype(dtype)

@@ -1,7 +1,7 @@
-"""Positions in one class as gaps: the low bits as they are, the rest as bytes that zstd turns into Huffman codes.
+"""Coding of positions in one class as gaps: plain low bits, and the rest as bytes that zstd turns into Huffman codes.
 
-Where changes are independent, gaps are geometric. A geometric number's low bits are close to uniform, so coding them
-gains nothing; its high part has a short skewed alphabet, which one Huffman table fits. (Golomb 1966, Rice 1979, with
+If changes are independent, gaps are geometric. The low bits of a geometric number are close to uniform, so coding them
+gains nothing; the high part has a short skewed alphabet, which suits one Huffman table. (Golomb 1966, Rice 1979, with
 Huffman codes in place of the unary part: a unary code assumes the parameter, a table measures it.)
 """
 
@@ -11,37 +11,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.patches.frames import Bytes
+from p2prl.patches.byte_reader import Bytes
 
 MEAN_HIGH = 8
-"""Bound on the mean of the high part: small enough that 255 is rare and the table is short, large enough that what
-the low bits lose by being sent plainly is below one per cent."""
+"""Bound on the mean of the high part: small enough that 255 is rare and the table is short, large enough that plain
+low bits cost less than one per cent."""
 
 _RUN = 255
-"""A byte of 255 says: 255, and the gap goes on."""
+"""A byte of this value adds 255 and continues with the next byte."""
 
 
 def low_bits_for(marks: int, others: int) -> int:
-    """Low bits of a class with `marks` positions among `marks + others` words."""
+    """Number of low bits for a class with `marks` positions among `marks + others` words."""
     mean = others // max(1, marks)
     return max(0, (mean // MEAN_HIGH).bit_length())
 
 
 def most_low_bits(marks: int, words: int) -> int:
-    """The most low bits a sender may choose: beyond it gaps would on average not fit into the class.
+    """Largest number of low bits that a sender may choose. With more, gaps would on average not fit the class.
 
-    It keeps what a receiver unpacks below one flag for every two words, whatever the sender states.
+    It bounds what a receiver unpacks to one flag for every two words, whatever the sender states.
     """
     return (words // marks).bit_length() - 1
 
 
 def most_bytes(marks: int, words: int, low_bits: int) -> int:
-    """The longest byte string `marks` gaps among `words` words can make."""
+    """Length of the longest byte string that `marks` gaps among `words` words can make."""
     return marks + (words >> low_bits) // _RUN
 
 
 def high_bytes(gaps: NDArray[np.uint32], low_bits: int) -> Bytes:
-    """The high parts as bytes, a run of 255s before those that need it."""
+    """Encode the high parts as bytes, with a run of 255s before those that need it."""
     high = gaps >> np.uint32(low_bits)
     if not len(high) or int(high.max()) < _RUN:
         return high.astype(np.uint8)
@@ -59,9 +59,9 @@ def low_bits(gaps: NDArray[np.uint32], count: int) -> NDArray[np.uint8]:
 
 
 def positions(high: Bytes, low: Bytes, *, marks: int, words: int, count: int) -> NDArray[np.int64]:
-    """Ranks within the class, strictly ascending and below `words`, out of what `high_bytes` and `low_bits` made.
+    """Decode ranks in the class, strictly ascending and below `words`, from the output of `high_bytes` and `low_bits`.
 
-    `low` holds `marks · count` flags. Raises `RemoteProtocolError` when the bytes are not `marks` such ranks.
+    `low` holds `marks · count` flags. Raises `RemoteProtocolError` unless the bytes hold `marks` such ranks.
     """
     ends = np.flatnonzero(high != _RUN) if np.any(high == _RUN) else np.arange(len(high))
     if len(ends) != marks or (marks and int(ends[-1]) != len(high) - 1):

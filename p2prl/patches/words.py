@@ -1,7 +1,7 @@
-"""What a weight is to the codec: an unsigned word whose bits are sign, exponent and mantissa.
+"""Machine words: weights as unsigned integers of sign, exponent and mantissa bits, and ulp steps between them.
 
-Nothing here does floating-point arithmetic. A change is the signed distance between two words on the line of all
-words, one unit in the last place (ulp) being one step; NaN, infinities and both zeros are points of that line too.
+There is no floating-point arithmetic here. A change is the signed distance between two words on the line of all words,
+in units in the last place (ulp). NaN, infinities and both zeros are points of that line too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Words = NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class WordType:
-    """One floating-point format as the codec sees it."""
+    """A floating-point format."""
 
     name: str
-    """The name a layout gives it (`protocol/manifests.py`)."""
+    """Its name in a layout (`protocol/manifests.py`)."""
     code: int
     """Its number in a patch. A retired number is never used again."""
     bits: int
@@ -42,7 +42,7 @@ class WordType:
 
     @property
     def exponents(self) -> int:
-        """Number of exponent values, the ones of zeros and of infinities included."""
+        """Number of exponent values, those of zeros and infinities included."""
         return 1 << (self.bits - 1 - self.mantissa_bits)
 
 
@@ -55,20 +55,20 @@ _BY_CODE = {word_type.code: word_type for word_type in WORD_TYPES.values()}
 
 
 def word_type_of(code: int) -> WordType:
-    """The word type a patch names. Raises `RemoteProtocolError` for a number nobody has given out."""
+    """The word type of a code in a patch. Raise `RemoteProtocolError` for an unknown code."""
     if code not in _BY_CODE:
         raise RemoteProtocolError(f"patch: word type {code} is unknown")
     return _BY_CODE[code]
 
 
 def exponents_of(words: Words, word_type: WordType) -> NDArray[np.uint8]:
-    """The exponent field of each word; the sign falls off at the top."""
+    """The exponent field of each word."""
     fields = (words >> word_type.mantissa_bits).astype(np.uint8)
     return fields if word_type.exponents == 256 else fields & np.uint8(word_type.exponents - 1)
 
 
 def ordered(words: Words, word_type: WordType) -> Words:
-    """Words as two's-complement positions on the number line, and back: the function is its own inverse.
+    """Turn words into two's-complement positions on the number line, or back: the function is its own inverse.
 
     Negative words run backwards (sign and magnitude), so their magnitude bits are flipped. −0 comes just below +0.
     """
@@ -83,5 +83,5 @@ def steps_between(old: Words, new: Words, word_type: WordType) -> Words:
 
 
 def stepped(old: Words, steps: Words, word_type: WordType) -> Words:
-    """The words `steps` away from `old`: undoes `steps_between`."""
+    """The words `steps` away from `old`; the inverse of `steps_between`."""
     return ordered(ordered(old, word_type) + steps, word_type)

@@ -1,8 +1,8 @@
-"""The shapes of everything the API says, version 1.
+"""Documents of the HTTP API, version 1.
 
-Rules: ids are strings; times are RFC 3339 in UTC; units stand in names; fields are only ever added within v1. There is
-no field for an address, a host or a place anywhere, and a test keeps it so. The join link is the one text that holds
-an address: the one the run's operator publishes to be found.
+Rules: ids are strings; times are RFC 3339 in UTC; units stand in names; within v1 fields are only added. No field holds
+an address, a host or a place, and a test keeps it so. The join link is the one text with an address in it: the one the
+run's operator publishes to be found. A document has as many fields as its readers need: no limit on their number.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class VersionUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerHeadDocument:
-    """Where the ledger stands, for comparing two boards."""
+    """Height and head of the ledger, for comparing two boards."""
 
     run_id: str
     height: int
@@ -51,13 +51,13 @@ class LedgerHeadDocument:
     head: str
     """Digest of the newest entry, hex: equal heads mean equal boards."""
     signed_height: int | None
-    """Highest height this board holds the learner's signature for; null when it has seen none."""
+    """Highest height for which this board has the learner's signature; null when it has none."""
     ignored_lines: dict[str, int]
     """Lines of the ledger that count for nothing, by rule."""
     waiting_verdicts: int
     """Verdicts on groups that have no receipt yet."""
     incident: str | None
-    """What is wrong with the ledger, in one sentence; null when nothing is."""
+    """Proof that the ledger cannot be trusted, in one sentence; null while there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class TaskDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDocument:
-    """The run at a glance. Texts come from the run's signed manifest."""
+    """Overview of the run. Texts come from the run's signed manifest."""
 
     run_id: str
     """Digest of the run manifest's envelope, hex."""
@@ -86,14 +86,14 @@ class RunDocument:
     updated_at: str | None
     """When the learner signed its newest receipts."""
     learner_step: int | None
-    """Updates the learner has made, as far as this board has heard; null before the first receipt."""
+    """Updates of the learner that this board knows of; null before the first receipt."""
     total_steps: int | None
-    """Steps the run is planned for; null when this board was not told."""
+    """Steps the run is planned for; null when it has no end, or this board does not know it."""
     policy_version: int | None
     """Newest policy version known here."""
     finished: bool
     neighbours: dict[str, int] | None
-    """Peers this board is connected to, by role; null when it reads a run's folder instead."""
+    """Peers this board is connected to, by role; null when it reads a run folder."""
     join_link: str
     """Empty when the operator published none."""
     credit_definition: str
@@ -115,20 +115,20 @@ class PassRate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributorDocument:
-    """One public key's work."""
+    """Work of one public key."""
 
     rank: int
     id: str
     """The peer id of its public key."""
     handle: str
-    """Drawn from the public key; never something a person typed."""
+    """Display name, derived from the public key; never something a person typed."""
     credit: float
     verified_groups: int
     sampled_groups: int
     verified_tokens: int
     completions: int
     mean_reward: float | None
-    """Weighted by completions; null when nothing was credited. Earns nothing."""
+    """Weighted by completions; null when nothing was credited. It earns no credit."""
     pass_rate: PassRate
     rejected_groups: int
     rejected_by_reason: dict[str, int]
@@ -157,22 +157,23 @@ class ValidatorDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaderboardDocument:
-    """One page of the leaderboard; exactly one of the two lists is used."""
+    """One page of the leaderboard; only one of the two lists is used."""
 
     by: str
     total: int
+    """Rows in all: of the table, or of the search when there is one."""
     people: list[ContributorDocument]
     validators: list[ValidatorDocument]
     next_cursor: str | None
-    """Give it back as `cursor` for the page after; null on the last one."""
+    """Pass it as `cursor` to get the next page; null on the last one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricsDocument:
-    """The reward curve, by column; entry i of every column belongs together. Oldest first."""
+    """Reward curve by column: item i of every column belongs to point i. Oldest first."""
 
     steps_per_point: int
-    """How many learner steps one point merges."""
+    """Learner steps in one point."""
     step: list[int]
     """First learner step of the point."""
     reward_mean: list[float | None]
@@ -202,7 +203,7 @@ class EntriesDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthDocument:
-    """Whether this board can be believed to be up to date."""
+    """Whether this board works and its ledger is sound."""
 
     status: str
     """`ok`, `starting` (no entry yet) or `failing`."""
@@ -212,7 +213,7 @@ class HealthDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorDocument:
-    """Why a request was refused."""
+    """Why a request was refused, and what to do about it. Every refusal has this body."""
 
     error: str
     remedy: str

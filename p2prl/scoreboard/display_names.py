@@ -1,7 +1,7 @@
-"""A pronounceable name for every public key, so that a leaderboard never shows a word a stranger typed.
+"""Pronounceable names for public keys, so that a leaderboard never shows a word that a stranger typed.
 
-Two words and a number out of lists of our own. Names are for reading aloud, not for identity: two keys may share one,
-which is why every table shows the end of the peer id beside it.
+A name is two words and a number from fixed lists. It is for reading aloud, not for identity: two keys may share one, so
+every table shows the end of the peer id beside it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ assert len(set(ADJECTIVES)) == len(set(ANIMALS)) == 64, "a power of two, so that
 
 
 def display_name(public_key: bytes) -> str:
-    """The name of a public key, such as "Brisk Otter 41": 64 × 64 × 90 of them, the same on every machine."""
+    """Name of a public key, such as "Brisk Otter 41": one of 64 × 64 × 90, the same on every machine."""
     draw = digest("p2prl/handle/v1", public_key)
     number = 10 + int.from_bytes(draw[2:10], "little") % 90
     return f"{ADJECTIVES[draw[0] % 64]} {ANIMALS[draw[1] % 64]} {number}"

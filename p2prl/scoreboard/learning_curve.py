@@ -1,6 +1,6 @@
-"""The reward curve as SVG paths in a fixed box; the page's own CSS stretches the box and sets the labels beside it.
+"""Reward curve as SVG paths in a fixed box, which the page's CSS stretches; axis labels lie beside it.
 
-Drawn on the server, so that the page is whole without a script and one template does all the escaping.
+Drawn on the server, so that the page works without JavaScript and one template does all the escaping.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from p2prl.scoreboard.api_schema import MetricsDocument
 WIDTH, HEIGHT = 1000.0, 240.0
 """The box the paths are drawn in."""
 
-_NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+_ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _INTERVALS = 4
 
 _WIDE_SHARE = 0.4
-"""A curve within 0..1 that covers more than this is read best against the whole range of success."""
+"""A curve within 0..1 that covers more than this is shown against the whole range of success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Chart:
     band: str
     """Closed path around the 95 % interval; empty when no point has one."""
     dots: list[tuple[float, float]]
-    """Points, given when there are so few that a line alone would hide them."""
+    """Points to mark; empty when there are more than 40."""
     y_labels: list[str]
     """Top to bottom, evenly spaced."""
     x_labels: list[str]
@@ -77,22 +77,22 @@ def reward_chart(metrics: MetricsDocument) -> Chart | None:
 
 
 def _domain(low: float, high: float) -> tuple[float, float]:
-    """A range of whole nice intervals around [low, high], with some air, never empty. Shares of success get 0 to 1."""
+    """A range of four round intervals around [low, high] with a margin, never empty. Success rates get 0 to 1."""
     if low >= 0 and high <= 1 and high - low > _WIDE_SHARE:
         return 0.0, 1.0
-    air = max((high - low) * 0.08, abs(high) * 1e-3, 1e-3)
-    low, high = (0.0 if 0 <= low < (high - low) else low - air), high + air
-    interval = _nice((high - low) / _INTERVALS)
+    margin = max((high - low) * 0.08, abs(high) * 1e-3, 1e-3)
+    low, high = (0.0 if 0 <= low < (high - low) else low - margin), high + margin
+    interval = _round_up((high - low) / _INTERVALS)
     bottom = math.floor(low / interval) * interval
     while bottom + _INTERVALS * interval < high:
-        interval = _nice(interval * 1.01)
+        interval = _round_up(interval * 1.01)
         bottom = math.floor(low / interval) * interval
     return bottom, bottom + _INTERVALS * interval
 
 
-def _nice(interval: float) -> float:
+def _round_up(interval: float) -> float:
     scale: float = 10.0 ** math.floor(math.log10(interval))
-    return next((nice * scale for nice in _NICE if nice * scale >= interval), 10 * scale)
+    return next((factor * scale for factor in _ROUND if factor * scale >= interval), 10 * scale)
 
 
 def _label(value: float, span: float) -> str:
@@ -103,7 +103,7 @@ def _label(value: float, span: float) -> str:
 
 def _x_labels(first: int, last: int) -> list[str]:
     if last == first:
-        return [f"step {first}"]
+        return [f"step {first:,}"]
     count = min(4, last - first)
     return [f"{round(first + (last - first) * i / count):,}" for i in range(count + 1)]
 

@@ -1,19 +1,16 @@
-"""Ledgers on disk: a board's own copy of the chain, and a learner's journal opened for reading only.
+"""A board's own copy of the ledger on disk: entries, signed heads, the run manifest and incidents in SQLite.
 
-A board's copy is a cache of public data. It is verified again from its first entry whenever it is opened, so neither
-a crash nor a meddled file can put a number on the page; what does not verify is dropped and fetched again.
+The copy is a cache of public data. It is verified again from its first entry whenever it is opened, so neither a crash
+nor an edited file can put a number on the page; what does not verify is dropped and fetched again.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from p2prl.errors import ConfigError, MachineError
-
-T = TypeVar("T")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS ledger (height INTEGER PRIMARY KEY, raw BLOB NOT NULL);
@@ -23,7 +20,7 @@ CREATE TABLE IF NOT EXISTS incidents (message TEXT PRIMARY KEY);
 """
 
 _HEADS_KEPT = 64
-"""Signed heads on disk; the newest proves everything below it, the rest are for comparing with another board."""
+"""Signed heads on disk; the newest proves everything below it, the rest serve comparisons with another board."""
 
 
 class LedgerStore:
@@ -61,43 +58,43 @@ class LedgerStore:
         return b"" if row is None else bytes(row[0])
 
     def keep_manifest(self, raw: bytes) -> None:
-        """Keep the run manifest's envelope."""
+        """Store the run manifest's envelope."""
         self._write("INSERT OR IGNORE INTO manifest (run, raw) VALUES (?, ?)", [(self._run, raw)])
 
     @property
     def height(self) -> int:
-        """Entries held."""
+        """Entries stored."""
         return int(self._db.execute("SELECT COALESCE(MAX(height) + 1, 0) FROM ledger").fetchone()[0])
 
     def append(self, height: int, entries: Sequence[bytes]) -> None:
-        """Keep entries that were verified, the first of them at `height`."""
+        """Store verified entries, the first of them at `height`."""
         self._write("INSERT INTO ledger (height, raw) VALUES (?, ?)", list(enumerate(entries, height)))
 
     def truncate(self, height: int) -> None:
-        """Drop the entries from `height` on: they are not the learner's history."""
+        """Delete the entries from `height` on."""
         self._write("DELETE FROM ledger WHERE height >= ?", [(height,)])
 
     def entries(self, from_height: int, limit: int) -> list[bytes]:
         """Consecutive entries from a height on."""
-        return _entries(self._db, from_height, limit)
+        return read_entries(self._db, from_height, limit)
 
     def keep_head(self, height: int, raw: bytes) -> None:
-        """Keep a learner's signed head that this chain was compared with; the newest of those of one height."""
+        """Store a signed head that this chain agrees with; of several of one height the newest stays."""
         self._write("INSERT OR REPLACE INTO heads (height, raw) VALUES (?, ?)", [(height, raw)])
         oldest = "SELECT height FROM heads ORDER BY height DESC LIMIT 1 OFFSET ?"
         self._write(f"DELETE FROM heads WHERE height <= ({oldest})", [(_HEADS_KEPT,)])  # noqa: S608 - constants only
 
     def heads(self) -> list[bytes]:
-        """Signed heads kept, lowest first."""
+        """Stored signed heads, lowest first."""
         return [bytes(row[0]) for row in self._db.execute("SELECT raw FROM heads ORDER BY height")]
 
     def keep_incident(self, message: str) -> None:
-        """Remember for good that the ledger cannot be trusted."""
+        """Store for good why the ledger cannot be trusted."""
         self._write("INSERT OR IGNORE INTO incidents (message) VALUES (?)", [(message,)])
 
     @property
     def incident(self) -> str | None:
-        """The first incident kept."""
+        """The first incident stored."""
         row = self._db.execute("SELECT message FROM incidents ORDER BY rowid LIMIT 1").fetchone()
         return None if row is None else str(row[0])
 
@@ -114,51 +111,8 @@ class LedgerStore:
             ) from error
 
 
-class JournalReader:
-    """A learner's journal, for reading alone: in WAL mode a reader never makes the writer wait."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises `MachineError` when there is no journal at `path`."""
-        self._path = path
-        try:
-            self._db = sqlite3.connect(
-                f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-            )
-            self._db.execute("SELECT height FROM ledger LIMIT 1").fetchone()
-        except sqlite3.Error as error:
-            raise MachineError(
-                f"there is no readable journal at {path}: {error}",
-                remedy="Name the folder of a run that its learner has started at least once.",
-            ) from error
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
-
-    def entries(self, from_height: int, limit: int) -> list[bytes]:
-        """Consecutive ledger entries from a height on."""
-        return self._read(lambda: _entries(self._db, from_height, limit))
-
-    def policy_version(self) -> int | None:
-        """Newest version the learner signed."""
-        row = self._read(lambda: self._db.execute("SELECT MAX(version) FROM policies").fetchall())[0]
-        return None if row[0] is None else int(row[0])
-
-    def step(self) -> int | None:
-        """Updates the learner has begun, the one under way included; None before the first."""
-        row = self._read(lambda: self._db.execute("SELECT MAX(step) + 1 FROM batches").fetchall())[0]
-        return None if row[0] is None else int(row[0])
-
-    def _read(self, query: Callable[[], list[T]]) -> list[T]:
-        try:
-            return query()
-        except sqlite3.Error as error:
-            raise MachineError(
-                f"the journal {self._path} cannot be read: {error}", remedy="Start the board again."
-            ) from error
-
-
-def _entries(db: sqlite3.Connection, from_height: int, limit: int) -> list[bytes]:
+def read_entries(db: sqlite3.Connection, from_height: int, limit: int) -> list[bytes]:
+    """Consecutive rows of a `ledger` table from a height on."""
     query = "SELECT height, raw FROM ledger WHERE height >= ? ORDER BY height LIMIT ?"
     rows = db.execute(query, (from_height, limit)).fetchall()
     # A missing row ends the run of consecutive entries: what follows it cannot be verified anyway.

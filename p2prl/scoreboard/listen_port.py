@@ -1,4 +1,4 @@
-"""The board's port, taken before anything else is started or imported."""
+"""Bind the board's port before anything else is started or imported."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from p2prl.errors import MachineError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket on host and port, TCP over IPv4 or IPv6; port 0 takes a free one.
+    """A listening socket on host and port, TCP over IPv4 or IPv6; port 0 picks a free one.
 
-    Raises `MachineError` when the port is taken or may not be used.
+    Raises `MachineError` when the port is taken or not allowed.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

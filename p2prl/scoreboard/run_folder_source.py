@@ -1,38 +1,47 @@
-"""A board beside its learner: reads the run folder's journal and never writes to it."""
+"""Ledger source of a board beside its learner: reads the run folder's journal and never writes to it."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from p2prl.errors import IntegrityError, P2PRLError, RemoteProtocolError
-from p2prl.scoreboard.ledger_sources import Snapshot, open_run
-from p2prl.scoreboard.ledger_store import JournalReader
+from p2prl.scoreboard.journal_reader import JournalReader
+from p2prl.scoreboard.ledger_sources import Snapshot, open_run_manifest
 
 _READ_AT_ONCE = 256
 """Entries per query: a long read would keep the learner from tidying its write-ahead log."""
 
 
-class RunSource:
+class RunFolderSource:
     """Follows `journal.db` as its learner appends to it."""
 
-    def __init__(self, journal: Path, manifest: bytes, *, join_link: str = "", total_steps: int | None = None) -> None:
-        """`manifest` is the run manifest's envelope, `total_steps` the learner's plan when it is known.
+    def __init__(
+        self,
+        journal: Path,
+        manifest: bytes,
+        *,
+        join_link: str = "",
+        planned_updates: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """Verify the whole ledger. Raises `MachineError` when the journal cannot be read.
 
-        Verifies the whole ledger before it returns. Raises `MachineError` when the journal cannot be read.
+        `manifest` is the run manifest's envelope. `planned_updates` gives the learner's target and is asked again for
+        every snapshot, because a learner can be started again with another one; None means that it has no end.
         """
-        self._run = open_run(manifest)
+        self._run = open_run_manifest(manifest)
         self._reader = JournalReader(journal)
-        self._board = self._run.empty_board()
+        self._board = self._run.new_fold()
         self._join_link = join_link
-        self._total_steps = total_steps
+        self._planned_updates = planned_updates
         self._incident: str | None = None
         self._lock = threading.Lock()
         with self._lock:
             self._catch_up()
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Close the journal."""
         with self._lock:
             self._reader.close()
 
@@ -40,19 +49,19 @@ class RunSource:
         """The journal as it is now. Raises `MachineError` when it can no longer be read."""
         with self._lock:
             self._catch_up()
-            step = self._reader.step()
+            planned, published_step = self._planned_updates(), self._reader.published_step()
             return Snapshot(
                 run=self._run,
                 board=self._board.state(),
                 policy_version=self._reader.policy_version(),
-                learner_step=step,
-                neighbours=None,
+                learner_step=self._reader.step(),
+                connected_peers=None,
                 signed_height=None,
                 signed_head=b"",
-                finished=self._total_steps is not None and step is not None and step >= self._total_steps,
+                finished=planned is not None and published_step is not None and published_step >= planned,
                 incident=self._incident,
                 join_link=self._join_link,
-                total_steps=self._total_steps,
+                total_steps=planned,
             )
 
     def entries(self, from_height: int, limit: int) -> list[bytes]:
@@ -61,7 +70,7 @@ class RunSource:
             return self._reader.entries(from_height, min(limit, max(0, self._board.height - from_height)))
 
     def failure(self) -> P2PRLError | None:
-        """Nothing ends a journal."""
+        """None: a journal that cannot be read now may be readable later."""
         return None
 
     def _catch_up(self) -> None:

@@ -1,4 +1,4 @@
-"""ChunkUploads a board: uvicorn in this process, quiet, with a port that is ours before anything else starts."""
+"""HTTP server of a board: uvicorn in this process, on a port that is bound before anything else starts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from collections.abc import Callable
 import uvicorn
 
 from p2prl.scoreboard.api import create_app
-from p2prl.scoreboard.ledger_sources import Source
+from p2prl.scoreboard.ledger_sources import LedgerSource
 from p2prl.scoreboard.listen_port import bind
 
 
 def serve(
-    source: Source, *, host: str, port: int, listener: socket.socket | None = None, on_ready: Callable[[str], None]
+    source: LedgerSource,
+    *,
+    host: str,
+    port: int,
+    listener: socket.socket | None = None,
+    on_ready: Callable[[str], None],
 ) -> None:
     """Serve `source` until Ctrl-C (or SIGTERM), then return.
 
-    `on_ready` gets the board's address once it answers; port 0 takes a free one, and `listener`, if given, is the port
-    already (`p2prl.scoreboard.listen_port`). Raises `MachineError` when the port is taken or may not be used, and the
-    source's
-    own error when the source ends for good.
+    `on_ready` gets the board's URL once it answers. Port 0 picks a free port; `listener`, if given, is a socket already
+    bound by `p2prl.scoreboard.listen_port`. Raises `MachineError` when the port is taken or not allowed, and the
+    source's own error when the source ends for good.
     """
     board = BoardServer(source, host=host, port=port, listener=listener)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
@@ -30,9 +34,9 @@ def serve(
 
 
 class BoardServer:
-    """A board bound to its port; `run` serves it and `stop` ends that from another thread."""
+    """A board bound to its port: `run` serves it, `stop` ends that from another thread."""
 
-    def __init__(self, source: Source, *, host: str, port: int, listener: socket.socket | None = None) -> None:
+    def __init__(self, source: LedgerSource, *, host: str, port: int, listener: socket.socket | None = None) -> None:
         self._source = source
         self._socket = listener or bind(host, port)
         bound = self._socket.getsockname()
@@ -69,9 +73,9 @@ class BoardServer:
 
 
 class _Server(uvicorn.Server):
-    """Says when it answers, and ends when its source has."""
+    """Reports when it answers, and ends when its source has ended."""
 
-    def __init__(self, config: uvicorn.Config, source: Source, on_started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, source: LedgerSource, on_started: Callable[[], None]) -> None:
         super().__init__(config)
         self._source = source
         self._on_started = on_started

@@ -1,4 +1,4 @@
-"""The board as one JSON-able value, for a script or a terminal (`p2prl board --json`)."""
+"""Summary of a board as one JSON value, for scripts (`p2prl board --json`)."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from typing import Any
 import msgspec
 
 from p2prl.scoreboard import views
-from p2prl.scoreboard.ledger_sources import Source
+from p2prl.scoreboard.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.ledger_sources import LedgerSource
 
 FORMAT = "p2prl/board/v1"
 """First key of the summary; its number changes when a key's meaning does."""
 
 _ROWS = 20
+"""Rows of each table."""
+
 _POINTS = 100
+"""Points of the reward curve."""
 
 
-def summary(source: Source) -> dict[str, Any]:
+def summary(source: LedgerSource) -> dict[str, Any]:
     """The board now: `format`, `run`, `people`, `validators`, `metrics` (keys in docs/leaderboard.md).
 
-    The 20 first rows of each table and at most 100 points of the curve. Raises `NotReadyError` while the run's
+    The first 20 rows of each table and at most 100 points of the curve. Raises `NotReadyError` while the run
     manifest is not known.
     """
     snapshot = source.snapshot()
-    people = views.leaderboard_document(snapshot, by="people", limit=_ROWS, cursor=None)
-    validators = views.leaderboard_document(snapshot, by="validators", limit=_ROWS, cursor=None)
+    people = leaderboard_document(snapshot, by="people", limit=_ROWS)
+    validators = leaderboard_document(snapshot, by="validators", limit=_ROWS)
     metrics = views.metrics_document(snapshot, from_step=0, to_step=(1 << 48) - 1, points=_POINTS)
     return {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""A board that joins a swarm by its link: a network process, a thread, and the follower between them."""
+"""Ledger source of a board that joins a swarm by its link: a network process and a thread around the follower."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from p2prl.clock import Clock
 from p2prl.errors import MachineError, P2PRLError, RemoteProtocolError
 from p2prl.net.process.handle import NetworkConfig, NetworkHandle
 from p2prl.protocol.join_link import JoinLink
-from p2prl.protocol.messages import Role
-from p2prl.scoreboard.ledger_follower import Follower
+from p2prl.protocol.kinds import Role
+from p2prl.scoreboard.ledger_follower import LedgerFollower
 from p2prl.scoreboard.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger_store import LedgerStore
 
 log = logging.getLogger("p2prl.scoreboard")
 
 _POLL_S = 0.25
+"""Longest wait for a message of the network process, seconds; bounds how long `close` takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinkConfig:
+class SwarmSourceConfig:
     """How a board joins a run."""
 
     link: JoinLink
-    """The run's join link; shown on the page as it stands."""
+    """The run's join link; shown on the page."""
     key_file: Path
-    """Identity of this peer; a board signs nothing, but has a peer id."""
+    """Identity of this peer: a board signs nothing, but needs a peer id."""
     folder: Path
-    """Where the ledger is kept between starts; one folder per run."""
+    """Folder of the stored ledger; one folder per run."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Multiaddrs to listen on, so that other boards can fetch the ledger here."""
 
 
-class LinkSource:
-    """Follows the ledger of a swarm and serves it to other peers. Close it to leave."""
+class SwarmSource:
+    """Follows the ledger of a swarm and serves it to other peers. Close it to leave the swarm."""
 
-    def __init__(self, config: LinkConfig, *, clock: Clock) -> None:
-        """Verifies what is on disk, then joins in the background. Raises `MachineError` or `ConfigError`."""
+    def __init__(self, config: SwarmSourceConfig, *, clock: Clock) -> None:
+        """Verify the stored ledger, then join in the background. Raises `MachineError` or `ConfigError`."""
         self._clock = clock
         self._store = LedgerStore(config.folder / "ledger.db", run=config.link.run)
-        self._follower = Follower(self._store, run=config.link.run, join_link=str(config.link))
+        self._follower = LedgerFollower(self._store, run=config.link.run, join_link=str(config.link))
         self._failure: P2PRLError | None = None
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -70,13 +71,8 @@ class LinkSource:
         with self._lock:
             self._store.close()
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where other peers can dial this board; empty until its network is up."""
-        return self._network.addresses
-
     def snapshot(self) -> Snapshot:
-        """The ledger as far as it has arrived."""
+        """The ledger entries received so far."""
         with self._lock:
             return self._follower.snapshot()
 
@@ -86,7 +82,7 @@ class LinkSource:
             return self._store.entries(from_height, limit)
 
     def failure(self) -> P2PRLError | None:
-        """The error that ended this board's part in the swarm."""
+        """The error that ended this board's connection to the swarm, if there was one."""
         return self._failure
 
     def _introduce(self, network: NetworkHandle) -> None:
@@ -101,7 +97,7 @@ class LinkSource:
                 self._turn()
         except P2PRLError as error:
             self._failure = error
-        except Exception as error:  # the service's outermost loop: the page must say that it has stopped moving
+        except Exception as error:  # the service's outermost loop: the page must say that it no longer updates
             log.exception("the board's thread ended")
             self._failure = MachineError(
                 f"the board failed: {error!r}", remedy="Start it again; if it repeats, report what it printed."

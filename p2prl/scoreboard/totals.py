@@ -1,14 +1,14 @@
-"""What the fold adds up, as values: one tally per person, per validator and per learner step.
+"""Totals of the leaderboard as values: one per contributor, per validator and per learner step.
 
-Sums are integers (rewards in millionths), so the order of addition never shows in a total, and a tally is replaced,
-never changed, so a reader in another thread holds a consistent board without a copy.
+Sums are integers (rewards in millionths), so a total does not depend on the order of addition. A total is replaced and
+never changed in place, so a reader in another thread holds a consistent board without a copy.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 MICRO = 1_000_000
 """Rewards are kept in millionths."""
@@ -16,7 +16,7 @@ MICRO = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Person:
-    """What the learner's receipts say about one public key."""
+    """Sums over the learner's receipts of one public key."""
 
     first_step: int
     """Learner step of the first receipt."""
@@ -25,13 +25,13 @@ class Person:
     last_ms: int
     """When the learner signed the newest receipt, milliseconds since the epoch."""
     verified_groups: int = 0
-    """Groups the learner checked and found right."""
+    """Groups the learner checked and accepted."""
     sampled_groups: int = 0
-    """Groups credited because enough of their neighbours were checked."""
+    """Groups credited by sampling: enough other groups of the same peer were checked."""
     rejected: Mapping[str, int] = field(default_factory=dict)
-    """Groups refused, by reason code."""
+    """Rejected groups, by reason code."""
     expired: Mapping[str, int] = field(default_factory=dict)
-    """Groups that came too late, by reason code; nobody's fault."""
+    """Groups that arrived too stale, by reason code; nobody's fault."""
     completions: int = 0
     """Completions in credited groups."""
     tokens: int = 0
@@ -55,7 +55,7 @@ class Person:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validator:
-    """What one key found when it replayed other peers' groups."""
+    """Counted verdicts of one public key on other peers' groups."""
 
     last_ms: int
     """When it signed its newest counted verdict, milliseconds since the epoch, by its own clock."""
@@ -64,12 +64,12 @@ class Validator:
     disputed_groups: int = 0
     """Groups it failed although the learner credited them."""
     tokens: int = 0
-    """Tokens re-checked: per group the lesser of its claim and the learner's receipt."""
+    """Tokens re-checked: per group the smaller of its claim and the learner's receipt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What was credited and refused at one learner step."""
+    """Groups credited, rejected and expired at one learner step."""
 
     last_ms: int
     groups: int = 0
@@ -88,7 +88,7 @@ class Step:
     """Credited groups by the policy version that sampled them."""
 
     def merged(self, other: Step) -> Step:
-        """Both steps as one; the merge of tallies of different steps is what a coarse curve shows."""
+        """Both totals added up; a coarse curve merges the totals of several steps."""
         return Step(
             last_ms=max(self.last_ms, other.last_ms),
             groups=self.groups + other.groups,
@@ -111,41 +111,26 @@ class Step:
         mean = self.mean_reward()
         if mean is None or self.groups < 2:
             return None
-        centre = self.group_reward_micros / self.groups
-        variance = max(0.0, (self.reward_squares / self.groups - centre**2)) * self.groups / (self.groups - 1)
+        center = self.group_reward_micros / self.groups
+        variance = max(0.0, (self.reward_squares / self.groups - center**2)) * self.groups / (self.groups - 1)
         half = 1.96 * math.sqrt(variance / self.groups) / MICRO
         return mean - half, mean + half
 
 
 def summed(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
-    """Two counts as one, keys in increasing order."""
+    """Sum of two counts, keys in increasing order."""
     return {key: first.get(key, 0) + second.get(key, 0) for key in sorted({*first, *second})}
 
 
-def counted(counts: Mapping[str, int], reason: str) -> dict[str, int]:
-    """`counts` with one more `reason`; keys in alphabetical order."""
-    return dict(sorted({**counts, reason: counts.get(reason, 0) + 1}.items()))
-
-
-def wilson_interval(passed: int, of: int) -> tuple[float, float]:
+def wilson_interval(passed: int, checked: int) -> tuple[float, float]:
     """95 % interval of a pass rate (Wilson 1927, score interval), so that 3 out of 3 does not read as certain.
 
     Returns (0, 1) when nothing was tried.
     """
-    if of == 0:
+    if checked == 0:
         return 0.0, 1.0
     z = 1.959963984540054
-    rate, spread = passed / of, z * z / of
-    centre = (rate + spread / 2) / (1 + spread)
-    half = z * math.sqrt(rate * (1 - rate) / of + spread / (4 * of)) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def with_receipt_time(person: Person, *, step: int, sent_ms: int) -> Person:
-    """`person` after one more receipt of `step`."""
-    return replace(
-        person,
-        first_step=min(person.first_step, step),
-        last_step=max(person.last_step, step),
-        last_ms=max(person.last_ms, sent_ms),
-    )
+    rate, spread = passed / checked, z * z / checked
+    center = (rate + spread / 2) / (1 + spread)
+    half = z * math.sqrt(rate * (1 - rate) / checked + spread / (4 * checked)) / (1 + spread)
+    return max(0.0, center - half), min(1.0, center + half)

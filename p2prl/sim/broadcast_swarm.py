@@ -16,8 +16,10 @@ from blake3 import blake3
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.manifests import Patch, PolicyManifest, RunManifest, Sampling, TaskShare, blob_of
-from p2prl.protocol.messages import Completion, EngineClass, Role, RolloutGroup, StorageReceipt
+from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork

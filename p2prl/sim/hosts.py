@@ -11,7 +11,8 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import Envelope
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Kind, Push
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.link_messages import Push
 from p2prl.protocol.wire_codec import decode
 from p2prl.sim.delay_laws import DelayLaw, parse_delay
 from p2prl.sim.virtual_time import VirtualLoop

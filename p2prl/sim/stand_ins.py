@@ -14,7 +14,7 @@ from p2prl.models.transformers_engine import UNNAMED
 from p2prl.net.process import bridge, control
 from p2prl.net.storage.patch_decoder import carry_out
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import EngineClass
+from p2prl.protocol.rollout_group import EngineClass
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Event, VersionReady
 

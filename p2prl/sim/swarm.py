@@ -35,8 +35,8 @@ from p2prl.models.weight_layout import layout_of
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import Kind, Role
 from p2prl.sim.broadcast_swarm import identity_of
 from p2prl.sim.delay_laws import parse_delay
 from p2prl.sim.hosts import slow_envelopes

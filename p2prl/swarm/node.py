@@ -17,18 +17,10 @@ from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity, PeerId, peer_id_of, public_key_of
+from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery, Offer, Push, Want
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import (
-    Hello,
-    Introduction,
-    Kind,
-    LedgerPage,
-    LedgerQuery,
-    Offer,
-    Push,
-    Role,
-    Want,
-)
+from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import (
     ClockOff,

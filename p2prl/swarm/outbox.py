@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 
 from p2prl.protocol import frames
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Chunk
+from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import Send
 

@@ -13,7 +13,7 @@ from p2prl.models.engine_port import Engine, Generation, GenerationRequest, Scor
 from p2prl.models.group_work import Prepared
 from p2prl.protocol.digests import DIGEST_BYTES, Digest
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.messages import EngineClass
+from p2prl.protocol.rollout_group import EngineClass
 
 
 class FabricatingEngine:

@@ -14,7 +14,7 @@ from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, open_envelope
-from p2prl.protocol.messages import Kind
+from p2prl.protocol.kinds import Kind
 
 
 class DelayedPort:

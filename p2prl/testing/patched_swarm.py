@@ -13,10 +13,10 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.patches.chain import apply_chain
+from p2prl.patches.decode import apply_route
+from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS
-from p2prl.patches.simulated import bf16
-from p2prl.patches.stream import encode_patch
+from p2prl.patches.simulated_training import bf16
 from p2prl.patches.words import BF16, Words
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
@@ -116,7 +116,7 @@ class PatchedSwarm(BroadcastSwarm):
 
         streams = [(member.store.by_root(root),) for root in event.patches]
         try:
-            chain = apply_chain(streams, old_words, words=count, word_type=BF16, kernels=NUMPY_KERNELS)
+            chain = apply_route(streams, old_words, words=count, word_type=BF16, kernels=NUMPY_KERNELS)
             data = b"".join(words.tobytes() for _, words in chain)
         except (IntegrityError, RemoteProtocolError):
             data = b""

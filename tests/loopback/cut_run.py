@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2prl.protocol.messages import State
+from p2prl.protocol.ledger_messages import ReceiptState
 from tests.loopback.run_witness import examine, install, recorded_steps
 from tests.loopback.swarm_processes import (
     LISTEN,
@@ -98,7 +98,7 @@ def cut_off(swarm: SwarmProcesses, run: Path, plan: CutPlan, *, say: Callable[[s
     assert leaves.wait(60) == 9
     wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
     account = examine(run, [path for each in homes for path in spools(each)])
-    states = [State(account.receipts[digest][1].state) for digest in during if digest in account.receipts]
+    states = [ReceiptState(account.receipts[digest][1].state) for digest in during if digest in account.receipts]
     used = dict(rows(run / "journal.db", "SELECT digest, used_step FROM groups WHERE state = 'used'"))
     versions = dict(rows(spool, "SELECT digest, version FROM groups"))
     step_of = dict(rows(run / "journal.db", "SELECT version, step FROM policies"))
@@ -107,8 +107,8 @@ def cut_off(swarm: SwarmProcesses, run: Path, plan: CutPlan, *, say: Callable[[s
     assert all(age in logged[used[digest]] for digest, age in ages.items()), "metrics hide the staleness"
     return CutReport(
         sampled=len(during),
-        verified=states.count(State.VERIFIED),
-        expired=states.count(State.EXPIRED),
+        verified=states.count(ReceiptState.VERIFIED),
+        expired=states.count(ReceiptState.EXPIRED),
         trained_on=len(ages),
         versions_sampled=len({versions[digest] for digest in during}),
         updates_meanwhile=step_after - step_before,

@@ -12,7 +12,7 @@ import sys
 from p2prl.net.process import control
 from p2prl.net.process.network_process import NetworkProcess
 from p2prl.protocol import limits
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 
 limits.WIRE_VERSION += 1
 

@@ -26,9 +26,11 @@ from p2prl.learner.trainer import Trainer, TrainingGroup
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.weight_layout import flatten, layout_of, weights_digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
+from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, entry_digest
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.messages import Kind, Receipt, Receipts, RolloutGroup, State
+from p2prl.protocol.rollout_group import RolloutGroup
 from tests.loopback.swarm_processes import rows
 
 _TRIGGERS = """
@@ -94,14 +96,14 @@ def examine(run: Path, spool_files: list[Path]) -> Account:
     spooled = _spools(run, spool_files, receipts)
     _metrics(run, updates=len(batches), versions=len(manifests))
     reproduced = _replay(folder, batches, manifests)
-    states = Counter(State(receipt.state) for _, receipt in receipts.values())
+    states = Counter(ReceiptState(receipt.state) for _, receipt in receipts.values())
     return Account(
         updates=len(batches),
         versions=len(manifests),
         groups=len(receipts),
-        verified=states[State.VERIFIED],
-        expired=states[State.EXPIRED],
-        rejected=states[State.REJECTED],
+        verified=states[ReceiptState.VERIFIED],
+        expired=states[ReceiptState.EXPIRED],
+        rejected=states[ReceiptState.REJECTED],
         spooled=spooled,
         policies_reproduced=reproduced,
         receipts=receipts,
@@ -126,7 +128,7 @@ def _ledger(folder: RunFolder) -> dict[bytes, tuple[int, Receipt]]:
         for receipt in body.receipts:
             assert receipt.group not in found, f"two receipts for group {receipt.group.hex()[:8]}"
             found[receipt.group] = body.step, receipt
-            credited[receipt.peer, receipt.version, receipt.slot] += receipt.state == State.VERIFIED
+            credited[receipt.peer, receipt.version, receipt.slot] += receipt.state == ReceiptState.VERIFIED
     twice = [key for key, count in credited.items() if count > 1]
     assert not twice, f"slots credited twice: {twice}"
     return found
@@ -143,9 +145,13 @@ def _states(run: Path, receipts: dict[bytes, tuple[int, Receipt]]) -> None:
     waiting = [digest for digest, state in journal.items() if state == "stored"]
     assert not waiting, f"{len(waiting)} groups were taken in and never settled"
     assert set(journal) == set(receipts)
-    names = {State.VERIFIED: {"verified", "used", "unused"}, State.REJECTED: {"rejected"}, State.EXPIRED: {"expired"}}
+    names = {
+        ReceiptState.VERIFIED: {"verified", "used", "unused"},
+        ReceiptState.REJECTED: {"rejected"},
+        ReceiptState.EXPIRED: {"expired"},
+    }
     for digest, (_, receipt) in receipts.items():
-        assert journal[digest] in names[State(receipt.state)], (journal[digest], receipt)
+        assert journal[digest] in names[ReceiptState(receipt.state)], (journal[digest], receipt)
 
 
 def _batches(run: Path) -> list[list[bytes]]:
@@ -182,7 +188,11 @@ def _policies(folder: RunFolder) -> list[PolicyManifest]:
 def _spools(run: Path, spool_files: list[Path], receipts: dict[bytes, tuple[int, Receipt]]) -> int:
     """Whatever a volunteer was told is what the ledger says; what it was told is safe is there. Returns the groups."""
     journal = {digest for (digest,) in rows(run / "journal.db", "SELECT digest FROM groups")}
-    state_names = {State.VERIFIED: "verified", State.REJECTED: "rejected", State.EXPIRED: "expired"}
+    state_names = {
+        ReceiptState.VERIFIED: "verified",
+        ReceiptState.REJECTED: "rejected",
+        ReceiptState.EXPIRED: "expired",
+    }
     total = 0
     for spool in spool_files:
         slots = Counter(rows(spool, "SELECT version, slot FROM groups"))
@@ -192,7 +202,7 @@ def _spools(run: Path, spool_files: list[Path], receipts: dict[bytes, tuple[int,
             if state != "generated":
                 assert digest in journal, f"a group its volunteer calls {state} is not in the journal"
             if state not in ("generated", "delivered"):
-                assert state == state_names[State(receipts[digest][1].state)]
+                assert state == state_names[ReceiptState(receipts[digest][1].state)]
     return total
 
 
@@ -281,5 +291,5 @@ def _group(kept: tuple[bytes, bytes, bytes], step: int, step_of_version: dict[in
 
 def settled_groups(run: Path) -> tuple[int, int]:
     """(groups verified, groups rejected) by the receipts of the ledger."""
-    states = Counter(State(receipt.state) for _, receipt in _ledger(open_run(run)).values())
-    return states[State.VERIFIED], states[State.REJECTED]
+    states = Counter(ReceiptState(receipt.state) for _, receipt in _ledger(open_run(run)).values())
+    return states[ReceiptState.VERIFIED], states[ReceiptState.REJECTED]

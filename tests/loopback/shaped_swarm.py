@@ -17,7 +17,7 @@ import psutil
 
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.join_link import JoinLink
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from p2prl.sim.broadcast_swarm import identity_of, run_manifest_of
 
 MBIT_BYTES = 125_000.0

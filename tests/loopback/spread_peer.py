@@ -32,8 +32,9 @@ from p2prl.protocol import frames
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import PolicyManifest, blob_of
-from p2prl.protocol.messages import Chunk, Role
 from p2prl.swarm.events import Command, Event, PeerBanned, Send, VersionReady
 from p2prl.swarm.node import Node, NodeConfig
 from p2prl.swarm.relay.relay import RelayConfig

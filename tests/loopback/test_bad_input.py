@@ -35,7 +35,9 @@ from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import JoinLink, parse_link
-from p2prl.protocol.messages import Hello, LedgerHead, Push, Role
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.protocol.link_messages import Hello, Push
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 

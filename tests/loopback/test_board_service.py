@@ -1,4 +1,4 @@
-"""A board for real: its port, its end, a swarm's ledger over real sockets, and the page in a browser."""
+"""Board over real sockets: port, shutdown, a swarm's ledger, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkConfig, NetworkHandle
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import page_of
-from p2prl.protocol.messages import Role
-from p2prl.scoreboard.ledger_sources import Source
+from p2prl.scoreboard.ledger_sources import LedgerSource
 from p2prl.scoreboard.service import BoardServer
-from p2prl.scoreboard.swarm_source import LinkConfig, LinkSource
-from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
+from p2prl.scoreboard.swarm_source import SwarmSource, SwarmSourceConfig
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
 
 pytestmark = pytest.mark.loopback
 
 SERVE = """
 import sys
 from pathlib import Path
-from p2prl.scoreboard.run_folder_source import RunSource
+from p2prl.scoreboard.run_folder_source import RunFolderSource
 from p2prl.scoreboard.service import serve
-source = RunSource(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes())
+source = RunFolderSource(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes())
 serve(source, host="127.0.0.1", port=0, on_ready=lambda url: print(url, flush=True))
 source.close()
 print("left in order", flush=True)
@@ -55,15 +55,15 @@ def get(url: str) -> Any:
 def wait_until(condition: Callable[[], bool], *, seconds: float, pause: threading.Event) -> None:
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
+        assert time.monotonic() < until, "timed out"
         pause.wait(0.05)
 
 
 @pytest.fixture
-def serving() -> Iterator[Callable[[Source], str]]:
+def serving() -> Iterator[Callable[[LedgerSource], str]]:
     running: list[tuple[BoardServer, threading.Thread]] = []
 
-    def start(source: Source) -> str:
+    def start(source: LedgerSource) -> str:
         board, ready = BoardServer(source, host="127.0.0.1", port=0), threading.Event()
         thread = threading.Thread(target=board.run, args=(lambda _: ready.set(),))
         thread.start()
@@ -88,7 +88,7 @@ def test_a_taken_port_is_a_machine_error_with_a_remedy() -> None:
     assert "--port" in caught.value.remedy
 
 
-def test_ctrl_c_ends_it_in_order_and_in_silence(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_board_quietly(tmp_path: Path) -> None:
     writer = sample_run(0, steps=3)
     writer.write_journal(tmp_path / "journal.db").close()
     (tmp_path / "manifest").write_bytes(writer.manifest_raw)
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_it_in_order_and_in_silence(tmp_path: Path) -> None:
 
 
 class _Learner:
-    """Only the learner's part in handing on a ledger."""
+    """The part of a learner that serves a ledger."""
 
     def __init__(self, folder: Path, writer: LedgerWriter) -> None:
         self.writer = writer
@@ -121,14 +121,14 @@ class _Learner:
         )
 
     def turn(self) -> None:
-        """Answer whoever asked."""
+        """Answer the ledger queries that have arrived."""
         for message in self.network.poll(0.05):
             if isinstance(message, control.LedgerWanted):
                 entries = page_of(self.writer.entries[message.from_height :])
                 self.network.send(control.SendLedger(message.peer, message.from_height, entries))
 
 
-def test_a_board_joins_by_link_follows_the_ledger_and_resumes(tmp_path: Path, serving: Callable[[Source], str]) -> None:
+def test_a_board_joins_by_link_and_resumes(tmp_path: Path, serving: Callable[[LedgerSource], str]) -> None:
     writer = sample_run(0, steps=30)
     writer.now = time.time()
     head = writer.signed_head()
@@ -142,13 +142,13 @@ def test_a_board_joins_by_link_follows_the_ledger_and_resumes(tmp_path: Path, se
 
         wait_until(up, seconds=30, pause=pause)
         link = JoinLink("chain-of-sums", writer.run, learner.network.addresses[:1])
-        config = LinkConfig(
+        config = SwarmSourceConfig(
             link=link,
             key_file=tmp_path / "board-key",
             folder=tmp_path / "board",
             listen=("/ip4/127.0.0.1/tcp/0",),
         )
-        source = LinkSource(config, clock=SystemClock())
+        source = SwarmSource(config, clock=SystemClock())
         try:
             url = serving(source)
 
@@ -174,7 +174,7 @@ def test_a_board_joins_by_link_follows_the_ledger_and_resumes(tmp_path: Path, se
             source.close()
     finally:
         learner.network.close()
-    again = LinkSource(config, clock=SystemClock())  # nobody is there to ask: the disk has it all
+    again = SwarmSource(config, clock=SystemClock())  # no peer to ask: everything is on disk
     try:
         snapshot = again.snapshot()
         assert snapshot.board is not None
@@ -185,8 +185,8 @@ def test_a_board_joins_by_link_follows_the_ledger_and_resumes(tmp_path: Path, se
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on PATH")
 @pytest.mark.parametrize("width", [1200, 500])
-def test_the_page_draws_and_hostile_words_stay_words(
-    tmp_path: Path, serving: Callable[[Source], str], width: int
+def test_the_page_renders_and_hostile_text_stays_text(
+    tmp_path: Path, serving: Callable[[LedgerSource], str], width: int
 ) -> None:
     hostile = "Add numbers<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     writer = sample_run(0, steps=40)
@@ -200,10 +200,14 @@ def test_the_page_draws_and_hostile_words_stay_words(
         assert "<img" not in dom
     picture = tmp_path / "page.png"
     _chromium(tmp_path, width, f"--screenshot={picture}", serving(MemorySource(writer)))
-    size, colours = _png(picture.read_bytes())
+    size, colors = _png(picture.read_bytes())
     assert size == (width, 1600)
-    assert (0x1F, 0x6B, 0x58) in colours or (0x63, 0xC7, 0xA9) in colours  # the curve's colour: style and chart arrived
-    assert len(colours) > 50
+    assert (0x1F, 0x6B, 0x58) in colors or (
+        0x63,
+        0xC7,
+        0xA9,
+    ) in colors  # the curve's color
+    assert len(colors) > 50
 
 
 def _chromium(folder: Path, width: int, *arguments: str) -> str:
@@ -229,7 +233,7 @@ def _chromium(folder: Path, width: int, *arguments: str) -> str:
 
 
 def _png(data: bytes) -> tuple[tuple[int, int], set[tuple[int, int, int]]]:
-    """Size and colours of an 8-bit RGB picture (PNG specification, filters 0 to 4)."""
+    """Size and colors of an 8-bit RGB picture (PNG specification, filters 0 to 4)."""
     width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
     assert (depth, kind) == (8, 2)
     packed, at = b"", 8
@@ -238,15 +242,15 @@ def _png(data: bytes) -> tuple[tuple[int, int], set[tuple[int, int, int]]]:
         packed += data[at + 8 : at + 8 + length] if name == b"IDAT" else b""
         at += 12 + length
     raw, stride = zlib.decompress(packed), width * 3
-    before, colours = bytearray(stride), set[tuple[int, int, int]]()
+    before, colors = bytearray(stride), set[tuple[int, int, int]]()
     for row in range(height):
         mode, line = raw[row * (stride + 1)], bytearray(raw[row * (stride + 1) + 1 : (row + 1) * (stride + 1)])
         for i in range(stride):
             left, up, corner = (line[i - 3], before[i], before[i - 3]) if i >= 3 else (0, before[i], 0)
             line[i] = (line[i] + _predicted(mode, left, up, corner)) & 255
-        colours.update(zip(line[::3], line[1::3], line[2::3], strict=True))
+        colors.update(zip(line[::3], line[1::3], line[2::3], strict=True))
         before = line
-    return (width, height), colours
+    return (width, height), colors
 
 
 def _predicted(mode: int, left: int, up: int, corner: int) -> int:

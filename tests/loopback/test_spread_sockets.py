@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from tests.loopback.shaped_swarm import ShapedSwarm
 from tests.loopback.swarm_processes import LISTEN, SwarmProcesses, status_of, wait_until
 

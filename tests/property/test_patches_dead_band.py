@@ -1,4 +1,4 @@
-"""The dead band against floats in order: what is held back, what follows, and how far apart the two may come."""
+"""Dead band, compared with floats in order: words held back, words published, and the largest distance."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cases(draw: st.DrawFn) -> tuple[WordType, Words, Words, int]:
 
 @given(cases())
 @settings(max_examples=200, deadline=None)
-def test_a_word_is_held_back_if_no_more_floats_than_the_band_lie_between(
+def test_held_back_words_lie_within_the_band(
     case: tuple[WordType, Words, Words, int],
 ) -> None:
     word_type, published, fresh, band = case
@@ -71,7 +71,7 @@ def test_a_word_is_held_back_if_no_more_floats_than_the_band_lie_between(
 
 @given(st.integers(0, 1 << 30), st.integers(0, 40), st.integers(0, 40))
 @settings(max_examples=60, deadline=None)
-def test_fp32_words_are_held_back_by_the_floats_between_them(seed: int, steps: int, band: int) -> None:
+def test_held_back_fp32_words(seed: int, steps: int, band: int) -> None:
     published = np.random.default_rng(seed).standard_normal(50).astype(np.float32)
     fresh = published.copy()
     for _ in range(steps):
@@ -84,8 +84,8 @@ def test_fp32_words_are_held_back_by_the_floats_between_them(seed: int, steps: i
 
 
 @pytest.mark.parametrize("word_type", WORD_TYPES.values(), ids=WORD_TYPES)
-def test_words_at_both_ends_of_the_line_are_far_apart(word_type: WordType) -> None:
-    """Steps counted modulo the words there are would make them neighbours."""
+def test_ends_of_the_line_are_far_apart(word_type: WordType) -> None:
+    """Steps counted modulo the number of words would make them neighbors."""
     largest = ((word_type.exponents - 1) << word_type.mantissa_bits) - 1
     ends = np.array([largest, largest | (1 << (word_type.bits - 1))], dtype=word_type.dtype)
     got = ends[::-1].copy()
@@ -93,8 +93,8 @@ def test_words_at_both_ends_of_the_line_are_far_apart(word_type: WordType) -> No
     assert np.array_equal(got, ends[::-1])
 
 
-def test_a_wandering_word_is_published_when_it_has_left_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of seven words, walks of a few steps either way: the error never passes the band, the words sent fall."""
+def test_drifting_words_are_published_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random walks of a few steps in blocks of seven words: the error stays within the band, and fewer words change."""
     monkeypatch.setattr(dead_band, "_BLOCK_WORDS", 7)
     rng = np.random.default_rng(4)
     training = rng.integers(0x3C00, 0x3D00, 1000).astype(np.uint16)

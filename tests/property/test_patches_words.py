@@ -1,4 +1,4 @@
-"""Any words come back, both kernels make the same bytes, and no bytes do worse than an error."""
+"""Patch codecs on any words and any bytes: exact round trips, equal kernels, errors only."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.patches.dense import decode_planes, encode_planes
-from p2prl.patches.frames import FrameCoder
-from p2prl.patches.kernels import NUMPY_KERNELS, fastest_kernels
-from p2prl.patches.segments import Codec, SegmentHeader, decode_segment, encode_segment, words_digest
-from p2prl.patches.sparse import decode_sparse, encode_sparse
-from p2prl.patches.stream import MAGIC, PatchReader
+from p2prl.patches.decode import PatchReader, decode_segment
+from p2prl.patches.dense_codecs import decode_planes, encode_planes
+from p2prl.patches.encode import encode_segment
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.sparse_codecs import decode_sparse, encode_sparse
+from p2prl.patches.stream_format import MAGIC, Codec, SegmentHeader, words_digest
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
+from p2prl.patches.zstd_coder import ZstdCoder
 
 BOTH = (NUMPY_KERNELS, fastest_kernels())
 word_types = st.sampled_from(list(WORD_TYPES.values()))
@@ -60,7 +62,7 @@ def versions(draw: st.DrawFn) -> tuple[WordType, Words, Words]:
 
 @given(versions())
 @settings(max_examples=120, deadline=None)
-def test_any_words_come_back_from_either_kernel(case: tuple[WordType, Words, Words]) -> None:
+def test_round_trip_with_either_kernel(case: tuple[WordType, Words, Words]) -> None:
     word_type, old, new = case
     sent = [encode_segment(old, new, word_type, kernels) for kernels in BOTH]
     assert sent[0] == sent[1]
@@ -72,9 +74,9 @@ def test_any_words_come_back_from_either_kernel(case: tuple[WordType, Words, Wor
 
 @given(versions())
 @settings(max_examples=120, deadline=None)
-def test_each_codec_brings_any_words_back(case: tuple[WordType, Words, Words]) -> None:
+def test_round_trip_of_each_codec(case: tuple[WordType, Words, Words]) -> None:
     word_type, old, new = case
-    coder = FrameCoder()
+    coder = ZstdCoder()
     for flat in (True, False):
         bodies = [encode_sparse(old, new, word_type, kernels, coder, flat=flat) for kernels in BOTH]
         assert bodies[0] == bodies[1]
@@ -90,7 +92,7 @@ pair_of_words = arrays.arrays(np.uint16, st.shared(st.integers(0, 60), key="leng
 
 @given(pair_of_words, pair_of_words)
 @settings(max_examples=200, deadline=None)
-def test_any_pair_of_small_arrays(old: Words, new: Words) -> None:
+def test_round_trip_of_small_arrays(old: Words, new: Words) -> None:
     header, body = encode_segment(old, new, BF16, NUMPY_KERNELS)
     assert np.array_equal(decode_segment(old, header, body, BF16, NUMPY_KERNELS), new)
 
@@ -100,7 +102,7 @@ def unproven(old: Words, codec: Codec, body: bytes, word_type: WordType, kernels
     header = SegmentHeader(codec=codec, body_bytes=len(body), pre=words_digest(old), post=words_digest(old))
     if codec in (Codec.EC1, Codec.FLAT):
         try:
-            return decode_sparse(old, memoryview(body), word_type, kernels, FrameCoder(), flat=codec is Codec.FLAT)
+            return decode_sparse(old, memoryview(body), word_type, kernels, ZstdCoder(), flat=codec is Codec.FLAT)
         except RemoteProtocolError:
             return None
     try:
@@ -111,7 +113,7 @@ def unproven(old: Words, codec: Codec, body: bytes, word_type: WordType, kernels
 
 @given(st.data(), versions(), st.sampled_from(list(Codec)))
 @settings(max_examples=250, deadline=None)
-def test_a_damaged_body_is_refused_or_harmless(
+def test_damaged_body_is_refused_or_harmless(
     data: st.DataObject, case: tuple[WordType, Words, Words], codec: Codec
 ) -> None:
     word_type, old, new = case
@@ -138,7 +140,7 @@ def test_a_damaged_body_is_refused_or_harmless(
 
 @given(st.binary(max_size=300), st.sampled_from(list(Codec)), word_types)
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_are_words_or_an_error(body: bytes, codec: Codec, word_type: WordType) -> None:
+def test_any_body_is_words_or_an_error(body: bytes, codec: Codec, word_type: WordType) -> None:
     old = np.arange(900, dtype=word_type.dtype) * word_type.dtype.type(64)
     made = [unproven(old, codec, body, word_type, kernels) for kernels in BOTH]
     assert (made[0] is None) == (made[1] is None)
@@ -151,4 +153,4 @@ def test_any_stream_is_a_patch_or_an_error(data: bytes, words: int) -> None:
     reader = PatchReader(words=words, word_type=BF16)
     with contextlib.suppress(RemoteProtocolError):
         assert reader.receive(data) == []
-        assert len(data) < len(MAGIC) + 9  # the preamble is not whole, so nothing could be refused yet
+        assert len(data) < len(MAGIC) + 9  # the preamble is incomplete, so nothing could be refused yet

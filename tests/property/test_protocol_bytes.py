@@ -1,4 +1,4 @@
-"""Any bytes give messages or `RemoteProtocolError`, and nothing else; what was packed comes back."""
+"""Frames and envelopes from any bytes: messages or `RemoteProtocolError`, and exact round trips."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import SIGNED_MESSAGES, Envelope, open_envelope, seal
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, append, follow
-from p2prl.protocol.messages import (
+from p2prl.protocol.ledger_messages import StorageReceipt
+from p2prl.protocol.link_messages import (
     LINK_MESSAGES,
     BlobQuery,
     Chunk,
@@ -25,16 +27,14 @@ from p2prl.protocol.messages import (
     GrantDeclined,
     Have,
     Hello,
-    Kind,
     LedgerPage,
     LedgerQuery,
     LinkRates,
     Offer,
-    PeerRecord,
     Push,
-    StorageReceipt,
     Want,
 )
+from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import Wire, decode, encode
 from p2prl.sim.broadcast_swarm import group_of, run_manifest_of
 
@@ -71,7 +71,7 @@ link_messages: st.SearchStrategy[Wire] = st.one_of(
 
 
 @given(st.lists(link_messages, max_size=20))
-def test_frames_round_trip_in_order(messages: list[Wire]) -> None:
+def test_frame_round_trip(messages: list[Wire]) -> None:
     packed = [frames.pack(message) for message in messages]
     sent = list(frames.join(packed))
     assert [m for frame in sent for m in frames.unpack(frame)] == messages
@@ -80,7 +80,7 @@ def test_frames_round_trip_in_order(messages: list[Wire]) -> None:
 
 
 @given(st.lists(st.integers(0, limits.MAX_CONTROL_FRAME_BYTES), max_size=12))
-def test_join_keeps_frames_within_both_limits(sizes: list[int]) -> None:
+def test_join_keeps_frames_small(sizes: list[int]) -> None:
     sent = list(frames.join([bytes(size) for size in sizes if size]))
     assert all(len(frame) <= limits.MAX_CONTROL_FRAME_BYTES for frame in sent)
     assert sum(map(len, sent)) == sum(sizes)
@@ -96,7 +96,7 @@ def test_join_counts_messages() -> None:
 @example(b"")
 @example(b"\x07\x00\x00\x00\x00")
 @settings(max_examples=400)
-def test_any_bytes_are_messages_or_a_remote_error(data: bytes) -> None:
+def test_any_bytes_are_messages_or_an_error(data: bytes) -> None:
     try:
         for message in frames.unpack(data):
             assert type(message) in LINK_MESSAGES.values()
@@ -106,7 +106,7 @@ def test_any_bytes_are_messages_or_a_remote_error(data: bytes) -> None:
 
 @given(st.sampled_from(sorted(LINK_MESSAGES)), st.binary(max_size=200))
 @settings(max_examples=400)
-def test_any_body_behind_a_valid_header_is_a_message_or_a_remote_error(kind: Kind, body: bytes) -> None:
+def test_any_body_is_a_message_or_an_error(kind: Kind, body: bytes) -> None:
     frame = struct.pack("<BI", kind, len(body)) + body
     try:
         (message,) = frames.unpack(frame)
@@ -117,7 +117,7 @@ def test_any_body_behind_a_valid_header_is_a_message_or_a_remote_error(kind: Kin
 
 @given(link_messages, st.integers(0, 10_000), st.integers(0, 7))
 @settings(max_examples=300)
-def test_a_damaged_frame_is_messages_or_a_remote_error(message: Wire, place: int, bit: int) -> None:
+def test_damaged_frame_is_messages_or_an_error(message: Wire, place: int, bit: int) -> None:
     frame = bytearray(frames.pack(message) * 2)
     frame[place % len(frame)] ^= 1 << bit
     for data in (bytes(frame), bytes(frame[: place % len(frame)])):
@@ -127,7 +127,7 @@ def test_a_damaged_frame_is_messages_or_a_remote_error(message: Wire, place: int
 
 @given(st.sampled_from([*LINK_MESSAGES.values(), *SIGNED_MESSAGES.values(), Envelope, LedgerEntry]), st.binary())
 @settings(max_examples=600)
-def test_decode_gives_the_struct_or_a_remote_error(kind: type[Wire], data: bytes) -> None:
+def test_decode_gives_the_struct_or_an_error(kind: type[Wire], data: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):
         assert type(decode(data, kind, limit_bytes=1 << 20)) is kind
 
@@ -143,7 +143,7 @@ def test_any_bytes_are_no_envelope(data: bytes) -> None:
 
 @given(st.integers(0, 1 << 30), st.integers(0, 7))
 @settings(max_examples=150)
-def test_one_flipped_bit_of_any_signed_kind_is_refused(place: int, bit: int) -> None:
+def test_flipped_bit_is_refused(place: int, bit: int) -> None:
     bodies = (group_of(3), run_manifest_of(KEY), StorageReceipt((bytes(32),)), PeerRecord(1, ("/ip4/1.2.3.4",), 0))
     raw = bytearray(seal(KEY, bodies[place % len(bodies)], run=bytes(32), now=NOW))
     raw[place % len(raw)] ^= 1 << bit
@@ -151,14 +151,14 @@ def test_one_flipped_bit_of_any_signed_kind_is_refused(place: int, bit: int) -> 
         open_envelope(bytes(raw), now=NOW)
 
 
-def test_depth_cannot_exhaust_the_stack() -> None:
+def test_depth_is_bounded() -> None:
     for bomb in (b"\x91" * 200_000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81" * 200_000):
         frame = struct.pack("<BI", Kind.OFFER, len(bomb)) + bomb
         with pytest.raises(RemoteProtocolError):
             list(frames.unpack(frame))
 
 
-def test_frame_limits_at_their_edges() -> None:
+def test_frame_limits() -> None:
     chunk = Chunk(bytes(limits.MAX_CHUNK_BYTES))
     assert list(frames.unpack(frames.pack(chunk))) == [chunk]
     with pytest.raises(RemoteProtocolError, match="chunk"):
@@ -175,12 +175,12 @@ def test_frame_limits_at_their_edges() -> None:
         list(frames.unpack(frames.pack(Push(bytes(room + 1)))))
 
 
-def test_an_envelope_of_the_largest_size_fits_a_control_frame() -> None:
+def test_largest_envelope_fits_a_frame() -> None:
     pushed = frames.pack(Push(bytes(limits.MAX_ENVELOPE_BYTES)))
     assert len(pushed) <= limits.MAX_CONTROL_FRAME_BYTES
     assert len(list(frames.unpack(pushed))) == 1
 
 
-def test_a_signed_message_is_no_link_message() -> None:
+def test_signed_message_is_no_link_message() -> None:
     with pytest.raises(LocalProtocolError):
         frames.pack(StorageReceipt(()))

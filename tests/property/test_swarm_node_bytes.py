@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of
-from p2prl.protocol.manifests import PolicyManifest, blob_of
-from p2prl.protocol.messages import (
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import StorageReceipt
+from p2prl.protocol.link_messages import (
     BlobQuery,
     Chunk,
     ChunkCancel,
@@ -21,16 +22,15 @@ from p2prl.protocol.messages import (
     GrantDeclined,
     Have,
     Hello,
-    Introduction,
     LedgerPage,
     LedgerQuery,
     LinkRates,
     Offer,
     Push,
-    Role,
-    StorageReceipt,
     Want,
 )
+from p2prl.protocol.manifests import PolicyManifest, blob_of
+from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
@@ -94,7 +94,7 @@ def introduces(peer: PeerId, envelope: bytes) -> bool:
         opened.author == LEARNER.public_key
         and isinstance(message, Introduction)
         and peer_id_of(message.peer) == peer
-        and message.peer not in message.neighbours
+        and message.peer not in message.neighbors
     )
 
 

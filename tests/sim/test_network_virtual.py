@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 
-from p2prl.protocol.messages import Kind, Role
+from p2prl.protocol.kinds import Kind, Role
 from p2prl.sim.broadcast_swarm import BroadcastSwarm
 from p2prl.sim.delay_laws import parse_delay
 from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork, slow_envelopes
 
 SCENARIO = """
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from p2prl.sim.broadcast_swarm import BroadcastSwarm
 from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
 

@@ -7,7 +7,7 @@ from blake3 import blake3
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from p2prl.sim.broadcast_swarm import Member
 from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
 from p2prl.swarm.events import BaseSettled, Event, PatchesReady, VersionReady

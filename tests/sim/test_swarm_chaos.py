@@ -9,7 +9,10 @@ import pytest
 
 from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import envelope_digest, seal
-from p2prl.protocol.messages import Chunk, ChunkRequest, Have, Hello, Push, Role, RolloutGroup, StorageReceipt
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import StorageReceipt
+from p2prl.protocol.link_messages import Chunk, ChunkRequest, Have, Hello, Push
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.broadcast_swarm import BroadcastSwarm, group_of, identity_of
 from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send

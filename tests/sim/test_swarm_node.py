@@ -9,20 +9,12 @@ import msgspec
 from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
+from p2prl.protocol.link_messages import Chunk, Hello, LedgerPage, LedgerQuery, Offer, Push
 from p2prl.protocol.manifests import PolicyManifest, RunFile, blob_of
-from p2prl.protocol.messages import (
-    Chunk,
-    Hello,
-    Introduction,
-    LedgerHead,
-    LedgerPage,
-    LedgerQuery,
-    Offer,
-    Push,
-    Role,
-    RolloutGroup,
-    StorageReceipt,
-)
+from p2prl.protocol.peer_messages import Introduction
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.broadcast_swarm import BroadcastSwarm, Member, group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork

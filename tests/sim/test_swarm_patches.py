@@ -7,8 +7,9 @@ import pytest
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import frames
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Chunk, Push
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.messages import Chunk, Push, Role
 from p2prl.protocol.policy_head import PolicyHead
 from p2prl.sim.broadcast_swarm import Member, identity_of
 from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork

@@ -38,7 +38,7 @@ def test_names_import_nothing(installed: Path) -> None:
     assert "outside_part" not in sys.modules
 
 
-def test_builtin_wins_over_a_plugin_of_its_name(installed: Path) -> None:
+def test_builtin_wins_over_a_plugin(installed: Path) -> None:
     assert registry().get("built") == "0123456789"
 
 
@@ -63,7 +63,7 @@ def test_unusable_names_say_what_to_do(installed: Path, name: str, said: str) ->
     assert len(str(caught.value)) < 200
 
 
-def test_an_unknown_name_suggests_the_nearest(installed: Path) -> None:
+def test_unknown_name_suggests_the_nearest(installed: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         registry().get("goood")
     assert "good" in (caught.value.remedy or "")

@@ -28,8 +28,9 @@ from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.net.process import control
 from p2prl.net.storage.patch_decoder import rebuild
-from p2prl.patches.kernels import fastest_kernels
-from p2prl.patches.stream import encode_patch, segment_spans
+from p2prl.patches.encode import encode_patch
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.stream_format import segment_spans
 from p2prl.patches.words import WORD_TYPES, Words, WordType
 
 STALL_BOUND_S = 0.3

@@ -24,9 +24,9 @@ from p2prl.bench.patch.weight_updates import (
 )
 from p2prl.errors import IntegrityError, MachineError, require
 from p2prl.patches.dead_band import widest_band_ulp
-from p2prl.patches.kernels import fastest_kernels
-from p2prl.patches.segments import SEGMENT_WORDS
-from p2prl.patches.simulated import adam_versions, entropy_bits
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.simulated_training import adam_versions, entropy_bits
+from p2prl.patches.stream_format import SEGMENT_WORDS
 from p2prl.patches.words import BF16, Words
 
 MERGED_VERSIONS = 16

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from p2prl.patches.dense import decode_planes, encode_planes
-from p2prl.patches.frames import FrameCoder
-from p2prl.patches.kernels import NUMPY_KERNELS, Kernels, fastest_kernels
-from p2prl.patches.segments import HEADER_BYTES, SegmentHeader, decode_segment, encode_segment
-from p2prl.patches.sparse import decode_sparse, encode_sparse
+from p2prl.patches.decode import decode_segment
+from p2prl.patches.dense_codecs import decode_planes, encode_planes
+from p2prl.patches.encode import encode_segment
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
+from p2prl.patches.sparse_codecs import decode_sparse, encode_sparse
+from p2prl.patches.stream_format import HEADER_BYTES, SegmentHeader
 from p2prl.patches.words import Words, WordType
+from p2prl.patches.zstd_coder import ZstdCoder
 
 Encode = Callable[[Words, Words], Any]
 Decode = Callable[[Words, Any], Words]
@@ -65,20 +68,20 @@ def _product(word_type: WordType, kernels: Kernels) -> Codec:
 
 def _sparse(word_type: WordType, kernels: Kernels, *, flat: bool) -> Codec:
     def encode(old: Words, new: Words) -> bytes:
-        return encode_sparse(old, new, word_type, kernels, FrameCoder(), flat=flat)
+        return encode_sparse(old, new, word_type, kernels, ZstdCoder(), flat=flat)
 
     def decode(old: Words, body: bytes) -> Words:
-        return decode_sparse(old, memoryview(body), word_type, kernels, FrameCoder(), flat=flat)
+        return decode_sparse(old, memoryview(body), word_type, kernels, ZstdCoder(), flat=flat)
 
     return encode, decode
 
 
 def _planes(word_type: WordType) -> Codec:
     def encode(old: Words, new: Words) -> bytes:
-        return encode_planes(old, new, word_type, FrameCoder())
+        return encode_planes(old, new, word_type, ZstdCoder())
 
     def decode(old: Words, body: bytes) -> Words:
-        return decode_planes(old, memoryview(body), word_type, FrameCoder())
+        return decode_planes(old, memoryview(body), word_type, ZstdCoder())
 
     return encode, decode
 

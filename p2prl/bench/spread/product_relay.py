@@ -12,8 +12,8 @@ from p2prl.bench.spread.home_links import Population
 from p2prl.bench.spread.outcome import Outcome, Tell
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
+from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import BlobRef
-from p2prl.protocol.messages import Chunk
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.shared_links import Link, Wires
 from p2prl.sim.virtual_time import START, VirtualLoop

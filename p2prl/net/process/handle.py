@@ -25,7 +25,7 @@ import msgspec
 from p2prl import errors
 from p2prl.net.process import control
 from p2prl.net.storage.patch_decoder import PatchDecoder
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 
 log = logging.getLogger("p2prl.net")
 

@@ -28,7 +28,7 @@ from p2prl.net.storage.key_file import load_identity
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from p2prl.swarm import events
 from p2prl.swarm.node import Node, NodeConfig
 from p2prl.swarm.relay.relay import RelayConfig

@@ -19,8 +19,9 @@ from blake3 import blake3
 
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.net.process import control
-from p2prl.patches.chain import apply_chain
-from p2prl.patches.kernels import Kernels, kernels_for
+from p2prl.patches.decode import apply_route
+from p2prl.patches.kernel_choice import kernels_for
+from p2prl.patches.kernels import Kernels
 from p2prl.patches.words import WORD_TYPES, Words, WordType
 
 _PIECE_BYTES = 1 << 20
@@ -80,7 +81,7 @@ def _applied(
 ) -> Iterator[Words]:
     streams = [_pieces(path) for path in order.patches]
     count = order.size_bytes // word_type.word_bytes
-    for _, words in apply_chain(streams, old_words, words=count, word_type=word_type, kernels=kernels):
+    for _, words in apply_route(streams, old_words, words=count, word_type=word_type, kernels=kernels):
         yield words
 
 

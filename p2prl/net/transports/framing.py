@@ -12,7 +12,7 @@ import struct
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.messages import Kind
+from p2prl.protocol.kinds import Kind
 
 FRAME_PROTOCOL = "/p2prl/frames/1"
 """The libp2p protocol id of a frame stream; its number changes when anything in this file changes."""

@@ -1,11 +1,14 @@
-// Keeps the page fresh and adds what needs a pointer. The page is whole without it: everything here was already
-// rendered and escaped on the server, and texts are only ever set as text.
+// Keeps the page up to date, searches while typing and shows points of the curve. The page works without it: everything
+// was rendered and escaped on the server, and texts are only ever set as text.
 "use strict";
 
 const POLL_MS = 5000;
+const SEARCH_MS = 250; // after the last key: one request per word, not per letter
 
 let curve = null;
 let shownTag = null;
+let searchTimer = 0;
+let searches = 0;
 
 async function poll() {
   try {
@@ -20,30 +23,57 @@ async function poll() {
   setTimeout(poll, POLL_MS);
 }
 
-async function redraw() {
+async function fetchPage() {
   const answer = await fetch(location.pathname + location.search, { cache: "no-cache" });
-  if (!answer.ok) return;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const find = document.getElementById("find");
-  const wanted = find ? find.value : "";
-  const typing = find !== null && document.activeElement === find;
-  document.getElementById("board").replaceWith(document.adoptNode(fresh.getElementById("board")));
+  return answer.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
+}
+
+// Replace the whole page, and keep what the visitor typed, where the caret is and which rows are open.
+async function redraw() {
+  const fresh = await fetchPage();
+  if (fresh === null) return;
+  const field = searchField();
+  const typed = field ? [field.value, field.selectionStart, document.activeElement === field] : null;
+  replace("board", fresh);
   document.body.dataset.head = fresh.body.dataset.head;
   document.title = fresh.title;
   curve = null;
-  enhance(wanted, typing);
+  enhance();
+  const renewed = searchField();
+  if (typed !== null && renewed !== null) {
+    renewed.value = typed[0];
+    if (typed[2]) {
+      renewed.focus();
+      renewed.setSelectionRange(typed[1], typed[1]);
+    }
+  }
 }
 
-function enhance(wanted = "", typing = false) {
-  const copy = document.getElementById("copy-link");
-  if (copy) copy.addEventListener("click", () => copyLink(copy));
-  const find = document.getElementById("find");
-  if (find && document.getElementById("people")) {
-    find.hidden = false;
-    find.value = wanted;
-    find.addEventListener("input", () => filterRows(find.value));
-    if (wanted) filterRows(wanted);
-    if (typing) find.focus();
+function replace(id, fresh) {
+  const open = Array.from(document.querySelectorAll("details[open]"), (row) => row.id);
+  const node = fresh.getElementById(id);
+  if (node === null) return;
+  document.getElementById(id).replaceWith(document.adoptNode(node));
+  for (const name of open) document.getElementById(name)?.setAttribute("open", "");
+}
+
+function searchField() {
+  return document.querySelector("#find input[name=q]");
+}
+
+function enhance() {
+  const copy = document.getElementById("copy-command");
+  if (copy) copy.addEventListener("click", () => copyCommand(copy));
+  const form = document.getElementById("find");
+  if (form) {
+    form.addEventListener("input", () => {
+      clearTimeout(searchTimer);
+      searchTimer = setTimeout(search, SEARCH_MS);
+    });
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      search();
+    });
   }
   const chart = document.getElementById("chart");
   if (chart) {
@@ -53,26 +83,35 @@ function enhance(wanted = "", typing = false) {
   }
 }
 
-async function copyLink(button) {
-  const field = document.getElementById("join-link");
+// Ask the server, which searches all rows. The address keeps the query, so that reloading and sharing keep it too.
+async function search() {
+  clearTimeout(searchTimer);
+  const query = searchField().value.trim();
+  const kept = new URLSearchParams(location.search);
+  kept.delete("cursor");
+  kept.delete("q");
+  if (query) kept.set("q", query);
+  const text = kept.toString();
+  history.replaceState(null, "", text ? "/?" + text : "/");
+  const asked = ++searches;
+  const fresh = await fetchPage().catch(() => null);
+  if (fresh === null || asked !== searches) return;
+  replace("people", fresh);
+  replace("validators", fresh);
+}
+
+async function copyCommand(button) {
+  const field = document.getElementById("join-command");
   try {
     await navigator.clipboard.writeText(field.value);
   } catch {
-    // Without https there is no clipboard to write to: select, and let the old way copy.
+    // Without https there is no clipboard API: select the text and use the older command.
     field.select();
     document.execCommand("copy");
   }
   const label = button.textContent;
   button.textContent = button.dataset.copied;
   setTimeout(() => { button.textContent = label; }, 1500);
-}
-
-function filterRows(text) {
-  const wanted = text.trim().toLowerCase();
-  for (const row of document.querySelectorAll("#people tbody tr")) {
-    const who = row.querySelector(".who");
-    row.hidden = !(who.textContent + " " + who.title).toLowerCase().includes(wanted);
-  }
 }
 
 async function point(chart, plot, event) {
@@ -109,10 +148,10 @@ function showPoint(plot, columns, i, x) {
   const band = low === null ? "" : `  (${low.toFixed(3)} – ${columns.reward_high[i].toFixed(3)})`;
   const oldest = columns.oldest_version[i];
   const newest = columns.newest_version[i];
-  const versions = oldest === newest ? `version ${newest}` : `versions ${oldest}–${newest}`;
+  const versions = oldest === newest ? `version ${newest.toLocaleString("en-US")}` : `versions ${oldest.toLocaleString("en-US")}–${newest.toLocaleString("en-US")}`;
   tip.textContent =
-    `step ${columns.step[i]}\nreward ${columns.reward_mean[i].toFixed(3)}${band}\n` +
-    `${columns.groups[i]} groups, ${versions}`;
+    `step ${columns.step[i].toLocaleString("en-US")}\nreward ${columns.reward_mean[i].toFixed(3)}${band}\n` +
+    `${columns.groups[i].toLocaleString("en-US")} groups, ${versions}`;
   tip.hidden = false;
   const left = (x / 1000) * plot.clientWidth;
   const room = left + tip.offsetWidth + 12 < plot.clientWidth;

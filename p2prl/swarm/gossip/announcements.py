@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Offer
+from p2prl.protocol.link_messages import Offer
 from p2prl.swarm.ports import Randomness
 
 

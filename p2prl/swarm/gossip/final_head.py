@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Kind, LedgerHead, Role
+from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
 from p2prl.swarm.gossip.gossip import AUDIENCE
 

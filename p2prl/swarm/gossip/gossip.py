@@ -18,7 +18,8 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Kind, Offer, Push, Role, Want
+from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.gossip.announcements import Announcements
 from p2prl.swarm.ports import Randomness

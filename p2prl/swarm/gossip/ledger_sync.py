@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import LedgerPage, LedgerQuery
+from p2prl.protocol.link_messages import LedgerPage, LedgerQuery
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.ports import Randomness
 from p2prl.swarm.random_choice import draw_one

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.envelope import Opened, body_of
-from p2prl.protocol.messages import Introduction, Kind, Receipts, RolloutGroup, Verdict
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import Receipts, Verdict
+from p2prl.protocol.peer_messages import Introduction
+from p2prl.protocol.rollout_group import RolloutGroup
 
 _LEARNERS_OWN = frozenset({Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD, Kind.INTRODUCTION})
 """Kinds that only the run's learner signs, besides its manifests."""

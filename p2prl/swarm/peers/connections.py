@@ -17,7 +17,9 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity, PeerId, peer_id_of
-from p2prl.protocol.messages import Hello, Introduction, PeerRecord, Role
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Hello
+from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.ports import Randomness
@@ -215,7 +217,7 @@ class Connections:
         if sent_ms <= self._introduced_ms:
             raise StaleWorkError("introduction older than the last")
         self._introduced_ms = sent_ms
-        self._introduced = frozenset(map(peer_id_of, message.neighbours)) - {self.me.identity.peer_id}
+        self._introduced = frozenset(map(peer_id_of, message.neighbors)) - {self.me.identity.peer_id}
         if self._lacks_addresses():
             self.commands.append(LookUp())
         self._dial(now)

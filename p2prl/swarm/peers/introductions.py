@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 from p2prl.swarm.peers.topology import Candidate, hand_out, introductions_of, median_upload
 from p2prl.swarm.ports import Randomness
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import BlobQuery, ChunkCancel, ChunkRequest, GrantDeclined, Have
+from p2prl.protocol.link_messages import BlobQuery, ChunkCancel, ChunkRequest, GrantDeclined, Have
 from p2prl.swarm.random_choice import draw
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
 from p2prl.swarm.relay.state import Asked, Holder, RelayState, Transfer, Watcher

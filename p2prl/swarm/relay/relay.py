@@ -17,8 +17,7 @@ from dataclasses import replace
 
 from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.manifests import BlobRef
-from p2prl.protocol.messages import (
+from p2prl.protocol.link_messages import (
     BlobQuery,
     Chunk,
     ChunkCancel,
@@ -29,6 +28,7 @@ from p2prl.protocol.messages import (
     Have,
     LinkRates,
 )
+from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_sets import to_bitmap

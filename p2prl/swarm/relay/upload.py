@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import Chunk, ChunkGrant, ChunkRefused, Have
+from p2prl.protocol.link_messages import Chunk, ChunkGrant, ChunkRefused, Have
 from p2prl.swarm.random_choice import draw_one
 from p2prl.swarm.relay.chunk_sets import indices_of, to_bitmap
 from p2prl.swarm.relay.peer_selection import Pace, Rank, pace_of, rank

@@ -21,7 +21,7 @@ from p2prl.bench.staleness.stale_training import TrainingPlan
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.stacked_decoder import completion_logprobs, sample
 from p2prl.bench.training.warm_start import warm_path, warm_start
-from p2prl.patches.simulated import bf16
+from p2prl.patches.simulated_training import bf16
 
 SUBJECT = environment_by_name("chain4")
 PLAN = TrainingPlan(updates=4, evaluate_every=1, evaluation_prompts=8, final_prompts=8, learning_rate=2e-3)

@@ -16,7 +16,7 @@ from p2prl.bench.patch.rival_codecs import INDEX, RAW, codecs, sent_bytes
 from p2prl.bench.patch.weight_updates import Chain, run_chains, run_updates
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError
-from p2prl.patches.simulated import entropy_bits, lora_versions
+from p2prl.patches.simulated_training import entropy_bits, lora_versions
 from p2prl.patches.words import BF16, FP32, WordType
 from tests.unit.learner.world import World
 

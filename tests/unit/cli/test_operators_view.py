@@ -12,8 +12,8 @@ from p2prl.cli import inspect, operate
 from p2prl.cli.reach import reach_warning, worth_sharing
 from p2prl.errors import P2PRLError, UnreachableError
 from p2prl.scoreboard.ledger_sources import Snapshot
-from p2prl.scoreboard.swarm_source import LinkSource
-from tests.unit.scoreboard.ledgers import MemorySource, sample_run
+from p2prl.scoreboard.swarm_source import SwarmSource
+from p2prl.testing.sample_ledgers import MemorySource, sample_run
 
 HERE = "/ip4/127.0.0.1/tcp/1/p2p/x"
 HERE6 = "/ip6/::1/tcp/1/p2p/x"
@@ -75,7 +75,7 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds(monkeypatch: py
     assert said == ["making: warm start …", "making: warm start 10%", "making: warm start 20%", "making: writing …"]
 
 
-class _Board(LinkSource):
+class _Board(SwarmSource):
     """A board beside whose clock nothing happens but what `story` tells, one snapshot after the other."""
 
     def __init__(self, story: list[Snapshot]) -> None:
@@ -103,7 +103,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def _kept(**changes: Any) -> Snapshot:
     snapshot = MemorySource(sample_run(0, steps=5)).snapshot()
     assert snapshot.board is not None
-    return replace(snapshot, **{"neighbours": {}, "signed_height": snapshot.board.height, **changes})
+    return replace(snapshot, **{"connected_peers": {}, "signed_height": snapshot.board.height, **changes})
 
 
 def test_an_old_board_is_not_printed_when_nobody_answers(clock: list[float]) -> None:
@@ -114,8 +114,8 @@ def test_an_old_board_is_not_printed_when_nobody_answers(clock: list[float]) -> 
 
 
 def test_a_board_that_reached_somebody_is_printed_with_the_news_or_after_a_wait_for_it(clock: list[float]) -> None:
-    old, met = _kept(signed_height=3), _kept(signed_height=3, neighbours={"learner": 1})
-    inspect._await_run(_Board([old, old, met, _kept(neighbours={"learner": 1})]))
+    old, met = _kept(signed_height=3), _kept(signed_height=3, connected_peers={"learner": 1})
+    inspect._await_run(_Board([old, old, met, _kept(connected_peers={"learner": 1})]))
     assert clock[0] < 1.0
     inspect._await_run(_Board([old, met]))
     assert 5.0 <= clock[0] < 7.0

@@ -20,8 +20,8 @@ from p2prl.config.requirements import Requirements
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.display_names import display_name
+from p2prl.testing.sample_ledgers import manifest
 from p2prl.validator.service import Audit
-from tests.unit.scoreboard.ledgers import manifest
 
 IDENTITY = Identity.generate(bytes(range(16)))
 NEEDS = Requirements(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.errors import MachineError
 from p2prl.protocol.digests import Digest, digest
-from p2prl.protocol.messages import Receipt, State
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 
 NOW = 1_800_000_000.0
 
@@ -24,7 +24,7 @@ def add(spool: Spool, number: int, *, version: int = 0, size: int = 100, now: fl
     spool.add(name(number), bytes(size), version=version, slot=number, tokens=7, reward=0.5, now=now)
 
 
-def receipt(number: int, state: State, reason: str = "") -> Receipt:
+def receipt(number: int, state: ReceiptState, reason: str = "") -> Receipt:
     return Receipt(name(number), b"p" * 32, 0, number, int(state), reason, 7, 8, 0.5)
 
 
@@ -34,29 +34,29 @@ def path(tmp_path: Path) -> Path:
 
 
 ENDS = {
-    State.VERIFIED: "verified",
-    State.CREDITED_BY_SAMPLING: "verified",
-    State.REJECTED: "rejected",
-    State.EXPIRED: "expired",
+    ReceiptState.VERIFIED: "verified",
+    ReceiptState.CREDITED_BY_SAMPLING: "verified",
+    ReceiptState.REJECTED: "rejected",
+    ReceiptState.EXPIRED: "expired",
 }
 
 
-@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("state", list(ReceiptState))
 @pytest.mark.parametrize("stored_first", [False, True])
-def test_a_group_ends_once(path: Path, state: State, stored_first: bool) -> None:
+def test_a_group_ends_once(path: Path, state: ReceiptState, stored_first: bool) -> None:
     spool = Spool(path, SpoolConfig())
     add(spool, 0)
     assert spool.outstanding() == 1
     if stored_first:
         assert spool.stored([name(0), name(9)]) == 1
         assert spool.stored([name(0)]) == 0
-    assert spool.settle(receipt(0, state, "why" if state is State.REJECTED else ""))
-    assert not spool.settle(receipt(0, State.VERIFIED)), "a second verdict changes nothing"
+    assert spool.settle(receipt(0, state, "why" if state is ReceiptState.REJECTED else ""))
+    assert not spool.settle(receipt(0, ReceiptState.VERIFIED)), "a second verdict changes nothing"
     assert spool.stored([name(0)]) == 0
     assert not spool.settle(receipt(5, state)), "somebody else's group"
     assert spool.counts() == {ENDS[state]: 1}
     assert spool.outstanding() == 0
-    assert spool.reasons() == ({"why": 1} if state is State.REJECTED else {})
+    assert spool.reasons() == ({"why": 1} if state is ReceiptState.REJECTED else {})
     assert spool.verified_tokens() == (7 if ENDS[state] == "verified" else 0)
     spool.close()
 
@@ -87,7 +87,7 @@ def test_reopened_at_any_point_it_remembers_everything(
             if states.get(number) == "generated":
                 states[number] = "delivered"
         elif step in ("verified", "rejected"):
-            spool.settle(receipt(number, State[step.upper()]))
+            spool.settle(receipt(number, ReceiptState[step.upper()]))
             if states.get(number) in ("generated", "delivered"):
                 states[number] = step
         else:

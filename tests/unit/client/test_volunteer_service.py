@@ -20,16 +20,9 @@ from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.messages import (
-    Kind,
-    LedgerHead,
-    Receipt,
-    Receipts,
-    RolloutGroup,
-    State,
-    StorageReceipt,
-    Verdict,
-)
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, StorageReceipt, Verdict
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import encode
 from tests.unit.learner.world import NOW, World, identity
 
@@ -134,7 +127,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-def settled(raw: bytes, state: State = State.VERIFIED, reason: str = "") -> Receipt:
+def settled(raw: bytes, state: ReceiptState = ReceiptState.VERIFIED, reason: str = "") -> Receipt:
     group = body_of(open_envelope(raw, now=None), RolloutGroup)
     return Receipt(envelope_digest(raw), ME.public_key, group.version, group.slot, int(state), reason, 9, 2, 0.5)
 
@@ -153,7 +146,7 @@ def test_groups_are_honest_in_order_and_on_disk_before_they_are_said(bench: Benc
     bench.turns(4)
     assert [group.slot for group in bench.groups()] == list(range(len(bench.groups())))
     stored = [bench.world.sealed(group, ME) for group in bench.groups()]
-    assert {outcome.state for outcome in bench.world.check(*stored)} == {State.VERIFIED}
+    assert {outcome.state for outcome in bench.world.check(*stored)} == {ReceiptState.VERIFIED}
     assert bench.progress[-1].groups == {"generated": len(stored)}
 
 
@@ -186,7 +179,7 @@ def test_receipts_settle_groups_and_say_why_not(bench: Bench) -> None:
     bench.ear.inbox = [
         control.EnvelopeArrived(bench.says(StorageReceipt((envelope_digest(first), envelope_digest(second))))),
         control.EnvelopeArrived(bench.says(Receipts(0, (stranger, settled(first))))),
-        control.EnvelopeArrived(bench.says(Receipts(0, (settled(second, State.REJECTED, "seed_mismatch"),)))),
+        control.EnvelopeArrived(bench.says(Receipts(0, (settled(second, ReceiptState.REJECTED, "seed_mismatch"),)))),
     ]
     bench.turns(1)
     assert bench.notices == ["slot 1 of version 0 earned nothing: seed_mismatch"]
@@ -236,7 +229,7 @@ def test_a_liars_page_cannot_hide_receipts(bench: Bench) -> None:
 
 def test_receipts_somebody_else_signed_settle_nothing(bench: Bench) -> None:
     raw = overdue(bench)
-    forged = chain(bench.says(Receipts(0, (settled(raw, State.REJECTED, "bad_tokens"),)), identity("liar")))
+    forged = chain(bench.says(Receipts(0, (settled(raw, ReceiptState.REJECTED, "bad_tokens"),)), identity("liar")))
     bench.ear.inbox += [control.LedgerPage(0, forged), control.LedgerPage(0, (b"garbage",))]
     bench.turns(1)
     assert bench.progress[-1].groups.get("rejected", 0) == 0

@@ -11,9 +11,9 @@ import pytest
 
 from p2prl.config.requirements import Requirements, check_room, requirements_of, size_text
 from p2prl.errors import MachineError
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunFile, blob_of
-from p2prl.protocol.messages import Role
-from tests.unit.scoreboard.ledgers import manifest
+from p2prl.testing.sample_ledgers import manifest
 
 NEEDS = Requirements(files_bytes=1_000, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
 

@@ -12,7 +12,7 @@ from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder
 from p2prl.errors import ConfigError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
-from p2prl.protocol.messages import Role
+from p2prl.protocol.kinds import Role
 
 LINK = JoinLink("unit", Digest(bytes(32)), ())
 

@@ -215,3 +215,15 @@ def test_a_loss_that_does_not_fit_the_run_is_refused_when_the_folder_is_opened(m
     with pytest.raises(ConfigError, match=r"loss\.advantage") as caught:
         open_run(made)
     assert "mean_std" in caught.value.remedy
+
+
+def test_the_target_is_the_one_the_learner_was_started_for(made: Path) -> None:
+    folder = open_run(made)
+    assert folder.planned_updates() == folder.settings.learner.updates == 200
+    folder.record_planned_updates(0)
+    assert folder.planned_updates() is None, "0 goes on until stopped"
+    folder.record_planned_updates(350)
+    assert folder.planned_updates() == 350
+    (made / "planned-updates").unlink()
+    (made / "run.toml").write_text("[learner\n")
+    assert folder.planned_updates() is None, "a half-edited file sets no target"

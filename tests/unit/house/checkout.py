@@ -1,11 +1,11 @@
-"""The checkout under test, and a copy of it for builds, which would leave files in the tree."""
+"""A copy of the checkout under test for builds, which would leave files in the tree."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.house.source_tree import ROOT
 
 
 def copy_checkout(target: Path, *folders: str) -> None:

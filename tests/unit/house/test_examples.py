@@ -24,7 +24,8 @@ from p2prl.models.warm_start import WarmstartConfig
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.protocol.manifests import Sampling
 from p2prl.tasks.registry import TASKS, task_by_name
-from tests.unit.house.checkout import ROOT, copy_checkout
+from tests.unit.house.checkout import copy_checkout
+from tests.unit.house.source_tree import ROOT
 
 PLUGINS = ("loss", "task", "engine")
 CPU = torch.device("cpu")

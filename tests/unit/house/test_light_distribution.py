@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.house.checkout import ROOT, copy_checkout
+from tests.unit.house.checkout import copy_checkout
+from tests.unit.house.source_tree import ROOT
 
 LIGHT = [ROOT / "p2prl" / name for name in ("__init__.py", "errors.py", "plugins.py")]
 ALGORITHMS = sorted((ROOT / "p2prl" / "algorithms").glob("*.py"))

@@ -16,7 +16,7 @@ from p2prl.learner.journal import Journal, StoredGroup
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
-from p2prl.protocol.messages import Receipts, Verdict
+from p2prl.protocol.ledger_messages import Receipts, Verdict
 from tests.unit.learner.world import NOW, identity
 
 LEARNER = identity("learner")

@@ -35,8 +35,9 @@ from p2prl.net.process import control
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.messages import Kind, LedgerHead, Receipts, StorageReceipt
 from p2prl.tasks.chain4 import demonstration
 from tests.unit.learner.world import NOW, World, altered, identity
 

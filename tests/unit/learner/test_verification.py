@@ -11,8 +11,9 @@ import pytest
 
 from p2prl.learner.journal import StoredGroup
 from p2prl.models.engine_port import Scored
-from p2prl.protocol.messages import EngineClass, RolloutGroup, State
+from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
 from tests.unit.learner.world import NOW, STALENESS, World, altered, identity, with_completion
 
 PEER = identity("volunteer")
@@ -95,9 +96,9 @@ def test_every_tampering_is_named(
     policy = world.publish(0, step=0)
     honest = world.group(policy, PEER, 3)
     (outcome,) = world.check(world.sealed(tamper(honest), PEER))
-    assert (outcome.state, outcome.reason) == (State.REJECTED, reason)
+    assert (outcome.state, outcome.reason) == (ReceiptState.REJECTED, reason)
     receipt = outcome.receipt
-    assert (receipt.state, receipt.reason) == (State.REJECTED, reason)
+    assert (receipt.state, receipt.reason) == (ReceiptState.REJECTED, reason)
     assert (receipt.tokens, receipt.completions, receipt.reward) == (0, 0, 0.0)
 
 
@@ -120,7 +121,7 @@ def test_a_lenient_word_type_cannot_be_claimed(world: World) -> None:
 def test_another_peers_work_is_not_ones_own(world: World) -> None:
     policy = world.publish(0, step=0)
     (outcome,) = world.check(world.sealed(world.group(policy, PEER, 3), STRANGER))
-    assert outcome.state is State.REJECTED
+    assert outcome.state is ReceiptState.REJECTED
     assert outcome.reason in (RejectionReason.WRONG_PROMPT, RejectionReason.SEED_MISMATCH)
 
 
@@ -131,7 +132,7 @@ def test_honest_groups_of_several_versions_are_verified_in_order(world: World) -
     outcomes = world.check(*stored, step=2)
     assert [outcome.stored for outcome in outcomes] == stored
     for outcome, group in zip(outcomes, groups, strict=True):
-        assert (outcome.state, outcome.reason) == (State.VERIFIED, "")
+        assert (outcome.state, outcome.reason) == (ReceiptState.VERIFIED, "")
         assert outcome.replay is not None
         for own, completion in zip(outcome.replay.behavior_logprobs, group.completions, strict=True):
             claimed = np.frombuffer(completion.logprobs, dtype="<f2")
@@ -152,7 +153,7 @@ def test_a_small_lie_about_log_probs_passes_and_is_never_trained_on(world: World
     truth, lied = (world.check(world.sealed(group, PEER))[0] for group in (honest, lie))
     assert truth.replay is not None
     assert lied.replay is not None
-    assert lied.state is State.VERIFIED
+    assert lied.state is ReceiptState.VERIFIED
     assert lied.replay.behavior_logprobs == truth.replay.behavior_logprobs
 
 
@@ -170,7 +171,7 @@ def test_a_replay_without_finite_log_probs_is_rejected_before_it_can_train(
 
     monkeypatch.setattr(world.engine, "replay", broken)
     (outcome,) = world.check(world.sealed(group, PEER))
-    assert (outcome.state, outcome.reason) == (State.REJECTED, RejectionReason.LOGPROB_MISMATCH)
+    assert (outcome.state, outcome.reason) == (ReceiptState.REJECTED, RejectionReason.LOGPROB_MISMATCH)
 
 
 def test_a_claimed_reward_is_never_read(world: World) -> None:
@@ -188,8 +189,8 @@ def test_one_slot_counts_once_within_a_batch(world: World) -> None:
     assert first.digest != second.digest
     outcomes = world.check(first, second)
     assert [(o.state, o.reason) for o in outcomes] == [
-        (State.VERIFIED, ""),
-        (State.REJECTED, RejectionReason.DUPLICATE_SLOT),
+        (ReceiptState.VERIFIED, ""),
+        (ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT),
     ]
 
 
@@ -214,7 +215,7 @@ def test_a_rejected_group_does_not_take_the_slot(world: World) -> None:
     world.store(bad, good)
     with world.journal.transaction():
         world.journal.refused(bad.digest, state="rejected", reason=RejectionReason.SEED_MISMATCH)
-    assert world.check(good)[0].state is State.VERIFIED
+    assert world.check(good)[0].state is ReceiptState.VERIFIED
 
 
 def late(world: World) -> StoredGroup:
@@ -223,9 +224,9 @@ def late(world: World) -> StoredGroup:
 
 def test_work_at_the_bound_counts_and_past_it_expires(world: World) -> None:
     group = late(world)
-    assert world.check(group, step=STALENESS)[0].state is State.VERIFIED
+    assert world.check(group, step=STALENESS)[0].state is ReceiptState.VERIFIED
     (outcome,) = world.check(group, step=STALENESS + 1)
-    assert (outcome.state, outcome.reason) == (State.EXPIRED, RejectionReason.TOO_STALE)
+    assert (outcome.state, outcome.reason) == (ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
 
 
 def test_work_of_a_version_that_has_left_the_shelf_expires(world: World) -> None:
@@ -233,5 +234,5 @@ def test_work_of_a_version_that_has_left_the_shelf_expires(world: World) -> None
     world.publish(1, step=10)
     world.shelf.drop_before_step(10 - STALENESS)
     (outcome,) = world.check(group, step=10)
-    assert (outcome.state, outcome.reason) == (State.EXPIRED, RejectionReason.TOO_STALE)
+    assert (outcome.state, outcome.reason) == (ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
     assert outcome.receipt.tokens == 0

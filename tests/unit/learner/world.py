@@ -25,7 +25,7 @@ from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import NO_BASE, Patch, PolicyManifest, blob_of, chunk_bytes_for
-from p2prl.protocol.messages import RolloutGroup
+from p2prl.protocol.rollout_group import RolloutGroup
 
 NOW = 1_800_000_000.0
 STALENESS = 4

@@ -15,7 +15,7 @@ from p2prl.learner.run_plan import RunPlan
 from p2prl.models.group_work import GroupWork
 from p2prl.models.rewards import RunReward
 from p2prl.models.text_codec import TextCodec
-from p2prl.protocol.messages import Completion
+from p2prl.protocol.rollout_group import Completion
 from tests.unit.learner.world import World, altered, identity
 
 PROMPT = "3+4*2-7="  # 7, 4, 7

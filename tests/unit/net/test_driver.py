@@ -17,8 +17,9 @@ from p2prl.protocol import frames
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Chunk, ChunkRequest
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
-from p2prl.protocol.messages import Chunk, ChunkRequest, Role
 from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Send, VersionReady

@@ -11,7 +11,7 @@ import pytest
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, TransportError
 from p2prl.net.transports import framing, streams
 from p2prl.protocol import frames, limits
-from p2prl.protocol.messages import Chunk, ChunkRequest
+from p2prl.protocol.link_messages import Chunk, ChunkRequest
 
 
 class PipeTransport(asyncio.Transport):

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.net.storage.patch_decoder import PatchDecoder, rebuild
+from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS
-from p2prl.patches.segments import SEGMENT_WORDS
-from p2prl.patches.stream import encode_patch, segment_spans
+from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
 from p2prl.patches.words import BF16
 
 WORDS = 3000

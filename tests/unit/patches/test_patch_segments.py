@@ -1,4 +1,4 @@
-"""Segments and streams: the codec each case gets, what a body says byte for byte, digests, and the size demands."""
+"""Patch encoder and decoder: choice of codec, exact bytes, digests, sizes and damaged streams."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 from p2prl.errors import IntegrityError, LocalProtocolError, RemoteProtocolError
-from p2prl.patches.kernels import NUMPY_KERNELS, Kernels, fastest_kernels
-from p2prl.patches.segments import (
+from p2prl.patches.decode import PatchReader, apply_patch, decode_segment
+from p2prl.patches.encode import encode_patch, encode_segment
+from p2prl.patches.kernel_choice import fastest_kernels
+from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
+from p2prl.patches.simulated_training import adam_versions, entropy_bits
+from p2prl.patches.stream_format import (
     HEADER_BYTES,
+    MAGIC,
     SEGMENT_WORDS,
     Codec,
-    decode_segment,
-    encode_segment,
     read_header,
+    segment_spans,
     words_digest,
 )
-from p2prl.patches.simulated import adam_versions, entropy_bits
-from p2prl.patches.stream import MAGIC, PatchReader, apply_patch, encode_patch, segment_spans
 from p2prl.patches.words import BF16, FP32, Words
 
 KERNELS = {kernels.name: kernels for kernels in (NUMPY_KERNELS, fastest_kernels())}
@@ -32,7 +34,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     return KERNELS[request.param]
 
 
-def test_a_flat_body_says_what_it_should_byte_for_byte() -> None:
+def test_flat_body_byte_for_byte() -> None:
     old = np.full(40, 0x3C00, dtype=np.uint16)
     new = old.copy()
     new[3] += 1
@@ -53,7 +55,7 @@ def test_a_flat_body_says_what_it_should_byte_for_byte() -> None:
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.0, Codec.FLAT), (0.00002, Codec.FLAT), (0.02, Codec.EC1), (1.0, Codec.RAW)]
 )
-def test_the_shortest_codec_wins(kernels: Kernels, share: float, expected: Codec) -> None:
+def test_shortest_codec_wins(kernels: Kernels, share: float, expected: Codec) -> None:
     old, (new,) = adam_versions(1 << 19, 1e-6, 1, 5)
     rng = np.random.default_rng(6)
     if share == 1.0:
@@ -65,7 +67,7 @@ def test_the_shortest_codec_wins(kernels: Kernels, share: float, expected: Codec
     assert np.array_equal(decode_segment(old, header, body, BF16, kernels), new)
 
 
-def test_a_keyframe_is_planes_against_zeros(kernels: Kernels) -> None:
+def test_keyframe_uses_planes(kernels: Kernels) -> None:
     new, _ = adam_versions(1 << 19, 1e-6, 0, 7)
     old = np.zeros_like(new)
     header, body = encode_segment(old, new, BF16, kernels)
@@ -75,7 +77,7 @@ def test_a_keyframe_is_planes_against_zeros(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize(("learning_rate", "most_bits"), [(1e-6, 7.5), (3e-6, 6.7), (1e-5, 6.0)])
-def test_size_demands_at_three_densities(learning_rate: float, most_bits: float) -> None:
+def test_patch_sizes(learning_rate: float, most_bits: float) -> None:
     old, (new,) = adam_versions(SEGMENT_WORDS, learning_rate, 1, 11)
     _, body = encode_segment(old, new, BF16, fastest_kernels())
     changes = int(np.count_nonzero(old != new))
@@ -83,13 +85,13 @@ def test_size_demands_at_three_densities(learning_rate: float, most_bits: float)
     assert 8 * len(body) <= 1.08 * entropy_bits(old, new)
 
 
-def test_sixteen_versions_merged_are_less_than_half_the_chain() -> None:
+def test_one_patch_over_16_versions_is_smaller_than_16() -> None:
     old, versions = adam_versions(1 << 20, 1e-6, 16, 12)
     lengths = [len(encode_segment(a, b, BF16, fastest_kernels())[1]) for a, b in pairwise([old, *versions])]
     assert len(encode_segment(old, versions[-1], BF16, fastest_kernels())[1]) <= 0.45 * sum(lengths)
 
 
-def test_another_base_or_another_result_is_an_integrity_error(kernels: Kernels) -> None:
+def test_wrong_base_or_result_is_an_integrity_error(kernels: Kernels) -> None:
     old, (new,) = adam_versions(5000, 1e-5, 1, 13)
     header, body = encode_segment(old, new, BF16, kernels)
     with pytest.raises(IntegrityError, match="starts from"):
@@ -108,7 +110,7 @@ def test_misuse_is_a_local_error() -> None:
 
 
 @pytest.mark.parametrize("damage", [{0: 9}, {1: 255, 2: 255}, {1: 0, 2: 0, 3: 0, 4: 0}])
-def test_a_header_is_checked_before_anything_is_taken_for_it(damage: dict[int, int]) -> None:
+def test_header_is_checked_first(damage: dict[int, int]) -> None:
     old, (new,) = adam_versions(1000, 1e-5, 1, 14)
     raw = bytearray(encode_segment(old, new, BF16, NUMPY_KERNELS)[0].pack())
     for place, byte in damage.items():
@@ -119,7 +121,7 @@ def test_a_header_is_checked_before_anything_is_taken_for_it(damage: dict[int, i
         read_header(bytes(raw)[:-1], 1000, BF16)
 
 
-def test_words_of_any_alignment_and_stride_are_taken(kernels: Kernels) -> None:
+def test_any_alignment_and_stride(kernels: Kernels) -> None:
     old, (new,) = adam_versions(3000, 1e-5, 1, 15)
     shifted = np.frombuffer(b"\0" + old.tobytes(), dtype=np.uint8)[1:].view(np.uint16)
     assert not shifted.flags.aligned
@@ -139,7 +141,7 @@ def model_of_three_segments() -> tuple[Words, Words]:
     return old, new
 
 
-def test_a_stream_of_segments_in_pieces_of_any_size() -> None:
+def test_stream_in_pieces_of_any_size() -> None:
     old, new = model_of_three_segments()
     spans = segment_spans(len(old))
     assert [count for _, count in spans] == [SEGMENT_WORDS, SEGMENT_WORDS, 77]
@@ -161,7 +163,7 @@ def test_a_stream_of_segments_in_pieces_of_any_size() -> None:
         reader.receive(b"x")
 
 
-def test_a_stream_of_another_model_or_too_short_is_refused() -> None:
+def test_foreign_or_short_stream_is_refused() -> None:
     old, (new,) = adam_versions(1000, 1e-5, 1, 17)
     sent = b"".join(encode_patch([(old, new)], words=1000, word_type=BF16, kernels=NUMPY_KERNELS))
     assert sent.startswith(MAGIC)
@@ -178,13 +180,13 @@ def test_a_stream_of_another_model_or_too_short_is_refused() -> None:
             list(encode_patch(pairs, words=1000, word_type=BF16, kernels=NUMPY_KERNELS))
 
 
-def test_a_patch_of_no_words() -> None:
+def test_empty_patch() -> None:
     sent = list(encode_patch([], words=0, word_type=BF16, kernels=NUMPY_KERNELS))
     assert list(apply_patch(sent, lambda *_: np.zeros(0), words=0, word_type=BF16, kernels=NUMPY_KERNELS)) == []
 
 
-def test_numpy_takes_over_where_numba_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "p2prl.patches.compiled", None)
+def test_numpy_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "p2prl.patches.numba_kernels", None)
     assert fastest_kernels.__wrapped__() is NUMPY_KERNELS
-    monkeypatch.delitem(sys.modules, "p2prl.patches.compiled")
+    monkeypatch.delitem(sys.modules, "p2prl.patches.numba_kernels")
     assert fastest_kernels.__wrapped__().name == "numba"

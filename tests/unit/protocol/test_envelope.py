@@ -17,7 +17,8 @@ from p2prl.protocol.envelope import (
     seal,
 )
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.messages import Kind, LedgerHead, StorageReceipt, Verdict
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt, Verdict
 from p2prl.protocol.wire_codec import decode, encode
 
 ALICE, BOB = Identity(b"a" * 16), Identity(b"b" * 16)
@@ -31,7 +32,7 @@ def reseal(raw: bytes, **changes: object) -> bytes:
     return encode(msgspec.structs.replace(decode(raw, Envelope, limit_bytes=1 << 20), **changes))
 
 
-def test_what_was_sealed_opens() -> None:
+def test_round_trip() -> None:
     raw = seal(ALICE, BODY, run=RUN, now=NOW)
     opened = open_envelope(raw, now=NOW)
     assert (opened.body, opened.kind, opened.author, opened.run) == (BODY, Kind.STORAGE_RECEIPT, ALICE.public_key, RUN)
@@ -40,7 +41,7 @@ def test_what_was_sealed_opens() -> None:
     assert opened.raw == raw
 
 
-def test_every_flipped_bit_is_refused() -> None:
+def test_flipped_bits_are_refused() -> None:
     raw = seal(ALICE, StorageReceipt((bytes(32),)), run=RUN, now=NOW)
     for bit in range(8 * len(raw)):
         flipped = bytearray(raw)
@@ -51,7 +52,7 @@ def test_every_flipped_bit_is_refused() -> None:
             open_envelope(bytes(flipped), now=None)
 
 
-def test_every_truncation_and_extension_is_refused() -> None:
+def test_wrong_lengths_are_refused() -> None:
     raw = seal(ALICE, BODY, run=RUN, now=NOW)
     for size in range(len(raw)):
         with pytest.raises(RemoteProtocolError):
@@ -60,7 +61,7 @@ def test_every_truncation_and_extension_is_refused() -> None:
         open_envelope(raw + b"\x00", now=NOW)
 
 
-def test_no_field_can_be_exchanged_under_an_old_signature() -> None:
+def test_signature_covers_every_field() -> None:
     raw = seal(ALICE, BODY, run=RUN, now=NOW)
     head = encode(LedgerHead(1, bytes(32), 1, False))
     for changes in (
@@ -81,7 +82,7 @@ def test_no_field_can_be_exchanged_under_an_old_signature() -> None:
             open_envelope(reseal(raw, **changes), now=None)
 
 
-def test_a_second_encoding_of_the_same_signed_message_is_refused() -> None:
+def test_only_one_encoding_is_accepted() -> None:
     # The framing of the envelope is not signed. Write its body as bin32 instead of bin8: same value, same signature.
     raw = seal(ALICE, BODY, run=RUN, now=NOW)
     body = decode(raw, Envelope, limit_bytes=1 << 20).body
@@ -94,7 +95,7 @@ def test_a_second_encoding_of_the_same_signed_message_is_refused() -> None:
         open_envelope(other, now=None)
 
 
-def test_replay_window_and_clock_skew_at_their_edges() -> None:
+def test_replay_window_and_clock_skew() -> None:
     raw = seal(ALICE, BODY, run=RUN, now=NOW)
     open_envelope(raw, now=NOW + limits.MAX_ENVELOPE_AGE_S)
     open_envelope(raw, now=NOW - limits.MAX_CLOCK_SKEW_S)
@@ -104,12 +105,12 @@ def test_replay_window_and_clock_skew_at_their_edges() -> None:
             open_envelope(raw, now=now)
 
 
-def test_size_is_checked_before_anything_else() -> None:
+def test_size_is_checked_first() -> None:
     with pytest.raises(RemoteProtocolError, match="limit"):
         open_envelope(bytes(limits.MAX_ENVELOPE_BYTES + 1), now=None)
 
 
-def test_a_long_signature_is_refused_and_not_remembered() -> None:
+def test_long_signature_is_refused_and_not_cached() -> None:
     raw = seal(ALICE, StorageReceipt((bytes(32),)), run=RUN, now=1e9)
     remembered = envelope._verified.cache_info().currsize
     for length in (0, 63, 65, 100_000):
@@ -125,7 +126,7 @@ def test_body_of_refuses_another_kind() -> None:
         body_of(opened, Verdict)
 
 
-def test_a_signed_body_that_is_not_its_kind_is_refused() -> None:
+def test_body_of_another_kind_is_refused() -> None:
     from p2prl.protocol.digests import digest
 
     payload = encode(LedgerHead(1, bytes(32), 1, False))
@@ -136,7 +137,7 @@ def test_a_signed_body_that_is_not_its_kind_is_refused() -> None:
         open_envelope(encode(envelope), now=NOW)
 
 
-def test_every_kind_has_its_own_domain() -> None:
+def test_domains_differ() -> None:
     assert set(DOMAINS) == set(SIGNED_MESSAGES)
     assert len(set(DOMAINS.values())) == len(DOMAINS)
     assert all(domain.startswith("p2prl/") and domain.endswith("/v1") for domain in DOMAINS.values())

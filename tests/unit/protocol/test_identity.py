@@ -32,7 +32,7 @@ def base58(data: bytes) -> str:
     return "1" * zeros + "".join(ALPHABET[d] for d in reversed(digits))
 
 
-def test_peer_id_is_the_identity_multihash_of_the_libp2p_public_key() -> None:
+def test_peer_id_is_an_identity_multihash() -> None:
     # libp2p peer-id specification, test vectors: this Ed25519 key's PublicKey protobuf.
     protobuf = bytes.fromhex("080112201ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")
     multihash = bytes((0x00, len(protobuf))) + protobuf
@@ -40,7 +40,7 @@ def test_peer_id_is_the_identity_multihash_of_the_libp2p_public_key() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_peer_id_round_trip_and_independent_base58(key: bytes) -> None:
+def test_peer_id_round_trip(key: bytes) -> None:
     peer = peer_id_of(key)
     assert peer == base58(b"\x00\x24\x08\x01\x12\x20" + key)
     assert peer.startswith("12D3KooW")
@@ -49,7 +49,7 @@ def test_peer_id_round_trip_and_independent_base58(key: bytes) -> None:
 
 
 @given(st.binary(min_size=16, max_size=16))
-def test_twelve_words_restore_the_same_key(entropy: bytes) -> None:
+def test_words_restore_the_key(entropy: bytes) -> None:
     identity = Identity(entropy)
     assert len(identity.words.split()) == 12
     spoken = "  ".join(identity.words.upper().split()) + "\n"
@@ -64,7 +64,7 @@ def test_bip39_vector_and_key_derivation() -> None:
     assert zero.public_key == Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
 
 
-def test_wrong_words_are_refused_with_a_remedy() -> None:
+def test_wrong_words_are_refused() -> None:
     good = Identity(bytes(range(16))).words.split()
     swapped = [*good[:-1], "zoo" if good[-1] != "zoo" else "abandon"]
     for words in (" ".join(swapped), " ".join(good[:-1]), "not a key", "", " ".join(good * 2)):
@@ -73,7 +73,7 @@ def test_wrong_words_are_refused_with_a_remedy() -> None:
         assert caught.value.remedy
 
 
-def test_the_secret_is_never_printed() -> None:
+def test_secret_is_not_printed() -> None:
     identity = Identity(bytes(range(16)))
     shown = repr(identity) + str(identity)
     assert bytes(range(16)).hex() not in shown
@@ -81,7 +81,7 @@ def test_the_secret_is_never_printed() -> None:
 
 
 @given(st.text(max_size=80))
-def test_other_text_is_no_peer_id(text: str) -> None:
+def test_other_text_is_refused(text: str) -> None:
     try:
         key = public_key_of(PeerId(text))
     except IdentityError:
@@ -94,7 +94,7 @@ def test_long_text_is_refused_before_arithmetic() -> None:
         public_key_of(PeerId("z" * 10_000_000))
 
 
-def test_an_rsa_peer_id_is_refused() -> None:
+def test_rsa_peer_id_is_refused() -> None:
     with pytest.raises(IdentityError):
         public_key_of(PeerId("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"))
 
@@ -114,7 +114,7 @@ def test_verify_never_raises() -> None:
         assert not verify_raw(key, data, sign)
 
 
-def test_a_signature_has_one_form_only() -> None:
+def test_signature_is_not_malleable() -> None:
     # RFC 8032 §5.1.7: s ≥ L must be refused, or anybody could give a signed message a second set of bytes.
     identity = Identity(bytes(16))
     signature = identity.sign_raw(b"data")
@@ -123,7 +123,7 @@ def test_a_signature_has_one_form_only() -> None:
     assert not verify_raw(identity.public_key, b"data", signature[:32] + s.to_bytes(32, "little"))
 
 
-def test_entropy_must_have_sixteen_bytes() -> None:
+def test_entropy_has_sixteen_bytes() -> None:
     for size in (0, 15, 17, 32):
         with pytest.raises(IdentityError):
             Identity(bytes(size))

@@ -1,4 +1,4 @@
-"""Blobs and the two documents a learner signs."""
+"""Blobs, run manifests and policy manifests: limits, digests and impossible values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LONG = BlobRef(4096 * (limits.MAX_PATCH_CHUNKS - 1), 4096, (bytes(32),) * (limit
 
 
 @given(st.binary(min_size=1, max_size=40_000), st.sampled_from([4096, 8192, 16384]))
-def test_chunks_cover_the_blob_and_hash_to_their_names(data: bytes, chunk_bytes: int) -> None:
+def test_chunks_cover_the_blob(data: bytes, chunk_bytes: int) -> None:
     ref = blob_of(data, chunk_bytes)
     ref.check(max_bytes=len(data))
     pieces = [data[start : start + size] for start, size in map(ref.span, range(len(ref.chunks)))]
@@ -48,7 +48,7 @@ def test_chunks_cover_the_blob_and_hash_to_their_names(data: bytes, chunk_bytes:
     assert [blake3(piece).digest() for piece in pieces] == list(ref.chunks)
 
 
-def test_the_root_names_size_chunking_and_content() -> None:
+def test_root_depends_on_size_chunks_and_content() -> None:
     roots = {blob_of(data, size).root for data in (bytes(9000), bytes(9001), b"\1" * 9000) for size in (4096, 8192)}
     assert len(roots) == 6
 
@@ -73,7 +73,7 @@ def test_impossible_blobs_are_refused(ref: BlobRef) -> None:
         ref.check(max_bytes=10_000 if ref.size_bytes <= 10_001 else 1 << 40)
 
 
-def test_blob_limits_at_their_edges() -> None:
+def test_blob_limits() -> None:
     BlobRef(4096 * limits.MAX_CHUNKS, 4096, (bytes(32),) * limits.MAX_CHUNKS).check(max_bytes=1 << 40)
     REF.check(max_bytes=10_000)
     with pytest.raises(RemoteProtocolError):
@@ -81,7 +81,7 @@ def test_blob_limits_at_their_edges() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4096, 100_000, 1 << 20, 240 * 1024, 1 << 30, 23 << 30])
-def test_chunk_size_is_the_nearest_power_of_two_within_limits(size: int) -> None:
+def test_chunk_size_is_a_power_of_two(size: int) -> None:
     chosen = chunk_bytes_for(size)
     assert chosen & (chosen - 1) == 0
     assert limits.MIN_CHUNK_BYTES <= chosen <= limits.MAX_CHUNK_BYTES
@@ -162,7 +162,7 @@ def test_impossible_policy_manifests_are_refused(changes: dict[str, object]) -> 
         msgspec.structs.replace(POLICY, **changes).check(max_weight_bytes=10_000)
 
 
-def test_layouts_differ_by_order_name_shape_and_dtype() -> None:
+def test_layout_digest_covers_every_field() -> None:
     one, two = TensorSpec("a", "float32", (2, 3)), TensorSpec("b", "bfloat16", (4,))
     variants = [
         [one, two],
@@ -176,7 +176,7 @@ def test_layouts_differ_by_order_name_shape_and_dtype() -> None:
     assert (one.size_bytes, two.size_bytes, TensorSpec("s", "float16", ()).size_bytes) == (24, 8, 2)
 
 
-def test_the_largest_manifest_fits_its_envelope() -> None:
+def test_largest_manifest_fits_an_envelope() -> None:
     """6,000 chunks of weights and as many of patches as may be: what the limits were chosen for."""
     weights = BlobRef(4096 * limits.MAX_CHUNKS, 4096, (bytes(32),) * limits.MAX_CHUNKS)
     policy = msgspec.structs.replace(POLICY, weights=weights, patches=(Patch(2, bytes(32), LONG),))
@@ -188,7 +188,7 @@ def test_the_largest_manifest_fits_its_envelope() -> None:
         )
 
 
-def test_documents_of_the_first_wire_version_still_open() -> None:
+def test_manifests_of_wire_version_1_decode() -> None:
     """Run folders and journals outlive a release: without the fields that were added at the end."""
     run, policy = (msgspec.msgpack.decode(encode(body)) for body in (RUN, POLICY))
     assert decode(msgspec.msgpack.encode(run[:-1]), RunManifest, limit_bytes=1 << 20) == RUN
@@ -196,7 +196,7 @@ def test_documents_of_the_first_wire_version_still_open() -> None:
     assert old == msgspec.structs.replace(POLICY, patches=())
 
 
-def test_a_run_computes_in_the_type_its_weights_travel_in_unless_it_says_otherwise() -> None:
+def test_compute_dtype_defaults_to_dtype() -> None:
     assert RUN.engine_dtype == RUN.dtype
     assert msgspec.structs.replace(RUN, dtype="bfloat16", compute_dtype="float32").engine_dtype == "float32"
     with pytest.raises(RemoteProtocolError):

@@ -1,4 +1,4 @@
-"""The kind table, and what a group may not contain."""
+"""Kind numbers, and the values that groups, receipts and verdicts may hold."""
 
 from __future__ import annotations
 
@@ -10,40 +10,33 @@ import pytest
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import SIGNED_MESSAGES
-from p2prl.protocol.messages import (
-    LINK_MESSAGES,
-    TOMBSTONES,
-    Completion,
-    Kind,
-    PeerRecord,
-    Receipt,
-    Receipts,
-    RolloutGroup,
-    State,
-    Verdict,
-)
+from p2prl.protocol.kinds import TOMBSTONES, Kind
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, Verdict
+from p2prl.protocol.link_messages import LINK_MESSAGES
+from p2prl.protocol.peer_messages import PeerRecord
+from p2prl.protocol.rollout_group import Completion, RolloutGroup
 from p2prl.sim.broadcast_swarm import group_of
 
-SPOKEN = {
+USED = {
     "HELLO": 1, "OFFER": 2, "WANT": 3, "PUSH": 4, "HAVE": 5, "CHUNK_REQUEST": 6, "CHUNK": 7, "CHUNK_REFUSED": 8,
     "BLOB_QUERY": 9, "LEDGER_QUERY": 10, "LEDGER_PAGE": 11, "LINK_RATES": 12, "CHUNK_GRANT": 13, "GRANT_DECLINED": 14,
     "CHUNK_CANCEL": 15, "RUN_MANIFEST": 32, "POLICY_MANIFEST": 33,
     "PEER_RECORD": 34, "ROLLOUT_GROUP": 35, "STORAGE_RECEIPT": 36, "RECEIPTS": 37, "VERDICT": 38, "LEDGER_HEAD": 39,
     "POLICY_HEAD": 40, "INTRODUCTION": 41,
 }  # fmt: skip
-"""Every number ever spoken. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
+"""Every number ever used. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
 
 
-def test_no_number_was_ever_given_to_another_message() -> None:
-    living = {kind.name: int(kind) for kind in Kind}
-    for name, number in SPOKEN.items():
-        assert living.get(name) == number or number in TOMBSTONES, name
-    assert TOMBSTONES.isdisjoint(living.values())
-    assert living.keys() - SPOKEN.keys() == set(), "a new kind: add its line here"
-    assert len(set(SPOKEN.values())) == len(SPOKEN)
+def test_numbers_are_never_reused() -> None:
+    current = {kind.name: int(kind) for kind in Kind}
+    for name, number in USED.items():
+        assert current.get(name) == number or number in TOMBSTONES, name
+    assert TOMBSTONES.isdisjoint(current.values())
+    assert current.keys() - USED.keys() == set(), "a new kind: add its line here"
+    assert len(set(USED.values())) == len(USED)
 
 
-def test_the_two_families_share_the_kinds_and_keep_their_ranges() -> None:
+def test_families_keep_their_ranges() -> None:
     assert set(LINK_MESSAGES) | set(SIGNED_MESSAGES) == set(Kind)
     assert all(1 <= kind <= 31 for kind in LINK_MESSAGES)
     assert all(32 <= kind <= 127 for kind in SIGNED_MESSAGES)
@@ -87,7 +80,7 @@ def completion(**changes: object) -> tuple[Completion, ...]:
         {"seconds": math.inf},
     ],
 )
-def test_an_impossible_group_is_refused(changes: dict[str, object]) -> None:
+def test_impossible_groups_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(RemoteProtocolError):
         msgspec.structs.replace(GOOD, **changes).check()
 
@@ -106,7 +99,7 @@ def test_groups_at_the_limits_pass() -> None:
     GOOD.check()
 
 
-def test_peer_records_hold_a_few_printable_addresses() -> None:
+def test_peer_record_addresses() -> None:
     good = "/ip4/1.2.3.4/tcp/1"
     PeerRecord(1, (good,) * limits.MAX_ADDRESSES, 0).check()
     for addresses in ((good,) * (limits.MAX_ADDRESSES + 1), ("a" * (limits.MAX_ADDRESS_CHARS + 1),), ("/ip4/\n",)):
@@ -114,9 +107,9 @@ def test_peer_records_hold_a_few_printable_addresses() -> None:
             PeerRecord(1, addresses, 0).check()
 
 
-RECEIPT = Receipt(bytes(32), bytes(32), 3, 4, int(State.REJECTED), "bad_tokens", 0, 0, 0.0)
+RECEIPT = Receipt(bytes(32), bytes(32), 3, 4, int(ReceiptState.REJECTED), "bad_tokens", 0, 0, 0.0)
 VERDICT = Verdict(bytes(32), bytes(32), 3, False, "seed_mismatch", 9, 2, 0.5)
-FINDINGS = [
+OUTCOMES = [
     {"group": bytes(31)},
     {"peer": b""},
     {"version": -1},
@@ -131,7 +124,7 @@ FINDINGS = [
 @pytest.mark.parametrize(
     "changes",
     [
-        *FINDINGS,
+        *OUTCOMES,
         {"slot": -1},
         {"slot": 1 << 32},
         {"completions": -1},
@@ -142,7 +135,7 @@ FINDINGS = [
         {"reward": math.inf},
     ],
 )
-def test_an_impossible_receipt_is_refused(changes: dict[str, object]) -> None:
+def test_impossible_receipts_are_refused(changes: dict[str, object]) -> None:
     Receipts(0, (RECEIPT,)).check()
     with pytest.raises(RemoteProtocolError):
         Receipts(0, (RECEIPT, msgspec.structs.replace(RECEIPT, **changes))).check()
@@ -151,7 +144,7 @@ def test_an_impossible_receipt_is_refused(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "receipts", [Receipts(-1, ()), Receipts(0, (RECEIPT,) * (limits.MAX_RECEIPTS_PER_MESSAGE + 1))]
 )
-def test_impossible_batches_of_receipts_are_refused(receipts: Receipts) -> None:
+def test_impossible_batches_are_refused(receipts: Receipts) -> None:
     with pytest.raises(RemoteProtocolError):
         receipts.check()
 
@@ -159,7 +152,7 @@ def test_impossible_batches_of_receipts_are_refused(receipts: Receipts) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        *FINDINGS,
+        *OUTCOMES,
         {"passed": True},
         {"reason": ""},
         {"mismatched": -1},
@@ -168,7 +161,7 @@ def test_impossible_batches_of_receipts_are_refused(receipts: Receipts) -> None:
         {"worst_margin": math.nan},
     ],
 )
-def test_an_impossible_verdict_is_refused(changes: dict[str, object]) -> None:
+def test_impossible_verdicts_are_refused(changes: dict[str, object]) -> None:
     VERDICT.check()
     msgspec.structs.replace(VERDICT, passed=True, reason="").check()
     with pytest.raises(RemoteProtocolError):

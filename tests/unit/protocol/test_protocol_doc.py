@@ -1,22 +1,44 @@
-"""`docs/protocol.md` says what the code does: its tables are compared line by line."""
+"""`docs/protocol.md` agrees with the code: its tables are compared line by line."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import msgspec
 
-from p2prl.protocol import limits, manifests, messages, policy_head
+from p2prl.models.group_replay import TOLERANCES
+from p2prl.protocol import limits, manifests, policy_head
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
+from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import LedgerEntry
-from p2prl.protocol.messages import LINK_MESSAGES, Kind, Role, State
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
+from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import Completion, EngineClass
 from p2prl.protocol.wire_codec import Wire
+from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS
 from p2prl.swarm.gossip.gossip import AUDIENCE
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/protocol.md").read_text()
+
+INNER: tuple[type[Wire], ...] = (
+    manifests.BlobRef,
+    manifests.Patch,
+    policy_head.PatchEdge,
+    manifests.RunFile,
+    manifests.TaskShare,
+    manifests.Sampling,
+    manifests.TensorSpec,
+    Completion,
+    EngineClass,
+    Receipt,
+    LedgerEntry,
+    Envelope,
+)
+"""Structs that are no message of their own."""
 
 
 def table(header: str) -> list[list[str]]:
@@ -31,7 +53,17 @@ def fields(struct: type[Wire]) -> str:
     return ", ".join(field.name for field in msgspec.structs.fields(struct))
 
 
-def test_kinds_with_their_numbers_families_and_fields() -> None:
+def types_of(struct: type[Wire]) -> str:
+    return ", ".join(type_name(field.type) for field in msgspec.structs.fields(struct))
+
+
+def type_name(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"list of {type_name(get_args(kind)[0])}"
+    return "text" if kind is str else str(kind.__name__)
+
+
+def test_kinds() -> None:
     documented = [tuple(row) for row in table("| number | kind | family | fields |")]
     link = [(str(int(kind)), kind.name, "link", fields(struct)) for kind, struct in LINK_MESSAGES.items()]
     signed = [(str(int(kind)), kind.name, "signed", fields(struct)) for kind, struct in SIGNED_MESSAGES.items()]
@@ -39,24 +71,29 @@ def test_kinds_with_their_numbers_families_and_fields() -> None:
 
 
 def test_inner_structs() -> None:
-    structs: tuple[type[Wire], ...] = (
-        manifests.BlobRef,
-        manifests.Patch,
-        policy_head.PatchEdge,
-        manifests.RunFile,
-        manifests.TaskShare,
-        manifests.Sampling,
-        manifests.TensorSpec,
-        messages.Completion,
-        messages.EngineClass,
-        messages.Receipt,
-        LedgerEntry,
-        Envelope,
-    )
-    assert dict(table("| struct | fields |")) == {struct.__name__: fields(struct) for struct in structs}
+    assert dict(table("| struct | fields |")) == {struct.__name__: fields(struct) for struct in INNER}
 
 
-def test_limits_and_their_values() -> None:
+def test_types() -> None:
+    coded = {kind.name: types_of(struct) for kind, struct in (LINK_MESSAGES | SIGNED_MESSAGES).items()}
+    coded |= {struct.__name__: types_of(struct) for struct in INNER}
+    assert dict(table("| message or struct | types |")) == coded
+
+
+def test_tolerances() -> None:
+    documented = {
+        row[0]: tuple(map(float, row[1:])) for row in table("| type | margin | mismatched share | log-prob |")
+    }
+    assert documented == {name: (t.margin, t.mismatched_share, t.logprob) for name, t in TOLERANCES.items()}
+
+
+def test_display_name_lists() -> None:
+    for heading, words in (("Adjectives:", ADJECTIVES), ("Animals:", ANIMALS)):
+        listed = TEXT.split(f"\n{heading}\n\n")[1].split("\n\n")[0]
+        assert tuple(listed.split()) == words
+
+
+def test_limits() -> None:
     coded = {name: float(value) for name, value in vars(limits).items() if name.isupper()}
     documented = {row[0]: float(row[1]) for row in table("| limit | value | reason |")}
     assert documented == coded
@@ -76,7 +113,7 @@ def test_domains() -> None:
 def test_reasons_roles_states_and_audiences() -> None:
     assert [row[0] for row in table("| reason | state | meaning |")] == [str(reason) for reason in RejectionReason]
     roles = ", ".join(f"{int(role)} {role.name.lower()}" for role in Role)
-    states = ", ".join(f"{int(state)} {state.name.lower().replace('_', ' ')}" for state in State)
+    states = ", ".join(f"{int(state)} {state.name.lower().replace('_', ' ')}" for state in ReceiptState)
     flowing = " ".join(TEXT.split())
     assert f"Roles: {roles}." in flowing
     assert f"Receipt states: {states}." in flowing
@@ -91,7 +128,7 @@ def test_reasons_roles_states_and_audiences() -> None:
     assert order == {kind: set(text.split(", ")) for kind, text in coded.items()}
 
 
-def test_the_wire_version_and_the_run_files() -> None:
+def test_wire_version_and_run_files() -> None:
     assert f"Wire version **{limits.WIRE_VERSION}**" in TEXT
     assert all(f"`{name}`" in TEXT for name in manifests.RUN_FILE_NAMES)
     assert all(kind.name in TEXT for kind in Kind)

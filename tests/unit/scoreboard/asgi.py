@@ -1,4 +1,4 @@
-"""One request to an ASGI application, without a socket."""
+"""Requests to an ASGI application without a socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """An HTTP response."""
 
     status: int
     headers: dict[str, str]
@@ -50,7 +50,7 @@ async def _ask(app: FastAPI, target: str, method: str, headers: dict[str, str]) 
 
     scope = {
         "type": "http",
-        "asgi": {"version": "3.0"},
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
         "method": method,
         "scheme": "http",
@@ -58,7 +58,7 @@ async def _ask(app: FastAPI, target: str, method: str, headers: dict[str, str]) 
         "raw_path": url.path.encode(),
         "query_string": url.query.encode(),
         "root_path": "",
-        "headers": [(b"host", b"board"), *((k.replace("_", "-").encode(), v.encode()) for k, v in headers.items())],
+        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in {"host": "board", **headers}.items()],
         "client": ("test", 1),
         "server": ("board", 80),
     }

@@ -1,19 +1,25 @@
-"""The HTTP API: caching, origins, refusals, paging to the last entry, and no field that could place anybody."""
+"""HTTP API: caching, gzip, HEAD, search, errors, paging to the last entry, and no field that could place anybody."""
 
 from __future__ import annotations
 
 import base64
+import gzip
+import json
 import re
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from p2prl.errors import MachineError
 from p2prl.scoreboard.api import create_app
-from p2prl.scoreboard.ledger_fold import Board
-from p2prl.scoreboard.page import PAGE_HEADERS
+from p2prl.scoreboard.http_middleware import RESPONSE_HEADERS
+from p2prl.scoreboard.leaderboard_view import CURSOR_PATTERN
+from p2prl.scoreboard.ledger_dump import verify_dump
+from p2prl.scoreboard.ledger_fold import LedgerFold
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, sample_run
 from tests.unit.scoreboard.asgi import ask
-from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, sample_run
 
 PATHS = [
     "/api/v1/run",
@@ -27,24 +33,26 @@ PATHS = [
 ]
 
 WRITER = sample_run(0, steps=12)
+MANY = crowd(320)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_answer_has_an_etag_and_is_not_sent_twice(path: str) -> None:
+def test_every_answer_has_an_etag_and_304(path: str) -> None:
     app = create_app(MemorySource(WRITER))
     answer = ask(app, path)
     assert answer.status == 200
     again = ask(app, path, if_none_match=answer.headers["etag"])
     assert (again.status, again.body) == (304, b"")
-    weak = ask(app, path, if_none_match=f'"x", W/{answer.headers["etag"]}')
-    assert weak.status == 304
+    assert answer.headers["etag"].startswith("W/"), "the same tag stands for the plain and the gzipped body"
+    strong = ask(app, path, if_none_match=f'"x", {answer.headers["etag"].removeprefix("W/")}')
+    assert strong.status == 304
     assert ask(app, path, if_none_match='"something else"').body == answer.body
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/static/board.js", "/nowhere", "/api/v1/leaderboard?cursor=x"])
-def test_every_answer_carries_the_policy_and_no_server_name(path: str) -> None:
+def test_security_headers_and_no_server_name(path: str) -> None:
     answer = ask(create_app(MemorySource(WRITER)), path)
-    for name, value in PAGE_HEADERS.items():
+    for name, value in RESPONSE_HEADERS.items():
         assert answer.headers[name.lower()] == value
     assert "server" not in answer.headers
     assert "unsafe" not in answer.headers["content-security-policy"]
@@ -65,9 +73,9 @@ def test_the_etag_changes_with_the_ledger() -> None:
     assert ask(app, "/api/v1/run").headers["etag"] != before
 
 
-def test_the_entries_lead_a_stranger_to_the_same_head() -> None:
+def test_entries_recount_to_the_same_head() -> None:
     app = create_app(MemorySource(WRITER))
-    board = Board(run=WRITER.run, learner=WRITER.learner.public_key, parameters=WRITER.manifest.parameters)
+    board = LedgerFold(run=WRITER.run, learner=WRITER.learner.public_key, parameters=WRITER.manifest.parameters)
     while page := ask(app, f"/api/v1/ledger/entries?from={board.height}&limit=7").document["entries_base64"]:
         for text in page:
             board.follow(base64.b64decode(text))
@@ -86,12 +94,72 @@ def test_a_contributor_is_found_by_id() -> None:
     assert set(missing.document) == {"error", "remedy"}
 
 
+def test_search_finds_every_contributor_by_name_or_id() -> None:
+    app = create_app(MemorySource(MANY))
+    row = ask(app, "/api/v1/leaderboard?limit=500").document["people"][300]
+    assert row["rank"] == 301
+    for query in (row["id"], row["id"][-6:], row["id"][:30].lower(), f"{row['handle']} {row['id'][-6:]}"):
+        assert row in ask(app, f"/api/v1/leaderboard?limit=500&q={quote(query.upper())}").document["people"]
+    by_name = ask(app, f"/api/v1/leaderboard?q={quote(row['handle'])}").document
+    assert row in by_name["people"]
+    assert by_name["total"] == len(by_name["people"]) < 20
+    nobody = ask(app, "/api/v1/leaderboard?q=Nobody").document
+    assert (nobody["total"], nobody["people"], nobody["next_cursor"]) == (0, [], None)
+
+
+def test_search_pages_through_all_matches() -> None:
+    app = create_app(MemorySource(MANY))
+    found = ask(app, "/api/v1/leaderboard?limit=500&q=otter").document
+    rows: list[Any] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = ask(app, f"/api/v1/leaderboard?limit=2&q=otter{cursor and '&cursor='}{cursor}").document
+        rows += page["people"]
+        cursor = page["next_cursor"]
+    assert rows == found["people"]
+    assert all("Otter" in row["handle"] for row in rows)
+    assert found["total"] == len(rows) > 2
+
+
+def test_dump_verifies(tmp_path: Path) -> None:
+    answer = ask(create_app(MemorySource(WRITER)), "/api/v1/ledger/dump")
+    (tmp_path / "run.ledger").write_bytes(answer.body)
+    result = verify_dump(tmp_path / "run.ledger")
+    assert (result.height, result.root) == (len(WRITER.entries), WRITER.head.hex())
+    assert ask(create_app(MemorySource(WRITER, known=False)), "/api/v1/ledger/dump").status == 503
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/static/board.css", "/api/v1/ledger/dump", "/api/v1/openapi.json"])
+def test_head_is_get_without_a_body(path: str) -> None:
+    app = create_app(MemorySource(WRITER))
+    full, head = ask(app, path), ask(app, path, method="HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers == full.headers
+
+
+@pytest.mark.parametrize("path", ["/", "/api/v1/leaderboard", "/static/board.css"])
+def test_gzip_keeps_the_weak_etag(path: str) -> None:
+    app = create_app(MemorySource(WRITER))
+    plain, packed = ask(app, path), ask(app, path, accept_encoding="gzip")
+    assert gzip.decompress(packed.body) == plain.body
+    assert len(packed.body) < len(plain.body) / 2
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["etag"] == plain.headers["etag"]
+    assert packed.headers["etag"].startswith("W/")
+    assert "accept-encoding" in packed.headers["vary"].lower()
+    again = ask(app, path, accept_encoding="gzip", if_none_match=packed.headers["etag"])
+    assert (again.status, again.body) == (304, b"")
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
         ("/api/v1/leaderboard?cursor=x", 400),
         ("/api/v1/leaderboard?by=addresses", 422),
         ("/api/v1/leaderboard?limit=100000", 422),
+        (f"/api/v1/leaderboard?q={'a' * 101}", 422),
+        (f"/?q={'a' * 101}", 422),
+        (f"/api/v1/contributors/{'1' * 101}", 422),
         ("/api/v1/metrics?points=0", 422),
         ("/api/v1/ledger/entries?from=-1", 422),
         ("/api/v1/ledger/entries?from=99999999999999999999", 422),
@@ -100,17 +168,24 @@ def test_a_contributor_is_found_by_id() -> None:
         ("/docs", 404),
     ],
 )
-def test_senseless_requests_are_refused(path: str, status: int) -> None:
-    assert ask(create_app(MemorySource(WRITER)), path).status == status
+def test_refusals_have_one_shape(path: str, status: int) -> None:
+    answer = ask(create_app(MemorySource(WRITER)), path)
+    assert answer.status == status
+    assert set(answer.document) == {"error", "remedy"}
+    assert answer.document["error"]
+    assert answer.document["remedy"]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_written(method: str) -> None:
     app = create_app(MemorySource(WRITER))
-    assert {ask(app, path.split("?")[0], method=method).status for path in PATHS} == {405}
+    for path in PATHS:
+        answer = ask(app, path.split("?")[0], method=method)
+        assert (answer.status, set(answer.document)) == (405, {"error", "remedy"})
+        assert "GET" in answer.headers["allow"]
 
 
-def test_a_board_that_has_not_heard_of_its_run_says_so() -> None:
+def test_without_a_manifest_the_board_answers_503() -> None:
     app = create_app(MemorySource(LedgerWriter(), known=False))
     answer = ask(app, "/api/v1/run")
     assert answer.status == 503
@@ -121,7 +196,7 @@ def test_a_board_that_has_not_heard_of_its_run_says_so() -> None:
     assert "Joining the run" in page.text
 
 
-def test_a_broken_ledger_shows_on_every_surface() -> None:
+def test_a_broken_ledger_shows_in_api_health_and_page() -> None:
     app = create_app(MemorySource(WRITER, incident="entry 7 of the ledger is broken"))
     health = ask(app, "/healthz")
     assert (health.status, health.document["status"]) == (503, "failing")
@@ -143,7 +218,7 @@ _PLACES = re.compile(
 )
 
 
-def test_no_field_of_the_schema_or_of_an_answer_could_place_anybody() -> None:
+def test_no_field_could_locate_a_peer() -> None:
     app = create_app(MemorySource(WRITER))
     schema = ask(app, "/api/v1/openapi.json").document
     names = {name for model in schema["components"]["schemas"].values() for name in model.get("properties", {})}
@@ -160,14 +235,32 @@ def test_no_answer_holds_an_address() -> None:
             assert not re.search(r"\b\d{1,3}(\.\d{1,3}){3}\b|/ip[46]/|/dns", ask(app, path).text)
 
 
-def test_documents_follow_the_schema_they_declare() -> None:
+def test_schema_has_the_cursor_pattern_and_every_error() -> None:
+    schema = ask(create_app(MemorySource(WRITER)), "/api/v1/openapi.json").document
+    assert "HTTPValidationError" not in schema["components"]["schemas"]
+    leaderboard = schema["paths"]["/api/v1/leaderboard"]["get"]
+    parameters = {parameter["name"]: parameter for parameter in leaderboard["parameters"]}
+    assert CURSOR_PATTERN in json.dumps(parameters["cursor"])
+    assert parameters["q"]["schema"]["maxLength"] == 100
+    for path, route in schema["paths"].items():
+        for status, answer in route["get"]["responses"].items():
+            if status != "200" and path != "/healthz":
+                assert answer["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorDocument")
+    assert {"400", "422", "503"} <= set(leaderboard["responses"])
+    assert "404" in schema["paths"]["/api/v1/contributors/{contributor_id}"]["get"]["responses"]
+
+
+def test_documents_follow_the_schema() -> None:
     app = create_app(MemorySource(WRITER))
     schema = ask(app, "/api/v1/openapi.json").document
     models = schema["components"]["schemas"]
     for path, route in schema["paths"].items():
         if "{" in path:
             continue
-        reference = route["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+        content = route["get"]["responses"]["200"]["content"]
+        if "application/json" not in content:
+            continue
+        reference = content["application/json"]["schema"]["$ref"]
         document = ask(app, path).document
         assert set(document) == set(models[reference.rsplit("/", 1)[1]]["properties"]), path
         assert all(isinstance(value, str) for name, value in document.items() if name == "id" or name.endswith("_id"))

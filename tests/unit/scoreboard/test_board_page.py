@@ -1,19 +1,25 @@
-"""The page: a stranger's words stay words, numbers read well, and the chart's paths hold the data."""
+"""Page: a stranger's text stays text, search and commands work, numbers read well, the chart holds the data."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
+from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.scoreboard import views
+from p2prl.scoreboard.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.learning_curve import HEIGHT, WIDTH, reward_chart
-from p2prl.scoreboard.page import STATIC, percent, quantity, render_page
-from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
+from p2prl.scoreboard.page import STATIC, PageRequest, render_page
+from p2prl.scoreboard.text_format import credit, percent, quantity, quoted
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
 
 CORPUS = [
     "<script>alert(1)</script>",
@@ -64,27 +70,27 @@ def page_with(text: str) -> str:
         manifest(name=text[:64], goal=text, base_model=text, licence=text, content_policy=text, reward=text[:64])
     )
     writer.receipts(0, receipt(0, identity("ann")), receipt(1, identity("ann"), state=3, reason=text[:64]))
-    return render_page(MemorySource(writer, incident=text, join_link=text).snapshot(), show=50)
+    return render_page(MemorySource(writer, incident=text, join_link=text).snapshot(), PageRequest(show=50))
 
 
 @pytest.mark.parametrize("text", CORPUS)
 def test_hostile_text_changes_no_tag_and_makes_no_link(text: str) -> None:
-    plain, hostile = tags(page_with("harmless words")), tags(page_with(text))
+    plain, hostile = tags(page_with("harmless text")), tags(page_with(text))
     assert hostile.shape == plain.shape
     assert hostile.links == plain.links
-    assert text in hostile.text  # shown as it was typed, not dropped
+    assert text in hostile.text  # shown as typed, not dropped
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=40))
 def test_no_printable_text_changes_a_tag(text: str) -> None:
-    assert tags(page_with(text)).shape == tags(page_with("harmless words")).shape
+    assert tags(page_with(text)).shape == tags(page_with("harmless text")).shape
 
 
-def test_the_page_asks_nobody_else_and_runs_nothing_inline() -> None:
-    html = render_page(MemorySource(sample_run(0, steps=5), join_link="p2prl://x@y").snapshot(), show=50)
+def test_page_loads_nothing_from_elsewhere_and_nothing_inline() -> None:
+    html = render_page(MemorySource(sample_run(0, steps=5), join_link="p2prl://x@y").snapshot(), PageRequest(show=50))
     parsed = tags(html)
     assert parsed.links
-    assert all(link.startswith("/") and not link.startswith("//") for link in parsed.links)
+    assert all(re.match(r"/(?!/)|#", link) for link in parsed.links)
     assert not [name for _, names in parsed.shape for name in names if name == "style" or name.startswith("on")]
     scripts = [names for tag, names in parsed.shape if tag == "script"]
     assert scripts == [("defer", "src")]
@@ -113,25 +119,92 @@ def test_every_tag_is_closed() -> None:
     ):
         balance = Balance()
         balance.open = []
-        balance.feed(render_page(source.snapshot(), show=3))
+        balance.feed(render_page(source.snapshot(), PageRequest(show=3)))
         assert not balance.open
 
 
 def test_the_page_shows_the_numbers_of_the_api() -> None:
     snapshot = MemorySource(sample_run(0, steps=30)).snapshot()
-    html = render_page(snapshot, show=50)
+    html = render_page(snapshot, PageRequest(show=50))
     run = views.run_document(snapshot)
     assert run.ledger.head in html
-    for row in views.leaderboard_document(snapshot, by="people", limit=50, cursor=None).people:
+    for row in leaderboard_document(snapshot, by="people", limit=50).people:
         assert row.handle in html
         assert f'title="{row.id}"' in html
     assert "p2prl ledger verify" in html
     assert run.credit_definition in html
 
 
-def test_a_long_table_says_how_much_it_leaves_out() -> None:
-    html = render_page(MemorySource(sample_run(0, steps=10)).snapshot(), show=2)
-    assert "/?show=4" in html
+def test_a_long_table_has_pages() -> None:
+    snapshot = MemorySource(sample_run(0, steps=10)).snapshot()
+    html = render_page(snapshot, PageRequest(show=2))
+    cursor = leaderboard_document(snapshot, by="people", limit=2).next_cursor
+    assert f"/?show=2&cursor={cursor}#leaderboard" in tags(html).links
+    assert "1 to 2 of" in " ".join(html.split())
+    second = render_page(snapshot, PageRequest(show=2, cursor=cursor))
+    assert "/?show=2#leaderboard" in tags(second).links
+    assert "3 to 4 of" in " ".join(second.split())
+
+
+def test_page_searches_without_javascript() -> None:
+    snapshot = MemorySource(sample_run(0, steps=10)).snapshot()
+    last = leaderboard_document(snapshot, by="people", limit=500).people[-1]
+    html = render_page(snapshot, PageRequest(show=2, query=last.handle))
+    assert f'title="{last.id}"' in html
+    assert f'value="{last.handle}"' in html
+    assert ("form", ("action", "id", "method", "role")) in tags(html).shape
+    nothing = " ".join("".join(tags(render_page(snapshot, PageRequest(query="<b>x"))).text).split())
+    assert "No contributor matches “<b>x”." in nothing
+    assert "No validator matches “<b>x”." in nothing
+
+
+def test_commands_are_complete_and_quoted() -> None:
+    link = "p2prl://x@y?b=/ip4/1&b='"
+    html = render_page(
+        MemorySource(sample_run(0, steps=2), join_link=link).snapshot(), PageRequest(origin="http://h:1")
+    )
+    text = "".join(tags(html).text)
+    assert "curl -fo run.ledger 'http://h:1/api/v1/ledger/dump'\np2prl ledger verify run.ledger" in text
+    assert f"p2prl board {quoted(link)}" in text
+    fields = re.findall(r'id="join-command"[^>]* value="([^"]*)"', html)
+    assert [unescape(field) for field in fields] == [f"p2prl join {quoted(link)}"]
+    assert shlex.split(quoted(link)) == [link]
+
+
+def test_an_ended_run_shows_its_result_and_no_join_command() -> None:
+    writer = sample_run(0, steps=60)
+    snapshot = MemorySource(writer, finished=True, join_link="p2prl://x@y", learner_step=60, total_steps=60).snapshot()
+    text = " ".join("".join(tags(render_page(snapshot, PageRequest())).text).split())
+    assert "This run has ended. It made 60 learner steps" in text
+    assert re.search(r"mean reward went from 0\.\d{3} at the beginning to 0\.\d{3} at the end", text)
+    assert "Lend your machine" not in text
+    assert "/api/v1/ledger/dump" in tags(render_page(snapshot, PageRequest())).links
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "shown"),
+    [(63, 200, "step 63 of 200"), (63, None, None), (399, 200, None), (1500, 2000, "1,500 of")],
+)
+def test_a_target_is_shown_only_while_it_is_true(step: int, total: int | None, shown: str | None) -> None:
+    snapshot = MemorySource(sample_run(0, steps=3), learner_step=step, total_steps=total).snapshot()
+    html = render_page(snapshot, PageRequest())
+    assert f"{step:,}" in html
+    assert ("<progress max" in html.split('class="figures"')[0]) == (shown is not None)
+    assert shown is None or shown in html
+
+
+def test_rejections_are_explained_in_sentences() -> None:
+    writer = LedgerWriter()
+    rows = [
+        receipt(i, identity("ann"), state=4 if reason is RejectionReason.TOO_STALE else 3, reason=reason.value)
+        for i, reason in enumerate(RejectionReason)
+    ]
+    writer.receipts(0, *rows, receipt(99, identity("ann"), state=3, reason="made_up"))
+    html = render_page(MemorySource(writer).snapshot(), PageRequest())
+    assert "A reason that this version of the board does not know." in html
+    for reason in RejectionReason:
+        assert str(escape(reason.explanation)) in html
+    assert "_mismatch" not in html
 
 
 @pytest.mark.parametrize(
@@ -153,8 +226,25 @@ def test_a_long_table_says_how_much_it_leaves_out() -> None:
         (99_999_999, "100 M"),
     ],
 )
-def test_quantities_read_well(value: float, text: str) -> None:
+def test_quantities_are_short(value: float, text: str) -> None:
     assert quantity(value) == text
+
+
+@pytest.mark.parametrize(
+    ("petaflop", "text"),
+    [
+        (0, "0"),
+        (0.00000479, "4.79 GFLOP"),
+        (0.0479, "47.9 TFLOP"),
+        (0.9999, "1 PFLOP"),
+        (1.0, "1 PFLOP"),
+        (1234.5, "1.23 EFLOP"),
+        (5e9, "5 YFLOP"),
+        (2.4e-15, "2.4 FLOP"),
+    ],
+)
+def test_credit_has_a_unit_that_fits(petaflop: float, text: str) -> None:
+    assert credit(petaflop) == text
 
 
 @pytest.mark.parametrize(
@@ -185,7 +275,7 @@ def test_the_chart_goes_through_its_points() -> None:
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30),
     st.integers(0, 1 << 40),
 )
-def test_the_chart_takes_any_rewards_and_keeps_inside_its_box(rewards: list[float], first: int) -> None:
+def test_the_chart_stays_in_its_box_for_any_rewards(rewards: list[float], first: int) -> None:
     writer = LedgerWriter()
     writer.receipts(0, receipt(0, identity("ann")))
     base = views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=9, points=9)

@@ -1,4 +1,4 @@
-"""The one-shot JSON against a committed document: a changed key is a changed promise (docs/leaderboard.md)."""
+"""Summary JSON against a committed document: a changed key breaks a promise of docs/leaderboard.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.scoreboard.summary import summary
-from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, receipt, verdict_on
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, verdict_on
 
 GOLDEN = Path(__file__).with_name("summary_golden.json")
 GUIDE = Path(__file__).parents[3] / "docs" / "leaderboard.md"
@@ -35,7 +35,7 @@ def small_run() -> MemorySource:
 def test_the_summary_is_the_committed_one() -> None:
     source = small_run()
     document = json.loads(json.dumps(summary(source), allow_nan=False))
-    # Digests follow the wire's bytes, which have golden vectors of their own.
+    # Digests depend on the wire bytes, which have golden vectors of their own.
     assert document["run"].pop("run_id") == document["run"]["ledger"].pop("run_id") == source.writer.run.hex()
     assert document["run"]["ledger"].pop("head") == source.writer.head.hex()
     assert document == json.loads(GOLDEN.read_text())

@@ -1,4 +1,4 @@
-"""Intervals, pages, curves and times, each against another way of getting the same answer."""
+"""Views: intervals, pages, curves and times, each against an independent computation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard import views
 from p2prl.scoreboard.api_schema import ContributorDocument, ValidatorDocument
 from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS, display_name
+from p2prl.scoreboard.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.scoreboard.totals import wilson_interval
-from tests.unit.scoreboard.ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
 
 
 @pytest.mark.parametrize(
@@ -27,21 +28,21 @@ def test_the_wilson_interval_matches_published_values(passed: int, of: int, low:
 
 
 @given(st.integers(0, 500), st.integers(0, 500))
-def test_the_interval_holds_the_rate_and_stays_within_0_and_1(passed: int, failed: int) -> None:
+def test_the_interval_contains_the_rate_within_0_and_1(passed: int, failed: int) -> None:
     low, high = wilson_interval(passed, passed + failed)
     assert 0 <= low <= high <= 1
     if passed + failed:
         assert low - 1e-12 <= passed / (passed + failed) <= high + 1e-12
 
 
-def test_pages_put_together_are_the_whole_table_in_order() -> None:
+def test_pages_join_to_the_whole_table() -> None:
     snapshot = MemorySource(sample_run(0, steps=20)).snapshot()
     for by in ("people", "validators"):
-        whole = views.leaderboard_document(snapshot, by=by, limit=500, cursor=None)
+        whole = leaderboard_document(snapshot, by=by, limit=500)
         rows: list[ContributorDocument | ValidatorDocument] = []
         cursor = None
         while True:
-            page = views.leaderboard_document(snapshot, by=by, limit=3, cursor=cursor)
+            page = leaderboard_document(snapshot, by=by, limit=3, cursor=cursor)
             rows += [*page.people, *page.validators]
             cursor = page.next_cursor
             if cursor is None:
@@ -55,27 +56,27 @@ def test_a_cursor_keeps_its_place_while_others_overtake() -> None:
     people = [identity(str(i)) for i in range(6)]
     writer = LedgerWriter()
     writer.receipts(0, *(receipt(i, person, tokens=100 * (i + 1)) for i, person in enumerate(people)))
-    first = views.leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3, cursor=None)
+    first = leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3)
     writer.receipts(1, receipt(99, people[0], tokens=10_000))  # the last one jumps to the top
-    second = views.leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3, cursor=first.next_cursor)
+    second = leaderboard_document(MemorySource(writer).snapshot(), by="people", limit=3, cursor=first.next_cursor)
     assert [row.id for row in second.people] == [people[2].peer_id, people[1].peer_id]
 
 
 @pytest.mark.parametrize("cursor", ["", "7", "-1-abc", "1-" + "0" * 52, "9" * 30 + "-" + "1" * 46, "1-x' OR 1=1"])
 def test_a_made_up_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ConfigError, match="cursor"):
-        views.leaderboard_document(MemorySource(LedgerWriter()).snapshot(), by="people", limit=3, cursor=cursor)
+        leaderboard_document(MemorySource(LedgerWriter()).snapshot(), by="people", limit=3, cursor=cursor)
 
 
 def test_a_contributor_has_the_rank_of_the_table() -> None:
     snapshot = MemorySource(sample_run(1, steps=15)).snapshot()
-    for row in views.leaderboard_document(snapshot, by="people", limit=500, cursor=None).people:
-        assert views.contributor_document(snapshot, row.id) == row
-    assert views.contributor_document(snapshot, identity("nobody").peer_id) is None
-    assert views.contributor_document(snapshot, "../../etc/passwd") is None
+    for row in leaderboard_document(snapshot, by="people", limit=500).people:
+        assert contributor_document(snapshot, row.id) == row
+    assert contributor_document(snapshot, identity("nobody").peer_id) is None
+    assert contributor_document(snapshot, "../../etc/passwd") is None
 
 
-def test_the_curve_is_the_weighted_mean_with_the_interval_of_group_means() -> None:
+def test_the_curve_is_a_weighted_mean_with_its_interval() -> None:
     writer = LedgerWriter()
     rewards, sizes = [0.25, 0.5, 1.0, 0.125], [8, 8, 4, 16]
     rows = [
@@ -93,7 +94,7 @@ def test_the_curve_is_the_weighted_mean_with_the_interval_of_group_means() -> No
     assert (document.oldest_version, document.newest_version) == ([0], [3])
 
 
-def test_one_group_gives_a_mean_without_an_interval_and_none_gives_neither() -> None:
+def test_one_group_has_no_interval_and_none_has_no_mean() -> None:
     writer = LedgerWriter()
     writer.receipts(0, receipt(0, identity("ann")))
     writer.receipts(1, receipt(1, identity("ann"), state=3, reason="seed_mismatch"))
@@ -104,7 +105,7 @@ def test_one_group_gives_a_mean_without_an_interval_and_none_gives_neither() -> 
 
 
 @pytest.mark.parametrize("points", [1, 2, 7, 20, 1000])
-def test_a_coarse_curve_merges_neighbours_and_loses_nothing(points: int) -> None:
+def test_a_coarse_curve_loses_nothing(points: int) -> None:
     snapshot = MemorySource(sample_run(2, steps=20)).snapshot()
     fine = views.metrics_document(snapshot, from_step=0, to_step=99, points=1000)
     coarse = views.metrics_document(snapshot, from_step=0, to_step=99, points=points)
@@ -137,29 +138,29 @@ def test_the_run_document_sums_up() -> None:
         (-1, None),
     ],
 )
-def test_times_are_rfc_3339_and_no_date_breaks_them(ms: int, text: str | None) -> None:
+def test_times_are_rfc_3339_or_none(ms: int, text: str | None) -> None:
     assert views.time_text(ms) == text
 
 
-def test_a_validator_from_the_far_future_does_not_take_the_board_down() -> None:
+def test_a_verdict_from_the_far_future_breaks_nothing() -> None:
     writer = LedgerWriter()
     writer.receipts(0, receipt(0, identity("ann")))
     writer.now = ((1 << 53) - 1) / 1000
     writer.add(identity("bob"), verdict_on(receipt(0, identity("ann"))))
     snapshot = MemorySource(writer).snapshot()
-    row = views.leaderboard_document(snapshot, by="validators", limit=9, cursor=None).validators[0]
+    row = leaderboard_document(snapshot, by="validators", limit=9).validators[0]
     assert (row.passed_groups, row.last_verdict_at) == (1, None)
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_a_handle_is_two_words_of_ours_and_a_number(key: bytes) -> None:
+def test_a_display_name_is_two_listed_words_and_a_number(key: bytes) -> None:
     adjective, animal, number = display_name(key).split()
     assert adjective in ADJECTIVES
     assert animal in ANIMALS
     assert 10 <= int(number) <= 99
 
 
-def test_handles_never_change_and_seldom_meet() -> None:
+def test_display_names_are_stable_and_rarely_collide() -> None:
     assert display_name(bytes(32)) == display_name(bytes(32))
     keys = [identity(f"volunteer {i}").public_key for i in range(300)]
     assert len({display_name(key) for key in keys}) >= 295

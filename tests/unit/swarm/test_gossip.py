@@ -12,7 +12,9 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.messages import LedgerHead, Offer, Push, Role, StorageReceipt, Want
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
+from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.broadcast_swarm import group_of
 from p2prl.swarm.gossip.announcements import Announcements

@@ -6,7 +6,7 @@ import random
 
 from p2prl.protocol import frames, limits
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.messages import LedgerPage, LedgerQuery
+from p2prl.protocol.link_messages import LedgerPage, LedgerQuery
 from p2prl.swarm.gossip.ledger_sync import LedgerPages
 
 NOW = 1_800_000_000.0

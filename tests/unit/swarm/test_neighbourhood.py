@@ -12,7 +12,10 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.messages import Hello, Introduction, LedgerHead, PeerRecord, Role
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.protocol.link_messages import Hello
+from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.sim.broadcast_swarm import identity_of
 from p2prl.swarm.events import Dial, LookUp, Register
 from p2prl.swarm.peers.connections import Connections, ConnectionsConfig, LocalPeer

@@ -12,8 +12,7 @@ import pytest
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.manifests import BlobRef, blob_of
-from p2prl.protocol.messages import (
+from p2prl.protocol.link_messages import (
     BlobQuery,
     Chunk,
     ChunkCancel,
@@ -24,6 +23,7 @@ from p2prl.protocol.messages import (
     Have,
     LinkRates,
 )
+from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_sets import bits_of, indices_of, of_bitmap, to_bitmap

@@ -17,7 +17,8 @@ from p2prl.models.group_work import Prepared
 from p2prl.net.process import control
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
-from p2prl.protocol.messages import LedgerHead, RolloutGroup, Verdict
+from p2prl.protocol.ledger_messages import LedgerHead, Verdict
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import encode
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue

@@ -1,0 +1,168 @@
+"""Patch decoder: patch streams and old words in, new words out, segment after segment and checked by digests.
+
+The receiver's own layout says how many words there are and of what type. A stream that says otherwise is refused before
+anything is allocated for it. A route of several patches is applied in one pass, so the words of intermediate versions
+never exist outside the memory of one segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.patches.dense_codecs import decode_planes, decode_raw
+from p2prl.patches.kernels import Kernels
+from p2prl.patches.sparse_codecs import decode_sparse
+from p2prl.patches.stream_format import (
+    HEADER_BYTES,
+    MAGIC,
+    PREAMBLE,
+    Codec,
+    SegmentHeader,
+    read_header,
+    segment_spans,
+    segment_words,
+    words_digest,
+)
+from p2prl.patches.words import Words, WordType, word_type_of
+from p2prl.patches.zstd_coder import ZstdCoder
+
+
+class PatchReader:
+    """Splits a stream into segments as its bytes arrive. Holds at most one unfinished segment."""
+
+    def __init__(self, *, words: int, word_type: WordType) -> None:
+        self._words = words
+        self._word_type = word_type
+        self._spans = segment_spans(words)
+        self._partial = bytearray()
+        self._needed = PREAMBLE.size
+        self._begun = False
+        self._next = 0
+        self._header: SegmentHeader | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every segment has arrived."""
+        return self._begun and self._next == len(self._spans)
+
+    def receive(self, data: bytes | memoryview) -> list[tuple[SegmentHeader, bytes]]:
+        """Return the segments that `data` completes, in order. Raise `RemoteProtocolError` for an impossible stream."""
+        segments = []
+        view = memoryview(data)
+        while view:
+            if self.finished:
+                raise RemoteProtocolError("patch: bytes after the last segment")
+            missing = self._needed - len(self._partial)
+            self._partial += view[:missing]
+            view = view[missing:]
+            if len(self._partial) == self._needed:
+                part = bytes(self._partial)
+                self._partial.clear()
+                segments += self._take(part)
+        return segments
+
+    def _take(self, part: bytes) -> list[tuple[SegmentHeader, bytes]]:
+        if not self._begun:
+            magic, code, words = PREAMBLE.unpack(part)
+            if magic != MAGIC:
+                raise RemoteProtocolError("patch: not a patch of this format")
+            if word_type_of(code) is not self._word_type or words != self._words:
+                raise RemoteProtocolError(f"patch: {words} words of type {code} are not this model's")
+            self._begun = True
+            self._needed = HEADER_BYTES
+            return []
+        if self._header is None:
+            self._header = read_header(part, self._spans[self._next][1], self._word_type)
+            self._needed = self._header.body_bytes
+            return []
+        segment = (self._header, part)
+        self._header = None
+        self._needed = HEADER_BYTES
+        self._next += 1
+        return [segment]
+
+
+def apply_patch(
+    pieces: Iterable[bytes | memoryview],
+    old_words: Callable[[int, int], Words],
+    *,
+    words: int,
+    word_type: WordType,
+    kernels: Kernels,
+) -> Iterator[tuple[int, Words]]:
+    """Yield (first word, new words) segment after segment, each checked by its digests.
+
+    `old_words(start, count)` gives the receiver's own words. Raises `RemoteProtocolError` for bytes that are no patch
+    of this model or end too early, and `IntegrityError` if a segment's old or new words are not the ones it names.
+    """
+    reader = PatchReader(words=words, word_type=word_type)
+    spans = iter(segment_spans(words))
+    for piece in pieces:
+        for header, body in reader.receive(piece):
+            start, count = next(spans)
+            yield start, decode_segment(old_words(start, count), header, body, word_type, kernels)
+    if not reader.finished:
+        raise RemoteProtocolError("patch: the stream ends too early")
+
+
+def apply_route(
+    streams: Sequence[Iterable[bytes | memoryview]],
+    old_words: Callable[[int, int], Words],
+    *,
+    words: int,
+    word_type: WordType,
+    kernels: Kernels,
+) -> Iterator[tuple[int, Words]]:
+    """Apply several patches in a row; yield (first word, words of the last version) segment after segment.
+
+    `old_words(start, count)` gives the words that the first patch starts from; `streams` are the patches' bytes in
+    pieces. Every segment passes through all patches before the next one is read, and every patch checks its digests.
+    Raises as `apply_patch` does, and also if a stream goes on after its last segment.
+    """
+    steps: list[Iterator[tuple[int, Words]]] = [((s, old_words(s, n)) for s, n in segment_spans(words))]
+    for stream in streams:
+        steps.append(
+            apply_patch(stream, _words_from(steps[-1]), words=words, word_type=word_type, kernels=kernels),
+        )
+    yield from steps[-1]
+    for step in steps:  # only the last patch has read its stream to the end so far
+        if next(step, None) is not None:
+            raise RemoteProtocolError("patch: more segments than the model has")
+
+
+def _words_from(step: Iterator[tuple[int, Words]]) -> Callable[[int, int], Words]:
+    def old_words(start: int, count: int) -> Words:
+        at, words = next(step)
+        assert (at, len(words)) == (start, count), "segments come in the same order in every patch"
+        return words
+
+    return old_words
+
+
+def decode_segment(
+    old: Words, header: SegmentHeader, body: bytes | memoryview, word_type: WordType, kernels: Kernels
+) -> Words:
+    """Return the new words of one segment, checked by its digests. `old` is never written to.
+
+    Raises `IntegrityError` if `old` or the result does not match the header's digests, and `RemoteProtocolError` if the
+    body cannot be decoded.
+    """
+    old = segment_words(old, word_type)
+    if len(body) != header.body_bytes:
+        raise RemoteProtocolError(f"patch: a body of {len(body)} bytes where {header.body_bytes} were announced")
+    if words_digest(old) != header.pre:
+        raise IntegrityError("patch: these are not the words the segment starts from")
+    new = _decode_body(old, header.codec, memoryview(body), word_type, kernels)
+    if words_digest(new) != header.post:
+        raise IntegrityError("patch: the decoded words are not the promised ones")
+    return new
+
+
+def _decode_body(old: Words, codec: Codec, body: memoryview, word_type: WordType, kernels: Kernels) -> Words:
+    if codec is Codec.RAW:
+        return decode_raw(old, body, word_type)
+    coder = ZstdCoder()
+    if codec is Codec.PLANES:
+        return decode_planes(old, body, word_type, coder)
+    return decode_sparse(old, body, word_type, kernels, coder, flat=codec is Codec.FLAT)

@@ -1,0 +1,90 @@
+"""Patch encoder: old and new words in, patch stream out. Each segment gets the codec that makes it smallest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from p2prl.errors import LocalProtocolError
+from p2prl.patches.dense_codecs import encode_planes
+from p2prl.patches.kernels import Kernels
+from p2prl.patches.sparse_codecs import encode_sparse
+from p2prl.patches.stream_format import (
+    MAGIC,
+    PREAMBLE,
+    Codec,
+    SegmentHeader,
+    segment_spans,
+    segment_words,
+    words_digest,
+)
+from p2prl.patches.words import Words, WordType
+from p2prl.patches.zstd_coder import ZstdCoder
+
+_STRIPES, _STRIPE_WORDS = 8, 8192
+"""The sample that predicts the size of the planes: 64 Ki words from all over the segment, 1/64 of the work."""
+
+_PLANES_MARGIN = 1.5
+"""Planes are encoded in full if the sample predicts at most this multiple of the best size so far. A sample's frames
+are short, so it overestimates."""
+
+_FLAT_BELOW_BYTES = 16 * 1024
+"""Flat saves fifteen of EC1's sixteen tables, a kilobyte or two, and loses on positions: above this it cannot win."""
+
+
+def encode_patch(
+    pairs: Iterable[tuple[Words, Words]], *, words: int, word_type: WordType, kernels: Kernels
+) -> Iterator[bytes]:
+    """Yield the stream in pieces: the preamble, then one piece a segment.
+
+    `pairs` gives old and new words span after span (`segment_spans`). At most one pair is held at a time.
+    """
+    yield PREAMBLE.pack(MAGIC, word_type.code, words)
+    spans = segment_spans(words)
+    count = 0
+    for count, (old, new) in enumerate(pairs, 1):
+        if count > len(spans) or len(old) != spans[count - 1][1]:
+            raise LocalProtocolError("the pairs do not have the lengths of the segments")
+        header, body = encode_segment(old, new, word_type, kernels)
+        yield header.pack() + body
+    if count != len(spans):
+        raise LocalProtocolError(f"a patch of {words} words has {len(spans)} segments, not {count}")
+
+
+def encode_segment(old: Words, new: Words, word_type: WordType, kernels: Kernels) -> tuple[SegmentHeader, bytes]:
+    """(header, body) of the smallest encoding of `new` relative to `old`.
+
+    EC1 is always tried. Flat only saves tables, so it is tried where tables matter. Planes are tried if a sample of the
+    segment predicts a gain. Plain words bound the result. Equal arguments give equal bytes.
+    """
+    old, new = segment_words(old, word_type), segment_words(new, word_type)
+    if len(old) != len(new):
+        raise LocalProtocolError("a patch needs as many old words as new ones")
+    coder = ZstdCoder()
+    codec, body = Codec.EC1, encode_sparse(old, new, word_type, kernels, coder, flat=False)
+    if len(body) < _FLAT_BELOW_BYTES:
+        rival = encode_sparse(old, new, word_type, kernels, coder, flat=True)
+        codec, body = min((codec, body), (Codec.FLAT, rival), key=_length)
+    if _planes_may_win(old, new, word_type, coder, len(body)):
+        rival = encode_planes(old, new, word_type, coder)
+        codec, body = min((codec, body), (Codec.PLANES, rival), key=_length)
+    if len(body) >= new.nbytes:
+        codec, body = Codec.RAW, new.tobytes()
+    header = SegmentHeader(codec=codec, body_bytes=len(body), pre=words_digest(old), post=words_digest(new))
+    return header, body
+
+
+def _length(candidate: tuple[Codec, bytes]) -> int:
+    return len(candidate[1])
+
+
+def _planes_may_win(old: Words, new: Words, word_type: WordType, coder: ZstdCoder, best_bytes: int) -> bool:
+    """Whether a sample promises shorter planes. Encoding them in full costs more time than EC1 itself."""
+    sample = _STRIPES * _STRIPE_WORDS
+    if len(old) <= 4 * sample:
+        return True
+    starts = np.linspace(0, len(old) - _STRIPE_WORDS, _STRIPES).astype(np.int64)
+    chosen = (starts[:, None] + np.arange(_STRIPE_WORDS)).ravel()
+    length = len(encode_planes(old[chosen], new[chosen], word_type, coder))
+    return length * len(old) < _PLANES_MARGIN * best_bytes * sample

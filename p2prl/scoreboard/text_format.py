@@ -1,0 +1,95 @@
+"""Numbers, times and codes as text for people: the filters of the page's templates."""
+
+from __future__ import annotations
+
+import math
+
+from p2prl.protocol.rejection_reasons import RejectionReason
+
+_SHORT_ID = 6
+"""Characters of a peer id shown beside a name: 58^6 = 38 billion, enough to tell two equal names apart."""
+
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_FLOP_UNITS = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), *_UNITS)
+
+_IGNORED_LINES = {
+    "impossible_receipt": "receipt with an impossible number",
+    "second_receipt": "second receipt of one group",
+    "impossible_verdict": "verdict with an impossible number",
+    "second_verdict": "second verdict of one validator on one group",
+    "verdict_on_own_work": "verdict of a validator on its own work",
+    "verdict_on_another_group": "verdict that does not fit the group's receipt",
+}
+
+
+def count(value: int) -> str:
+    """A whole number with its digits in groups of three."""
+    return f"{value:,}"
+
+
+def quantity(value: float) -> str:
+    """A number in three significant digits, with k, M, G and T from ten thousand on, never with an exponent."""
+    for unit, prefix in _UNITS:
+        if abs(value) >= unit and abs(value) >= 9_999.5:
+            return f"{_significant(value / unit)} {prefix}"
+    return _significant(value) if value != int(value) else f"{value:,.0f}"
+
+
+def credit(petaflop: float) -> str:
+    """Credit in FLOP with the metric prefix that leaves one to three digits before the point."""
+    flop = petaflop * 1e15
+    for unit, prefix in _FLOP_UNITS:
+        if flop >= unit * 0.9995:
+            return f"{_significant(flop / unit)} {prefix}FLOP"
+    return f"{_significant(flop)} FLOP" if flop else "0"
+
+
+def percent(value: float) -> str:
+    """A share as a percentage, whole unless that would round it to certainty."""
+    if 0.99 < value < 1 or 0 < value < 0.01:
+        return f"{100 * value:.1f} %" if 0.001 <= value <= 0.999 else f"{100 * value:.2f} %"
+    return f"{100 * value:.0f} %"
+
+
+def rejection(code: str) -> str:
+    """A sentence that explains a rejection reason."""
+    try:
+        return RejectionReason(code).explanation
+    except ValueError:
+        return "A reason that this version of the board does not know."
+
+
+def ignored_line(rule: str) -> str:
+    """A kind of ledger line that counts for nothing, in words."""
+    return _IGNORED_LINES[rule]
+
+
+def short_id(peer_id: str) -> str:
+    """The end of a peer id; the beginning is the same for every Ed25519 key."""
+    return peer_id[-_SHORT_ID:]
+
+
+def moment(time: str | None) -> str:
+    """An RFC 3339 time for people."""
+    return "never" if time is None else time.replace("T", " ").replace("Z", " UTC")
+
+
+def quoted(text: str) -> str:
+    """A text as one argument of a POSIX shell, always in quotes: a join link has a ? that zsh would expand."""
+    return "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def _significant(value: float) -> str:
+    """Three significant digits in plain decimals; whole numbers keep all of theirs."""
+    if value == 0:
+        return "0"
+    digits = max(0, min(12, 2 - math.floor(math.log10(abs(value)))))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+FILTERS = {
+    function.__name__: function
+    for function in (count, quantity, credit, percent, rejection, ignored_line, short_id, moment, quoted)
+}
+"""By the name that templates use."""

@@ -1,0 +1,134 @@
+"""Link messages: the structs that two linked peers exchange. The connection authenticates them.
+
+Greeting (`Hello`, `LinkRates`), gossip (`Offer`, `Want`, `Push`), chunk relay (`BlobQuery` to `ChunkCancel`) and ledger
+synchronization (`LedgerQuery`, `LedgerPage`). `frames` packs them into bytes.
+"""
+
+from __future__ import annotations
+
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.wire_codec import Wire
+
+
+class Hello(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """First message on a link. Repeated every few seconds and when something in it changes."""
+
+    wire_version: int
+    run: bytes
+    role: int
+    now_ms: int
+    """The sender's clock, so that each end can notice that one of the two is wrong."""
+    newest_version: int
+    """Newest policy version whose manifest the sender has; −1 for none."""
+    ledger_height: int
+    """Number of ledger entries that the sender holds."""
+
+
+class LinkRates(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Bandwidth of the sender's link in kbit/s; 0 for unknown. It only orders queues, so a lie gains little."""
+
+    upload_kbit_s: int
+    download_kbit_s: int
+
+
+class Offer(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Digests of envelopes that the sender can push."""
+
+    digests: tuple[bytes, ...]
+
+
+class Want(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Digests of envelopes that the sender asks the receiver to push."""
+
+    digests: tuple[bytes, ...]
+
+
+class Push(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One envelope, byte for byte as it was signed."""
+
+    envelope: bytes
+
+
+class BlobQuery(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Question: which chunks of this blob do you serve?"""
+
+    root: bytes
+
+
+class Have(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Chunks of a blob that the sender serves: one bit each, the first chunk in the lowest bit of the first byte."""
+
+    root: bytes
+    bitmap: bytes
+
+
+class ChunkGrant(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Permission to request one chunk of a blob: one in the bitmap, or, if the bitmap is empty, any the sender has."""
+
+    root: bytes
+    bitmap: bytes
+
+
+class GrantDeclined(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Refusal of a grant. `retry_ms` = 0: send no grant before the next `BlobQuery` for this blob."""
+
+    root: bytes
+    retry_ms: int
+
+
+class ChunkRequest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Request for the chunk of this name."""
+
+    chunk: bytes
+
+
+class Chunk(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Bytes of one chunk. Their BLAKE3 is the chunk's name, so no other field is needed."""
+
+    data: bytes
+
+
+class ChunkRefused(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Refusal of a request. `retry_ms` = 0: the sender does not have the chunk."""
+
+    chunk: bytes
+    retry_ms: int
+
+
+class ChunkCancel(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Cancels a request. A chunk that is already on its way may still arrive."""
+
+    chunk: bytes
+
+
+class LedgerQuery(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Request for the ledger entries from this height on."""
+
+    from_height: int
+
+
+class LedgerPage(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Consecutive ledger entries, as the bytes that the chain hashes (`ledger_chain`)."""
+
+    from_height: int
+    entries: tuple[bytes, ...]
+
+
+LINK_MESSAGES: dict[Kind, type[Wire]] = {
+    Kind.HELLO: Hello,
+    Kind.OFFER: Offer,
+    Kind.WANT: Want,
+    Kind.PUSH: Push,
+    Kind.HAVE: Have,
+    Kind.CHUNK_REQUEST: ChunkRequest,
+    Kind.CHUNK: Chunk,
+    Kind.CHUNK_REFUSED: ChunkRefused,
+    Kind.BLOB_QUERY: BlobQuery,
+    Kind.LEDGER_QUERY: LedgerQuery,
+    Kind.LEDGER_PAGE: LedgerPage,
+    Kind.LINK_RATES: LinkRates,
+    Kind.CHUNK_GRANT: ChunkGrant,
+    Kind.GRANT_DECLINED: GrantDeclined,
+    Kind.CHUNK_CANCEL: ChunkCancel,
+}
+"""The struct of each link message."""

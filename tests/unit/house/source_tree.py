@@ -1,0 +1,29 @@
+"""The source files of this repository as house tests read them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PRODUCT_FOLDERS = ("p2prl", "client", "validator", "protocol")
+ALL_FOLDERS = (*PRODUCT_FOLDERS, "scripts", "tests", "examples")
+
+
+def python_files(*folders: str) -> Iterator[Path]:
+    """Every Python file below these root folders once, whichever link it can be reached through."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not any(part.is_symlink() for part in path.parents if part.is_relative_to(ROOT)):
+                yield path
+
+
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path: Path) -> str:
+    """The path as a reader of the repository sees it."""
+    return str(path.relative_to(ROOT))

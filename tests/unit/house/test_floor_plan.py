@@ -1,0 +1,17 @@
+"""The committed floor plan is the one the code draws."""
+
+from __future__ import annotations
+
+from scripts import floor_plan
+
+
+def test_floor_plan_is_current() -> None:
+    plan = floor_plan.floors()
+    assert floor_plan.PAGE.read_text() == floor_plan.page(plan), "run: make floor-plan"
+    assert floor_plan.PICTURE.read_text() == floor_plan.picture(plan), "run: make floor-plan"
+
+
+def test_every_room_of_the_tree_is_on_a_floor() -> None:
+    drawn = {room.name for floor in floor_plan.floors() for room in floor}
+    folders = {path.name for path in (floor_plan.ROOT / "p2prl").iterdir() if (path / "__init__.py").exists()}
+    assert folders <= drawn

@@ -1,0 +1,76 @@
+"""Imports of the product form no circle, however late or lazy they are."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.unit.house.source_tree import PRODUCT_FOLDERS, ROOT, parsed, python_files
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the product by its import name."""
+    found = {}
+    for path in python_files(*PRODUCT_FOLDERS):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(("p2prl", *parts) if parts[0] != "p2prl" else parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Names that a file imports anywhere: at the top, in functions, under TYPE_CHECKING."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+
+
+def graph() -> dict[str, set[str]]:
+    """Modules with the modules they import. `from package import module` is an import of the module."""
+    known = modules()
+    edges: dict[str, set[str]] = {}
+    for name, path in known.items():
+        targets = set()
+        for target in imported(parsed(path)):
+            owner = target.rpartition(".")[0]
+            targets.add(target if target in known else owner)
+        edges[name] = (targets & known.keys()) - {name}
+    return edges
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """The modules of one circle, in import order; empty if there is none."""
+    done: set[str] = set()
+
+    def search(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for target in sorted(edges[name]):
+            if found := search(target, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(edges) if (found := search(name, []))), [])
+
+
+def test_no_circle() -> None:
+    found = circle(graph())
+    assert not found, "imports form a circle: " + " -> ".join(found)
+
+
+def test_circles_are_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_every_room_is_read() -> None:
+    edges = graph()
+    assert "p2prl.protocol.limits" in edges["p2prl.protocol.envelope"]
+    assert "p2prl.client.agent" in edges["p2prl.client.service"]
+    assert "p2prl.patches.numba_kernels" in edges["p2prl.patches.kernel_choice"], "lazy imports count"
