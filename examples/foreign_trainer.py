@@ -77,9 +77,10 @@ def main(updates: int = UPDATES) -> tuple[float, float]:
             staleness_BG=torch.full((GROUPS, COMPLETIONS), len(samplers) - 1),
         )
         optimizer.zero_grad()
-        for half in HALVES:  # as a device that cannot hold the batch would
-            part = microbatch(batch, completions=half)
-            objective.loss(token_logprobs(policy, tokens_BGT[:, half]), part).loss.backward()
+        # In parts, as on a device that cannot hold the batch. A few losses read all of a group at once.
+        for rows in (slice(None),) if objective.spec.needs_whole_groups else HALVES:
+            part = microbatch(batch, completions=rows)
+            objective.loss(token_logprobs(policy, tokens_BGT[:, rows]), part).loss.backward()
         optimizer.step()
         samplers.append(copy.deepcopy(policy))
         rewards.append(rewards_BG.mean().item())

@@ -45,5 +45,4 @@ FRESH_REINFORCE = LossSpec(
     function=fresh_reinforce,
     config_type=FreshReinforceConfig,
     uses_behavior_logprobs=False,
-    needs_staleness=True,
 )

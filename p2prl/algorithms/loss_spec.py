@@ -38,5 +38,3 @@ class LossSpec:
     """False: serves groups whose log-probs are not trusted yet."""
     needs_whole_groups: bool = False
     """True: a part of a batch may not split a group."""
-    needs_staleness: bool = False
-    """True: the batch must say how stale each completion is."""

@@ -103,12 +103,6 @@ def weight_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[An
             yield bits.view(word.newbyteorder("=")).astype(word, copy=False)
 
 
-def load_in_place(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> None:
-    """Check a weight byte string, then write it into the model. On `IntegrityError` the model is unchanged."""
-    check_weights(model, layout, weights)
-    copy_weights(model, layout, weights)
-
-
 def check_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> Digest:
     """Check weights against the model and its layout, and return the digest the model will have (`held_digest`).
 

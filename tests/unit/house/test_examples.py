@@ -17,6 +17,7 @@ from p2prl.config.loss_table import LossConfig
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import prepare_engine
 from p2prl.config.run_settings import RunFolder, init_run
+from p2prl.learner.probation import ProbationConfig
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.engine_registry import ENGINES
 from p2prl.models.pretrained import load_pretrained
@@ -84,6 +85,12 @@ def test_the_loss_trains_from_run_settings() -> None:
     output.loss.backward()  # type: ignore[no-untyped-call]
     assert policy.grad is not None
     assert policy.grad[0, :, 0].tolist() == pytest.approx([-1 / 6, 0.25 / 6])
+
+
+def test_the_loss_may_train_groups_on_probation() -> None:
+    """It reads no log-probs of the sampler, and says so in its spec."""
+    table = LossConfig(trust=ProbationConfig(probation_groups=8, loss="fresh_reinforce"))
+    table.build(Sampling(1.0, 6, 4), RewardConfig())
 
 
 @pytest.fixture

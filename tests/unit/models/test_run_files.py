@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
@@ -17,7 +18,7 @@ from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import read_run_model
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import flatten, layout_of, load_in_place
+from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, flatten, layout_of
 from p2prl.protocol.manifests import RUN_FILE_NAMES
 
 CPU = torch.device("cpu")
@@ -25,6 +26,12 @@ MODEL = tiny_model(seed=21)
 FILES = export_run_files(MODEL)
 DIGEST = layout_of(MODEL.model, "bfloat16").digest
 ROOM = 1 << 20
+
+
+def load(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray) -> None:
+    """Check weights, then copy them, as an engine does."""
+    check_weights(model, layout, weights)
+    copy_weights(model, layout, weights)
 
 
 def _build(files: dict[str, bytes], digest: bytes = DIGEST, room: int = ROOM) -> LoadedModel:
@@ -53,7 +60,7 @@ def test_rebuilt_model_computes_the_same(source: LoadedModel) -> None:
     layout = layout_of(source.model, "float32")
     loaded = _build(files, layout.digest)
     assert all(not tensor.any() for tensor in loaded.model.state_dict().values())
-    load_in_place(loaded.model, layout, flatten(source.model, layout))
+    load(loaded.model, layout, flatten(source.model, layout))
     ids = torch.tensor([[15, 3, 10, 4, 12, 2, 11, 7, 13]])
     with torch.no_grad():
         assert torch.equal(loaded.model(input_ids=ids).logits, source.model(input_ids=ids).logits)

@@ -10,9 +10,15 @@ from torch import nn
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models import weight_layout as layout_module
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import WeightLayout, flatten, layout_of, load_in_place, weights_digest
+from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, flatten, layout_of, weights_digest
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.manifests import TensorSpec
+
+
+def load(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray) -> None:
+    """Check weights, then copy them, as an engine does."""
+    check_weights(model, layout, weights)
+    copy_weights(model, layout, weights)
 
 
 class _Toy(nn.Module):
@@ -55,7 +61,7 @@ def test_loading_writes_in_place(dtype: str, monkeypatch: pytest.MonkeyPatch) ->
     layout = layout_of(source, dtype)
     data = flatten(source, layout)
     addresses = [p.data_ptr() for p in target.parameters()]
-    load_in_place(target, layout, bytes(data))
+    load(target, layout, bytes(data))
     assert [p.data_ptr() for p in target.parameters()] == addresses
     assert target.lm_head.weight is target.transformer.wte.weight
     for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
@@ -105,7 +111,7 @@ def test_other_layouts_are_refused(index: int, fields: dict[str, object], messag
     toy = _Toy()
     layout = layout_of(toy, "float32")
     with pytest.raises(IntegrityError, match=message):
-        load_in_place(toy, _altered(layout, index, **fields), bytes(layout.size_bytes))
+        load(toy, _altered(layout, index, **fields), bytes(layout.size_bytes))
 
 
 def test_unfit_bytes_leave_the_model() -> None:
@@ -115,12 +121,12 @@ def test_unfit_bytes_leave_the_model() -> None:
     infinite = np.array([0, 0, 0, 0, 0, 0, np.nan], dtype="<f4").tobytes()
     for data in (bytes(27), bytes(29), b"", infinite, infinite.replace(b"\xc0\x7f", b"\x80\x7f")):
         with pytest.raises(IntegrityError):
-            load_in_place(toy, layout, data)
+            load(toy, layout, data)
         assert flatten(toy, layout) == before
     with pytest.raises(IntegrityError, match="2 tensors"):
-        load_in_place(toy, WeightLayout(layout.tensors[:2]), bytes(20))
+        load(toy, WeightLayout(layout.tensors[:2]), bytes(20))
     with pytest.raises(IntegrityError, match="outside"):
-        load_in_place(toy, WeightLayout(()), b"")
+        load(toy, WeightLayout(()), b"")
 
 
 def test_integer_weights_are_refused() -> None:
