@@ -38,3 +38,5 @@ class LossSpec:
     """False: serves groups whose log-probs are not trusted yet."""
     needs_whole_groups: bool = False
     """True: a part of a batch may not split a group."""
+    result_version: int = 1
+    """Raised when the loss's numbers change, so that benchmarks do not use results of the older loss again."""

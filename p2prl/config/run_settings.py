@@ -137,7 +137,9 @@ def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel) -
     if context is not None and prompt + plan.max_new_tokens > context:
         raise ConfigError(
             f"a prompt of {prompt} tokens and {plan.max_new_tokens} new ones exceed the model's {context}",
-            remedy=f"Set max_new_tokens to {context - prompt} or less.",
+            remedy=f"Give --max-new-tokens {context - prompt} or less."
+            if context > prompt
+            else "Choose a model with a longer context, or a task with shorter prompts.",
         )
 
 

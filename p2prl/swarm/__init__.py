@@ -1,5 +1,5 @@
-"""Rules of the swarm as pure state machines: directory, gossip, chunk relay, and the node that composes them.
+"""The peer-to-peer swarm as pure state machines: peer links, gossip, chunk relay, and the node that combines them.
 
-Bytes, `now` and randomness come in as arguments; bytes, events and deadlines go out. The simulator and the network
+Bytes, `now` and randomness come in as arguments; frames, events and deadlines go out. The simulator and the network
 process drive the same classes.
 """

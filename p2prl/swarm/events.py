@@ -1,4 +1,4 @@
-"""What a node tells its owner, and what it asks the shell to do."""
+"""Events a node reports to its owner, and commands its shell carries out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunKnown:
 
 @dataclass(frozen=True, slots=True)
 class VersionAnnounced:
-    """A newer policy manifest was verified; its weights are on their way if this node wants them."""
+    """A newer policy manifest was verified; its weights are downloaded next if this node wants them."""
 
     manifest: PolicyManifest
     digest: Digest
@@ -28,7 +28,7 @@ class VersionAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class VersionReady:
-    """All chunks of a policy version are here and verified."""
+    """All chunks of a policy version are on disk and verified."""
 
     manifest: PolicyManifest
     digest: Digest
@@ -38,37 +38,39 @@ class VersionReady:
 
 @dataclass(frozen=True, slots=True)
 class PatchesReady:
-    """All patches that lead to a version are here and hash to their names: the owner decodes them and says how it went
-    (`Node.rebuilt`)."""
+    """All patches of a route to a version are on disk and hash to their names.
+
+    The owner decodes them and reports the outcome with `Node.rebuilt`.
+    """
 
     manifest: PolicyManifest
     digest: Digest
     dtype: str
-    """Word type of the weights."""
+    """Number type of the weights."""
     base: Digest | None
-    """Root of the weights they start from, or the digest of the owner's base; None for a keyframe."""
+    """Root of the weights the route starts from, or the digest of the owner's local base; None for a keyframe."""
     patches: tuple[Digest, ...]
-    """Roots of the streams, in the order in which they apply; none when the base is the version itself."""
+    """Roots of the patches, in the order in which they apply; empty when the local base is the version itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class BaseSettled:
-    """The owner's base (`Node.start_from`) is needed no more."""
+class BaseReleased:
+    """The owner's local base (`Node.start_from`) is no longer needed."""
 
-    state: Digest
-    fits: bool | None
-    """Whether the learner signed these words as some version's; None when nothing that arrived told."""
+    digest: Digest
+    matches_run: bool | None
+    """Whether the learner signed these weights as some version; None when no manifest said."""
     version: int | None
-    """The version that has just come, by way of it or not."""
+    """The version that has just completed, whether or not it was rebuilt from the base."""
     patch_bytes: int
-    """What that version cost by way of it."""
-    spared_bytes: int
-    """What it would have cost more otherwise; 0 when the base was not used."""
+    """Bytes of the patches that version was rebuilt from."""
+    saved_bytes: int
+    """Bytes that version would have cost more without the base; 0 when the base was not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerSilent:
-    """The last head has expired: nothing fresh has been heard of the learner since it signed that."""
+    """The last policy head has expired: nothing fresh has been heard from the learner since it was signed."""
 
     version: int
     since_s: float
@@ -76,7 +78,7 @@ class LearnerSilent:
 
 @dataclass(frozen=True, slots=True)
 class FileReady:
-    """A run file (configuration, tokenizer) is here and verified."""
+    """A run file (configuration, tokenizer) is on disk and verified."""
 
     name: str
     root: Digest
@@ -84,7 +86,7 @@ class FileReady:
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeArrived:
-    """A signed message this node's role has a use for, verified and new."""
+    """A new, verified signed message of a kind this node's role receives."""
 
     opened: Opened
     source: PeerId
@@ -92,7 +94,7 @@ class EnvelopeArrived:
 
 @dataclass(frozen=True, slots=True)
 class LedgerWanted:
-    """A neighbour asks for ledger entries from a height on."""
+    """A peer asks for ledger entries from a height on; answer with `Node.send_ledger`."""
 
     peer: PeerId
     from_height: int
@@ -100,7 +102,7 @@ class LedgerWanted:
 
 @dataclass(frozen=True, slots=True)
 class LedgerArrived:
-    """A page of ledger entries, unchecked: the scoreboard follows the chain itself."""
+    """A page of ledger entries, unchecked: the scoreboard verifies the chain itself."""
 
     peer: PeerId
     from_height: int
@@ -109,7 +111,7 @@ class LedgerArrived:
 
 @dataclass(frozen=True, slots=True)
 class PeersChanged:
-    """The neighbourhood changed: peers by role name."""
+    """The number of linked peers of some role changed: (role name, count)."""
 
     roles: tuple[tuple[str, int], ...]
 
@@ -131,7 +133,7 @@ class WireMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Equivocation:
-    """The learner signed two manifests for one version: proof that it cannot be followed."""
+    """The learner signed two documents that contradict each other: proof that it cannot be trusted."""
 
     first: bytes
     second: bytes
@@ -139,7 +141,7 @@ class Equivocation:
 
 @dataclass(frozen=True, slots=True)
 class PeerBanned:
-    """A neighbour broke the wire's rules in a way that proves itself."""
+    """A peer was banned for breaking the wire's rules."""
 
     peer: PeerId
     reason: str
@@ -150,7 +152,7 @@ Event = (
     | VersionAnnounced
     | VersionReady
     | PatchesReady
-    | BaseSettled
+    | BaseReleased
     | LearnerSilent
     | FileReady
     | EnvelopeArrived
@@ -166,7 +168,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Hand `frame` to `peer`. `bulk` frames carry a weight chunk and must never delay the others."""
+    """Send `frame` to `peer`. A `bulk` frame carries a weight chunk and must never delay the others."""
 
     peer: PeerId
     frame: bytes

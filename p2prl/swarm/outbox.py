@@ -1,4 +1,4 @@
-"""From messages to frames: control messages for a neighbour share frames, a weight chunk has one of its own. Pure."""
+"""Pack outgoing messages into frames: control messages to one peer share frames, each chunk has its own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ Outbox = list[tuple[PeerId, Wire]]
 
 
 def take_frames(outboxes: Iterable[Outbox], *, linked: Container[PeerId]) -> list[Send]:
-    """Empty the outboxes into frames, control before bulk. Control messages for whoever is not `linked` are dropped; a
-    chunk is sent all the same, for the relay waits to hear that it has gone."""
+    """Empty the outboxes into frames, control before bulk.
+
+    Control messages to peers that are not `linked` are dropped. A chunk is sent regardless: the relay waits for the
+    report that it was sent.
+    """
     by_peer: dict[PeerId, list[bytes]] = {}
     bulk: list[Send] = []
     for outbox in outboxes:

@@ -1,4 +1,4 @@
-"""What the swarm's cores need from outside: a place for chunks, and randomness."""
+"""Interfaces the swarm needs from its owner: a chunk store and a random source."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class BlobStore(Protocol):
         ...
 
     def read(self, ref: BlobRef, index: int) -> bytes:
-        """A chunk that `begin` or `write` reported present."""
+        """Read a chunk that `begin` or `write` reported present."""
         ...
 
     def finish(self, ref: BlobRef) -> None:
-        """Every chunk is present: make the blob readable as a whole."""
+        """Make a blob readable as one file; every chunk is present."""
         ...
 
     def drop(self, root: Digest) -> None:
-        """Forget a blob and free its space."""
+        """Delete a blob and free its space."""
         ...
 
 
 class Randomness(Protocol):
-    """The part of `random.Random` the cores use; the shell or the simulator passes a seeded one."""
+    """The part of `random.Random` the state machines use; the owner passes a seeded one."""
 
     def random(self) -> float:
         """A float in [0, 1)."""

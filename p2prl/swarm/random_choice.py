@@ -1,4 +1,7 @@
-"""Drawing at random, the same way in every core. Pure."""
+"""Seeded random choice shared by the state machines.
+
+The order of calls on the random source is part of a simulation's trace.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ T = TypeVar("T")
 
 
 def draw(candidates: Iterable[T], count: int, rng: Randomness) -> list[T]:
-    """`count` different ones in random order, or all there are."""
+    """Up to `count` different candidates in random order."""
     pool = list(candidates)
     drawn: list[T] = []
     while pool and len(drawn) < count:
@@ -22,5 +25,5 @@ def draw(candidates: Iterable[T], count: int, rng: Randomness) -> list[T]:
 
 
 def draw_one(candidates: Sequence[T], rng: Randomness) -> T:
-    """Any one of them; there must be one."""
+    """One candidate of a sequence that is not empty."""
     return candidates[int(rng.random() * len(candidates))]

@@ -59,6 +59,8 @@ class TaskSpec:
     demonstration: Demonstration | None = None
     """What the small model imitates before reinforcement learning begins. Needed by benchmarks; without it the small
     model starts from random weights."""
+    result_version: int = 1
+    """Raised when anything above changes, so that benchmarks do not use older results again."""
 
     @property
     def name(self) -> str:

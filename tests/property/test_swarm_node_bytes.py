@@ -1,4 +1,4 @@
-"""A node takes any bytes from anybody: it never raises, never forwards junk, and its deadlines stay ahead."""
+"""Any bytes from any peer: a node never raises, never forwards junk, and its deadlines stay ahead."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from p2prl.protocol.link_messages import (
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.sim.protocol_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Send
-from p2prl.swarm.node import Node, NodeConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
 
 LEARNER, LIAR = identity_of("learner"), identity_of("liar")
 MANIFEST = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=START)
@@ -54,7 +55,7 @@ GOOD = [POLICY, seal(LIAR, group_of(1), run=RUN, now=START)]
 
 names = st.sampled_from([RUN, REF.root, *REF.chunks[:3], envelope_digest(POLICY), bytes(32), b"short"])
 number = st.integers(-(1 << 63), (1 << 63) - 1)
-spoken: st.SearchStrategy[Wire] = st.one_of(
+messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(
         Hello,
         wire_version=st.sampled_from([limits.WIRE_VERSION] * 4 + [limits.WIRE_VERSION + 1]),
@@ -81,13 +82,13 @@ spoken: st.SearchStrategy[Wire] = st.one_of(
 )
 steps = st.tuples(
     st.sampled_from("ABCD"),
-    st.one_of(st.binary(max_size=60), st.lists(spoken, min_size=1, max_size=6)),
+    st.one_of(st.binary(max_size=60), st.lists(messages, min_size=1, max_size=6)),
     st.floats(0, 20),
 )
 
 
 def introduces(peer: PeerId, envelope: bytes) -> bool:
-    """Whether this is the learner's word to that peer."""
+    """Whether this is an introduction of that peer, signed by the learner."""
     opened = open_envelope(envelope, now=None)
     message = opened.body
     return (
@@ -100,16 +101,16 @@ def introduces(peer: PeerId, envelope: bytes) -> bool:
 
 @given(st.lists(steps, max_size=25), st.sampled_from([Role.VOLUNTEER, Role.LEARNER, Role.BOARD]), st.booleans())
 @settings(max_examples=120, deadline=None)
-def test_a_node_outlives_anything_it_is_told(
-    story: list[tuple[str, bytes | list[Wire], float]], role: Role, knows_run: bool
+def test_a_node_survives_any_bytes(
+    inputs: list[tuple[str, bytes | list[Wire], float]], role: Role, knows_run: bool
 ) -> None:
     identity = LEARNER if role is Role.LEARNER else identity_of("me")
     now = START
     node = Node(identity, RUN, MemoryBlobs(), random.Random(1), NodeConfig(role=role), now)
     if knows_run:
         node.begin(MANIFEST)
-    for name, said, wait in story:
-        frame = said if isinstance(said, bytes) else b"".join(frames.pack(message) for message in said)
+    for name, content, wait in inputs:
+        frame = content if isinstance(content, bytes) else b"".join(frames.pack(message) for message in content)
         node.receive(frame, identity_of(name).peer_id, now)
         for command in node.commands(now):
             if isinstance(command, Send):

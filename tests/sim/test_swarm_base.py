@@ -1,4 +1,4 @@
-"""Newcomers that have a model on disk: the run's own is a start, another is found out, and nobody is worse off."""
+"""Newcomers with a local base: the run's own model saves bytes, another one costs none."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from blake3 import blake3
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.kinds import Role
-from p2prl.sim.broadcast_swarm import Member
-from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
-from p2prl.swarm.events import BaseSettled, Event, PatchesReady, VersionReady
-from p2prl.swarm.node import NodeConfig
+from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.protocol_swarm import Member
+from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady
+from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.patched_swarm import PatchedSwarm
 
-WHOLE = 40_000
+FULL = 40_000
 """Bytes of a version's weights."""
 
 
@@ -28,7 +29,7 @@ def config_with_base(role: Role) -> NodeConfig:
 
 
 class SlowSwarm(PatchedSwarm):
-    """Rebuilding from the run's starting weights takes until a test says how it ended."""
+    """A rebuild from the run's starting weights ends when the test says so."""
 
     def on_event(self, member: Member, event: Event) -> None:
         if isinstance(event, PatchesReady) and event.base == blake3(self.versions[0].tobytes()).digest():
@@ -37,7 +38,7 @@ class SlowSwarm(PatchedSwarm):
             super().on_event(member, event)
 
     def fail(self, member: Member, version: int) -> None:
-        """A version could not be rebuilt."""
+        """Report that a version could not be rebuilt."""
         self.network.node(member.peer).rebuilt(envelope_digest(self.published[version][0]), False, self.network.now)
         self.network.wake(member.peer)
 
@@ -45,7 +46,7 @@ class SlowSwarm(PatchedSwarm):
 def swarm(
     versions: int, *, bridge_at: int = 0, seed: int = 1, build: type[PatchedSwarm] = PatchedSwarm
 ) -> PatchedSwarm:
-    """A run with two followers that has published `versions`, one of them with a patch from the first."""
+    """A run with two volunteers and `versions` published, one of them with a patch from version 0."""
     made = build(VirtualNetwork(seed))
     made.add("learner", Role.LEARNER, config=config)
     for name in ("v0", "v1"):
@@ -57,27 +58,27 @@ def swarm(
 
 
 def newcomer(made: PatchedSwarm, name: str, base: bytes | None) -> Member:
-    """Joins with a base, or says that there is none after all."""
+    """A volunteer joins with a base, or reports that it has none."""
     made.bases[name] = base
     member = made.add(name, bootstrap=("learner", "v0"), config=config_with_base)
     made.network.run_for(60.0)
     return member
 
 
-def fetched(made: PatchedSwarm, member: Member) -> int:
+def downloaded(made: PatchedSwarm, member: Member) -> int:
     stats = made.network.node(member.peer).relay_stats
     return stats.received_from_source + stats.received_from_peers
 
 
-def settled(member: Member) -> list[BaseSettled]:
-    return [event for event in member.events if isinstance(event, BaseSettled)]
+def released(member: Member) -> list[BaseReleased]:
+    return [event for event in member.events if isinstance(event, BaseReleased)]
 
 
 def starts(member: Member) -> list[bytes | None]:
     return [event.base for event in member.events if isinstance(event, PatchesReady)]
 
 
-def test_the_runs_own_base_and_two_patches_replace_the_weights() -> None:
+def test_base_and_two_patches_replace_full_weights() -> None:
     made = swarm(10, bridge_at=8)
     base = made.versions[0].tobytes()
     plain, with_base = newcomer(made, "plain", None), newcomer(made, "with_base", base)
@@ -85,77 +86,77 @@ def test_the_runs_own_base_and_two_patches_replace_the_weights() -> None:
     short = made.published[9][1].patch_from(8)
     assert bridge is not None
     assert short is not None
-    way = bridge.blob.size_bytes + short.blob.size_bytes
+    patch_bytes = bridge.blob.size_bytes + short.blob.size_bytes
     assert made.words_of(with_base, 9) == made.words_of(plain, 9) == made.versions[9].tobytes()
-    assert fetched(made, plain) == WHOLE
-    assert fetched(made, with_base) == way < WHOLE / 2
-    stats = made.network.node(with_base.peer).fetch_stats
-    assert (stats.patch_bytes, stats.whole_bytes, stats.brought_bytes, stats.spared_bytes) == (
-        way,
+    assert downloaded(made, plain) == FULL
+    assert downloaded(made, with_base) == patch_bytes < FULL / 2
+    stats = made.network.node(with_base.peer).download_stats
+    assert (stats.patch_bytes, stats.full_bytes, stats.version_bytes, stats.saved_bytes) == (
+        patch_bytes,
         0,
-        WHOLE,
-        WHOLE - way,
+        FULL,
+        FULL - patch_bytes,
     )
     state = Digest(blake3(base).digest())
-    assert settled(with_base) == [BaseSettled(state, True, 9, way, WHOLE - way)]
+    assert released(with_base) == [BaseReleased(state, True, 9, patch_bytes, FULL - patch_bytes)]
     assert starts(with_base) == [state]
-    assert settled(plain) == []
+    assert released(plain) == []
     made.advance()
     made.network.run_for(20.0)
     assert made.words_of(with_base, 10) == made.versions[10].tobytes()
-    assert starts(with_base)[1] == made.published[9][1].weights.root, "from then on as everybody"
-    assert len(settled(with_base)) == 1
+    assert starts(with_base)[1] == made.published[9][1].weights.root, "from then on like any other peer"
+    assert len(released(with_base)) == 1
 
 
 @pytest.mark.parametrize("bridge_at", [0, 8])
-def test_another_model_is_found_out_before_anything_is_fetched_for_it(bridge_at: int) -> None:
+def test_a_wrong_base_costs_no_download(bridge_at: int) -> None:
     made = swarm(9, bridge_at=bridge_at)
     wrong = bytearray(made.versions[0].tobytes())
     wrong[1234] ^= 1
     member = newcomer(made, "wrong", bytes(wrong))
     assert made.words_of(member, 8) == made.versions[8].tobytes()
-    assert fetched(made, member) == WHOLE
+    assert downloaded(made, member) == FULL
     assert blake3(wrong).digest() not in starts(member)
-    (told,) = settled(member)
-    assert (told.fits, told.version, told.spared_bytes) == (False, None, 0)
+    (release,) = released(member)
+    assert (release.matches_run, release.version, release.saved_bytes) == (False, None, 0)
 
 
-def test_a_base_that_is_the_newest_version_itself_costs_nothing() -> None:
+def test_a_base_equal_to_the_newest_version_costs_nothing() -> None:
     made = swarm(1)
     member = newcomer(made, "early", made.versions[0].tobytes())
     assert made.words_of(member, 0) == made.versions[0].tobytes()
-    assert fetched(made, member) == 0
-    assert settled(member) == [BaseSettled(Digest(blake3(made.versions[0].tobytes()).digest()), True, 0, 0, WHOLE)]
+    assert downloaded(made, member) == 0
+    assert released(member) == [BaseReleased(Digest(blake3(made.versions[0].tobytes()).digest()), True, 0, 0, FULL)]
     made.network.crash(made.members["learner"].peer)
     late = newcomer(made, "late", None)
-    assert made.words_of(late, 0) == made.versions[0].tobytes(), "and is passed on"
+    assert made.words_of(late, 0) == made.versions[0].tobytes(), "and is served to others"
 
 
-def test_the_words_of_a_later_version_are_a_start_too() -> None:
+def test_weights_of_a_later_version_are_a_base() -> None:
     made = swarm(6)
     member = newcomer(made, "informed", made.versions[4].tobytes())
     patch = made.published[5][1].patch_from(4)
     assert patch is not None
     assert made.words_of(member, 5) == made.versions[5].tobytes()
-    assert fetched(made, member) == patch.blob.size_bytes
+    assert downloaded(made, member) == patch.blob.size_bytes
 
 
-def test_words_that_changed_after_they_were_named_are_left_for_the_weights() -> None:
+def test_a_base_changed_on_disk_is_abandoned() -> None:
     made = swarm(9, bridge_at=8)
     member = made.add("damaged", bootstrap=("learner", "v0"), config=config_with_base)
     made.network.run_for(10.0)
-    named, spoilt = made.versions[0].tobytes(), made.versions[0].copy()
-    spoilt[7] ^= 1
+    named, corrupt = made.versions[0].tobytes(), made.versions[0].copy()
+    corrupt[7] ^= 1
     made.offer_base(member, named)
-    member.store.lay(Digest(blake3(named).digest()), spoilt.tobytes())
+    member.store.lay(Digest(blake3(named).digest()), corrupt.tobytes())
     made.network.run_for(60.0)
     assert made.words_of(member, 8) == made.versions[8].tobytes()
     assert made.refused == [("damaged", 8)]
-    (told,) = settled(member)
-    assert (told.version, told.spared_bytes) == (None, 0)
+    (release,) = released(member)
+    assert (release.version, release.saved_bytes) == (None, 0)
 
 
-def test_a_base_that_two_versions_are_rebuilt_from_goes_when_both_have_failed() -> None:
+def test_base_is_released_after_both_rebuilds_failed() -> None:
     made = swarm(18, bridge_at=16, build=SlowSwarm)
     assert isinstance(made, SlowSwarm)
     member = made.add("twice", bootstrap=("learner", "v0"), config=config_with_base)
@@ -168,31 +169,31 @@ def test_a_base_that_two_versions_are_rebuilt_from_goes_when_both_have_failed() 
     made.fail(member, 16)
     made.network.run_for(30.0)
     assert made.words_of(member, 16) == made.versions[16].tobytes(), "whole"
-    assert settled(member) == [], "the other rebuilding still reads it"
+    assert released(member) == [], "the other rebuild still reads it"
     made.fail(member, 17)
     made.network.run_for(30.0)
-    (told,) = settled(member)
-    assert (told.fits, told.version, told.spared_bytes) == (None, None, 0)
+    (release,) = released(member)
+    assert (release.matches_run, release.version, release.saved_bytes) == (None, None, 0)
     assert made.words_of(member, 17) == made.versions[17].tobytes()
-    assert starts(member)[2:] == [made.published[16][1].weights.root], "the way's second patch has not failed"
-    assert made.network.node(member.peer).fetch_stats.whole_bytes == WHOLE
+    assert starts(member)[2:] == [made.published[16][1].weights.root], "the route's second patch has not failed"
+    assert made.network.node(member.peer).download_stats.full_bytes == FULL
 
 
-def test_nothing_is_fetched_until_the_owner_has_looked() -> None:
+def test_downloads_wait_for_the_owners_base() -> None:
     made = swarm(9, bridge_at=8)
     member = made.add("slow", bootstrap=("learner", "v0"), config=config_with_base)
     made.network.run_for(60.0)
-    assert fetched(made, member) == 0
+    assert downloaded(made, member) == 0
     assert not any(isinstance(event, VersionReady) for event in member.events)
     made.offer_base(member, made.versions[0].tobytes())
     made.network.run_for(30.0)
     assert made.words_of(member, 8) == made.versions[8].tobytes()
-    assert 0 < fetched(made, member) < WHOLE
+    assert 0 < downloaded(made, member) < FULL
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_lost_frames_and_a_learner_that_dies_leave_newcomers_with_the_right_words(seed: int) -> None:
-    made = PatchedSwarm(VirtualNetwork(seed, links=LinkConfig(loss=0.1)))
+def test_newcomers_with_bases_under_loss_and_a_crash(seed: int) -> None:
+    made = PatchedSwarm(VirtualNetwork(seed, links=LinkConditions(loss=0.1)))
     made.add("learner", Role.LEARNER, config=config)
     for name in ("v0", "v1"):
         made.add(name, bootstrap=("learner",), config=config)
@@ -209,8 +210,8 @@ def test_lost_frames_and_a_learner_that_dies_leave_newcomers_with_the_right_word
     made.network.run_for(240.0)
     for name, member in joined.items():
         assert made.words_of(member, 8) == made.versions[8].tobytes(), name
-        assert len(settled(member)) == (name != "none"), name
-        spared = sum(event.spared_bytes for event in settled(member))
-        assert spared == made.network.node(member.peer).fetch_stats.spared_bytes
-        assert spared == 0 or name in ("right", "later")
+        assert len(released(member)) == (name != "none"), name
+        saved = sum(event.saved_bytes for event in released(member))
+        assert saved == made.network.node(member.peer).download_stats.saved_bytes
+        assert saved == 0 or name in ("right", "later")
     assert made.refused == []

@@ -1,4 +1,4 @@
-"""Whole swarms through loss, reordering, partition, crashes and liars, with invariants checked after every step."""
+"""Whole swarms under loss, reordering, partition, crashes and attacks, with invariants checked after every step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Chunk, ChunkRequest, Have, Hello, Push
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.sim.broadcast_swarm import BroadcastSwarm, group_of, identity_of
-from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.protocol_swarm import ProtocolSwarm, group_of, identity_of
+from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send
-from p2prl.swarm.node import Node, NodeConfig
-from p2prl.swarm.relay.relay import RelayConfig
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.relay.config import RelayConfig
 
 
 class Invariants:
-    """What must hold after every step of every run."""
+    """Invariants that hold after every step of every run."""
 
-    def __init__(self, swarm: BroadcastSwarm) -> None:
+    def __init__(self, swarm: ProtocolSwarm) -> None:
         self.swarm = swarm
         self.read = dict.fromkeys(swarm.members, 0)
         self.liars: set[str] = set()
@@ -49,28 +51,28 @@ class Invariants:
                     )
 
 
-def build(seed: int, volunteers: int, links: LinkConfig) -> tuple[BroadcastSwarm, Invariants]:
-    swarm = BroadcastSwarm(VirtualNetwork(seed, links=links))
+def build(seed: int, volunteers: int, links: LinkConditions) -> tuple[ProtocolSwarm, Invariants]:
+    swarm = ProtocolSwarm(VirtualNetwork(seed, links=links))
     swarm.add("learner", Role.LEARNER)
     for index in range(volunteers):
         swarm.add(f"v{index}", bootstrap=("learner",) if index < 3 else (f"v{index - 3}",))
     return swarm, Invariants(swarm)
 
 
-def volunteers_with(swarm: BroadcastSwarm, version: int) -> set[str]:
+def volunteers_with(swarm: ProtocolSwarm, version: int) -> set[str]:
     return {name for name, member in swarm.members.items() if version in member.ready_at}
 
 
-def all_volunteers(swarm: BroadcastSwarm) -> set[str]:
+def all_volunteers(swarm: ProtocolSwarm) -> set[str]:
     return {name for name, member in swarm.members.items() if member.role is Role.VOLUNTEER}
 
 
-def groups_at_learner(swarm: BroadcastSwarm) -> set[bytes]:
+def groups_at_learner(swarm: ProtocolSwarm) -> set[bytes]:
     return {e.opened.digest for e in swarm.members["learner"].arrived() if isinstance(e.opened.body, RolloutGroup)}
 
 
-def spool(swarm: BroadcastSwarm, name: str, slots: range, every_s: float = 20.0) -> list[bytes]:
-    """Publish groups and repeat each until its storage receipt came, as a volunteer's spool does."""
+def spool(swarm: ProtocolSwarm, name: str, slots: range, every_s: float = 20.0) -> list[bytes]:
+    """Publish groups and repeat each until its storage receipt arrives, as a volunteer's spool does."""
     member = swarm.members[name]
     sealed = [seal(member.identity, group_of(slot), run=swarm.run, now=swarm.network.now) for slot in slots]
 
@@ -93,7 +95,7 @@ def spool(swarm: BroadcastSwarm, name: str, slots: range, every_s: float = 20.0)
 
 @pytest.mark.parametrize("seed", range(4))
 def test_loss_and_reordering(seed: int) -> None:
-    swarm, _ = build(seed, 12, LinkConfig(loss=0.05, reorder=0.3))
+    swarm, _ = build(seed, 12, LinkConditions(loss=0.05, reorder=0.3))
     swarm.network.run_for(30)
     promised: list[bytes] = []
     for version in range(3):
@@ -106,8 +108,8 @@ def test_loss_and_reordering(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_partition_and_heal_lose_no_group_and_no_version(seed: int) -> None:
-    swarm, _ = build(100 + seed, 10, LinkConfig())
+def test_partition_and_heal(seed: int) -> None:
+    swarm, _ = build(100 + seed, 10, LinkConditions())
     network = swarm.network
     network.run_for(20)
     swarm.publish(60_000)
@@ -126,12 +128,12 @@ def test_partition_and_heal_lose_no_group_and_no_version(seed: int) -> None:
     assert set(promised) <= groups_at_learner(swarm), f"seed {seed}"
 
 
-def test_groups_reach_the_learner_through_carriers_and_their_receipts_come_back() -> None:
-    swarm, _ = build(5, 6, LinkConfig())
+def test_groups_and_receipts_through_carriers() -> None:
+    swarm, _ = build(5, 6, LinkConditions())
     network = swarm.network
     network.run_for(20)
     author = swarm.members["v5"]
-    # The author and the learner cannot reach each other for good; everybody else reaches both.
+    # The author and the learner cannot reach each other ever; all other peers reach both.
     network.partition([[author.peer], [swarm.members["learner"].peer]], network.now, network.now + 1e6)
     network.run_for(80)
     assert ("learner", 1) not in network.node(author.peer).roles()
@@ -142,8 +144,8 @@ def test_groups_reach_the_learner_through_carriers_and_their_receipts_come_back(
     assert set(promised) <= receipts
 
 
-def test_a_group_carried_into_a_dead_end_is_carried_on_when_the_way_opens() -> None:
-    swarm, _ = build(6, 4, LinkConfig())
+def test_a_stuck_group_is_forwarded_after_the_partition() -> None:
+    swarm, _ = build(6, 4, LinkConditions())
     network = swarm.network
     network.run_for(20)
     learner, author = swarm.members["learner"].peer, swarm.members["v3"]
@@ -161,7 +163,7 @@ def test_a_group_carried_into_a_dead_end_is_carried_on_when_the_way_opens() -> N
 
 @pytest.mark.parametrize("seed", range(4))
 def test_crashes_and_restarts(seed: int) -> None:
-    swarm, _ = build(200 + seed, 10, LinkConfig(loss=0.01))
+    swarm, _ = build(200 + seed, 10, LinkConditions(loss=0.01))
     network, dice = swarm.network, random.Random(seed)
     network.run_for(20)
     promised = [name for i in range(10) for name in spool(swarm, f"v{i}", range(2))]
@@ -203,8 +205,8 @@ class Poisoner(Node):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_chunk_poisoners_are_banned_and_every_honest_peer_still_finishes(seed: int) -> None:
-    swarm, invariants = build(300 + seed, 8, LinkConfig())
+def test_poisoners_are_banned_and_honest_peers_finish(seed: int) -> None:
+    swarm, invariants = build(300 + seed, 8, LinkConditions())
     Poisoner.poisoned = 0
     for index in range(3):
         name = f"poisoner{index}"
@@ -216,13 +218,13 @@ def test_chunk_poisoners_are_banned_and_every_honest_peer_still_finishes(seed: i
         swarm.network.run_for(30)
     honest = {name for name in all_volunteers(swarm) if not name.startswith("poisoner")}
     assert honest <= volunteers_with(swarm, 2), f"seed {seed}"
-    assert Poisoner.poisoned > 0, f"seed {seed}: nobody asked a poisoner, so nothing was tested"
+    assert Poisoner.poisoned > 0, f"seed {seed}: no poisoner was asked, so nothing was tested"
     banned = {e.peer for m in swarm.members.values() for e in m.events if isinstance(e, PeerBanned)}
     assert banned == invariants.liars
 
 
-def test_a_flood_of_junk_stops_nothing() -> None:
-    swarm, invariants = build(400, 6, LinkConfig())
+def test_a_flood_of_junk() -> None:
+    swarm, invariants = build(400, 6, LinkConditions())
     network, dice = swarm.network, random.Random(1)
     flooders = [identity_of(f"flooder{i}").peer_id for i in range(4)]
     invariants.liars |= set(flooders)
@@ -249,8 +251,8 @@ def test_a_flood_of_junk_stops_nothing() -> None:
 
 
 @pytest.mark.parametrize("peers", [8, 24])
-def test_the_learners_uplink_carries_hardly_more_than_one_copy(peers: int) -> None:
-    swarm, _ = build(500, peers, LinkConfig())
+def test_learner_uploads_about_one_copy(peers: int) -> None:
+    swarm, _ = build(500, peers, LinkConditions())
     swarm.network.run_for(30)
     size = 500_000
     for _ in range(4):
@@ -263,14 +265,14 @@ def test_the_learners_uplink_carries_hardly_more_than_one_copy(peers: int) -> No
     assert sum(s.wasted for s in stats) <= 0.01 * 4 * size * peers
 
 
-def test_a_stalled_holder_does_not_hold_up_a_version() -> None:
+def test_a_stalled_holder_delays_a_version_by_one_timeout() -> None:
     class Stalled(Node):
         """Claims everything, answers no request for a chunk."""
 
         def commands(self, now: float) -> list[Command]:
             return [c for c in super().commands(now) if not (isinstance(c, Send) and c.bulk)]
 
-    swarm, _ = build(600, 5, LinkConfig())
+    swarm, _ = build(600, 5, LinkConditions())
     swarm.add("stalled", bootstrap=("learner",), build=Stalled)
     swarm.network.run_for(20)
     swarm.publish(200_000, chunk_bytes=4096)
@@ -283,8 +285,8 @@ def test_a_stalled_holder_does_not_hold_up_a_version() -> None:
     assert slowest < 2 * RelayConfig().request_timeout_s
 
 
-def test_a_peer_slower_than_the_learners_cadence_still_finishes_versions() -> None:
-    swarm, _ = build(700, 3, LinkConfig())
+def test_a_slow_peer_still_completes_versions() -> None:
+    swarm, _ = build(700, 3, LinkConditions())
     slow = swarm.add(
         "slow", bootstrap=("learner",), config=lambda role: NodeConfig(role=role), download_bytes_s=12_000.0
     )
@@ -292,5 +294,5 @@ def test_a_peer_slower_than_the_learners_cadence_still_finishes_versions() -> No
     for _ in range(12):
         swarm.publish(200_000)
         swarm.network.run_for(10)
-    assert len(slow.ready_at) >= 3, "a begun transfer is not abandoned for a newer version"
+    assert len(slow.ready_at) >= 3, "a download in progress is not abandoned for a newer version"
     assert len(slow.ready_at) < 12

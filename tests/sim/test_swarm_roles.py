@@ -1,4 +1,4 @@
-"""Whole swarms with the real learner and volunteers on virtual time: same seed same trace, faults heal, work counts."""
+"""Whole swarms with the real learner and volunteers on virtual time: reproducible traces, recovery from faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def simulate(config: SwarmConfig, folder: Path) -> SwarmResult:
     return Swarm(config, tiny_model("chain4", seed=1), folder).run(on_progress=lambda _: None)
 
 
-def test_one_seed_is_one_trace_and_another_seed_another(tmp_path: Path) -> None:
+def test_trace_depends_on_the_seed_only(tmp_path: Path) -> None:
     first = simulate(CONFIG, tmp_path / "first")
     again = simulate(CONFIG, tmp_path / "again")
     other = simulate(replace(CONFIG, seed=12), tmp_path / "other")
@@ -40,23 +40,23 @@ def test_one_seed_is_one_trace_and_another_seed_another(tmp_path: Path) -> None:
     assert first.groups_verified >= CONFIG.updates * 16
 
 
-def test_delayed_groups_are_trained_on_and_show_their_staleness(tmp_path: Path) -> None:
+def test_delayed_groups_raise_staleness(tmp_path: Path) -> None:
     prompt = simulate(CONFIG, tmp_path / "prompt")
     slow = simulate(replace(CONFIG, delay="const:90"), tmp_path / "slow")
     assert slow.updates == CONFIG.updates
-    # 90 s are four and a half updates of 20 s: no group can be younger once the first ones have arrived.
+    # 90 s are four and a half updates of 20 s: no group can be fresher once the first ones have arrived.
     assert slow.staleness[2] >= 4
     assert slow.staleness[0] > prompt.staleness[0]
 
 
-def test_a_partition_heals(tmp_path: Path) -> None:
+def test_partition_heals(tmp_path: Path) -> None:
     cut = simulate(replace(CONFIG, updates=10, partition=(40.0, 140.0)), tmp_path / "cut")
     assert cut.updates == 10
     assert cut.groups_rejected == 0
-    assert 0 <= cut.caught_up_s <= 300, "every volunteer, also of the half that was cut off, holds the last version"
+    assert 0 <= cut.caught_up_s <= 300, "every volunteer, in both halves, holds the last version"
 
 
-def test_crashed_volunteers_come_back_and_nothing_counts_twice(tmp_path: Path) -> None:
+def test_restarted_volunteers_repeat_no_slot(tmp_path: Path) -> None:
     result = simulate(replace(CONFIG, updates=10, crashes=4, loss=0.02), tmp_path / "crash")
     assert result.updates == 10
     assert result.groups_rejected == 0, "a restarted volunteer repeats no slot with other tokens"

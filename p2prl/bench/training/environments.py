@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2prl.bench.training.stacked_decoder import DecoderShape
+from p2prl.bench.training.decoder_shape import DecoderShape
 from p2prl.errors import ConfigError
 from p2prl.tasks.registry import task_by_name
 from p2prl.tasks.task import Task
@@ -21,7 +21,7 @@ _SPECIAL_TOKENS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A task as the benchmark reads it."""
+    """A task, with what a benchmark needs to train on it."""
 
     task: Task
     symbols: str
@@ -29,18 +29,18 @@ class Environment:
     max_new_tokens: int
     """Completion limit, tokens, the end included."""
     demonstration: Demonstration
-    """What the warm start imitates."""
+    """Seed → (prompt, completion), for the warm start."""
     shape: DecoderShape
-    code: tuple[str, ...]
-    """Modules of the task, for the digest of the code behind a result."""
     warm_steps: int = 600
     """Optimizer updates of the warm start."""
     warm_learning_rate: float = 4e-3
     """Peak learning rate of the warm start."""
+    result_version: int = 1
+    """Raised when the task, its scoring or anything above changes: results of an older version are not used again."""
 
     @property
     def begin_token(self) -> int:
-        """Stands before every prompt."""
+        """Precedes every prompt."""
         return len(self.symbols)
 
     @property
@@ -49,7 +49,7 @@ class Environment:
         return len(self.symbols) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text of this subject's symbols, without special tokens."""
+        """Token ids of a text of this environment's symbols, without special tokens."""
         return [self.symbols.index(symbol) for symbol in text]
 
     def prompt_tokens(self, prompt: str) -> list[int]:
@@ -58,10 +58,10 @@ class Environment:
 
     def reward(self, prompt: str, tokens: Sequence[int], finished: bool) -> float:
         """Reward of a completion of `tokens`, its end token included if it has one."""
-        words = tokens[:-1] if finished else tokens
-        if any(token >= len(self.symbols) for token in words):
+        symbols = tokens[:-1] if finished else tokens
+        if any(token >= len(self.symbols) for token in symbols):
             return 0.0
-        return self.task.score(prompt, "".join(self.symbols[token] for token in words), finished).reward
+        return self.task.score(prompt, "".join(self.symbols[token] for token in symbols), finished).reward
 
 
 def environment_by_name(name: str) -> Environment:
@@ -73,7 +73,6 @@ def environment_by_name(name: str) -> Environment:
             remedy="Choose a task that has both, for instance chain4.",
         )
     model, symbols = spec.small_model, spec.small_model.symbols
-    parts = (type(spec.task), spec.demonstration, type(spec.process_scorer))
     return Environment(
         task=spec.task,
         symbols=symbols,
@@ -89,5 +88,5 @@ def environment_by_name(name: str) -> Environment:
             layers=model.layers,
             heads=model.heads,
         ),
-        code=tuple(sorted({part.__module__ for part in parts if part is not type(None)})),
+        result_version=spec.result_version,
     )

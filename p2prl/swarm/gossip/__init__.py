@@ -1,1 +1,1 @@
-"""Gossip of signed envelopes: validation, announcements, ledger sync, the final ledger head."""
+"""Gossip of signed envelopes: validation, forwarding, announcements, deduplication, ledger pages and the run's end."""

@@ -1,9 +1,9 @@
-"""Offers held back a little: news travels in company, and is not told to whoever tells it first.
+"""Batched offers: new envelopes are announced after a short random wait, and not to peers that know them by then.
 
-All neighbours of an author hear of a new envelope at about the same time. If each offered it to the others at once,
+All neighbors of an author learn of a new envelope at about the same time. If each offered it to the others at once,
 every link would carry the offer both ways; after a random wait most of them have been offered it already.
 
-Pure: the owner says what there is to offer and who knows it, and takes the offers out when they are due.
+Pure: the owner adds offers, reports which peers know an envelope, and takes the offers out when they are due.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from p2prl.swarm.ports import Randomness
 
 
 class Announcements:
-    """Names that neighbours are still to be offered."""
+    """Pending offers by peer."""
 
-    def __init__(self, rng: Randomness, longest_wait_s: float) -> None:
-        """An offer waits up to `longest_wait_s`, uniformly at random."""
+    def __init__(self, rng: Randomness, max_wait_s: float) -> None:
+        """A batch waits up to `max_wait_s`, uniformly at random."""
         self._rng = rng
-        self._longest_wait_s = longest_wait_s
+        self._max_wait_s = max_wait_s
         self._pending: dict[PeerId, dict[Digest, None]] = {}
         self._due_at = math.inf
 
     def add(self, peer: PeerId, name: Digest) -> None:
-        """Offer an envelope to a neighbour, soon."""
+        """Offer an envelope to a peer in the next batch."""
         self._pending.setdefault(peer, {})[name] = None
 
-    def is_known(self, peer: PeerId, name: Digest) -> None:
-        """The neighbour has shown that it knows of an envelope."""
+    def mark_known(self, peer: PeerId, name: Digest) -> None:
+        """Cancel an offer: the peer has shown that it knows the envelope."""
         if peer in self._pending:
             self._pending[peer].pop(name, None)
 
-    def forget(self, peer: PeerId) -> None:
-        """The link is gone."""
+    def remove_peer(self, peer: PeerId) -> None:
+        """Drop the offers to a peer whose link is gone."""
         self._pending.pop(peer, None)
 
     def next_deadline(self) -> float:
-        """When `take_due` has something; ∞ while it was not asked since the last `add`."""
+        """When the batch is due; ∞ until `take_due` was called after the first `add`."""
         return self._due_at
 
     def take_due(self, now: float) -> Iterator[tuple[PeerId, Offer]]:
-        """All offers, when their time has come. To be asked after each turn: the wait begins then."""
-        if not self._pending:  # all whom it was for have left, or there was nothing
+        """All offers, once the batch is due. Call it after each turn: the wait begins then."""
+        if not self._pending:  # empty, or every peer it was for has left
             self._due_at = math.inf
             return
         if math.isinf(self._due_at):
-            self._due_at = now + self._rng.random() * self._longest_wait_s
+            self._due_at = now + self._rng.random() * self._max_wait_s
         if now < self._due_at:
             return
         self._due_at = math.inf

@@ -1,6 +1,6 @@
-"""The learner's farewell, kept for those who come after it: a finished run has no learner left to say that it is over.
+"""The final ledger head of a finished run, pushed to peers that join later: no learner is left to tell them.
 
-Pure: the owner notes every head and policy it has checked, and asks what to tell a neighbour that says hello.
+Pure: the owner reports every head and policy it has accepted, and asks what to push to a peer that says hello.
 """
 
 from __future__ import annotations
@@ -10,45 +10,45 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
-from p2prl.swarm.gossip.gossip import AUDIENCE
+from p2prl.swarm.gossip.audience import AUDIENCE
 
 
 class FinalHead:
-    """Whether the run is over, as this node has heard, and which neighbours it has told."""
+    """Knows whether the run has ended, and which peers were sent the final head."""
 
     def __init__(self) -> None:
-        self._farewell = RunEnd()
+        self._run_end = RunEnd()
         self._newest: Opened | None = None
-        self._told: set[PeerId] = set()
+        self._sent_to: set[PeerId] = set()
 
     def note_head(self, opened: Opened, now: float) -> None:
-        """A ledger head signed by the run's learner was accepted; other kinds change nothing."""
+        """Note an accepted ledger head of the run's learner; other kinds are ignored."""
         head = opened.body
         if not isinstance(head, LedgerHead):
             return
-        self._farewell.on_head(head, opened.sent_ms, now=now)
-        if self._newest is None or _place(opened) > _place(self._newest):
+        self._run_end.on_head(head, opened.sent_ms, now=now)
+        if self._newest is None or _order(opened) > _order(self._newest):
             self._newest = opened
 
     def note_policy(self, step: int) -> None:
-        """A policy manifest of this learner step was accepted."""
-        self._farewell.on_policy(step)
+        """Note an accepted policy manifest of this learner step."""
+        self._run_end.on_policy(step)
 
-    def for_neighbour(self, peer: PeerId, role: Role, now: float) -> bytes:
-        """The farewell's envelope for a neighbour that said hello, once for each link; else nothing."""
-        is_over = self._farewell.is_over(now) and self._newest is not None
-        if not is_over or peer in self._told or role not in AUDIENCE[Kind.LEDGER_HEAD]:
+    def for_peer(self, peer: PeerId, role: Role, now: float) -> bytes:
+        """The final head's envelope for a peer that said hello, once per link; else empty."""
+        is_over = self._run_end.is_over(now) and self._newest is not None
+        if not is_over or peer in self._sent_to or role not in AUDIENCE[Kind.LEDGER_HEAD]:
             return b""
-        self._told.add(peer)
+        self._sent_to.add(peer)
         assert self._newest is not None
         return self._newest.raw
 
-    def forget(self, peer: PeerId) -> None:
-        """The link to a neighbour is gone."""
-        self._told.discard(peer)
+    def remove_peer(self, peer: PeerId) -> None:
+        """Forget a peer whose link is gone."""
+        self._sent_to.discard(peer)
 
 
-def _place(opened: Opened) -> tuple[int, int, int]:
+def _order(opened: Opened) -> tuple[int, int, int]:
     head = opened.body
     assert isinstance(head, LedgerHead)
     return head.height, head.step, opened.sent_ms

@@ -1,6 +1,6 @@
-"""Which signed messages a node passes on: the rules of each kind, beyond the envelope's own. Pure.
+"""Validation of gossiped envelopes: the rules of each message kind, beyond the signature and schema.
 
-Policy manifests and heads have a history to be checked against, which `p2prl.swarm.policies.sync` does.
+Policy manifests and heads are also checked against the versions already known, by `p2prl.swarm.policies.sync`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from p2prl.protocol.ledger_messages import Receipts, Verdict
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.rollout_group import RolloutGroup
 
-_LEARNERS_OWN = frozenset({Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD, Kind.INTRODUCTION})
+_LEARNER_ONLY = frozenset({Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD, Kind.INTRODUCTION})
 """Kinds that only the run's learner signs, besides its manifests."""
 
 
@@ -23,9 +23,9 @@ def check_envelope(opened: Opened, *, run: bytes, learner: bytes) -> None:
     """
     if opened.run != run:
         raise RemoteProtocolError("envelope of another run")
-    if opened.kind in _LEARNERS_OWN:
+    if opened.kind in _LEARNER_ONLY:
         if opened.author != learner:
-            raise RemoteProtocolError(f"{opened.kind.name.lower()} signed by somebody who is not the learner")
+            raise RemoteProtocolError(f"{opened.kind.name.lower()} not signed by the run's learner")
         if isinstance(opened.body, (Receipts, Introduction)):
             opened.body.check()
     elif opened.kind is Kind.ROLLOUT_GROUP:

@@ -1,1 +1,1 @@
-"""Peer connections: discovery, links, bans, and the neighbor graph the learner hands out."""
+"""Peer connections: discovery, links, bans, and the neighbor graph that the learner introduces peers along."""

@@ -1,7 +1,7 @@
-"""Who is introduced to whom: some 24 random neighbours each, more for large uplinks, most of them from nearby.
+"""Neighbor graph of the swarm: some 24 random neighbors per peer, more for large uplinks, most of them from nearby.
 
-Random graphs of that degree stay in one piece when a third of their peers die, and need no tree to be kept up; below
-16 neighbours the last peer came in 35 % later in simulation. Two thirds from the same region keep most chunks near.
+Random graphs of that degree stay connected when a third of their peers die, and need no tree to be maintained; below
+16 neighbors the last peer finished 35 % later in simulation. Two thirds from the same region keep most chunks near.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from p2prl.swarm.ports import Randomness
 from p2prl.swarm.random_choice import draw
 
 DEGREE = 24
-"""Neighbours of a median peer."""
+"""Neighbors of a peer with the median uplink."""
 
 LEAST_DEGREE, MOST_DEGREE = 12, 64
-
-SOURCE_DEGREE = 48
-"""Peers the learner gives chunks to, drawn by their uplinks: what it sends must spread from there."""
 
 _NEAR_SHARE = 2 / 3
 
@@ -34,54 +31,54 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer that may be introduced. A region is any value that near peers share; None: not known."""
+    """A peer that may be introduced. A region is any value that near peers share; None when unknown."""
 
     upload_bytes_s: float
     region: object = None
 
 
-def degree_of(upload_bytes_s: float, median_bytes_s: float) -> int:
-    """Neighbours a peer should have: 24·√(uplink/median), between 12 and 64."""
+def target_degree(upload_bytes_s: float, median_bytes_s: float) -> int:
+    """Neighbors a peer should have: 24·√(uplink/median), between 12 and 64."""
     if upload_bytes_s <= 0 or median_bytes_s <= 0:
         return DEGREE
     return min(MOST_DEGREE, max(LEAST_DEGREE, round(DEGREE * math.sqrt(upload_bytes_s / median_bytes_s))))
 
 
-def introductions_of(upload_bytes_s: float, median_bytes_s: float) -> int:
-    """Peers to introduce a peer to: half its degree, since as many others are introduced to it."""
-    return (degree_of(upload_bytes_s, median_bytes_s) + 1) // 2
+def introduction_count(upload_bytes_s: float, median_bytes_s: float) -> int:
+    """Peers to introduce to a peer: half its degree, since about as many others are introduced to it."""
+    return (target_degree(upload_bytes_s, median_bytes_s) + 1) // 2
 
 
 def median_upload(swarm: Iterable[Candidate]) -> float:
-    """Of those that say their uplink, bytes/s; 0 when none does."""
+    """Median uplink of the peers that state one, bytes/s; 0 when none does."""
     known = [candidate.upload_bytes_s for candidate in swarm if candidate.upload_bytes_s > 0]
     return statistics.median(known) if known else 0.0
 
 
 def region_of(addresses: Iterable[str]) -> str | None:
-    """The network of a peer's first public address; None when it has none, or says nothing that can be read.
+    """The network of a peer's first public IP address; None when it has none.
 
-    An address that leads through a relay tells where the relay is, and does not count.
+    An address through a circuit relay tells where the relay is, and does not count.
     """
     for address in addresses:
         parts = address.split("/")
         if "p2p-circuit" in parts or len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
             continue
         try:
-            place = ipaddress.ip_address(parts[2])
+            ip = ipaddress.ip_address(parts[2])
         except ValueError:
             continue
-        if place.is_global:
-            return str(ipaddress.ip_network((place, _REGION_BITS[place.version]), strict=False))
+        if ip.is_global:
+            return str(ipaddress.ip_network((ip, _REGION_BITS[ip.version]), strict=False))
     return None
 
 
-def hand_out(
+def choose_neighbors(
     peer: P, swarm: Mapping[P, Candidate], rng: Randomness, *, count: int, kept: Collection[P] = ()
 ) -> list[P]:
-    """`count` neighbours for one peer of a swarm, two thirds from its region; `kept` are the first of them.
+    """Draw `count` neighbors for one peer of a swarm, two thirds from its region; `kept` are the first of them.
 
-    Peers without a region are near nobody: most of them cannot be dialled, least of all by each other.
+    Peers without a region are near nobody: most of them cannot be dialed, least of all by each other.
     """
     region = swarm[peer].region
     chosen = [other for other in kept if other in swarm and other != peer][:count]
@@ -93,13 +90,3 @@ def hand_out(
     taken.update(chosen)
     rest = [other for other in swarm if other not in taken]
     return chosen + draw(rest, count - len(chosen), rng)
-
-
-def draw_by_upload(swarm: Mapping[P, Candidate], count: int, rng: Randomness) -> list[P]:
-    """`count` different peers, each as likely as its uplink is large (Efraimidis and Spirakis, 2006)."""
-
-    def key(peer: P) -> float:
-        return math.log(max(rng.random(), 1e-300)) / max(swarm[peer].upload_bytes_s, 1.0)
-
-    keys = {peer: key(peer) for peer in swarm}
-    return sorted(swarm, key=lambda peer: -keys[peer])[:count]

@@ -1,1 +1,1 @@
-"""Policy versions: catalog, sync, routes over patches, the local base model."""
+"""Policy versions of a run: catalog, patch routes, downloads and retention."""

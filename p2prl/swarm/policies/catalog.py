@@ -1,8 +1,4 @@
-"""Which policy versions exist: manifests and heads the learner signed, and proof when two of them contradict.
-
-Versions only grow. A transfer that has begun is never abandoned for a newer version: on a link slower than the
-learner's cadence that would be a transfer that never ends.
-"""
+"""Catalog of policy versions: the manifests and heads the learner signed, and proof when two contradict each other."""
 
 from __future__ import annotations
 
@@ -13,16 +9,15 @@ from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.manifests import BlobRef, PolicyManifest
-from p2prl.protocol.policy_head import PolicyHead
-from p2prl.swarm.policies.cheapest_route import RouteStep
+from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 
 MAX_WEIGHT_BYTES = 24 * 1024**3
-"""Largest weights a manifest may announce: what `MAX_CHUNKS` chunks of `MAX_CHUNK_BYTES` can carry."""
+"""Largest weights a manifest may announce: as much as `MAX_CHUNKS` chunks of `MAX_CHUNK_BYTES` can carry."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """A verified manifest, the envelope it came in and that envelope's digest (the policy's name)."""
+    """A verified manifest, its envelope, and the envelope's digest (the version's name)."""
 
     manifest: PolicyManifest
     raw: bytes
@@ -31,7 +26,7 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True)
 class SignedHead:
-    """A verified head, the envelope it came in, that envelope's digest, and when it was signed."""
+    """A verified policy head, its envelope, the envelope's digest, and when it was signed."""
 
     head: PolicyHead
     raw: bytes
@@ -40,7 +35,7 @@ class SignedHead:
 
 
 class EquivocationError(Exception):
-    """Two documents of the learner's that name different manifests for one version."""
+    """Two documents signed by the learner that name different manifests for one version."""
 
     def __init__(self, first: bytes, second: bytes) -> None:
         super().__init__("the learner signed two different manifests for one version")
@@ -49,9 +44,10 @@ class EquivocationError(Exception):
 
 
 class PolicyCatalog:
-    """Verified policy manifests by version."""
+    """Verified policy manifests by version, and the newest head."""
 
     def __init__(self, learner: bytes) -> None:
+        """`learner` is the public key that signs the run's versions."""
         self._learner = learner
         self._by_version: dict[int, PolicyVersion] = {}
         self.head: SignedHead | None = None
@@ -63,41 +59,43 @@ class PolicyCatalog:
         return self._by_version[max(self._by_version)] if self._by_version else None
 
     def get(self, version: int) -> PolicyVersion | None:
-        """The manifest of a version, if known."""
+        """A version by number, if known."""
         return self._by_version.get(version)
 
     def named(self, name: Digest) -> PolicyVersion | None:
-        """The manifest whose envelope has this digest, if known."""
+        """A version by its manifest's envelope digest, if known."""
         return next((known for known in self._by_version.values() if known.digest == name), None)
 
-    def known(self) -> list[PolicyVersion]:
-        """Every version known, the newest first."""
+    def newest_first(self) -> list[PolicyVersion]:
+        """Every known version, the newest first."""
         return sorted(self._by_version.values(), key=lambda known: -known.manifest.version)
 
-    def ways(self) -> list[RouteStep]:
-        """Every patch that the head or a known manifest lists."""
+    def patches(self) -> list[PatchEdge]:
+        """Every patch that a known manifest or the head lists."""
         listed = {
-            (known.manifest.version, patch.base): RouteStep(
+            (known.manifest.version, patch.base): PatchEdge(
                 known.manifest.version, patch.base, patch.blob.size_bytes, known.digest
             )
             for known in self._by_version.values()
             for patch in known.manifest.patches
         }
         for edge in self.head.head.edges if self.head is not None else ():
-            way = RouteStep(edge.version, edge.base, edge.size_bytes, Digest(edge.manifest))
-            listed.setdefault((edge.version, edge.base), way)
+            listed.setdefault((edge.version, edge.base), edge)
         return list(listed.values())
 
     def uses(self, root: Digest, *, besides: Digest | None = None) -> bool:
-        """Whether the weights or a patch of a known version, other than the one named, are the blob of this root."""
+        """Whether a blob is the weights or a patch of a known version other than `besides`."""
         return any(root in roots_of(known.manifest) for known in self._by_version.values() if known.digest != besides)
 
     def admit(self, opened: Opened) -> PolicyVersion:
-        """Take a manifest in. Raises `RemoteProtocolError` when it is not the learner's or breaks the chain of
-        versions, `EquivocationError` when it contradicts one already here."""
+        """Add a manifest.
+
+        Raises `RemoteProtocolError` when the learner did not sign it or it is malformed, `EquivocationError` when it
+        contradicts a known manifest or head.
+        """
         manifest = body_of(opened, PolicyManifest)
         if opened.author != self._learner:
-            raise RemoteProtocolError("policy manifest signed by somebody who is not the learner")
+            raise RemoteProtocolError("policy manifest not signed by the run's learner")
         manifest.check(max_weight_bytes=MAX_WEIGHT_BYTES)
         known = PolicyVersion(manifest, opened.raw, opened.digest)
         present = self._by_version.get(manifest.version)
@@ -109,24 +107,25 @@ class PolicyCatalog:
             raise EquivocationError(before.raw, known.raw)
         if after is not None and after.manifest.previous != known.digest:
             raise EquivocationError(known.raw, after.raw)
-        if self.head is not None and self._named_in(self.head.head, manifest.version) not in (None, known.digest):
+        if self.head is not None and _manifest_in(self.head.head, manifest.version) not in (None, known.digest):
             raise EquivocationError(self.head.raw, known.raw)
         self._by_version[manifest.version] = known
         return known
 
     def admit_head(self, opened: Opened, now: float) -> SignedHead:
-        """Take a head in. Raises `RemoteProtocolError` when it is not the learner's, `StaleWorkError` when it has
-        expired or is no newer than what is known here, `EquivocationError` when it contradicts a manifest or a head.
+        """Replace the head by a newer one.
 
-        The highest version known counts too, so that after a restart no older head is believed either.
+        Raises `RemoteProtocolError` when the learner did not sign it, `StaleWorkError` when it has expired or is no
+        newer than what is known, `EquivocationError` when it contradicts a manifest or a head. The highest known
+        version counts too, so that an older head is refused after a restart as well.
         """
         head = body_of(opened, PolicyHead)
         if opened.author != self._learner:
-            raise RemoteProtocolError("policy head signed by somebody who is not the learner")
+            raise RemoteProtocolError("policy head not signed by the run's learner")
         head.check(sent_ms=opened.sent_ms)
         known = SignedHead(head, opened.raw, opened.digest, opened.sent_ms)
         for policy in self._by_version.values():
-            if self._named_in(head, policy.manifest.version) not in (None, policy.digest):
+            if _manifest_in(head, policy.manifest.version) not in (None, policy.digest):
                 raise EquivocationError(policy.raw, known.raw)
         before = self.head
         if before is not None and head.version == before.head.version and head.manifest != before.head.manifest:
@@ -138,15 +137,8 @@ class PolicyCatalog:
         self.head = known
         return known
 
-    @staticmethod
-    def _named_in(head: PolicyHead, version: int) -> bytes | None:
-        """Envelope digest of a version's manifest according to a head, if it says."""
-        if head.version == version:
-            return head.manifest
-        return next((edge.manifest for edge in head.edges if edge.version == version), None)
-
     def forget_before(self, version: int, *, keep: Collection[Digest] = ()) -> list[PolicyVersion]:
-        """Drop manifests older than `version` but those in `keep`; returns them so that their blobs can go too."""
+        """Remove versions older than `version`, except those in `keep`; returns them so that their blobs can go too."""
         old = [known for v, known in self._by_version.items() if v < version and known.digest not in keep]
         for known in old:
             del self._by_version[known.manifest.version]
@@ -159,5 +151,12 @@ def blobs_of(manifest: PolicyManifest) -> tuple[BlobRef, ...]:
 
 
 def roots_of(manifest: PolicyManifest) -> set[Digest]:
-    """Their names."""
+    """Roots of the blobs a manifest names."""
     return {ref.root for ref in blobs_of(manifest)}
+
+
+def _manifest_in(head: PolicyHead, version: int) -> bytes | None:
+    """Envelope digest of a version's manifest according to a head, if it lists the version."""
+    if head.version == version:
+        return head.manifest
+    return next((edge.manifest for edge in head.edges if edge.version == version), None)

@@ -1,8 +1,8 @@
-"""Words a peer's owner had before it joined, and which versions the learner's signatures say they are. Pure.
+"""Local base: weights the owner had on disk before it joined, as a start for patch routes.
 
-A run often starts from a public model. Whoever has that on disk, or gets it faster from a hub than from volunteers,
-holds the run's starting weights, and patches lead on from there. Words are known by the digest of all of them alone,
-as manifests sign it for every version and for what every patch starts from: where they came from does not matter.
+A run often starts from a public model. A peer that has it on disk, or gets it faster from a hub than from volunteers,
+holds the run's starting weights, and patches lead on from there. Weights are identified by the digest of all of them,
+which manifests sign for every version and every patch's base: where they came from does not matter. Pure.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from p2prl.protocol.manifests import NO_BASE
 from p2prl.swarm.policies.catalog import PolicyCatalog
 
 FIRST_VERSION = 0
-"""The run's starting weights: what a person means who names a base."""
+"""The run's starting weights: the version a person means who names a base."""
 
 
 class LocalBase:
-    """The owner's words, while they may be of use."""
+    """The owner's weights, while routes may start from them."""
 
     def __init__(self, *, awaited: bool) -> None:
         self.awaited = awaited
-        """Whether the owner is still looking. ChunkDownloads waits: a route from there may cost a hundredth."""
-        self.state: Digest | None = None
-        """Digest of all the words; None when there are none, or no longer."""
-        self.spoilt = False
-        """Whether a version could not be rebuilt from them: no further way starts there."""
+        """Whether the owner is still looking. Downloads wait: a route from the base may cost a hundredth."""
+        self.digest: Digest | None = None
+        """Digest of all the weights; None when there are none, or no longer."""
+        self.corrupt = False
+        """Whether a version could not be rebuilt from them: no further route starts there."""
 
-    def take(self, state: Digest | None) -> None:
-        """The owner has looked."""
-        self.awaited, self.state, self.spoilt = False, state, False
+    def replace(self, digest: Digest | None) -> None:
+        """Set the weights the owner found, or none."""
+        self.awaited, self.digest, self.corrupt = False, digest, False
 
-    def versions(self, book: PolicyCatalog) -> set[int]:
-        """Versions a route may start from.
+    def versions(self, catalog: PolicyCatalog) -> set[int]:
+        """Versions the weights may be, as starts of a route.
 
-        The first one is among them until a signature says otherwise: a head lists ways by number alone, and the
-        manifest of a way from there, which says what words it starts from, is fetched before anything else of it.
+        Version 0 is among them until a signature contradicts: a head lists patches by version number only, and the
+        manifest of a patch from version 0, which signs the digest of its base, is downloaded before the patch.
         """
-        if self.state is None or self.spoilt:
+        if self.digest is None or self.corrupt:
             return set()
-        signed = set(_signed_states(book))
-        proven = {version for version, state in signed if state == self.state}
+        signed = set(_signed_digests(catalog))
+        proven = {version for version, digest in signed if digest == self.digest}
         return proven if self._contradicts(signed) else proven | {FIRST_VERSION}
 
-    def fits(self, book: PolicyCatalog) -> bool | None:
-        """Whether they are words of this run's; None while no signature tells."""
-        signed = set(_signed_states(book))
-        if any(state == self.state for _, state in signed):
+    def matches_run(self, catalog: PolicyCatalog) -> bool | None:
+        """Whether the learner signed these weights as some version; None while no known signature tells."""
+        signed = set(_signed_digests(catalog))
+        if any(digest == self.digest for _, digest in signed):
             return True
         return False if self._contradicts(signed) else None
 
     def _contradicts(self, signed: set[tuple[int, bytes]]) -> bool:
-        return any(version == FIRST_VERSION and state != self.state for version, state in signed)
+        return any(version == FIRST_VERSION and digest != self.digest for version, digest in signed)
 
 
-def _signed_states(book: PolicyCatalog) -> Iterator[tuple[int, bytes]]:
-    """(version, digest of its words) as known manifests say: of versions, and of what their patches start from."""
-    for known in book.known():
+def _signed_digests(catalog: PolicyCatalog) -> Iterator[tuple[int, bytes]]:
+    """(version, weights digest) pairs that known manifests sign, for versions and for the bases of patches."""
+    for known in catalog.newest_first():
         yield known.manifest.version, known.manifest.weights_digest
         for patch in known.manifest.patches:
             if patch.base != NO_BASE:

@@ -1,7 +1,7 @@
-"""One version being fetched: by which way, and how far along it. Pure.
+"""Download of one policy version: its route, and how far along it is. Pure.
 
-A way is a route of patches, or the weights whole. Of a route the manifests are needed first, then all patches at once,
-then the owner's word that they decoded; the weights' own chunks are then on disk and only have to be taken up.
+A version is downloaded as a route of patches or as full weights. A route needs its manifests first, then all patches
+at once, then the owner's report that they decoded; the weights' chunks are then on disk and only have to be verified.
 """
 
 from __future__ import annotations
@@ -10,85 +10,88 @@ from dataclasses import dataclass, field
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import NO_BASE, BlobRef
+from p2prl.protocol.policy_head import PatchEdge
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
-from p2prl.swarm.policies.cheapest_route import Route, RouteStep
-from p2prl.swarm.policies.route_planner import RoutePlan
+from p2prl.swarm.policies.routing import Route, RoutePlan
 
 
 @dataclass(slots=True)
 class VersionDownload:
-    """A version on its way here."""
+    """A version being downloaded."""
 
-    goal: PolicyVersion
+    target: PolicyVersion
     since: float
-    """When the present way was chosen."""
+    """When the present route was chosen."""
     route: Route = ()
-    """Patches that lead to it; empty while it is fetched whole."""
+    """Patches that lead to it; empty while its full weights are downloaded."""
     patches: tuple[BlobRef, ...] = ()
-    """The patches' streams, once the manifests of the whole route are here."""
-    arrived: set[Digest] = field(default_factory=set)
-    """Roots of the streams that are here and verified."""
+    """The patches' blobs, once all manifests of the route have arrived."""
+    received: set[Digest] = field(default_factory=set)
+    """Roots of the patches that have arrived and are verified."""
     rebuilding: bool = False
-    """The owner has been asked to decode them."""
+    """Whether the owner has been asked to decode them."""
     decoded_bytes: int | None = None
-    """Bytes of the streams its weights were rebuilt from; None while they were not."""
-    from_own: bool = False
-    """Whether the way starts from the owner's base (`LocalBase`), or is that alone."""
-    spared_bytes: int = 0
-    """What the cheapest way would cost more without that base."""
+    """Bytes of the patches the weights were rebuilt from; None if they were not."""
+    from_local_base: bool = False
+    """Whether the route starts from the owner's local base, or is that base alone."""
+    saved_bytes: int = 0
+    """Bytes the cheapest route would cost more without that base."""
 
     @property
     def base(self) -> int:
-        """Version the route starts from; `NO_BASE` when it starts from none, or there is no route."""
+        """Version the route starts from; `NO_BASE` for a keyframe or without a route."""
         return self.route[0].base if self.route else NO_BASE
 
     @property
     def awaits_manifests(self) -> bool:
-        """Whether manifests of the route are still to come."""
+        """Whether manifests of the route are still missing."""
         return bool(self.route) and not self.patches
 
     @property
-    def all_arrived(self) -> bool:
-        """Whether every stream of the route is here."""
-        return bool(self.patches) and {ref.root for ref in self.patches} <= self.arrived
+    def all_received(self) -> bool:
+        """Whether every patch of the route has arrived."""
+        return bool(self.patches) and {ref.root for ref in self.patches} <= self.received
 
-    def fetched(self) -> tuple[BlobRef, ...]:
-        """The blobs being fetched."""
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """The blobs being downloaded."""
         if self.route:
             return self.patches
-        return (self.goal.manifest.weights,)
+        return (self.target.manifest.weights,)
 
-    def missing(self, book: PolicyCatalog) -> list[Digest]:
-        """Manifests of the route that are not here."""
-        return [name for name in dict.fromkeys(way.manifest for way in self.route) if book.named(name) is None]
+    def missing_manifests(self, catalog: PolicyCatalog) -> list[Digest]:
+        """Manifests of the route that are still missing."""
+        names = dict.fromkeys(Digest(patch.manifest) for patch in self.route)
+        return [name for name in names if catalog.named(name) is None]
 
-    def take_whole(self, now: float) -> None:
-        """Fetch the weights' own chunks from now on."""
+    def use_full_weights(self, now: float) -> None:
+        """Download the weights' own chunks from now on."""
         self.since, self.route, self.patches, self.rebuilding = now, (), (), False
-        self.arrived.clear()
+        self.received.clear()
 
-    def take(self, plan: RoutePlan, now: float) -> None:
-        """Go this way from now on."""
-        self.take_whole(now)
+    def use(self, plan: RoutePlan, now: float) -> None:
+        """Follow this plan from now on."""
+        self.use_full_weights(now)
         self.route, self.decoded_bytes = plan.route or (), None
-        self.from_own, self.spared_bytes = plan.from_own, plan.spared_bytes
+        self.from_local_base, self.saved_bytes = plan.from_local_base, plan.saved_bytes
 
 
-def streams_of(route: Route, book: PolicyCatalog, *, own: Digest | None = None) -> tuple[BlobRef, ...] | RouteStep:
-    """The streams of a route whose manifests are all known, or the first way that its manifest does not bear out.
+def patch_blobs(
+    route: Route, catalog: PolicyCatalog, *, base_digest: Digest | None = None
+) -> tuple[BlobRef, ...] | PatchEdge:
+    """The patch blobs of a route whose manifests are all known, or the first patch that its manifest contradicts.
 
-    `own` is the digest of the words it starts from where those are the owner's.
+    `base_digest` is the digest of the weights the route starts from when those are the owner's local base.
     """
-    streams: list[BlobRef] = []
-    for way in route:
-        known = book.named(way.manifest)
-        patch = None if known is None else known.manifest.patch_from(way.base)
-        base = book.get(way.base)
-        if known is None or patch is None or known.manifest.version != way.version:
-            return way
+    blobs: list[BlobRef] = []
+    for edge in route:
+        known = catalog.named(Digest(edge.manifest))
+        patch = None if known is None else known.manifest.patch_from(edge.base)
+        base = catalog.get(edge.base)
+        if known is None or patch is None or known.manifest.version != edge.version:
+            return edge
         if base is not None and base.manifest.weights_digest != patch.base_digest:
-            return way
-        if own is not None and not streams and own != patch.base_digest:
-            return way
-        streams.append(patch.blob)
-    return tuple(streams)
+            return edge
+        if base_digest is not None and not blobs and base_digest != patch.base_digest:
+            return edge
+        blobs.append(patch.blob)
+    return tuple(blobs)

@@ -1,6 +1,6 @@
-"""Which chunk to ask for: the one fewest volunteers around hold, ties by lot.
+"""Rarest-first chunk selection: request the chunk that the fewest neighboring volunteers hold, ties at random.
 
-In-order fetching makes every peer hold the same chunks, with nothing to give each other; it took five times as long
+In-order download makes every peer hold the same chunks, with nothing to exchange; it took five times as long
 in simulation. Local rarity is close to ideal without any knowledge of the swarm (Legout et al., IMC 2006).
 """
 
@@ -12,20 +12,20 @@ from p2prl.swarm.relay.chunk_sets import indices_of
 
 
 class Rarity:
-    """How many neighbouring volunteers hold each chunk of one blob."""
+    """Copies of each chunk of one blob among the neighboring volunteers."""
 
     def __init__(self, total: int) -> None:
         self._copies = [0] * total
 
     def change(self, before: int, after: int) -> None:
-        """A neighbour that held the set `before` holds `after`."""
+        """Update the counts for a neighbor that held the set `before` and now holds `after`."""
         for index in indices_of(after & ~before):
             self._copies[index] += 1
         for index in indices_of(before & ~after):
             self._copies[index] -= 1
 
     def rarest(self, candidates: int, rng: Randomness) -> int:
-        """One of the least held chunks of a set that is not empty."""
+        """One of the rarest chunks of a set that is not empty."""
         least, ties = len(self._copies) + 1_000_000, [0]
         for index in indices_of(candidates):
             copies = self._copies[index]

@@ -1,20 +1,12 @@
-"""Sets of chunks as whole numbers: bit i stands for chunk i. Differences and counts of them cost next to nothing."""
+"""Sets of chunks as integers: bit i stands for chunk i, so differences and counts cost next to nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
-
-def bits_of(indices: Iterable[int]) -> int:
-    """The set of these chunks."""
-    bits = 0
-    for index in indices:
-        bits |= 1 << index
-    return bits
+from collections.abc import Iterator
 
 
 def indices_of(bits: int) -> Iterator[int]:
-    """The chunks of a set, lowest first."""
+    """The chunk indices of a set, lowest first."""
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1
@@ -22,10 +14,10 @@ def indices_of(bits: int) -> Iterator[int]:
 
 
 def to_bitmap(bits: int, total: int) -> bytes:
-    """As on the wire: one bit a chunk, the first in the lowest bit of the first byte."""
+    """The wire's bitmap: one bit per chunk, the first in the lowest bit of the first byte."""
     return bits.to_bytes((total + 7) // 8, "little")
 
 
 def of_bitmap(bitmap: bytes, total: int) -> int:
-    """The chunks a bitmap names; bits past `total` are ignored."""
+    """The set a wire bitmap names; bits past `total` are ignored."""
     return int.from_bytes(bitmap, "little") & ((1 << total) - 1)

@@ -1,10 +1,10 @@
-"""Whom to serve next: newcomers first, then those that will be late, then those that are nearly there.
+"""Upload order of interested peers: newcomers first, then those that will be late, then the nearly complete.
 
-A peer without a chunk is an uplink that lies idle, the largest most of all. A peer whose remaining bytes need more
-time than is left until the target makes the last one later. All others are served shortest remaining time first,
-which minimises the mean time of arrival, and so the mean staleness of rollouts (least laxity and SRPT, both from the
-scheduling literature). What a peer says of its rates only moves it within this order: a lie buys no bytes that its
-link would not take.
+A peer without a chunk is an idle uplink, the largest most of all. A peer whose remaining bytes need more time than is
+left until the target delays the last arrival. All others are served shortest remaining time first, which minimizes the
+mean time of arrival, and so the mean staleness of rollouts (least laxity and SRPT, both from the scheduling
+literature). The rates a peer states only move it within this order: a lie gains no bytes that its link would not
+carry.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _TARGET_OVER_BOUND = 1.1
-"""Time aimed at, over what the neighbourhood's links allow at best."""
+"""Target time, over the lower bound that the neighbors' links allow."""
 
 _LATE_SHARE = 0.05
 """A laxity below this share of the target counts as late: one scheduling period of warning."""
 
 _SWARM_GAIN = 1.5
-"""A peer may hope for this many times the mean uplink, since those that are done give without taking."""
+"""A peer may expect this many times the mean uplink, since peers that are complete upload without downloading."""
 
 Rank = tuple[int, float]
 """Smaller is served sooner."""
@@ -28,7 +28,7 @@ Rank = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a peer says of its link, bytes/s; 0 where it says nothing."""
+    """Link rates a peer states, bytes/s; 0 where it states none."""
 
     upload_bytes_s: float = 0.0
     download_bytes_s: float = 0.0
@@ -36,22 +36,22 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a blob can spread in this neighbourhood."""
+    """How fast a blob can spread among the neighbors."""
 
     mean_upload_bytes_s: float
-    """Over the volunteers that said; 0 when none did."""
+    """Mean over the volunteers that state a rate; 0 when none does."""
     target_s: float
-    """Time aimed at from the beginning of the transfer; infinite while nothing is known."""
+    """Target time from the beginning of the transfer; infinite while no rate is known."""
 
     def remaining_s(self, missing_bytes: int, rates: Rates, *, gain: float = _SWARM_GAIN) -> float:
-        """The least time a peer may need for its missing bytes; infinite while nothing is known."""
+        """The least time a peer may need for its missing bytes; infinite while no rate is known."""
         rate = gain * self.mean_upload_bytes_s
         if rates.download_bytes_s:
             rate = min(rate, rates.download_bytes_s) if rate else rates.download_bytes_s
         return missing_bytes / rate if rate else math.inf
 
     def laxity_s(self, missing_bytes: int, rates: Rates, elapsed_s: float, *, gain: float = _SWARM_GAIN) -> float:
-        """Time a peer has to spare until the target; infinite while there is no target."""
+        """Slack of a peer until the target time; infinite while there is no target."""
         if math.isinf(self.target_s):
             return math.inf
         return self.target_s - elapsed_s - self.remaining_s(missing_bytes, rates, gain=gain)
@@ -61,13 +61,13 @@ class Pace:
         return laxity_s < _LATE_SHARE * self.target_s
 
 
-def pace_of(size_bytes: int, neighbours: Iterable[Rates], *, source_upload_bytes_s: float = 0.0) -> Pace:
-    """The lower bound max(F/u_s, F/d_min, N·F/(u_s + Σu)) over the neighbours that said their rates.
+def pace_of(size_bytes: int, neighbors: Iterable[Rates], *, source_upload_bytes_s: float = 0.0) -> Pace:
+    """The lower bound max(F/u_s, F/d_min, N·F/(u_s + Σu)) over the neighbors that state their rates.
 
-    Without a source among the uplinks (`source_upload_bytes_s` 0) the last term is F over the mean uplink: what a
-    large swarm comes to, since its source is one uplink of many.
+    Without a source among the uplinks (`source_upload_bytes_s` 0) the last term is F over the mean uplink: the limit
+    of a large swarm, where the source is one uplink of many.
     """
-    known = [rates for rates in neighbours if rates.upload_bytes_s > 0]
+    known = [rates for rates in neighbors if rates.upload_bytes_s > 0]
     if not known:
         return Pace(0.0, math.inf)
     total = sum(rates.upload_bytes_s for rates in known)
@@ -79,7 +79,7 @@ def pace_of(size_bytes: int, neighbours: Iterable[Rates], *, source_upload_bytes
 
 
 def rank(held_chunks: int, missing_bytes: int, rates: Rates, pace: Pace, elapsed_s: float) -> Rank:
-    """A receiver's place in the order."""
+    """A receiver's rank in the upload order."""
     if held_chunks <= 1:
         return 0, -rates.upload_bytes_s
     remaining_s = pace.remaining_s(missing_bytes, rates)

@@ -1,7 +1,7 @@
-"""What a volunteer gives of its uplink: a rate, and bytes a month.
+"""Upload budget of a volunteer: a rate cap, and bytes per month.
 
-The rate is the user's cap, or 80 % of what the uplink was seen to carry, so that a household does not notice. Control
-messages are charged to the same bucket and never wait for it: they may overdraw it, and chunks wait longer instead.
+The rate is the user's cap, or 80 % of the measured uplink, so that a household does not notice. Control messages are
+charged to the same bucket and never wait for it: they may overdraw it, and chunks wait longer instead.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from p2prl.protocol.identity import PeerId
 
 GIVEN_SHARE = 0.8
-"""Of a measured uplink, what chunks may use."""
+"""Share of a measured uplink that chunks may use."""
 
 _BURST_S = 0.05
-"""A bucket holds this much of its rate: less than a person hears in a call."""
+"""Burst that a bucket holds, in seconds of its rate: shorter than a gap that is audible in a call."""
 
 _LEAST_BURST_BYTES = 16 * 1024
 
@@ -26,11 +26,11 @@ _PROBE_BYTES = 8 * 1024 * 1024
 _LEAST_PROBE_S = 1.0
 
 _PROBE_AGAIN_S = 1_800.0
-"""How long a measurement is believed: evenings are slower than nights."""
+"""How long a measurement is valid: evenings are slower than nights."""
 
 
 class TokenBucket:
-    """Bytes that may leave by a given time."""
+    """Bytes that may be sent by a given time."""
 
     def __init__(self, rate_bytes_s: float, now: float) -> None:
         """A rate of 0 is no limit."""
@@ -39,13 +39,13 @@ class TokenBucket:
         self._at = now
 
     def take(self, size_bytes: int, now: float) -> None:
-        """Bytes leave, whether or not there is room for them."""
+        """Charge bytes that are sent, even when that overdraws the bucket."""
         if self.rate_bytes_s > 0:
             self._fill(now)
             self._level -= size_bytes
 
     def wait_s(self, now: float) -> float:
-        """How long until what has left is paid for; 0 when something may leave now."""
+        """Time until the bucket is no longer overdrawn; 0 when bytes may be sent now."""
         if self.rate_bytes_s <= 0:
             return 0.0
         self._fill(now)
@@ -58,12 +58,12 @@ class TokenBucket:
 
 
 _PROBE_PEERS = 3
-"""Receivers in one measurement, at least: a single one may have the slower link of the two."""
+"""Fewest receivers in one measurement: a single one may have the slower link of the two."""
 
 
 @dataclass(slots=True)
 class UplinkMeter:
-    """What an uplink carries, from chunks that peers acknowledged while nothing held them back."""
+    """Measures the uplink's rate from chunks that peers acknowledged while sending was not capped."""
 
     measured_bytes_s: float = 0.0
     """0 before the first measurement."""
@@ -75,17 +75,17 @@ class UplinkMeter:
     _peers: set[PeerId] = field(default_factory=set)
 
     def wants_probe(self, now: float) -> bool:
-        """Whether chunks should go uncapped now, to be measured."""
+        """Whether chunks should be sent uncapped now, for a measurement."""
         return now - self._measured_at >= _PROBE_AGAIN_S
 
     def sending(self, now: float) -> None:
-        """A chunk is handed over. Time in which none is under way does not count."""
+        """A chunk is being sent. Time in which none is does not count."""
         if self._outstanding == 0:
             self._busy_since = now
         self._outstanding += 1
 
     def sent(self, peer: PeerId, size_bytes: int, now: float) -> bool:
-        """A chunk is acknowledged, or has failed (0 bytes). Returns whether the uplink was measured by that."""
+        """A chunk is acknowledged, or has failed (0 bytes). Returns whether that completed a measurement."""
         self._outstanding -= 1
         if not self.wants_probe(now):
             return False
@@ -114,17 +114,17 @@ class MonthlyBudget:
     spent_bytes: int = 0
 
     def spend(self, size_bytes: int, now: float) -> None:
-        """Bytes leave at `now`, seconds since the Unix epoch. A new month begins from nothing."""
+        """Count bytes sent at `now`, seconds since the Unix epoch. A new month starts from 0."""
         self._turn(now)
         self.spent_bytes += size_bytes
 
     def is_spent(self, now: float) -> bool:
-        """Whether the month's bytes are used up."""
+        """Whether the month's budget is used up."""
         self._turn(now)
         return 0 < self.limit_bytes <= self.spent_bytes
 
     def _turn(self, now: float) -> None:
         month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
-        # A clock that is set back must not hand out a month a second time.
+        # A clock that is set back must not grant a month's budget twice.
         if month > self.month:
             self.month, self.spent_bytes = month, 0

@@ -1,7 +1,7 @@
-"""A node's upload slots: grants given out, requests that wait, chunks the shell is sending.
+"""Upload slots of a node: open grants, waiting requests, chunks the shell is sending.
 
-A peer asks only after a grant, so a request never waits behind more than a few chunks, and a chunk is never locked up
-in the queue of a sender that has better to do. As many grants are out as there are slots: the answer to one arrives
+A peer requests only after a grant, so a request never waits behind more than a few chunks, and no chunk is stuck in
+the queue of a sender that serves others first. As many grants are open as there are slots: the answer to one arrives
 while a slot is busy, and no uplink waits for a round trip.
 """
 
@@ -15,75 +15,75 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 
 BYTES_S_PER_SLOT = 1.25e6
-"""10 Mbit/s: with slots of 2.5, 5, 10 and 20 Mbit/s the last of 512 peers came in at 1.73, 1.16, 1.08, 1.11 times
-the bound."""
+"""10 Mbit/s: with slots of 2.5, 5, 10 and 20 Mbit/s the last of 512 peers finished at 1.73, 1.16, 1.08, 1.11 times
+the lower bound."""
 
 _SLOTS_UNKNOWN = 4
-"""Slots of an uplink nobody has measured yet: enough to keep 100 Mbit/s busy."""
+"""Slots of an uplink that is not measured yet: enough to keep 100 Mbit/s busy."""
 
 _ROUND_TRIP_S = 0.3
-"""From one end of the world to the other and back."""
+"""To the other side of the world and back."""
 
 _PER_PAIR = 2
-"""Chunks in the shell's hands for one peer: one on its way, one behind it, so that acknowledgements cost no time."""
+"""Chunks the shell sends to one peer at once: one on its way, one behind it, so that acknowledgements cost no time."""
 
 
 def slots_for(upload_bytes_s: float) -> int:
-    """Chunks sent at once on an uplink of that rate; 0 stands for an unknown one."""
+    """Chunks sent at once on an uplink of this rate; 0 stands for an unknown rate."""
     if upload_bytes_s <= 0:
         return _SLOTS_UNKNOWN
     return min(8, max(1, round(upload_bytes_s / BYTES_S_PER_SLOT)))
 
 
 def pipeline_for(upload_bytes_s: float, chunk_bytes: int) -> int:
-    """Chunks handed over before the first is acknowledged: the slots, one more, and what leaves in a round trip."""
-    in_the_air = int(upload_bytes_s * _ROUND_TRIP_S / chunk_bytes) if chunk_bytes else 0
-    return slots_for(upload_bytes_s) + 1 + in_the_air
+    """Chunks sent before the first is acknowledged: the slots, one more, and those that leave in a round trip."""
+    in_flight = int(upload_bytes_s * _ROUND_TRIP_S / chunk_bytes) if chunk_bytes else 0
+    return slots_for(upload_bytes_s) + 1 + in_flight
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A peer may ask for one chunk of a blob."""
+    """Permission for a peer to request one chunk of a blob."""
 
     peer: PeerId
     root: Digest
     reserved: int
-    """The only chunks it may ask for; 0 for any."""
+    """Set of the only chunks it may request; 0 for any."""
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A chunk that was asked for."""
+    """A requested chunk."""
 
     peer: PeerId
     chunk: Digest
 
 
 class UploadSlots:
-    """Counts what is under way, and says what may go next."""
+    """Counts grants, requests and sends, and selects the next upload."""
 
     def __init__(self, slots: int, pair_depth: int) -> None:
         """`pair_depth` bounds grants and waiting requests of one peer."""
         self.slots = slots
         self.pipeline = slots + 1
-        """Chunks in the shell's hands at once."""
+        """Chunks the shell sends at once."""
         self._pair_depth = pair_depth
         self._grants: deque[Grant] = deque()
         self._waiting: deque[Upload] = deque()
         self._ahead: dict[PeerId, int] = {}
-        """Grants and waiting requests by peer; nobody stands here with none."""
+        """Grants and waiting requests by peer; no peer is listed with 0."""
         self._sending: dict[PeerId, int] = {}
-        """Chunks in the shell's hands by peer; nobody stands here with none."""
+        """Chunks the shell is sending, by peer; no peer is listed with 0."""
         self._sending_deadlines: deque[tuple[float, PeerId]] = deque()
 
     @property
     def room(self) -> int:
-        """Grants that may still be given: as many are ahead of the shell's chunks as are with it."""
+        """Grants that may still be made: as many chunks are granted or waiting as the shell is sending."""
         return 2 * self.pipeline - 1 - len(self._grants) - len(self._waiting) - len(self._sending_deadlines)
 
     def under_way(self, peer: PeerId) -> int:
-        """Chunks the peer will have beyond what it says, if all goes well."""
+        """Chunks the peer will have beyond those it stated, if all arrive."""
         return self._ahead.get(peer, 0) + self._sending.get(peer, 0)
 
     def may_grant(self, peer: PeerId) -> bool:
@@ -92,12 +92,12 @@ class UploadSlots:
         return ahead < self._pair_depth and ahead + self._sending.get(peer, 0) < self._pair_depth + _PER_PAIR
 
     def grant(self, grant: Grant) -> None:
-        """A grant leaves."""
+        """Count a grant that is sent."""
         self._grants.append(grant)
         _change(self._ahead, grant.peer, 1)
 
     def redeem(self, peer: PeerId, root: Digest | None = None) -> Grant | None:
-        """Take back the oldest grant of a peer (for one blob, if named): it was used or declined."""
+        """Remove and return the oldest grant of a peer (for one blob, if given): it was used or declined."""
         for grant in self._grants:
             if grant.peer == peer and root in (None, grant.root):
                 self._grants.remove(grant)
@@ -106,19 +106,19 @@ class UploadSlots:
         return None
 
     def enqueue(self, upload: Upload) -> None:
-        """A granted request came in."""
+        """Queue a granted request."""
         self._waiting.append(upload)
         _change(self._ahead, upload.peer, 1)
 
     def cancel(self, peer: PeerId, chunk: Digest) -> None:
-        """A waiting request is wanted no more. What is being sent already goes on."""
+        """Remove a waiting request. A chunk that is being sent already is not stopped."""
         upload = Upload(peer, chunk)
         if upload in self._waiting:
             self._waiting.remove(upload)
             _change(self._ahead, peer, -1)
 
     def next_upload(self) -> Upload | None:
-        """The next request for the shell, if a slot is free. Say `began` once it is handed over."""
+        """Take the next request, if a slot is free. Call `began` once the shell has it."""
         if len(self._sending_deadlines) >= self.pipeline:
             return None
         for upload in self._waiting:
@@ -129,22 +129,22 @@ class UploadSlots:
         return None
 
     def began(self, peer: PeerId, deadline: float) -> None:
-        """The shell has a chunk for `peer`; past `deadline` its slot is free again, come what may."""
+        """The shell has a chunk for `peer`; past `deadline` its slot is free again regardless."""
         _change(self._sending, peer, 1)
         self._sending_deadlines.append((deadline, peer))
 
     def done(self, peer: PeerId) -> None:
-        """The shell has handed over, or given up, a chunk for `peer`."""
+        """The shell has sent a chunk to `peer`, or failed to."""
         if peer not in self._sending:
-            return  # its slot was taken back already
+            return  # its slot was freed by its deadline
         _change(self._sending, peer, -1)
         for entry in self._sending_deadlines:
             if entry[1] == peer:
                 self._sending_deadlines.remove(entry)
                 return
 
-    def forget(self, peer: PeerId) -> list[Grant]:
-        """The peer is gone; returns its grants."""
+    def remove_peer(self, peer: PeerId) -> list[Grant]:
+        """Remove a peer whose link is gone; returns its grants."""
         gone = [grant for grant in self._grants if grant.peer == peer]
         self._grants = deque(grant for grant in self._grants if grant.peer != peer)
         self._waiting = deque(upload for upload in self._waiting if upload.peer != peer)
@@ -154,7 +154,7 @@ class UploadSlots:
         return gone
 
     def expire(self, now: float) -> list[Grant]:
-        """Free the slots of chunks past their deadline; return and take back the grants nobody used."""
+        """Free the slots of chunks past their deadline; remove and return the expired grants."""
         for _, peer in [entry for entry in self._sending_deadlines if entry[0] <= now]:
             self.done(peer)
         late = [grant for grant in self._grants if grant.deadline <= now]
@@ -164,7 +164,7 @@ class UploadSlots:
         return late
 
     def deadlines(self) -> Iterator[float]:
-        """When `expire` has something to do. Grants live equally long, so the oldest ends first."""
+        """Times at which `expire` is due. All grants last equally long, so the oldest expires first."""
         if self._grants:
             yield self._grants[0].deadline
         if self._sending_deadlines:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
-from p2prl.cli.workers import _audit_document, _progress_document, _Report
-from p2prl.client.service import Progress
+from p2prl.cli.commands.join_worker import progress_document
+from p2prl.cli.commands.validate_worker import audit_document
+from p2prl.cli.commands.worker_session import StatusFile
+from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.reference_policy import ReferenceConfig
@@ -83,14 +85,14 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
 def status_keys(home: Path, role: str, document: Mapping[str, object]) -> set[str]:
     seat = claim_worker_folder(home)
     link = JoinLink("unit", seat.identity.public_key, ())  # type: ignore[arg-type]
-    _Report(seat, link, role).write(dict(document))
+    StatusFile(seat, link, role).write(dict(document))
     seat.release()
     return set(json.loads((seat.run_directory(link.run) / "status.json").read_text()))
 
 
 def test_every_key_of_a_workers_status_is_explained(tmp_path: Path) -> None:
     progress = Progress("", 0, 0, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
-    keys = status_keys(tmp_path / "a", "volunteer", _progress_document(progress))
+    keys = status_keys(tmp_path / "a", "volunteer", progress_document(progress))
     assert keys == glossary("status.json of a volunteer")
-    keys = status_keys(tmp_path / "b", "validator", _audit_document(Audit(0, 0, 0, 0, 0, 0)))
+    keys = status_keys(tmp_path / "b", "validator", audit_document(Audit(0, 0, 0, 0, 0, 0)))
     assert keys == glossary("status.json of a validator")

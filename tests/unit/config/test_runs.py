@@ -58,7 +58,7 @@ def test_a_made_run_opens_and_its_manifest_is_the_plan(made: Path) -> None:
 
 def test_a_learners_upload_caps_reach_its_network(made: Path) -> None:
     network = learner_network(open_run(made), (), UploadCaps(upload_mbit=100.0, monthly_gb=2.0))
-    assert (network.upload_bytes_s, network.monthly_bytes) == (12_500_000.0, 2_000_000_000)
+    assert (network.node.relay.upload_bytes_s, network.monthly_bytes) == (12_500_000.0, 2_000_000_000)
 
 
 def test_a_folder_in_use_is_left_alone(made: Path, model: Path) -> None:
@@ -88,7 +88,7 @@ def test_more_tokens_than_the_model_holds_are_refused(tmp_path: Path, model: Pat
     plan = replace(PLAN, model=str(model), max_new_tokens=30)
     with pytest.raises(ConfigError, match="exceed the model's 32") as caught:
         init_run(tmp_path / "run", plan, settings=SETTINGS, on_progress=lambda stage, share: None)
-    assert "max_new_tokens to 23 or less" in caught.value.remedy
+    assert "--max-new-tokens 23 or less" in caught.value.remedy
     assert entries(tmp_path) == []
 
 

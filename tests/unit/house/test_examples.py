@@ -38,9 +38,9 @@ def test_docs_quote_every_example() -> None:
     files = {
         str(path.relative_to(ROOT)): path.read_text()
         for path in (ROOT / "examples").rglob("*")
-        if path.suffix in (".py", ".toml") and not path.is_relative_to(ROOT / "examples" / "transport")
+        if path.suffix in (".py", ".toml")
     }
-    assert sorted(name for name in quoted if not name.startswith("examples/transport/")) == sorted(files)
+    assert sorted(quoted) == sorted(files)
     for name, source in files.items():
         assert quoted[name] == source, f"docs/extending.md quotes another {name}"
 

@@ -22,7 +22,7 @@ from p2prl.net.storage.patch_decoder import rebuild
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import NO_BASE, PolicyManifest
 from p2prl.protocol.policy_head import PolicyHead
-from p2prl.swarm.policies.cheapest_route import RouteStep, cheapest_route
+from p2prl.swarm.policies.routing import cheapest_route
 from tests.unit.learner.world import NOW, World
 
 
@@ -147,9 +147,8 @@ def test_the_head_lists_the_ways_and_is_signed_again_before_it_expires(press: Pr
     assert head.version == 17
     assert head.oldest == 0
     assert head.target_ms == manifests[-1].created_ms + 30_000, "the next version is due in as long as the last took"
-    ways = [RouteStep(edge.version, edge.base, edge.size_bytes, edge.manifest) for edge in head.edges]  # type: ignore[arg-type]
-    assert len(ways) == sum(len(m.patches) for m in manifests)
-    route = cheapest_route(ways, held={1}, target=17, whole_bytes=head.weight_bytes)
+    assert len(head.edges) == sum(len(m.patches) for m in manifests)
+    route = cheapest_route(head.edges, held={1}, target=17, full_bytes=head.weight_bytes)
     assert route is not None
     said = len(press.ear.heads())
     press.publication.refresh()

@@ -1,4 +1,4 @@
-"""Gossip: whom an envelope is pushed to, offered to, and kept from."""
+"""Gossip: pushes, offers, wants and their bounds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
 from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.broadcast_swarm import group_of
+from p2prl.sim.protocol_swarm import group_of
 from p2prl.swarm.gossip.announcements import Announcements
-from p2prl.swarm.gossip.gossip import Gossip, GossipConfig
+from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
 
 KEY = Identity(b"k" * 16)
 A, B, C, D, E = (PeerId(name) for name in "ABCDE")
@@ -36,14 +36,14 @@ def gossip(roles: dict[PeerId, Role], role: Role = Role.VOLUNTEER, **config: int
 
 
 def at_once(made: Gossip) -> list[tuple[PeerId, Wire]]:
-    """What leaves without waiting for company."""
+    """Messages sent without waiting for a batch."""
     out = list(made.outbox)
     made.outbox.clear()
     return out
 
 
 def drained(made: Gossip) -> list[tuple[PeerId, Wire]]:
-    """What leaves now and what has left when every wait is over."""
+    """Messages sent now and once every wait is over."""
     for now in (0.0, 1.0):
         made.flush(now)
     out = list(made.outbox)
@@ -58,7 +58,7 @@ def test_an_author_pushes_to_learners_and_offers_to_validators() -> None:
     assert drained(made) == [(A, Push(opened.raw)), (B, Offer((opened.digest,)))]
 
 
-def test_a_forwarder_only_offers_and_never_back() -> None:
+def test_a_forwarder_offers_to_all_but_its_source() -> None:
     made = gossip({A: Role.LEARNER, B: Role.LEARNER, C: Role.VALIDATOR})
     opened = group()
     made.spread(opened, source=A)
@@ -70,7 +70,7 @@ def receipt_of(number: int) -> Opened:
     return open_envelope(seal(KEY, body, run=bytes(32), now=1e9), now=None)
 
 
-def test_offers_to_a_learner_do_not_wait_and_others_leave_in_company_within_a_second() -> None:
+def test_offers_are_batched_except_to_the_learner() -> None:
     made = gossip({A: Role.LEARNER, B: Role.VALIDATOR, D: Role.VOLUNTEER})
     groups, receipts = [group(slot) for slot in range(3)], [receipt_of(number) for number in range(2)]
     for opened in (*groups, *receipts):
@@ -91,7 +91,7 @@ def test_offers_to_a_learner_do_not_wait_and_others_leave_in_company_within_a_se
     assert at_once(made) == []
 
 
-def test_who_shows_that_it_knows_is_not_offered() -> None:
+def test_a_peer_that_knows_is_not_offered() -> None:
     made = gossip(dict.fromkeys((A, B, C, D), Role.VOLUNTEER))
     opened = receipt_of(1)
     made.on_offer(Offer((opened.digest,)), A)
@@ -102,29 +102,29 @@ def test_who_shows_that_it_knows_is_not_offered() -> None:
     assert drained(made) == [(D, Offer((opened.digest,)))]
 
 
-def test_an_offer_to_a_link_that_went_is_forgotten() -> None:
+def test_offers_to_a_lost_link_are_dropped() -> None:
     made = gossip({A: Role.VOLUNTEER})
     made.spread(receipt_of(1), source=B)
     made.flush(0.0)
-    made.remove_neighbour(A)
+    made.remove_peer(A)
     made.flush(1.0)
     assert at_once(made) == []
-    assert made.next_deadline() == math.inf, "nothing is left to wake up for"
+    assert made.next_deadline() == math.inf, "no deadline is left"
 
 
-def test_more_names_than_a_message_holds_take_several() -> None:
+def test_large_offers_are_split() -> None:
     many = limits.MAX_DIGESTS_PER_MESSAGE + 1
     names = [group(slot).digest for slot in range(many)]
-    offering = Announcements(random.Random(0), 1.0)
+    announcements = Announcements(random.Random(0), 1.0)
     for name in names:
-        offering.add(A, name)
-    list(offering.take_due(0.0))
-    sent = [message.digests for _, message in offering.take_due(1.0)]
+        announcements.add(A, name)
+    list(announcements.take_due(0.0))
+    sent = [message.digests for _, message in announcements.take_due(1.0)]
     assert [len(digests) for digests in sent] == [many - 1, 1]
     assert [name for digests in sent for name in digests] == names
 
 
-def test_without_a_learner_a_few_carriers_are_handed_it() -> None:
+def test_carriers_get_groups_without_a_learner() -> None:
     volunteers = {PeerId(f"V{i}"): Role.VOLUNTEER for i in range(10)}
     made = gossip(volunteers, carriers=3)
     opened = group()
@@ -136,7 +136,7 @@ def test_without_a_learner_a_few_carriers_are_handed_it() -> None:
     assert [type(message) for _, message in drained(made)] == [Offer] * 3
 
 
-def test_a_learner_keeps_the_groups_it_is_sent() -> None:
+def test_a_learner_offers_groups_to_validators_only() -> None:
     made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER, C: Role.VALIDATOR}, role=Role.LEARNER)
     opened = group()
     made.spread(opened, source=A)
@@ -152,7 +152,7 @@ def test_other_kinds_are_not_carried() -> None:
     assert drained(made) == [(A, Push(head.raw)), (B, Push(head.raw)), (A, Push(receipt.raw))]
 
 
-def test_spreading_again_tells_everybody_again() -> None:
+def test_spreading_again_pushes_again() -> None:
     made = gossip({A: Role.LEARNER})
     opened = group()
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_spreading_again_tells_everybody_again() -> None:
         assert drained(made) == [(A, Push(opened.raw))]
 
 
-def test_one_want_for_many_offers_and_the_next_offerer_on_silence() -> None:
+def test_one_want_per_envelope_then_the_next_offerer() -> None:
     made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER})
     name = group().digest
     made.on_offer(Offer((name,)), A)
@@ -172,10 +172,10 @@ def test_one_want_for_many_offers_and_the_next_offerer_on_silence() -> None:
         asked += [peer for peer, _ in drained(made)]
     assert sorted(asked) == [A, B]
     made.retry_wants()
-    assert drained(made) == [], "nobody is asked for ever"
+    assert drained(made) == [], "no offerer is left"
 
 
-def test_what_was_accepted_is_not_asked_for() -> None:
+def test_accepted_envelopes_are_not_asked_for() -> None:
     made = gossip({A: Role.VOLUNTEER})
     opened = group()
     made.spread(opened, source=A)
@@ -196,7 +196,7 @@ def test_retried_wants_to_one_peer_share_a_message() -> None:
     assert len(message.digests) == 5
 
 
-def test_wants_are_answered_from_the_store_and_from_pins() -> None:
+def test_wants_are_answered_from_store_and_pins() -> None:
     made = gossip({A: Role.VOLUNTEER}, store_bytes=3000)
     kept = [group(slot) for slot in range(20)]
     made.pin(kept[0].raw, kept[0].digest)
@@ -204,13 +204,15 @@ def test_wants_are_answered_from_the_store_and_from_pins() -> None:
         made.spread(opened, source=B)
     drained(made)
     made.on_want(Want((kept[0].digest, kept[1].digest, kept[-1].digest, Digest(bytes(32)))), A)
-    assert drained(made) == [(A, Push(kept[0].raw)), (A, Push(kept[-1].raw))], "the oldest gave way, the pin did not"
+    assert drained(made) == [(A, Push(kept[0].raw)), (A, Push(kept[-1].raw))], (
+        "the oldest was dropped, the pinned one was not"
+    )
     made.unpin(kept[0].digest)
     made.on_want(Want((kept[0].digest,)), A)
     assert drained(made) == []
 
 
-def test_a_flood_of_wants_gets_each_envelope_once_and_a_bounded_answer() -> None:
+def test_answers_to_wants_are_bounded() -> None:
     kept = [group(slot) for slot in range(20)]
     size = max(len(opened.raw) for opened in kept)
     made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER}, answer_bytes=5 * size)
@@ -227,7 +229,7 @@ def test_a_flood_of_wants_gets_each_envelope_once_and_a_bounded_answer() -> None
     sent = drained(made)
     assert 4 * size < sum(len(message.envelope) for peer, message in sent if isinstance(message, Push) and peer == A)
     assert sum(len(message.envelope) for peer, message in sent if isinstance(message, Push) and peer == A) <= 5 * size
-    assert sent[-1] == (B, Push(kept[7].raw)), "others are answered as ever"
+    assert sent[-1] == (B, Push(kept[7].raw)), "others are still answered"
     made.on_want(Want((kept[9].digest,)), A)
     assert drained(made) == []
     made.drained()
@@ -235,16 +237,16 @@ def test_a_flood_of_wants_gets_each_envelope_once_and_a_bounded_answer() -> None
     assert drained(made) == [(A, Push(kept[9].raw))], "asking again helps"
 
 
-def test_an_offerer_that_left_is_not_asked() -> None:
+def test_a_lost_offerer_is_not_asked() -> None:
     made = gossip({A: Role.VOLUNTEER})
     made.on_offer(Offer((group().digest,)), A)
     drained(made)
-    made.remove_neighbour(A)
+    made.remove_peer(A)
     made.retry_wants()
     assert drained(made) == []
 
 
-def test_a_repeated_group_is_offered_on_once_a_learner_is_there() -> None:
+def test_a_repeated_group_is_offered_to_a_new_learner() -> None:
     made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER})
     opened = group()
     made.spread(opened, source=A)
@@ -256,7 +258,7 @@ def test_a_repeated_group_is_offered_on_once_a_learner_is_there() -> None:
     assert drained(made) == [(C, Offer((opened.digest,)))]
 
 
-def test_only_what_learners_need_is_repeated() -> None:
+def test_only_kinds_bound_for_the_learner_are_repeated() -> None:
     made = gossip({A: Role.VOLUNTEER, B: Role.VOLUNTEER})
     receipt = open_envelope(seal(KEY, StorageReceipt((bytes(32),)), run=bytes(32), now=1e9), now=None)
     made.spread(receipt, source=A)
@@ -267,7 +269,7 @@ def test_only_what_learners_need_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("names", [(b"short",), (bytes(33),), (bytes(32),) * (limits.MAX_DIGESTS_PER_MESSAGE + 1)])
-def test_unusable_digests_are_the_senders_fault(names: tuple[bytes, ...]) -> None:
+def test_malformed_digests_are_refused(names: tuple[bytes, ...]) -> None:
     made = gossip({A: Role.VOLUNTEER})
     with pytest.raises(RemoteProtocolError):
         made.on_offer(Offer(names), A)
@@ -276,7 +278,7 @@ def test_unusable_digests_are_the_senders_fault(names: tuple[bytes, ...]) -> Non
     assert drained(made) == []
 
 
-def test_memory_of_names_is_bounded() -> None:
+def test_offered_envelopes_are_bounded() -> None:
     made = gossip({A: Role.VOLUNTEER}, seen=50)
     for start in range(0, 200, 10):
         made.on_offer(Offer(tuple(Digest(i.to_bytes(32, "big")) for i in range(start, start + 10))), A)

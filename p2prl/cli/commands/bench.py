@@ -1,0 +1,21 @@
+"""`p2prl bench`: the benchmarks."""
+
+from __future__ import annotations
+
+import typer
+
+from p2prl.cli.commands.bench_patch import bench_patch
+from p2prl.cli.commands.bench_ppo import bench_ppo
+from p2prl.cli.commands.bench_rewards import bench_rewards
+from p2prl.cli.commands.bench_spread import bench_spread
+from p2prl.cli.commands.bench_staleness import bench_staleness
+from p2prl.cli.commands.bench_swap import bench_swap
+from p2prl.cli.examples import epilog
+
+bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks that anyone can rerun.")
+bench_app.command("staleness", epilog=epilog("p2prl bench staleness"))(bench_staleness)
+bench_app.command("rewards", epilog=epilog("p2prl bench rewards"))(bench_rewards)
+bench_app.command("ppo", epilog=epilog("p2prl bench ppo"))(bench_ppo)
+bench_app.command("spread", epilog=epilog("p2prl bench spread"))(bench_spread)
+bench_app.command("patch", epilog=epilog("p2prl bench patch"))(bench_patch)
+bench_app.command("swap", epilog=epilog("p2prl bench swap"))(bench_swap)

@@ -1,0 +1,109 @@
+"""`p2prl bench staleness`: losses compared on stale rollouts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from p2prl.cli.comma_lists import listed
+from p2prl.cli.commands.bench_results import print_table, verdict_line
+from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.views.console import emit, say
+from p2prl.cli.views.progress_bar import progress_bar
+from p2prl.errors import P2PRLError
+
+if TYPE_CHECKING:
+    from p2prl.bench.staleness.benchmark import StalenessConfig, StalenessReport
+
+
+def bench_staleness(
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods", help="Losses to compare, each `loss[:option=value…]`, and `+addition[=value]` after it."
+        ),
+    ] = "grpo, gspo, gepo, gepo_t, gex",
+    delays: Annotated[
+        str,
+        typer.Option(
+            "--delays",
+            help="Staleness distributions in updates: const:K, lognorm:M, weibull:M, exp:M, unif:M; "
+            "in seconds: lognorm:L:Us, weibull:L:Us, const:Ks.",
+        ),
+    ] = "const:0, lognorm:64, weibull:256, const:64, const:128",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per method and distribution.")] = 5,
+    updates: Annotated[int, typer.Option("--updates", min=60, help="Updates per run, a multiple of 20.")] = 200,
+    learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
+    task: Annotated[str, typer.Option("--task", help="chain4 or walk12.")] = "chain4",
+    step_s: Annotated[
+        float | None,
+        typer.Option("--step-s", help="Seconds an update takes, for distributions in seconds. Default: none."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of results; a rerun goes on where it stopped.")] = Path(
+        "runs/bench-staleness"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Also run and judge the table of demands.")] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare losses under delay on a small model: table, curves and JSON."""
+    from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
+    from p2prl.bench.staleness.summary import as_markdown
+    from p2prl.bench.training.training_plan import TrainingPlan
+    from p2prl.models.device import use_threads
+
+    began = time.monotonic()
+    config = StalenessConfig(
+        methods=listed(methods),
+        delays=listed(delays),
+        seeds=seeds,
+        first_seed=seed,
+        task=task,
+        step_s=step_s,
+        plan=TrainingPlan(updates=updates, learning_rate=learning_rate),
+        check=check,
+    )
+    use_threads(1)  # matrix products this small are slower on more threads
+    with progress_bar("benchmark", quiet=as_json) as on_progress:
+        report = run_staleness(config, out, on_progress=on_progress)
+    wall_s = time.monotonic() - began
+    if as_json:
+        emit(_document(config, report, wall_s=wall_s))
+    else:
+        print_table(as_markdown(report.rows))
+        for verdict in report.verdicts:
+            say(verdict_line(verdict.criterion.text, verdict.criterion.bound, verdict.measured, verdict.met))
+        say(f"written to {out}: results.jsonl, staleness.csv, staleness.md, staleness.png")
+    failed = sum(verdict.met is not True for verdict in report.verdicts)
+    if failed:
+        raise P2PRLError(
+            f"{failed} of {len(report.verdicts)} demands are not met or not measured",
+            remedy="Demands are judged on 5 seeds or more: see docs/benchmarks/staleness.md.",
+        )
+
+
+def _document(config: StalenessConfig, report: StalenessReport, *, wall_s: float) -> dict[str, object]:
+    from p2prl.bench.staleness.summary import as_documents
+
+    return {
+        "task": config.task,
+        "updates": config.plan.updates,
+        "learning_rate": config.plan.learning_rate,
+        "seeds": list(config.seed_range),
+        "results": as_documents(report.rows),
+        "demands": [
+            {
+                "demand": verdict.criterion.text,
+                "figure": verdict.criterion.figure,
+                "bound": verdict.criterion.bound,
+                "at_least": verdict.criterion.at_least,
+                "measured": verdict.measured,
+                "met": verdict.met,
+            }
+            for verdict in report.verdicts
+        ],
+        "wall_s": wall_s,
+    }

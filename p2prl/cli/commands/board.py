@@ -1,0 +1,26 @@
+"""`p2prl board`: the leaderboard of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from p2prl.cli.options import AsJson, Home, Listen
+
+
+def board(
+    source: Annotated[str, typer.Argument(help="A run folder, or a join link in quotes.")],
+    host: Annotated[str, typer.Option("--host", help="Address to serve the page on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 takes a free one.")] = 8000,
+    home: Home = None,
+    listen: Listen = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a run's leaderboard as a web page.
+
+    Contributors, verified groups, reward curve. With --json, print it once and end.
+    """
+    from p2prl.cli.commands.board_serve import board_command
+
+    board_command(source, host=host, port=port, home=home, listen=listen, as_json=as_json)

@@ -1,0 +1,43 @@
+"""Measure a checkpoint, for `p2prl eval` and the demo. Imports torch: import this module when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from p2prl.config.run_settings import RunFolder
+from p2prl.models.device import choose_device
+from p2prl.models.evaluation import Evaluation, evaluate
+from p2prl.models.group_work import GroupWork
+from p2prl.models.pretrained import load_pretrained
+from p2prl.models.text_codec import TextCodec
+from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
+
+
+def evaluate_checkpoint(
+    folder: RunFolder,
+    checkpoint: Path,
+    *,
+    prompts: int,
+    seed: int,
+    greedy: bool = False,
+    device: str = "cpu",
+    on_progress: Callable[[str, float], None],
+) -> Evaluation:
+    """The reward of a model directory on fresh prompts, with its weights rounded and computed as in the run."""
+    manifest = folder.manifest
+    loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype="float32")
+    weights = flatten(loaded.model, layout_of(loaded.model, manifest.dtype))
+    loaded.model.to(TORCH_DTYPES[manifest.engine_dtype])
+    engine = TransformersEngine(loaded.model, layout_of(loaded.model, manifest.dtype))
+    engine.load_weights(weights)
+    work = GroupWork(folder.manifest, folder.run, TextCodec(loaded.tokenizer, loaded.model))
+    return evaluate(
+        engine,
+        work,
+        prompts=prompts,
+        seed=seed,
+        greedy=greedy,
+        on_progress=lambda share: on_progress("sampling", share),
+    )

@@ -1,0 +1,70 @@
+"""Make a run folder from the options of `p2prl init`. torch is imported once they are checked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from p2prl.cli.views.console import emit, say
+from p2prl.cli.views.progress_bar import progress_bar
+from p2prl.config.presets import preset_by_name
+from p2prl.config.run_folder import refuse_folder_in_use
+from p2prl.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def init_command(
+    name: str,
+    *,
+    preset: str,
+    model: str | None,
+    task: str | None,
+    goal: str | None,
+    staleness: int | None,
+    publish_every: int | None,
+    group_size: int,
+    temperature: float,
+    max_new_tokens: int | None,
+    reward: str,
+    dtype: str | None,
+    compute_dtype: str | None,
+    root: Path,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Make the run folder `root`/`name`; what is None comes from the preset."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot name a run", remedy="Use letters, digits, dots, dashes; 64 at most.")
+    chosen = preset_by_name(preset, task=task)
+    refuse_folder_in_use(root / name)
+
+    with progress_bar("making the run", quiet=as_json) as on_progress:
+        on_progress("importing torch", 0.0)
+
+        from p2prl.config.run_settings import describe, init_run
+        from p2prl.learner.run_plan import RunPlan
+        from p2prl.models.device import use_threads
+
+        plan = RunPlan(
+            name=name,
+            goal=goal or chosen.goal,
+            task=chosen.task,
+            model=model,
+            group_size=group_size,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens or chosen.max_new_tokens,
+            staleness_bound=chosen.staleness_bound if staleness is None else staleness,
+            publish_every=publish_every or chosen.publish_every,
+            reward=reward,
+            dtype=dtype or chosen.dtype,
+            # With --dtype alone, engines compute in that type too.
+            compute_dtype=compute_dtype or ("" if dtype else chosen.compute_dtype),
+            seed=seed,
+        )
+        if model is None:
+            use_threads(1)  # a model this small gains nothing from threads that wait for each other on a busy machine
+        folder = init_run(root / name, plan, settings=chosen.settings_text(), on_progress=on_progress)
+    say(f"Made {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
+    if as_json:
+        emit({"run": str(folder.directory), "digest": folder.run.hex(), **describe(folder.manifest)})

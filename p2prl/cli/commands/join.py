@@ -1,0 +1,58 @@
+"""`p2prl join`: lend this machine to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, UploadMbit
+
+if TYPE_CHECKING:
+    from p2prl.models.engine_port import Engine
+
+
+def make_join(wrap_engine: Callable[[Engine], Engine] | None = None) -> Callable[..., None]:
+    """The command. `wrap_engine`, for experiments with dishonest volunteers, replaces the engine that samples."""
+
+    def join(
+        link: Link,
+        home: Home = None,
+        device: Device = "auto",
+        threads: Threads = 0,
+        listen: Listen = None,
+        slots: Annotated[
+            int, typer.Option("--slots", min=0, help="Slots decoded together; 0 measures this machine.")
+        ] = 0,
+        upload_mbit: UploadMbit = 0.0,
+        monthly_gb: MonthlyGb = 0.0,
+        disk_gb: Annotated[
+            float,
+            typer.Option("--disk-gb", min=0.0, help="Weights kept for others, GB; 0 keeps the newest four versions."),
+        ] = 0.0,
+        base: Base = "",
+        as_json: AsJson = False,
+    ) -> None:
+        """Lend this machine to a run, until Ctrl-C or its end.
+
+        Downloads the policy, samples, signs and delivers groups, and uploads weights to other volunteers.
+        """
+        from p2prl.cli.commands.join_worker import join_run
+
+        join_run(
+            link,
+            home=home,
+            device=device,
+            threads=threads,
+            listen=listen,
+            slots=slots,
+            upload_mbit=upload_mbit,
+            monthly_gb=monthly_gb,
+            disk_gb=disk_gb,
+            base=base,
+            as_json=as_json,
+            wrap_engine=wrap_engine,
+        )
+
+    return join

@@ -1,0 +1,152 @@
+"""Run a volunteer from a join link until Ctrl-C or the end of the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2prl.cli import crash_log
+from p2prl.cli.commands.worker_session import (
+    StatusFile,
+    end_session,
+    introduce_run,
+    model_directory_of,
+    shown_prepare,
+)
+from p2prl.cli.interrupts import Interrupts
+from p2prl.cli.views.console import LiveView, say
+from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
+from p2prl.cli.views.worker_introduction import volunteer_introduction
+from p2prl.config.network_options import UploadCaps, peer_network
+from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import DEFAULT_LISTEN
+from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.protocol.kinds import Role
+
+if TYPE_CHECKING:
+    from p2prl.client.progress import Progress
+    from p2prl.models.engine_port import Engine
+    from p2prl.protocol.manifests import RunManifest
+
+
+def join_run(
+    link_text: str,
+    *,
+    home: Path | None,
+    device: str,
+    threads: int,
+    listen: list[str] | None,
+    slots: int,
+    upload_mbit: float,
+    monthly_gb: float,
+    disk_gb: float,
+    base: str,
+    as_json: bool,
+    wrap_engine: Callable[[Engine], Engine] | None = None,
+) -> None:
+    """Volunteer until interrupted or until the run ends. torch is imported once the link is known to be complete."""
+    link = parse_link(link_text)
+    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
+    view = LiveView(quiet=as_json)
+    with view.shown():
+        view.phase("importing torch")
+
+        from p2prl.client.agent import AgentConfig
+        from p2prl.client.service import VolunteerConfig
+        from p2prl.config.roles import build_volunteer, prepare_engine
+        from p2prl.models.device import choose_device, use_threads
+
+        chosen = choose_device(device)
+        use_threads(threads)
+        model = model_directory_of(base, view)
+        worker = claim_worker_folder(home or default_home())
+        crash_log.keep_in(worker.directory)
+        screen = _Screen(view, link, worker, str(chosen))
+        volunteer = build_volunteer(
+            link,
+            worker,
+            VolunteerConfig(agent=AgentConfig(slots_per_batch=slots)),
+            prepare=shown_prepare(
+                lambda manifest, files: prepare_engine(manifest, link.run, files, chosen), view, wrap_engine
+            ),
+            base=model,
+            on_manifest=screen.introduce,
+            on_progress=screen.on_progress,
+            on_notice=say,
+        )
+        interrupts = Interrupts(
+            volunteer.finish, volunteer.park, finishing="Finishing the slots under way; Ctrl-C again stops now (kept)."
+        )
+        with interrupts.handled():
+            view.phase("finding the run")
+            addresses = tuple(listen or DEFAULT_LISTEN)
+            network = peer_network(
+                link, worker, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=model is not None
+            )
+            finished = volunteer.run(NetworkHandle(network))
+    kept = "Stopped. Finished groups are kept, and delivered at the next start."
+    end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
+
+
+class _Screen:
+    """What a volunteer reports: to its owner's view and to its status file."""
+
+    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str) -> None:
+        self.status = StatusFile(worker, link, "volunteer")
+        self._view = view
+        self._link = link
+        self._worker = worker
+        self._device = device
+        self._speed = SmoothRate()
+
+    def introduce(self, manifest: RunManifest) -> None:
+        """Show the run before any work."""
+        identity, folder = self._worker.identity, self._worker.directory.name
+        introduce_run(
+            manifest,
+            Role.VOLUNTEER,
+            self._worker.run_directory(self._link.run),
+            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device),
+        )
+
+    def on_progress(self, progress: Progress) -> None:
+        """Show the newest state: the start's phase first, then the panel."""
+        self.status.write(progress_document(progress))
+        rate = self._speed.update(progress.tokens_per_s, time.monotonic())
+        if phase := startup_phase(progress):
+            self._view.phase(*phase)
+            return
+        self._view.update(
+            lambda: progress_panel(self._link.name, self._worker.identity, progress, rate),
+            lambda: progress_line(progress, rate),
+        )
+
+
+def progress_document(progress: Progress) -> dict[str, Any]:
+    """A volunteer's part of its status file and of `--json`."""
+    received = progress.weight_bytes_from_learner + progress.weight_bytes_from_peers
+    return {
+        "state": progress.state,
+        "version": progress.version,
+        "announced_version": progress.announced_version,
+        "learner_step": progress.step,
+        "peers": dict(progress.peers),
+        "groups": dict(progress.groups),
+        "reasons": dict(progress.reasons),
+        "verified_tokens": progress.verified_tokens,
+        "tokens_per_s": round(progress.tokens_per_s, 1),
+        "reward_recent": None if progress.reward_recent is None else round(progress.reward_recent, 4),
+        "weight_bytes_received": received,
+        "weight_bytes_from_learner": progress.weight_bytes_from_learner,
+        "weight_bytes_from_peers": progress.weight_bytes_from_peers,
+        "weight_bytes_sent": progress.weight_bytes_sent,
+        "patch_bytes": progress.patch_bytes,
+        "whole_bytes": progress.whole_bytes,
+        "brought_bytes": progress.brought_bytes,
+        "spared_bytes": progress.spared_bytes,
+        "network_resident_bytes": progress.network_resident_bytes,
+        "network_daemon_bytes": progress.network_daemon_bytes,
+    }

@@ -1,0 +1,67 @@
+"""Show, back up and restore the key files of worker folders."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from p2prl.cli.views.console import emit, say
+from p2prl.config.worker_folder import default_home
+from p2prl.errors import ConfigError, IdentityError
+from p2prl.net.storage.key_file import create_identity, load_identity
+from p2prl.protocol.identity import Identity
+
+_FOLDER_NAME = re.compile(r"(seat|validator|seeder|board)-[1-9][0-9]?")
+
+
+def show_command(home: Path | None, *, as_json: bool) -> None:
+    """Print the peer id of every worker folder."""
+    base = home or default_home()
+    peer_ids = {path.parent.name: load_identity(path).peer_id for path in sorted(base.glob("*/key.json"))}
+    if as_json:
+        emit({"home": str(base), "seats": peer_ids})
+    elif peer_ids:
+        for name, peer_id in peer_ids.items():
+            sys.stdout.write(f"{name}  {peer_id}\n")
+    else:
+        say(f"No keys in {base} yet; `p2prl join` makes one.")
+
+
+def backup_command(home: Path | None, *, seat: str) -> None:
+    """Print a key's twelve words."""
+    base = home or default_home()
+    path = _key_file(base, seat)
+    if not path.exists():
+        there = ", ".join(sorted(path.parent.name for path in base.glob("*/key.json")))
+        raise IdentityError(
+            f"there is no {path.parent.name} in {base}",
+            remedy=f"Keys there: {there}." if there else "`p2prl join` makes the first one; or give another --home.",
+        )
+    words = load_identity(path).words.split()
+    say("Write these down and keep them private: they are this key.")
+    sys.stdout.write(" ".join(words) + "\n")
+
+
+def restore_command(home: Path | None, *, seat: str) -> None:
+    """Make the key of twelve words read from standard input. Never overwrites another one."""
+    path = _key_file(home or default_home(), seat)
+    if path.exists():
+        raise IdentityError(f"{path} exists already", remedy="Choose a free --seat, or move the file away first.")
+    if sys.stdin.isatty():
+        say("Type the twelve words:")
+    identity = Identity.from_words(sys.stdin.readline())
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    create_identity(path, identity)
+    say(f"Restored {identity.peer_id} as {path.parent.name}.")
+    say("Use one key on one machine at a time: two that run with it cut each other off.")
+
+
+def _key_file(base: Path, seat: str) -> Path:
+    """The key of a worker folder, by its name; a number alone means a volunteer's."""
+    name = f"seat-{seat}" if seat.isdecimal() else seat
+    if not _FOLDER_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{seat!r} names no worker folder", remedy="Name one as `p2prl key show` lists it, such as seat-1."
+        )
+    return base / name / "key.json"

@@ -1,0 +1,133 @@
+"""Train a run folder until its updates are done or Ctrl-C. torch is imported once the arguments are checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2prl.cli import crash_log
+from p2prl.cli.commands.learn_trackers import tracker
+from p2prl.cli.exit_codes import INTERRUPTED
+from p2prl.cli.interrupts import Interrupts
+from p2prl.cli.views.console import LiveView, emit, say
+from p2prl.cli.views.join_link_reach import reach_warning, shareable
+from p2prl.cli.views.learner_view import update_line, update_panel
+from p2prl.config.network_options import UploadCaps
+from p2prl.config.run_folder import open_folder
+from p2prl.config.worker_folder import write_status
+from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.handle import NetworkHandle
+
+if TYPE_CHECKING:
+    from p2prl.config.run_settings import RunFolder
+
+
+def learn_command(
+    directory: Path,
+    *,
+    listen: list[str] | None,
+    updates: int | None,
+    upload_mbit: float,
+    monthly_gb: float,
+    track: str,
+    as_json: bool,
+    wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
+) -> None:
+    """Train the run in `directory`; `updates` overrides run.toml's, 0 for no end."""
+    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
+    lock = open_folder(directory).lock()
+    crash_log.keep_in(directory)
+    view = LiveView(quiet=as_json)
+    with lock, view.shown():
+        view.phase("importing torch")
+
+        from p2prl.config.roles import build_learner, learner_network
+        from p2prl.config.run_settings import open_run
+
+        folder = open_run(directory)
+        if updates is not None:
+            settings = replace(folder.settings, learner=replace(folder.settings.learner, updates=updates))
+            folder = replace(folder, settings=settings)
+        planned = folder.settings.learner.updates
+        folder.record_planned_updates(planned)
+        with tracker(track, folder) as track_metrics:
+            report = _Report(view, folder, planned=planned, track=track_metrics)
+            view.phase("loading the model and the journal")
+            learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say)
+
+            def on_up(addresses: tuple[str, ...]) -> None:
+                link = keep_link(folder, addresses)
+                if planned and learner.step >= planned:
+                    view.phase("all updates are done", "telling the volunteers")
+                    return
+                say(f"Join link, for volunteers; also in {folder.link_file}:")
+                say(link, unwrapped=True)
+                if warning := reach_warning(shareable(addresses)):
+                    say(warning)
+                say(f"Leaderboard:  p2prl board {directory}")
+                view.phase("waiting for groups", "start volunteers with p2prl join and the link")
+
+            interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
+            with interrupts.handled():
+                view.phase("starting the network")
+                config = learner_network(folder, kept_listen(folder, tuple(listen or ())), caps)
+                network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
+                if wrap_network is not None:
+                    network = wrap_network(network, folder)
+                learner.run(network, on_up=on_up)
+            document = {"run": str(directory), "step": learner.step, **report.newest}
+            write_status(directory / "status.json", {"role": "learner", "state": "stopped", **document})
+    if as_json:
+        emit(document)
+    if interrupts.count:
+        say(f"Stopped at step {learner.step:,}. Go on with:  p2prl learn {directory}")
+        sys.exit(INTERRUPTED)
+    say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {directory}")
+
+
+class _Report:
+    """Where each update's metrics go: to the view, the status file and the tracker."""
+
+    def __init__(
+        self, view: LiveView, folder: RunFolder, *, planned: int, track: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.newest: dict[str, Any] = {}
+        self._view = view
+        self._name = folder.manifest.name
+        self._status_file = folder.directory / "status.json"
+        self._planned = planned
+        self._track = track
+
+    def on_metrics(self, metrics: dict[str, Any]) -> None:
+        """Take the metrics of an update."""
+        first, planned = not self.newest, self._planned
+        self.newest = dict(metrics)
+        self._track(metrics)
+        write_status(self._status_file, {"role": "learner", "run": self._name, **metrics})
+        self._view.update(
+            lambda: update_panel(self._name, metrics, planned=planned, first=first),
+            lambda: update_line(self._name, metrics, planned=planned, first=first),
+        )
+
+
+def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
+    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay good."""
+    port_file = folder.directory / "port"
+    port = port_file.read_text().strip() if port_file.exists() else ""
+    wanted = listen or folder.settings.network.listen
+    return tuple(address.replace("/tcp/0", f"/tcp/{port}") for address in wanted) if port.isdigit() else wanted
+
+
+def keep_link(folder: RunFolder, addresses: tuple[str, ...]) -> str:
+    """Write the join link and the port into the run folder, so that a restart keeps both. Returns the link."""
+    ports = [parts[4] for address in addresses if (parts := address.split("/"))[3:4] == ["tcp"]]
+    if ports:
+        (folder.directory / "port").write_text(ports[0] + "\n")
+    link = str(folder.link(shareable(addresses)))
+    new = folder.link_file.with_suffix(".new")
+    new.write_text(f"{link}\n")
+    new.rename(folder.link_file)
+    return link

@@ -1,0 +1,22 @@
+"""`p2prl seed`: upload a run's weights to its volunteers."""
+
+from __future__ import annotations
+
+from p2prl.cli.options import AsJson, Home, Link, Listen, MonthlyGb, UploadMbit
+
+
+def seed(
+    link: Link,
+    home: Home = None,
+    listen: Listen = None,
+    upload_mbit: UploadMbit = 0.0,
+    monthly_gb: MonthlyGb = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a run's weights to its volunteers, without a GPU.
+
+    Needs no torch and little memory: chunks go from disk to peers.
+    """
+    from p2prl.cli.commands.seed_worker import seed_run
+
+    seed_run(link, home=home, listen=listen, upload_mbit=upload_mbit, monthly_gb=monthly_gb, as_json=as_json)

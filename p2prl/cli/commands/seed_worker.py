@@ -1,0 +1,74 @@
+"""Run a seeder from a join link. Light: neither this process nor its network process imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from p2prl.cli import crash_log
+from p2prl.cli.commands.worker_session import StatusFile, end_session
+from p2prl.cli.interrupts import Interrupts
+from p2prl.cli.views.console import LiveView, say
+from p2prl.cli.views.seeder_view import seeding_line, seeding_panel
+from p2prl.client.seeder import Seeder, Seeding
+from p2prl.clock import SystemClock
+from p2prl.config.network_options import UploadCaps, peer_network, remember_run
+from p2prl.config.worker_folder import claim_worker_folder, default_home
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import DEFAULT_LISTEN
+from p2prl.protocol.join_link import parse_link
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.manifests import RunManifest
+
+
+def seed_run(
+    link_text: str,
+    *,
+    home: Path | None,
+    listen: list[str] | None,
+    upload_mbit: float,
+    monthly_gb: float,
+    as_json: bool,
+) -> None:
+    """Upload weights until interrupted or until the run ends."""
+    link = parse_link(link_text)
+    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
+    worker = claim_worker_folder(home or default_home(), kind="seeder")
+    crash_log.keep_in(worker.directory)
+    directory = worker.run_directory(link.run)
+    status = StatusFile(worker, link, "seeder")
+    view = LiveView(quiet=as_json)
+
+    def on_manifest(manifest: RunManifest, raw: bytes) -> None:
+        remember_run(directory, raw)
+        say(f"seeding {manifest.name}: {manifest.goal}")
+
+    def on_progress(seeding: Seeding) -> None:
+        status.write(seeding_document(seeding))
+        view.update(lambda: seeding_panel(link.name, seeding), lambda: seeding_line(seeding))
+
+    seeder = Seeder(clock=SystemClock(), on_manifest=on_manifest, on_progress=on_progress, on_notice=say)
+    interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; the weights on disk are kept.")
+    with view.shown(), interrupts.handled():
+        view.phase("finding the run")
+        network = peer_network(link, worker, Role.SEEDER, tuple(listen or DEFAULT_LISTEN), caps)
+        finished = seeder.run(NetworkHandle(network))
+    status.write(seeding_document(seeder.progress()))
+    end_session(status, interrupts, finished=finished, as_json=as_json, kept="Stopped. The weights on disk are kept.")
+
+
+def seeding_document(seeding: Seeding) -> dict[str, Any]:
+    """A seeder's part of its status file and of `--json`."""
+    return {
+        "state": seeding.state,
+        "version": seeding.version,
+        "peers": dict(seeding.peers),
+        "weight_bytes_received": seeding.received_bytes,
+        "weight_bytes_from_learner": seeding.received_from_learner_bytes,
+        "weight_bytes_from_peers": seeding.received_bytes - seeding.received_from_learner_bytes,
+        "weight_bytes_sent": seeding.sent_bytes,
+        "upload_mbit": round(seeding.upload_bytes_s / 125_000.0, 2),
+        "uploaded_bytes_month": seeding.uploaded_bytes_month,
+        "network_resident_bytes": seeding.network_resident_bytes,
+        "network_daemon_bytes": seeding.network_daemon_bytes,
+    }

@@ -1,0 +1,59 @@
+"""Read and print the status files of this machine's workers or of a run folder. Answers at once: no torch."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from p2prl.cli.role_files import read_json_lines, read_status
+from p2prl.cli.views.console import emit, say
+from p2prl.cli.views.status_view import worker_lines
+from p2prl.config.worker_folder import default_home, holder_of
+from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.manifests import RunManifest
+
+
+def status_command(run: Path | None, *, home: Path | None, as_json: bool) -> None:
+    """Print the learner of `run`, or every worker under `home`."""
+    base = home or default_home()
+    workers = [_learner(run)] if run is not None else _workers(base)
+    if as_json:
+        emit({"workers": workers, "time": time.time()})
+        return
+    if not workers:
+        say(f"Nothing has run under {base} yet. Start with:  p2prl join LINK")
+    for worker in workers:
+        for line in worker_lines(worker, now=time.time()):
+            say(line)
+
+
+def _learner(run: Path) -> dict[str, Any]:
+    """A run folder's learner: its status file and the newest line of its metrics."""
+    name = _run_name(run)
+    metrics = read_json_lines(run / "metrics.jsonl")
+    status = {**read_status(run / "status.json"), **(metrics[-1] if metrics else {})}
+    holder = holder_of(run)
+    if holder is not None:  # a state in the file may be that of an earlier process
+        status["state"] = "training" if holder == status.get("pid") else "running, no update since its start"
+    return {**status, "run": name, "role": "learner", "running": holder is not None}
+
+
+def _run_name(run: Path) -> str:
+    """The name in a run folder's manifest."""
+    try:
+        return body_of(open_envelope((run / "run.manifest").read_bytes(), now=None), RunManifest).name
+    except (OSError, RemoteProtocolError) as error:
+        raise ConfigError(f"{run} is not a run folder", remedy="Name one that `p2prl init` made.") from error
+
+
+def _workers(home: Path) -> list[dict[str, Any]]:
+    """Every run that a worker folder under `home` has worked for. It runs where the lock's holder wrote the file."""
+    workers = []
+    for path in sorted(home.glob("*/*/status.json")):
+        folder = path.parent.parent
+        status = read_status(path)
+        holder = holder_of(folder)
+        workers.append({**status, "seat": folder.name, "running": holder is not None and holder == status.get("pid")})
+    return workers

@@ -1,0 +1,41 @@
+"""`p2prl validate`: check the work of volunteers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, UploadMbit
+
+
+def validate(
+    link: Link,
+    home: Home = None,
+    device: Device = "auto",
+    threads: Threads = 0,
+    listen: Listen = None,
+    rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
+    upload_mbit: UploadMbit = 0.0,
+    monthly_gb: MonthlyGb = 0.0,
+    base: Base = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check the work of volunteers, and sign verdicts.
+
+    Replays a random sample of groups at the policy version they declare.
+    """
+    from p2prl.cli.commands.validate_worker import validate_run
+
+    validate_run(
+        link,
+        home=home,
+        device=device,
+        threads=threads,
+        listen=listen,
+        rate=rate,
+        upload_mbit=upload_mbit,
+        monthly_gb=monthly_gb,
+        base=base,
+        as_json=as_json,
+    )

@@ -1,0 +1,123 @@
+"""Run a validator from a join link until Ctrl-C or the end of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2prl.cli import crash_log
+from p2prl.cli.commands.worker_session import (
+    StatusFile,
+    end_session,
+    introduce_run,
+    model_directory_of,
+    shown_prepare,
+)
+from p2prl.cli.interrupts import Interrupts
+from p2prl.cli.views.console import LiveView, say
+from p2prl.cli.views.validator_view import audit_line, audit_panel
+from p2prl.cli.views.worker_introduction import validator_introduction
+from p2prl.config.network_options import UploadCaps, peer_network
+from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import DEFAULT_LISTEN
+from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.protocol.kinds import Role
+
+if TYPE_CHECKING:
+    from p2prl.protocol.manifests import RunManifest
+    from p2prl.validator.service import Audit
+
+
+def validate_run(
+    link_text: str,
+    *,
+    home: Path | None,
+    device: str,
+    threads: int,
+    listen: list[str] | None,
+    rate: float,
+    upload_mbit: float,
+    monthly_gb: float,
+    base: str,
+    as_json: bool,
+) -> None:
+    """Validate until interrupted or until the run ends. torch is imported once the link is known to be complete."""
+    link = parse_link(link_text)
+    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
+    view = LiveView(quiet=as_json)
+    with view.shown():
+        view.phase("importing torch")
+
+        from p2prl.config.roles import build_validator, prepare_engine
+        from p2prl.models.device import choose_device, use_threads
+        from p2prl.validator.service import ValidatorConfig
+
+        chosen = choose_device(device)
+        use_threads(threads)
+        model = model_directory_of(base, view)
+        worker = claim_worker_folder(home or default_home(), kind="validator")
+        crash_log.keep_in(worker.directory)
+        screen = _Screen(view, link, worker, str(chosen), rate)
+        validator = build_validator(
+            link,
+            worker,
+            ValidatorConfig(rate=rate),
+            prepare=shown_prepare(lambda manifest, files: prepare_engine(manifest, link.run, files, chosen), view),
+            base=model,
+            on_manifest=screen.introduce,
+            on_audit=screen.on_audit,
+            on_notice=say,
+        )
+        interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
+        with interrupts.handled():
+            view.phase("finding the run")
+            addresses = tuple(listen or DEFAULT_LISTEN)
+            network = peer_network(link, worker, Role.VALIDATOR, addresses, caps, has_base=model is not None)
+            finished = validator.run(NetworkHandle(network))
+    end_session(
+        screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
+    )
+
+
+class _Screen:
+    """What a validator reports: to its owner's view and to its status file."""
+
+    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, rate: float) -> None:
+        self.status = StatusFile(worker, link, "validator")
+        self._view = view
+        self._link = link
+        self._worker = worker
+        self._device = device
+        self._rate = rate
+
+    def introduce(self, manifest: RunManifest) -> None:
+        """Show the run before any work."""
+        identity, folder = self._worker.identity, self._worker.directory.name
+        introduce_run(
+            manifest,
+            Role.VALIDATOR,
+            self._worker.run_directory(self._link.run),
+            lambda needs: validator_introduction(manifest, needs, identity, folder, self._device, self._rate),
+        )
+        self._view.phase("downloading the run's files and a policy")
+
+    def on_audit(self, audit: Audit) -> None:
+        """Show the newest state; until a policy is here, the start's phases go on."""
+        self.status.write(audit_document(audit))
+        if audit.version >= 0:
+            identity = self._worker.identity
+            self._view.update(lambda: audit_panel(self._link.name, identity, audit), lambda: audit_line(audit))
+
+
+def audit_document(audit: Audit) -> dict[str, Any]:
+    """A validator's part of its status file and of `--json`."""
+    return {
+        "state": "validating",
+        "version": audit.version,
+        "groups_seen": audit.seen,
+        "groups_replayed": audit.replayed,
+        "verdicts_passed": audit.passed,
+        "verdicts_failed": audit.failed,
+        "groups_waiting": audit.waiting,
+    }

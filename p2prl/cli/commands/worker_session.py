@@ -1,0 +1,97 @@
+"""Common parts of the worker commands: start phases, base model, status file, end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2prl.cli.exit_codes import INTERRUPTED, RUN_FINISHED
+from p2prl.cli.interrupts import Interrupts
+from p2prl.cli.views.console import LiveView, emit, say
+from p2prl.config.requirements import check_room, requirements_of
+from p2prl.config.worker_folder import WorkerFolder, write_status
+from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.manifests import RunManifest
+
+if TYPE_CHECKING:
+    from p2prl.config.requirements import Requirements
+    from p2prl.models.engine_port import Engine
+    from p2prl.models.group_work import Prepared
+    from p2prl.net.process.run_bootstrap import Prepare
+
+_STATUS_PERIOD_S = 1.0
+
+
+class StatusFile:
+    """The status file of a worker, rewritten once a second."""
+
+    def __init__(self, worker: WorkerFolder, link: JoinLink, role: str) -> None:
+        self._path = worker.run_directory(link.run) / "status.json"
+        self._common = {"role": role, "run": link.name, "peer": worker.identity.peer_id}
+        self._next_at = 0.0
+        self.document: dict[str, Any] = dict(self._common)
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Take the newest state, and write it when a second has passed."""
+        self.document = {**self._common, **document}
+        now = time.monotonic()
+        if now >= self._next_at:
+            self._next_at = now + _STATUS_PERIOD_S
+            write_status(self._path, {**self.document, "time": time.time()})
+
+    def end(self, state: str) -> None:
+        """Write the last state."""
+        self.document = {**self.document, "state": state}
+        write_status(self._path, {**self.document, "time": time.time()})
+
+
+def model_directory_of(base: str, view: LiveView) -> Path | None:
+    """Directory of the `--base` model, downloaded first when it is a hub id. `ConfigError` when there is none."""
+    if not base:
+        return None
+
+    from p2prl.models.pretrained import model_directory
+
+    view.phase("finding the base model", base)
+    return model_directory(base)
+
+
+def shown_prepare(
+    prepare: Prepare[Prepared], view: LiveView, wrap_engine: Callable[[Engine], Engine] | None = None
+) -> Prepare[Prepared]:
+    """`prepare` shown as a phase of the start, with its engine replaced by `wrap_engine`'s."""
+
+    def shown(manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
+        view.phase("loading the engine")
+        prepared = prepare(manifest, files)
+        return prepared if wrap_engine is None else replace(prepared, engine=wrap_engine(prepared.engine))
+
+    return shown
+
+
+def introduce_run(
+    manifest: RunManifest, role: Role, directory: Path, lines: Callable[[Requirements], list[str]]
+) -> None:
+    """Show the run and what it needs, then check the disk. `lines` makes the introduction of the requirements."""
+    needs = requirements_of(manifest, role)
+    for line in lines(needs):
+        say(line)
+    check_room(needs, directory)
+
+
+def end_session(status: StatusFile, interrupts: Interrupts, *, finished: bool, as_json: bool, kept: str) -> None:
+    """Write the last status, say goodbye and exit. `kept` tells what stays on disk after Ctrl-C."""
+    status.end("finished" if finished else "stopped")
+    if as_json:
+        emit(status.document)
+    if finished:
+        say("The learner has ended the run. Thank you.")
+        sys.exit(RUN_FINISHED)
+    if interrupts.count:
+        say(kept)
+        sys.exit(INTERRUPTED)

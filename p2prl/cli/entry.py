@@ -1,0 +1,73 @@
+"""Entry point of `p2prl`: turns errors into a sentence, a remedy and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+_MACHINE_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.EMFILE,
+    errno.EFBIG,
+}
+"""Errors of a disk or its permissions that no role has turned into a `MachineError`."""
+
+
+def main() -> None:
+    """Run `p2prl`."""
+    try:
+        from p2prl.cli.app import app
+
+        run_app(app, program="p2prl")
+    except KeyboardInterrupt:  # also during an import
+        sys.exit(130)
+
+
+def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = None) -> None:
+    """Run a typer app with the exit codes and error messages of `p2prl`; `arguments` default to the process's own.
+
+    An unexpected error leaves its traceback in a file (`p2prl.cli.crash_log`), and the message names that file.
+    """
+    from p2prl.cli import crash_log
+    from p2prl.errors import MachineError, P2PRLError
+
+    try:
+        app(args=arguments, prog_name=program)
+    except P2PRLError as error:
+        _print_error(str(error), error.remedy)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Nobody reads our output any more (`p2prl … | head`): end quietly.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:  # noqa: BLE001 - the outermost frame
+        if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
+            message = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+            _print_error(message, "Check space and permissions, then run the command again.")
+            sys.exit(MachineError.exit_code)
+        file = crash_log.write(error)
+        _print_error(
+            f"unexpected {type(error).__name__}; the details are in {file}", "Please report it with that file."
+        )
+        sys.exit(1)
+
+
+def _print_error(message: str, remedy: str) -> None:
+    from p2prl.cli.views.plain_text import cleaned, wrapped
+
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
+    for label, text in (("p2prl: ", message), ("       ", remedy)):
+        if text:
+            lines = wrapped(cleaned(text), width - len(label))
+            print(label + ("\n" + " " * len(label)).join(line.strip() for line in lines), file=sys.stderr)  # noqa: T201

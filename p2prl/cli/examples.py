@@ -1,0 +1,44 @@
+"""An example or two of each command, for its `--help`; `docs/cli.md` shows the same ones."""
+
+from __future__ import annotations
+
+_EXAMPLES = {
+    "p2prl": ("p2prl demo", "p2prl join 'p2prl://NAME@…?b=…'"),
+    "p2prl join": ("p2prl join 'p2prl://NAME@…?b=…'", "p2prl join LINK --device cuda:1 --upload-mbit 5"),
+    "p2prl seed": ("p2prl seed LINK --upload-mbit 50 --monthly-gb 500",),
+    "p2prl validate": ("p2prl validate LINK --rate 0.1",),
+    "p2prl init": (
+        "p2prl init my-run --preset chain4",
+        "p2prl init my-run --model Qwen/Qwen3-0.6B --task walk12 --max-new-tokens 64",
+    ),
+    "p2prl learn": ("p2prl learn runs/my-run", "p2prl learn runs/my-run --updates 0 --track tensorboard"),
+    "p2prl board": ("p2prl board runs/my-run", "p2prl board LINK --port 0", "p2prl board runs/my-run --json"),
+    "p2prl status": ("p2prl status", "p2prl status runs/my-run"),
+    "p2prl eval": ("p2prl eval runs/my-run", "p2prl eval runs/my-run --greedy --prompts 512"),
+    "p2prl demo": ("p2prl demo", "p2prl demo --volunteers 2 --cheats 1 --updates 60"),
+    "p2prl sim": (
+        "p2prl sim --volunteers 4 --delay lognormal:5:60 --seed 3",
+        "p2prl sim --partition 300:900 --loss 0.1",
+    ),
+    "p2prl bench staleness": ("p2prl bench staleness --methods grpo,gepo_t --delays const:64 --seeds 1",),
+    "p2prl bench rewards": ("p2prl bench rewards --rewards 'success, success+0.2*process:clip+delta' --seeds 1",),
+    "p2prl bench ppo": ("p2prl bench ppo --recipes 'ppo, ppo:normalise=off' --seeds 1",),
+    "p2prl bench spread": ("p2prl bench spread --schemes p2prl,star --peers 64 --mib 16",),
+    "p2prl bench patch": ("p2prl bench patch --words 65536", "p2prl bench patch --run runs/demo"),
+    "p2prl bench swap": ("p2prl bench swap --swaps 3",),
+    "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify my-run.ledger"),
+    "p2prl ledger dump": ("p2prl ledger dump runs/my-run my-run.ledger",),
+    "p2prl key show": ("p2prl key show",),
+    "p2prl key backup": ("p2prl key backup --seat seat-1",),
+    "p2prl key restore": ("p2prl key restore --seat seat-1 < words.txt",),
+}
+
+
+def examples(command: str) -> tuple[str, ...]:
+    """The examples of a command, by its full name."""
+    return _EXAMPLES[command]
+
+
+def epilog(command: str) -> str:
+    """The examples as the end of a help page: a paragraph each, so that each stands on a line of its own."""
+    return "\n\n".join(f"[dim]Example:[/dim]  {line}" for line in examples(command))

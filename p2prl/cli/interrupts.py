@@ -1,0 +1,39 @@
+"""Ctrl-C in three steps: finish, stop now, end the process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from p2prl.cli.views.console import say
+
+
+class Interrupts:
+    """Handles SIGINT and SIGTERM: the first finishes the work at hand, the second stops now, the third ends it all."""
+
+    def __init__(self, finish: Callable[[], None], stop_now: Callable[[], None], *, finishing: str) -> None:
+        """`finishing` is the message shown at the first signal."""
+        self._steps = [finish, stop_now]
+        self._finishing = finishing
+        self.count = 0
+
+    @contextmanager
+    def handled(self) -> Iterator[Interrupts]:
+        """Handle the signals inside this block."""
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.count += 1
+        if self.count > len(self._steps):
+            raise KeyboardInterrupt
+        if self.count == 1:
+            say(self._finishing)
+        self._steps[self.count - 1]()

@@ -1,0 +1,1 @@
+"""Everything people see: live panels, lines, quantities and wrapping."""

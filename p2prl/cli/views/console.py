@@ -1,0 +1,96 @@
+"""Terminal output: messages on standard error, JSON on standard output, a live panel on terminals only."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from p2prl.cli.views.plain_text import cleaned, wrapped
+from p2prl.cli.views.startup import StartupPhases
+
+PLAIN_PERIOD_S = 10.0
+"""Without a terminal, progress is one line this often."""
+
+_DRAW_PERIOD_S = 0.25
+"""A live panel is redrawn this often at most."""
+
+console = Console(stderr=True, highlight=False)
+
+
+def say(message: str, *, unwrapped: bool = False) -> None:
+    """Print one message, without characters that a terminal would obey.
+
+    On a terminal it is wrapped between words; `unwrapped` keeps links and tables on one line, so that they can be
+    copied.
+    """
+    text = cleaned(message)
+    for line in [text] if unwrapped or not console.is_terminal else wrapped(text, console.width):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def emit(document: dict[str, Any]) -> None:
+    """Print the command's one JSON object."""
+    sys.stdout.write(json.dumps(document, sort_keys=True) + "\n")
+    sys.stdout.flush()
+
+
+class LiveView:
+    """What a role does now: first its start phase by phase, then a panel redrawn in place.
+
+    Without a terminal, a line for each phase and then a line now and then.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._live: Live | None = None
+        self._startup = StartupPhases(time.monotonic)
+        self._last_line = ""
+        self._next_line_at = 0.0
+        self._next_draw_at = 0.0
+
+    @contextmanager
+    def shown(self) -> Iterator[LiveView]:
+        """Draw inside this block."""
+        if console.is_terminal and not self._quiet:
+            with Live(console=console, refresh_per_second=4, transient=False) as live:
+                self._live = live
+                try:
+                    yield self
+                finally:
+                    self._live = None
+        else:
+            yield self
+
+    def phase(self, name: str, detail: str = "") -> None:
+        """Show the part of the start that is under way: on a terminal below the finished ones, with its seconds."""
+        is_new = self._startup.begin(name, detail)
+        if self._live is not None:
+            self._live.update(self._startup, refresh=is_new)
+        else:
+            self._print_line(self._startup.line(), at_once=is_new)
+
+    def update(self, panel: Callable[[], RenderableType], line: Callable[[], str]) -> None:
+        """Show the newest state. Only the rendering that will be seen is made."""
+        now = time.monotonic()
+        if self._live is None:
+            if now >= self._next_line_at:
+                self._print_line(line(), at_once=False)
+        elif now >= self._next_draw_at:
+            self._next_draw_at = now + _DRAW_PERIOD_S
+            self._live.update(panel())
+
+    def _print_line(self, text: str, *, at_once: bool) -> None:
+        now = time.monotonic()
+        if self._quiet or not (at_once or now >= self._next_line_at):
+            return
+        if text != self._last_line:
+            say(text)
+            self._last_line = text
+        self._next_line_at = now + PLAIN_PERIOD_S

@@ -1,0 +1,31 @@
+"""Addresses of a join link, and from where they can be dialed. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def shareable(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """`addresses` without loopback ones, which would mean the reader's own machine, unless there are no others."""
+    return tuple(address for address in addresses if _reach(address) != "machine") or addresses
+
+
+def reach_warning(addresses: tuple[str, ...]) -> str:
+    """A sentence for the operator of a link that does not work everywhere; empty when it may."""
+    reaches = {_reach(address) for address in addresses}
+    if not reaches or "internet" in reaches:
+        return ""
+    if "network" in reaches:
+        return "This link works on this local network only: none of its addresses is public."
+    return "This link works on this machine only: the learner listens on its loopback address alone."
+
+
+def _reach(multiaddr: str) -> str:
+    """`machine`, `network` or `internet`. A host name or a relay counts as internet: nothing here can tell."""
+    parts = multiaddr.split("/")
+    if "p2p-circuit" in parts or parts[1:2] not in (["ip4"], ["ip6"]):
+        return "internet"
+    address = ipaddress.ip_address(parts[2])
+    if address.is_loopback:
+        return "machine"
+    return "internet" if address.is_global else "network"

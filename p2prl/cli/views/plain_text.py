@@ -1,0 +1,37 @@
+"""Text that is safe to print and wrapped to the terminal. Light: every error message passes through here."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unicodedata
+
+_LABEL = re.compile(r" *\S+(?: \S+)? {2,}")
+"""A label and the gap after it: wrapped lines are indented to the text, not to the label."""
+
+_MAX_INDENT = 20
+
+
+def cleaned(text: str) -> str:
+    """`text` on one line, without anything a terminal would obey.
+
+    Line breaks and tabs become spaces. Control and format characters are removed (escape sequences, right-to-left
+    overrides), and so are lone surrogates, which no stream can encode: a stranger may have written the text.
+    """
+    spaced = re.sub(r"[\t\n\r\v\f\x85\u2028\u2029]", " ", text)
+    return "".join(c for c in spaced if not unicodedata.category(c).startswith("C"))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """`text` broken between words into lines of `width` columns, with a hanging indent. Long words are not broken."""
+    if len(text) <= width:
+        return [text]
+    label = _LABEL.match(text)
+    indent = label.end() if label and label.end() <= _MAX_INDENT else len(text) - len(text.lstrip(" ")) + 2
+    return textwrap.wrap(
+        text,
+        width=width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

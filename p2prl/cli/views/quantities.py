@@ -1,0 +1,56 @@
+"""Sizes, rates, counts, ages and policy versions as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from p2prl.config.requirements import size_text
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
+_NONE = "–"
+
+
+def age_text(seconds: float) -> str:
+    """A span of time in its largest unit."""
+    for unit_s, name in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {name}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def version_text(version: int) -> str:
+    """A policy version; −1 is none."""
+    return "no weights yet" if version < 0 else f"v{version}"
+
+
+def rate_text(tokens_per_s: float) -> str:
+    """A sampling speed; a dash before anything was measured."""
+    return f"{tokens_per_s:,.0f} tokens/s" if tokens_per_s >= 0.5 else f"{_NONE} tokens/s"
+
+
+def reward_text(reward: float | None) -> str:
+    """A mean reward; a dash before the first group."""
+    return _NONE if reward is None else f"{reward:.2f}"
+
+
+def peers_text(peers: Mapping[str, int]) -> str:
+    """Linked peers by role."""
+    counted = (f"{count} {role}{'' if count == 1 else 's'}" for role, count in peers.items())
+    return ", ".join(counted) or "none yet"
+
+
+def received_text(from_learner: int, from_peers: int) -> str:
+    """Bytes of weights received, and the share that came from volunteers."""
+    received = from_learner + from_peers
+    return f"{size_text(received)} received" + (f", {from_peers / received:.0%} from volunteers" if received else "")
+
+
+def downloads_line(patch_bytes: int, full_bytes: int, version_bytes: int) -> str:
+    """Bytes downloaded as patches and as full weights, against the size of the versions they gave."""
+    spent = patch_bytes + full_bytes
+    if not spent:
+        return "downloads  no version"
+    return (
+        f"downloads  {size_text(patch_bytes)} of patches and {size_text(full_bytes)} of full weights"
+        f" for versions of {size_text(version_bytes)}: {version_bytes / spent:.1f} times less"
+    )

@@ -1,0 +1,105 @@
+"""`p2prl status` for people: the status file of a worker or a learner in words. Missing keys are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from p2prl.cli.views.quantities import age_text, peers_text, rate_text, received_text, reward_text, version_text
+from p2prl.cli.views.rejections import rejection_lines
+from p2prl.config.requirements import size_text
+from p2prl.errors import IdentityError
+from p2prl.protocol.identity import PeerId, public_key_of
+from p2prl.scoreboard.display_names import display_name
+
+
+def worker_lines(worker: Mapping[str, Any], *, now: float) -> list[str]:
+    """A heading with what one worker or learner does, then a line for each quantity.
+
+    `worker` is a status file's document with `running` and, for a worker, `seat`; `now` is seconds since 1970.
+    """
+    role, seat = worker.get("role", "worker"), worker.get("seat", "")
+    heading = f"{worker.get('run', 'a run')}  {role}{f' {seat}' if seat else ''}  {_state(worker, now)}"
+    rows = [("you are", _identity(worker)), *(_learner(worker) if role == "learner" else _worker(worker))]
+    rows.append(("memory", _memory(worker) if worker.get("running") else ""))
+    return [heading, *(f"    {name:<9} {text}" for name, text in rows if text)]
+
+
+def _state(worker: Mapping[str, Any], now: float) -> str:
+    state = str(worker.get("state", ""))
+    if worker.get("running"):
+        return state or "starting"
+    ago = f" {age_text(now - worker['time'])} ago" if "time" in worker else ""
+    if state in ("stopped", "finished"):
+        return f"{state}{ago}"
+    return f"not running, last report{ago}" if ago else "not running"
+
+
+def _identity(worker: Mapping[str, Any]) -> str:
+    peer = worker.get("peer", "")
+    try:
+        return f"{display_name(public_key_of(PeerId(peer)))} on the board, {peer}"
+    except IdentityError:
+        return ""
+
+
+def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of a volunteer or a validator."""
+    rows = [("policy", _policy(worker)), ("groups", _groups(worker))]
+    if worker.get("verified_tokens"):
+        rows.append(("credit", f"{worker['verified_tokens']:,} tokens"))
+    if (reward := worker.get("reward_recent")) is not None:
+        rows.append(("reward", f"{reward_text(reward)}, mean of your recent groups"))
+    if reasons := worker.get("reasons"):
+        rows += [("rejected", line) for line in rejection_lines(reasons)]
+    if worker.get("weight_bytes_received"):
+        from_peers = worker.get("weight_bytes_from_peers", 0)
+        received = received_text(worker["weight_bytes_received"] - from_peers, from_peers)
+        rows.append(("weights", f"{received}; {size_text(worker.get('weight_bytes_sent', 0))} sent to others"))
+    if worker.get("running") and "peers" in worker:
+        rows.append(("peers", peers_text(worker["peers"])))
+    return rows
+
+
+def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of a learner."""
+    if "step" not in worker:
+        return [("updates", "none yet")]
+    rows = [("updates", f"{worker['step']:,.0f}"), ("policy", version_text(worker.get("version", -1)))]
+    if "reward" in worker:
+        rows.append(("reward", f"{worker['reward']:.3f}, mean of the newest batch"))
+    if "staleness_p50" in worker:
+        median, largest = worker["staleness_p50"], worker.get("staleness_max", worker["staleness_p50"])
+        rows.append(("staleness", f"median {median:.0f}, largest {largest:.0f} updates"))
+    if "peers" in worker:
+        rows.append(("batch", f"{worker.get('groups', 0)} groups of {worker['peers']} volunteers"))
+    return rows
+
+
+def _policy(worker: Mapping[str, Any]) -> str:
+    version = worker.get("version", -1)
+    text = version_text(version)
+    if (announced := worker.get("announced_version", -1)) > version:
+        text += f", v{announced} is out"
+    if worker.get("running") and worker.get("tokens_per_s", 0.0) >= 1:
+        text += f"; {rate_text(worker['tokens_per_s'])}"
+    return text
+
+
+def _groups(worker: Mapping[str, Any]) -> str:
+    if "groups_replayed" in worker:
+        return (
+            f"{worker['groups_replayed']:,} replayed of {worker.get('groups_seen', 0):,} seen: "
+            f"{worker.get('verdicts_passed', 0):,} passed, {worker.get('verdicts_failed', 0):,} failed; "
+            f"{worker.get('groups_waiting', 0):,} waiting"
+        )
+    groups = worker.get("groups", {})
+    waiting = groups.get("generated", 0) + groups.get("delivered", 0)
+    text = f"{groups.get('verified', 0):,} verified, {waiting:,} waiting, {groups.get('rejected', 0):,} rejected"
+    return text + (f", {groups['expired']:,} too old" if groups.get("expired") else "")
+
+
+def _memory(worker: Mapping[str, Any]) -> str:
+    own, network = worker.get("resident_bytes", 0), worker.get("network_resident_bytes", 0)
+    network += worker.get("network_daemon_bytes", 0)
+    return size_text(own) + (f", and {size_text(network)} for the network" if network else "") if own else ""

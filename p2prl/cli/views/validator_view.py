@@ -1,0 +1,34 @@
+"""The panel and the line of a running validator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from p2prl.cli.views.quantities import version_text
+from p2prl.protocol.identity import Identity
+from p2prl.scoreboard.display_names import display_name
+
+if TYPE_CHECKING:
+    from p2prl.validator.service import Audit
+
+
+def audit_line(audit: Audit) -> str:
+    """A validator's state in one line."""
+    return (
+        f"{version_text(audit.version)}  seen {audit.seen:,}  replayed {audit.replayed:,}  passed {audit.passed:,}"
+        f"  failed {audit.failed:,}  waiting {audit.waiting:,}"
+    )
+
+
+def audit_panel(name: str, identity: Identity, audit: Audit) -> RenderableType:
+    """A validator's state, redrawn in place."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row(name, f"{display_name(identity.public_key)} ({identity.peer_id[-8:]})   validating")
+    table.add_row("policy", version_text(audit.version))
+    table.add_row("groups", f"{audit.seen:,} seen   {audit.waiting:,} waiting for their replay")
+    table.add_row("verdicts", f"{audit.replayed:,} replayed   {audit.passed:,} passed   {audit.failed:,} failed")
+    table.add_row("stop", "Ctrl-C stops after the batch under way")
+    return table

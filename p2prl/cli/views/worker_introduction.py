@@ -1,0 +1,54 @@
+"""The introduction of a run to the owner of a machine: its cost, what leaves the machine, the identity used."""
+
+from __future__ import annotations
+
+from p2prl.config.requirements import Requirements, size_text
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import RunManifest
+from p2prl.scoreboard.display_names import display_name
+
+
+def volunteer_introduction(
+    manifest: RunManifest, needs: Requirements, identity: Identity, folder: str, device: str
+) -> list[str]:
+    """Lines for the owner of a machine that is about to volunteer. `folder` names the worker folder (`seat-1`)."""
+    return [
+        *_run_lines(manifest, needs),
+        f"  You do    sample answers on {device}. Nobody sends code to your machine.",
+        "  Leaves    generated tokens, their log-probs and timing, signed by the key below. No host name, no files.",
+        *_identity_lines(identity, folder),
+        "  Credit    for groups that the learner verifies; see your rank with p2prl board and the same link",
+    ]
+
+
+def validator_introduction(
+    manifest: RunManifest, needs: Requirements, identity: Identity, folder: str, device: str, rate: float
+) -> list[str]:
+    """Lines for the owner of a machine that is about to validate."""
+    return [
+        *_run_lines(manifest, needs),
+        f"  You do    replay {rate:.0%} of the volunteers' groups on {device} to check that their policy sampled them.",
+        "            Nobody sends code to your machine.",
+        "  Leaves    signed verdicts: which group, whose, passed or failed and by how much. No host name, no files.",
+        *_identity_lines(identity, folder),
+    ]
+
+
+def _run_lines(manifest: RunManifest, needs: Requirements) -> list[str]:
+    tasks = ", ".join(share.task for share in manifest.tasks)
+    return [
+        f"run {manifest.name} (manifest verified)",
+        f"  Goal      {manifest.goal}",
+        f"  Model     {manifest.base_model}, {manifest.parameters:,} parameters; task {tasks}",
+        f"  License   {manifest.licence}, of the trained weights",
+        f"  Content   {manifest.content_policy}",
+        f"  Download  {size_text(needs.download_bytes)} now, up to {size_text(needs.weights_bytes)} a newer policy",
+        f"  Needs     about {size_text(needs.disk_bytes)} of disk and {size_text(needs.memory_bytes)} of memory",
+    ]
+
+
+def _identity_lines(identity: Identity, folder: str) -> list[str]:
+    return [
+        f"  You are   {display_name(identity.public_key)} on the board, {identity.peer_id}",
+        f"  Your key  back it up on paper: p2prl key backup --seat {folder}",
+    ]

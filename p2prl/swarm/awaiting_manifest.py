@@ -1,0 +1,76 @@
+"""First phase of a node: wait for the run manifest behind the join link."""
+
+from __future__ import annotations
+
+import math
+
+from p2prl.errors import LocalProtocolError, RemoteProtocolError
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened, envelope_digest, open_envelope
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.kinds import Kind, Role
+from p2prl.swarm.node_core import NodeCore
+from p2prl.swarm.node_phase import Phase
+from p2prl.swarm.policies.downloads import DownloadStats
+from p2prl.swarm.running import Running
+
+
+class AwaitingManifest:
+    """Asks every peer for the run manifest; takes in nothing else."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+
+    def on_link(self, peer: PeerId) -> None:
+        """Ask the peer for the manifest."""
+        self._core.gossip.ask(self._core.local.run, [peer])
+
+    def on_hello(self, peer: PeerId, role: Role, newest_version: int, now: float) -> None:
+        """Nothing to send: no version is known."""
+
+    def on_push(self, raw: bytes, source: PeerId, now: float) -> Phase:
+        """Start running if this is the manifest."""
+        name = envelope_digest(raw)
+        if name == self._core.local.run:
+            return Running(self._core, open_envelope(raw, now=now), now)
+        if not self._core.gossip.is_new(name):
+            self._core.on_repeated(name, raw, source, now)
+        return self
+
+    def admit_own(self, opened: Opened, now: float) -> None:  # noqa: ARG002 - nothing to compare with yet
+        """Refuse versions and ledger heads: the manifest says who the learner is."""
+        if opened.kind in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):
+            raise LocalProtocolError("a policy was published before its run manifest is known")
+        if opened.kind is Kind.LEDGER_HEAD:
+            raise RemoteProtocolError("a ledger head before the run manifest is known: its learner cannot be checked")
+
+    def retry(self, now: float) -> None:  # noqa: ARG002 - any time will do
+        """Ask every peer for the manifest."""
+        self._core.gossip.ask_all(self._core.local.run)
+
+    def handle_timer(self, now: float) -> None:
+        """Nothing is timed."""
+
+    def next_deadline(self) -> float:
+        """Never."""
+        return math.inf
+
+    def advance(self, now: float) -> None:
+        """Nothing is downloaded."""
+
+    def fetch_policy(self, name: Digest, now: float) -> None:
+        """Ignored: the owner asks after `RunKnown`."""
+
+    def start_from(self, digest: Digest | None, now: float) -> None:
+        """Ignored: the owner reports its base after `RunKnown`."""
+
+    def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
+        """Ignored: nothing is being rebuilt."""
+
+    def download_stats(self) -> DownloadStats:
+        """Nothing downloaded."""
+        return DownloadStats()
+
+    def transfer_progress(self) -> tuple[int, int, int]:
+        """Idle."""
+        return -1, 0, 0

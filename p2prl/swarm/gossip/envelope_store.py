@@ -1,0 +1,46 @@
+"""Envelopes kept to answer peers that ask for them: recent ones within a byte budget, pinned ones until released."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened
+from p2prl.protocol.kinds import Kind
+
+
+class EnvelopeStore:
+    """Raw envelopes by digest."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        """`budget_bytes` bounds the recent envelopes; pinned ones do not count."""
+        self._budget_bytes = budget_bytes
+        self._recent: OrderedDict[Digest, tuple[Kind, bytes]] = OrderedDict()
+        self._recent_bytes = 0
+        self._pinned: dict[Digest, bytes] = {}
+
+    def pin(self, name: Digest, raw: bytes) -> None:
+        """Keep an envelope until it is unpinned."""
+        self._pinned[name] = raw
+
+    def unpin(self, name: Digest) -> None:
+        """Release a pinned envelope."""
+        self._pinned.pop(name, None)
+
+    def add(self, opened: Opened) -> None:
+        """Keep an envelope while the budget allows; the oldest is dropped first."""
+        if opened.digest in self._recent or opened.digest in self._pinned:
+            return
+        self._recent[opened.digest] = opened.kind, opened.raw
+        self._recent_bytes += len(opened.raw)
+        while self._recent_bytes > self._budget_bytes:
+            _, (_, oldest) = self._recent.popitem(last=False)
+            self._recent_bytes -= len(oldest)
+
+    def get(self, name: Digest) -> bytes:
+        """The envelope, or nothing."""
+        return self._pinned.get(name) or self._recent.get(name, (None, b""))[1]
+
+    def kind_of_recent(self, name: Digest) -> Kind | None:
+        """Kind of an envelope that is kept and not pinned."""
+        return self._recent.get(name, (None, b""))[0]

@@ -1,0 +1,202 @@
+"""Verify-before-forward gossip of signed envelopes.
+
+The owner checks an envelope (signature, schema, run, author) before any byte of it is passed on, so junk stops at the
+first honest peer. An author pushes to the roles a message is meant for; other interested peers are soon offered its
+digest and ask for it. A peer without a link to a learner hands its groups to a few carriers instead.
+
+Pure: the owner passes messages in and drains `outbox`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest, received_digest
+from p2prl.protocol.envelope import Opened
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Offer, Push, Want
+from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.gossip.announcements import Announcements
+from p2prl.swarm.gossip.audience import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
+from p2prl.swarm.gossip.deduplication import SeenEnvelopes
+from p2prl.swarm.gossip.envelope_store import EnvelopeStore
+from p2prl.swarm.ports import Randomness
+from p2prl.swarm.random_choice import draw, draw_one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GossipConfig:
+    """Gossip settings; the defaults suit swarms from two peers to some thousands."""
+
+    carriers: int = 3
+    """Peers that are handed a message bound for the learner while no learner is linked."""
+    store_bytes: int = 16 * 1024 * 1024
+    """Envelopes kept to answer wants: several minutes of a busy swarm, and little memory."""
+    seen: int = 100_000
+    """Digests remembered so that no envelope is forwarded twice."""
+    offer_s: float = 1.0
+    """Longest an offer waits to be batched with others. Messages bound for the learner do not wait."""
+    answer_bytes: int = 4 * 1024 * 1024
+    """Bytes of envelopes pushed to one peer, for its wants, between two drains of the outbox. A want costs 33 bytes to
+    send and may be answered with 256 KiB: without a bound one frame of wants fills the memory. The asker asks again."""
+
+
+class Gossip:
+    """Forwards envelopes and answers offers and wants."""
+
+    def __init__(self, role: Role, rng: Randomness, config: GossipConfig) -> None:
+        """`role` is this node's own role."""
+        self._is_learner = role is Role.LEARNER
+        self._rng = rng
+        self._config = config
+        self._roles: dict[PeerId, Role] = {}
+        self._seen = SeenEnvelopes(config.seen)
+        self._store = EnvelopeStore(config.store_bytes)
+        self._offered_by: dict[Digest, set[PeerId]] = {}
+        """Envelope that was asked for → peers that offered it and were not asked yet."""
+        self._answered_bytes: dict[PeerId, int] = {}
+        self._announcements = Announcements(rng, config.offer_s)
+        self.outbox: list[tuple[PeerId, Wire]] = []
+
+    def set_role(self, peer: PeerId, role: Role) -> None:
+        """Set the role of a linked peer."""
+        self._roles[peer] = role
+
+    def remove_peer(self, peer: PeerId) -> None:
+        """Forget a peer whose link is gone."""
+        self._roles.pop(peer, None)
+        self._announcements.remove_peer(peer)
+        for offerers in self._offered_by.values():
+            offerers.discard(peer)
+
+    def pin(self, raw: bytes, name: Digest) -> None:
+        """Keep an envelope until it is unpinned: the run manifest, the newest policy manifests."""
+        self._store.pin(name, raw)
+        self._seen.add(name)
+
+    def unpin(self, name: Digest) -> None:
+        """Release a pinned envelope. It may be asked for again, say as the manifest of a route rejected before."""
+        self._store.unpin(name)
+        self._seen.forget(name)
+
+    def is_new(self, name: Digest) -> bool:
+        """Whether an envelope of this digest has not been accepted yet."""
+        return name not in self._seen
+
+    def ask(self, name: Digest, peers: Iterable[PeerId]) -> None:
+        """Ask these peers for an envelope by digest."""
+        for peer in peers:
+            self.outbox.append((peer, Want((name,))))
+
+    def ask_all(self, name: Digest) -> None:
+        """Ask every peer for an envelope by digest."""
+        self.ask(name, list(self._roles))
+
+    def ask_few(self, names: Iterable[Digest]) -> None:
+        """Ask the learner and a few other peers for envelopes by digest: each may answer with all of them."""
+        wanted = tuple(names)
+        learners = [peer for peer, role in self._roles.items() if role is Role.LEARNER]
+        others = [peer for peer, role in self._roles.items() if role is not Role.LEARNER]
+        self.outbox.extend((peer, Want(wanted)) for peer in (*learners, *self._draw_carriers(others)))
+
+    def spread(self, opened: Opened, *, source: PeerId | None) -> None:
+        """Forward an envelope the owner has checked. `source` is None for the node's own.
+
+        Spreading an own envelope again sends it to all peers again: the spool does so until a storage receipt arrives.
+        """
+        self._seen.add(opened.digest)
+        self._store.add(opened)
+        audience = AUDIENCE[opened.kind]
+        already_have = {source, *self._offered_by.pop(opened.digest, ())} - {None}
+        push = source is None or opened.kind in PUSHED_BY_FORWARDERS
+        pushed_to = PUSHED_BY_AUTHOR[opened.kind] if push else frozenset()
+        for peer, role in self._roles.items():
+            if peer in already_have or role not in audience:
+                continue
+            if role in pushed_to:
+                self.outbox.append((peer, Push(opened.raw)))
+            elif opened.kind in BOUND_FOR_LEARNER and role is Role.LEARNER:
+                self.outbox.append((peer, Offer((opened.digest,))))
+            else:
+                self._announcements.add(peer, opened.digest)
+        if opened.kind in BOUND_FOR_LEARNER and not self._is_learner and Role.LEARNER not in self._roles.values():
+            others = [p for p, role in self._roles.items() if p not in already_have and role not in audience]
+            for peer in self._draw_carriers(others):
+                self.outbox.append((peer, Push(opened.raw) if source is None else Offer((opened.digest,))))
+
+    def spread_again(self, name: Digest, *, source: PeerId) -> None:
+        """Offer an envelope again that was pushed here a second time: its author still has no receipt for it.
+
+        Earlier carriers may have had no route to a learner that exists now. Costs offers only, and only for kinds
+        bound for the learner.
+        """
+        if self._store.kind_of_recent(name) not in BOUND_FOR_LEARNER:
+            return
+        others = [p for p, role in self._roles.items() if p != source]
+        learners = [p for p in others if self._roles[p] is Role.LEARNER]
+        self.outbox.extend((peer, Offer((name,))) for peer in learners or self._draw_carriers(others))
+
+    def _draw_carriers(self, peers: list[PeerId]) -> list[PeerId]:
+        return draw(peers, self._config.carriers, self._rng)
+
+    def on_offer(self, message: Offer, source: PeerId) -> None:
+        """Ask for new envelopes, unless another peer was asked already."""
+        fresh = []
+        for name in _digests_of(message.digests):
+            if name in self._seen:
+                self._announcements.mark_known(source, name)
+                continue
+            offerers = self._offered_by.setdefault(name, set())
+            if not offerers:
+                fresh.append(name)
+            offerers.add(source)
+        if fresh:
+            self.outbox.append((source, Want(tuple(fresh))))
+        while len(self._offered_by) > self._config.seen:
+            self._offered_by.pop(next(iter(self._offered_by)))
+
+    def on_want(self, message: Want, source: PeerId) -> None:
+        """Push the envelopes that are still kept, each once and within `answer_bytes`; ignore the rest."""
+        for name in _digests_of(message.digests):
+            self._announcements.mark_known(source, name)
+            raw = self._store.get(name)
+            answered = self._answered_bytes.get(source, 0) + len(raw)
+            if raw and answered <= self._config.answer_bytes:
+                self._answered_bytes[source] = answered
+                self.outbox.append((source, Push(raw)))
+
+    def flush(self, now: float) -> None:
+        """Put the offers that are due into `outbox`; call it before each drain."""
+        self.outbox.extend(self._announcements.take_due(now))
+
+    def next_deadline(self) -> float:
+        """When `flush` next has offers to send."""
+        return self._announcements.next_deadline()
+
+    def drained(self) -> None:
+        """The owner has emptied `outbox`: reset the answer budget of every peer."""
+        self._answered_bytes.clear()
+
+    def retry_wants(self) -> None:
+        """Ask the next peer that offered an envelope which the last one never pushed."""
+        again: dict[PeerId, list[Digest]] = {}
+        for name, offerers in list(self._offered_by.items()):
+            if not offerers:
+                del self._offered_by[name]
+                continue
+            peer = draw_one(sorted(offerers), self._rng)
+            offerers.discard(peer)
+            again.setdefault(peer, []).append(name)
+        step = limits.MAX_DIGESTS_PER_MESSAGE
+        for peer, names in again.items():
+            self.outbox.extend((peer, Want(tuple(names[i : i + step]))) for i in range(0, len(names), step))
+
+
+def _digests_of(digests: tuple[bytes, ...]) -> list[Digest]:
+    if len(digests) > limits.MAX_DIGESTS_PER_MESSAGE:
+        raise RemoteProtocolError(f"{len(digests)} digests in one message")
+    return [received_digest(raw) for raw in dict.fromkeys(digests)]

@@ -1,0 +1,41 @@
+"""Options of a node: its role, which versions it downloads and keeps, and the settings of its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2prl.protocol.kinds import Role
+from p2prl.swarm.gossip.forwarding import GossipConfig
+from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.relay.config import RelayConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeConfig:
+    """Role and options of one node."""
+
+    role: Role
+    """Decides which messages peers send it unasked."""
+    fetch_policies: bool = True
+    """Whether it downloads the run's files and the newest weights; a scoreboard does not."""
+    keep_versions: int = 4
+    """Newest policy versions kept and served. Two are enough for the node itself; slower peers need the others."""
+    rebuilds: bool = False
+    """Whether its owner decodes patches when asked to (`PatchesReady`); otherwise it downloads full weights."""
+    awaits_base: bool = False
+    """Whether its owner may have weights to start from: nothing is downloaded until it reports (`Node.start_from`)."""
+    disk_bytes: int = 0
+    """Budget for weights and patches on disk, bytes; versions in use may exceed it. 0: only `keep_versions` limits."""
+    connections: ConnectionsConfig = field(default_factory=ConnectionsConfig)
+    gossip: GossipConfig = field(default_factory=GossipConfig)
+    relay: RelayConfig = field(default_factory=RelayConfig)
+
+    @property
+    def follows_newest(self) -> bool:
+        """Whether it downloads new versions; the learner makes them."""
+        return self.fetch_policies and self.role is not Role.LEARNER
+
+    @property
+    def mirrors_patches(self) -> bool:
+        """Whether it downloads every patch of a new version to serve it, needed or not: a seeder does."""
+        return self.role is Role.SEEDER

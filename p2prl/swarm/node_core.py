@@ -1,0 +1,106 @@
+"""Parts of a node that live as long as it does, whether or not the run manifest is known."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import open_envelope
+from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.events import Command, EnvelopeArrived, Event, PeerBanned, PeersChanged
+from p2prl.swarm.gossip.final_head import FinalHead
+from p2prl.swarm.gossip.forwarding import Gossip
+from p2prl.swarm.gossip.ledger_sync import LedgerSync
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.outbox import take_frames
+from p2prl.swarm.peers.connections import Connections
+from p2prl.swarm.peers.local_peer import LocalPeer
+from p2prl.swarm.ports import BlobStore, Randomness
+from p2prl.swarm.relay.chunk_relay import Relay
+from p2prl.swarm.relay.download import UnrequestedChunkError
+
+
+class NodeCore:
+    """Links, gossip, ledger pages and chunk relay of a node, and the events for its owner."""
+
+    def __init__(
+        self, identity: Identity, run: Digest, store: BlobStore, rng: Randomness, config: NodeConfig, now: float
+    ) -> None:
+        self.config = config
+        self.rng = rng
+        self.local = LocalPeer(identity, config.role, run)
+        self.connections = Connections(self.local, rng, config.connections, now)
+        self.gossip = Gossip(config.role, rng, config.gossip)
+        self.ledger = LedgerSync(rng)
+        self.final_head = FinalHead()
+        self.relay = Relay(store, rng, config.relay)
+        self.events: deque[Event] = deque()
+        self._reported_roles: tuple[tuple[str, int], ...] = ()
+
+    def is_learner(self, peer: PeerId) -> bool:
+        """Whether a peer is the run's learner, by the key that signed the run manifest."""
+        return peer == self.local.learner
+
+    def roles(self) -> tuple[tuple[str, int], ...]:
+        """Number of linked peers by role name. A peer that claims to be the learner without its key is a listener."""
+        counts = Counter(
+            "listener" if link.role is Role.LEARNER and not self.is_learner(peer) else link.role.name.lower()
+            for peer, link in self.connections.links.items()
+            if link.role is not None
+        )
+        return tuple(sorted(counts.items()))
+
+    def register_role(self, peer: PeerId, role: Role) -> None:
+        """Tell gossip and relay a peer's role. A false learner is sent what a scoreboard is, and no groups."""
+        false_learner = role is Role.LEARNER and not self.is_learner(peer)
+        self.gossip.set_role(peer, Role.BOARD if false_learner else role)
+        self.relay.add_neighbor(peer, is_source=self.is_learner(peer))
+
+    def report_roles(self) -> None:
+        """Report the linked peers by role, if they changed."""
+        roles = self.roles()
+        if roles != self._reported_roles:
+            self._reported_roles = roles
+            self.events.append(PeersChanged(roles))
+
+    def remove_peer(self, peer: PeerId) -> None:
+        """Forget a peer whose link is gone."""
+        self.final_head.remove_peer(peer)
+        self.gossip.remove_peer(peer)
+        self.relay.remove_neighbor(peer)
+        self.report_roles()
+
+    def punish(self, peer: PeerId, error: RemoteProtocolError, now: float) -> None:
+        """Count a peer's fault, and ban it when that is proof or one too many."""
+        if self.connections.fault(peer, now, proven=isinstance(error, UnrequestedChunkError)):
+            self.remove_peer(peer)
+            self.events.append(PeerBanned(peer, str(error)))
+
+    def on_repeated(self, name: Digest, raw: bytes, source: PeerId, now: float) -> None:
+        """Handle an envelope that was accepted before.
+
+        A volunteer repeats a group until the learner's storage receipt reaches it: forward it again, or let the
+        learner acknowledge it again.
+        """
+        if self.config.role is not Role.LEARNER:
+            self.gossip.spread_again(name, source=source)
+        elif (opened := open_envelope(raw, now=now)).kind is Kind.ROLLOUT_GROUP:
+            self.events.append(EnvelopeArrived(opened, source))
+
+    def send(self, peer: PeerId, message: Wire) -> None:
+        """Send a control message to a peer."""
+        self.gossip.outbox.append((peer, message))
+
+    def take_commands(self, now: float) -> list[Command]:
+        """Empty the outboxes: peers to dial, directory use, and frames to send."""
+        self.relay.flush(now)
+        self.gossip.flush(now)
+        outboxes = (self.connections.outbox, self.gossip.outbox, self.ledger.outbox, self.relay.outbox)
+        sends = take_frames(outboxes, linked=self.connections.links)
+        self.gossip.drained()
+        commands: list[Command] = [*self.connections.commands, *sends]
+        self.connections.commands.clear()
+        return commands

@@ -1,0 +1,25 @@
+"""Local peer: this node's identity, role and position, as its hellos and directory record state them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.kinds import Role
+
+
+@dataclass(slots=True)
+class LocalPeer:
+    """This node's own data; the node keeps it current."""
+
+    identity: Identity
+    role: Role
+    run: Digest
+    addresses: tuple[str, ...] = ()
+    newest_version: int = -1
+    ledger_height: int = 0
+    learner: PeerId | None = None
+    """Peer whose key signed the run manifest, once that is known. Other peers that claim the role are not learners."""
+    changed: bool = False
+    """Set when a hello should be sent before its time."""

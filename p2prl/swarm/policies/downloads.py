@@ -1,0 +1,267 @@
+"""Downloads of policy versions: the newest one, and those the owner requested by name.
+
+Each version takes the route of fewest bytes: patches from weights on disk, or its full weights. A route that fails is
+never tried again. Pure: it drives the relay and appends to `events`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.policy_head import PatchEdge
+from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady
+from p2prl.swarm.gossip.forwarding import Gossip
+from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
+from p2prl.swarm.policies.retention import Retention
+from p2prl.swarm.policies.routing import RoutePlanner
+from p2prl.swarm.policies.version_download import VersionDownload, patch_blobs
+from p2prl.swarm.relay.chunk_relay import Relay
+
+_STALLED_S = 20.0
+"""A download without a chunk for this long gives way to a newer version or another route: its holders have moved on."""
+
+_MANIFESTS_S = 8.0
+"""A route whose manifests have not arrived by then is abandoned: four rounds of asking."""
+
+
+@dataclass(slots=True)
+class DownloadStats:
+    """Download volume of the versions that completed."""
+
+    patch_bytes: int = 0
+    """Bytes of the patches versions were rebuilt from."""
+    full_bytes: int = 0
+    """Bytes of versions downloaded as full weights."""
+    version_bytes: int = 0
+    """Bytes all completed versions would have cost as full weights."""
+    saved_bytes: int = 0
+    """Bytes they would have cost more without the owner's local base."""
+
+
+class VersionDownloads:
+    """Versions being downloaded, and versions on disk."""
+
+    def __init__(
+        self,
+        catalog: PolicyCatalog,
+        planner: RoutePlanner,
+        retention: Retention,
+        relay: Relay,
+        gossip: Gossip,
+        events: deque[Event],
+        *,
+        dtype: str,
+    ) -> None:
+        """`dtype` is the number type of the run's weights."""
+        self._catalog = catalog
+        self._planner = planner
+        self._retention = retention
+        self._relay = relay
+        self._gossip = gossip
+        self._events = events
+        self._dtype = dtype
+        self.newest: VersionDownload | None = None
+        """Download of the newest version known when it began. It is not abandoned for a newer one while chunks arrive:
+        on a link slower than the learner's pace, no download would ever finish."""
+        self._requested: dict[Digest, VersionDownload] = {}
+        self._missing_manifests: set[Digest] = set()
+        self.ready: dict[Digest, PolicyVersion] = {}
+        """Versions whose weights are on disk, complete and verified."""
+        self.stats = DownloadStats()
+
+    def progress(self) -> tuple[int, int, int]:
+        """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""
+        if self.newest is None:
+            return -1, 0, 0
+        held = [self._relay.progress(ref.root) for ref in self.newest.blobs()]
+        return self.newest.target.manifest.version, sum(have for have, _ in held), sum(total for _, total in held)
+
+    def held_versions(self) -> set[int]:
+        """Versions whose weights are on disk."""
+        return {known.manifest.version for known in self.ready.values()}
+
+    def start_newest(self, newest: PolicyVersion, now: float) -> None:
+        """Download the newest version."""
+        self.newest = VersionDownload(newest, now)
+        self._choose_route(self.newest, now)
+
+    def start_requested(self, known: PolicyVersion, now: float) -> None:
+        """Download a version besides the newest, unless the owner is still looking for a local base."""
+        if self._planner.base.awaited or known.digest in self.ready or known.digest in self._requested:
+            return
+        download = self._requested[known.digest] = VersionDownload(known, now)
+        self._choose_route(download, now)
+
+    def needs_manifest(self, name: Digest) -> bool:
+        """Whether a route lacks this manifest."""
+        return name in self._missing_manifests
+
+    def on_manifest(self, name: Digest, now: float) -> None:
+        """A manifest has been added to the catalog: continue the routes that lacked it."""
+        if name not in self._missing_manifests:
+            return
+        self._missing_manifests.discard(name)
+        for download in self._active():
+            if download.awaits_manifests:
+                self._fetch_patches(download, now)
+
+    def on_blob(self, root: Digest, now: float) -> None:
+        """A blob is complete."""
+        for download in self._active():
+            if not download.route and download.target.manifest.weights.root == root:
+                self._finish(download, now)
+            elif any(ref.root == root for ref in download.patches):
+                download.received.add(root)
+                if download.all_received and not download.rebuilding:
+                    self._request_rebuild(download)
+
+    def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
+        """The owner has decoded a version's patches into its weights, or failed to."""
+        for download in self._active():
+            if download.target.digest != name or not download.rebuilding:
+                continue
+            if ok:
+                download.decoded_bytes = sum(ref.size_bytes for ref in download.patches)
+                download.use_full_weights(now)
+                self._relay.fetch(download.target.manifest.weights, now)
+            elif download.from_local_base:
+                # The patches' hashes were right, so the base is to blame, and only the first patch starts from it.
+                self._planner.base.corrupt = True
+                self._avoid(download, download.route[:1], now)
+                self.release_unusable_base(now)
+            else:
+                self._avoid(download, download.route, now)
+
+    def drop_stalled(self, now: float) -> None:
+        """Abandon stalled downloads for a newer version, or for another route to the same one."""
+        main, newest = self.newest, self._catalog.newest
+        for download in self._active():
+            if download.awaits_manifests:
+                missing = download.missing_manifests(self._catalog)
+                if now - download.since > _MANIFESTS_S:
+                    self._avoid(download, [patch for patch in download.route if patch.manifest in missing], now)
+                else:
+                    self._gossip.ask_few(missing)
+            elif not download.rebuilding and now - self._progressed_at(download) > _STALLED_S:
+                if download is main and newest is not None and newest is not download.target:
+                    self._abandon_newest(download, newest)
+                elif download.route:
+                    self._avoid(download, download.route, now)
+                elif download is not main and self._retention.is_past(download.target.manifest.version):
+                    del self._requested[download.target.digest]
+
+    def release_unusable_base(self, now: float) -> None:
+        """Release a local base that cannot be used, unless the owner is rebuilding from it and still reads it."""
+        base = self._planner.base
+        if base.digest is None or not (base.corrupt or base.matches_run(self._catalog) is False):
+            return
+        if not any(download.from_local_base and download.rebuilding for download in self._active()):
+            self._release_base(None, None if base.corrupt else False, now)
+
+    def apply_retention(self) -> None:
+        """Release versions that are too old, and those the disk has no room for."""
+        for known in self._retention.apply(self._in_use()):
+            self.ready.pop(known.digest, None)
+            self._requested.pop(known.digest, None)
+
+    def _active(self) -> list[VersionDownload]:
+        return [*((self.newest,) if self.newest is not None else ()), *self._requested.values()]
+
+    def _in_use(self) -> set[Digest]:
+        """Versions that a download needs, and the newest on disk: the next patch starts from it."""
+        used: set[Digest] = set()
+        for download in self._active():
+            base = self._catalog.get(download.base)
+            used |= {download.target.digest, *(Digest(patch.manifest) for patch in download.route)}
+            used |= {base.digest} if base is not None else set()
+        if self.ready:
+            used.add(max(self.ready.values(), key=lambda known: known.manifest.version).digest)
+        return used
+
+    def _choose_route(self, download: VersionDownload, now: float) -> None:
+        plan = self._planner.plan(download.target.manifest, self.held_versions())
+        download.use(plan, now)
+        if plan.route is None:
+            self._relay.fetch(download.target.manifest.weights, now)
+        elif plan.route:
+            self._fetch_patches(download, now)
+        else:
+            self._request_rebuild(download)
+
+    def _fetch_patches(self, download: VersionDownload, now: float) -> None:
+        """Ask for the missing manifests of a route; when all have arrived, download its patches."""
+        missing = download.missing_manifests(self._catalog)
+        if missing:
+            self._missing_manifests.update(missing)
+            self._gossip.ask_few(missing)
+            return
+        base_digest = self._planner.base.digest if download.from_local_base else None
+        blobs = patch_blobs(download.route, self._catalog, base_digest=base_digest)
+        if isinstance(blobs, PatchEdge):
+            self._avoid(download, [blobs], now)
+            return
+        download.patches = blobs
+        for ref in blobs:
+            self._relay.fetch(ref, now)
+
+    def _avoid(self, download: VersionDownload, patches: Iterable[PatchEdge], now: float) -> None:
+        """Choose another route: these patches failed."""
+        self._planner.avoid(patches)
+        self._choose_route(download, now)
+
+    def _abandon_newest(self, download: VersionDownload, newest: PolicyVersion) -> None:
+        self.newest = None
+        root = download.target.manifest.weights.root
+        if not download.route and newest.manifest.weights.root != root:
+            self._relay.drop(root)
+
+    def _progressed_at(self, download: VersionDownload) -> float:
+        return max(download.since, *(self._relay.progressed_at(ref.root) for ref in download.blobs()))
+
+    def _request_rebuild(self, download: VersionDownload) -> None:
+        base = self._catalog.get(download.base)
+        base_root = None if base is None else base.manifest.weights.root
+        download.rebuilding = True
+        self._events.append(
+            PatchesReady(
+                download.target.manifest,
+                download.target.digest,
+                self._dtype,
+                self._planner.base.digest if download.from_local_base else base_root,
+                tuple(ref.root for ref in download.patches),
+            )
+        )
+
+    def _finish(self, download: VersionDownload, now: float) -> None:
+        """A version's weights are complete."""
+        target, base = download.target, self._planner.base
+        if target.digest not in self.ready:
+            self.ready[target.digest] = target
+            size_bytes = target.manifest.weights.size_bytes
+            self.stats.patch_bytes += download.decoded_bytes or 0
+            self.stats.full_bytes += size_bytes if download.decoded_bytes is None else 0
+            self.stats.saved_bytes += download.saved_bytes
+            self.stats.version_bytes += size_bytes
+            self._events.append(VersionReady(target.manifest, target.digest, target.raw))
+        self._requested.pop(target.digest, None)
+        if self.newest is download:
+            self.newest = None
+        if base.digest is not None and not any(other.from_local_base for other in self._active()):
+            self._release_base(download, base.matches_run(self._catalog), now)
+        self.apply_retention()
+
+    def _release_base(self, download: VersionDownload | None, matches_run: bool | None, now: float) -> None:
+        """Release the local base: a version is complete (`download`), or the base cannot be used."""
+        base = self._planner.base
+        assert base.digest is not None
+        outcome: tuple[int | None, int, int] = (None, 0, 0)
+        if download is not None:
+            outcome = (download.target.manifest.version, download.decoded_bytes or 0, download.saved_bytes)
+        self._events.append(BaseReleased(base.digest, matches_run, *outcome))
+        base.replace(None)
+        for other in self._active():
+            if other.from_local_base and not other.rebuilding:
+                self._choose_route(other, now)

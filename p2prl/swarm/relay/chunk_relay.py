@@ -1,0 +1,278 @@
+"""Chunk relay: spread weights from peer to peer while they are still arriving.
+
+A node that wants a blob asks its neighbors what they hold and tells them what it holds itself. A node with a free
+upload slot *grants* one neighbor a chunk (`upload`); the neighbor answers with a request for the locally rarest chunk
+it can get there, or declines (`download`). So the sender chooses the peer, the receiver chooses the chunk, and neither
+waits for a round trip, since grants are sent ahead of free slots. A chunk is named by its BLAKE3 hash; one that was
+never requested proves its sender wrong.
+
+Pure: the owner passes messages, `now` and a random source, and drains `outbox` after `flush`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from p2prl.protocol.digests import Digest, received_digest
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.link_messages import (
+    BlobQuery,
+    Chunk,
+    ChunkCancel,
+    ChunkGrant,
+    ChunkRefused,
+    ChunkRequest,
+    GrantDeclined,
+    Have,
+    LinkRates,
+)
+from p2prl.protocol.manifests import BlobRef
+from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.ports import BlobStore, Randomness
+from p2prl.swarm.relay.chunk_sets import to_bitmap
+from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.download import ChunkDownloads
+from p2prl.swarm.relay.peer_selection import Rates
+from p2prl.swarm.relay.state import Neighbor, RelayState, RelayStats, Transfer
+from p2prl.swarm.relay.upload import ChunkUploads
+from p2prl.swarm.relay.upload_slots import slots_for
+
+_REMEMBERED_PEERS = 256
+"""Former neighbors whose requests are remembered: their answers may outlive the link."""
+
+_KBIT_BYTES = 125.0
+
+
+class Relay:
+    """Chunk exchange for any number of blobs with any number of neighbors."""
+
+    def __init__(self, store: BlobStore, rng: Randomness, config: RelayConfig) -> None:
+        self._state = RelayState(store, rng, config)
+        self._uploads = ChunkUploads(self._state)
+        self._downloads = ChunkDownloads(self._state)
+        self._timer_ran_at = -math.inf
+        self._deadline: float | None = None
+        self._deadline_valid = False
+        """Whether nothing has changed since `_deadline` was computed: it is read far more often than it changes."""
+        self.completed: list[Digest] = []
+        """Roots of completed blobs, for the owner to take and clear."""
+
+    @property
+    def stats(self) -> RelayStats:
+        """Bytes moved so far."""
+        return self._state.stats
+
+    @property
+    def outbox(self) -> list[tuple[PeerId, Wire]]:
+        """Messages to send, for the owner to take and clear."""
+        return self._state.outbox
+
+    # --- blobs -------------------------------------------------------------------------------------------------
+
+    def offer(self, ref: BlobRef, now: float) -> None:
+        """Serve a blob this node made; every chunk must already be in the store."""
+        self._deadline_valid = False
+        transfer = self._open(ref, now, origin=True, wanted=False)
+        transfer.unsent = transfer.have
+        self._uploads.due = True
+
+    def fetch(self, ref: BlobRef, now: float) -> None:
+        """Download a blob, resuming from the chunks the store already holds.
+
+        Its root appears in `completed` once; at once when the blob is complete already.
+        """
+        self._deadline_valid = False
+        transfer = self._state.transfers.get(ref.root)
+        if transfer is None:
+            transfer = self._open(ref, now, origin=False, wanted=True)
+            if not transfer.complete:
+                self._downloads.query(transfer, now)
+        if transfer.complete:
+            self._finish(transfer)
+        self._uploads.due = True
+
+    def drop(self, root: Digest) -> None:
+        """Stop downloading and serving a blob, and free its space."""
+        self._deadline_valid = False
+        transfer = self._state.transfers.pop(root, None)
+        if transfer is not None:
+            for index, chunk in enumerate(transfer.ref.chunks):
+                places = self._state.places[Digest(chunk)]
+                del places[root, index]
+                if not places:
+                    del self._state.places[Digest(chunk)]
+            for neighbor in self._state.neighbors.values():
+                neighbor.held.pop(root, None)
+            self._state.store.drop(root)
+
+    def set_upload_rate(self, bytes_s: float) -> None:
+        """Set the measured uplink: adjust the upload slots and tell the neighbors."""
+        state = self._state
+        state.config = replace(state.config, upload_bytes_s=bytes_s)
+        self._uploads.queue.slots = slots_for(bytes_s)
+        self._uploads.due = True
+        for peer in state.neighbors:
+            self._send_rates(peer)
+
+    def allow_uploads(self, allowed: bool) -> None:
+        """Set whether anything is granted from now on: the owner's byte budget decides."""
+        if allowed != self._uploads.open:
+            self._uploads.open = allowed
+            self._uploads.due = True
+
+    def progress(self, root: Digest) -> tuple[int, int]:
+        """(chunks held, chunks in all) of a blob; (0, 0) when unknown."""
+        transfer = self._state.transfers.get(root)
+        return (transfer.have.bit_count(), transfer.total) if transfer else (0, 0)
+
+    def progressed_at(self, root: Digest) -> float:
+        """When the last chunk of a blob arrived; −∞ when the blob is unknown."""
+        transfer = self._state.transfers.get(root)
+        return transfer.progressed_at if transfer else -math.inf
+
+    # --- neighbors --------------------------------------------------------------------------------------------
+
+    def add_neighbor(self, peer: PeerId, *, is_source: bool) -> None:
+        """A link is up. `is_source` marks the learner, whose uplink is to be saved."""
+        state = self._state
+        known = state.neighbors.get(peer)
+        if known is not None:
+            if known.is_source != is_source:
+                self._change_rarity(known, present=False)
+                known.is_source = is_source
+                self._change_rarity(known, present=True)
+            return
+        state.neighbors[peer] = Neighbor(is_source, state.former_requests.pop(peer, {}))
+        self._send_rates(peer)
+        for root, transfer in state.transfers.items():
+            if transfer.downloading:
+                state.outbox.append((peer, BlobQuery(root)))
+                if transfer.have:
+                    state.outbox.append((peer, Have(root, to_bitmap(transfer.have, transfer.total))))
+
+    def remove_neighbor(self, peer: PeerId) -> None:
+        """The link is gone: cancel its requests and grants."""
+        self._deadline_valid = False
+        state = self._state
+        neighbor = state.neighbors.get(peer)
+        if neighbor is None:
+            return
+        self._downloads.remove_neighbor(peer, neighbor)
+        self._uploads.remove_neighbor(peer)
+        del state.neighbors[peer]
+        state.former_requests[peer] = neighbor.request_history
+        if len(state.former_requests) > _REMEMBERED_PEERS:
+            state.former_requests.popitem(last=False)
+
+    def upload_of(self, peer: PeerId) -> float:
+        """The uplink a neighbor states, bytes/s; 0 when it has not."""
+        neighbor = self._state.neighbors.get(peer)
+        return 0.0 if neighbor is None else neighbor.rates.upload_bytes_s
+
+    def upload_done(self, peer: PeerId) -> None:
+        """The shell has sent one chunk frame to `peer`, or failed to."""
+        self._deadline_valid = False
+        self._uploads.upload_done(peer)
+
+    # --- messages ----------------------------------------------------------------------------------------------
+
+    def receive(self, message: Wire, source: PeerId, now: float) -> None:
+        """Handle one relay message. Raises `RemoteProtocolError` when it proves the sender at fault."""
+        neighbor = self._state.neighbors.get(source)
+        if neighbor is None:
+            return
+        self._deadline_valid = False
+        match message:
+            case Have(root=root, bitmap=bitmap):
+                name = received_digest(root)
+                self._downloads.on_have(source, neighbor, name, bitmap)
+                self._uploads.on_have(source, name, now)
+            case ChunkGrant(root=root, bitmap=bitmap):
+                self._downloads.on_grant(source, neighbor, received_digest(root), bitmap, now)
+            case ChunkRequest(chunk=chunk):
+                self._uploads.on_request(source, received_digest(chunk))
+            case Chunk(data=data):
+                if self._downloads.on_chunk(source, neighbor, data, now):
+                    self._finish_completed()
+                    self._uploads.on_chunk_gained()
+            case BlobQuery(root=root):
+                self._uploads.on_query(source, received_digest(root), now)
+            case GrantDeclined(root=root, retry_ms=retry_ms):
+                self._uploads.on_declined(source, received_digest(root), retry_ms, now)
+            case ChunkCancel(chunk=chunk):
+                self._uploads.on_cancel(source, received_digest(chunk))
+            case ChunkRefused(chunk=chunk, retry_ms=retry_ms):
+                self._downloads.on_refused(source, neighbor, received_digest(chunk), retry_ms, now)
+            case LinkRates(upload_kbit_s=upload, download_kbit_s=download):
+                neighbor.rates = Rates(max(0, upload) * _KBIT_BYTES, max(0, download) * _KBIT_BYTES)
+                for transfer in self._state.transfers.values():
+                    transfer.pace = None
+
+    def handle_timer(self, now: float) -> None:
+        """Cancel requests and grants past their deadline, and repeat queries that brought no progress."""
+        self._timer_ran_at, self._deadline_valid = now, False
+        self._downloads.handle_timer(now)
+        self._uploads.handle_timer(now)
+
+    def next_deadline(self) -> float | None:
+        """When `handle_timer` is next due, or None while nothing is pending."""
+        if not self._deadline_valid:
+            self._deadline = min((at for at in self._deadlines() if at > self._timer_ran_at), default=None)
+            self._deadline_valid = True
+        return self._deadline
+
+    def flush(self, now: float) -> None:
+        """Fill `outbox` with chunks, grants and `Have` messages: once per drain rather than once per chunk."""
+        served = self._uploads.serve(now)
+        announced = self._uploads.announce(now)
+        if served or announced:
+            self._deadline_valid = False
+
+    def _deadlines(self) -> Iterator[float]:
+        yield from self._downloads.deadlines()
+        yield from self._uploads.deadlines()
+
+    def _send_rates(self, peer: PeerId) -> None:
+        config = self._state.config
+        if config.upload_bytes_s or config.download_bytes_s:
+            upload, download = config.upload_bytes_s / _KBIT_BYTES, config.download_bytes_s / _KBIT_BYTES
+            self._state.outbox.append((peer, LinkRates(int(upload), int(download))))
+
+    # --- internals ---------------------------------------------------------------------------------------------
+
+    def _open(self, ref: BlobRef, now: float, *, origin: bool, wanted: bool) -> Transfer:
+        state, root = self._state, ref.root
+        transfer = state.transfers.get(root)
+        if transfer is None:
+            transfer = Transfer(ref, root, 0, origin, wanted, began_at=now, progressed_at=now, queried_at=now)
+            for index in state.store.begin(ref):
+                transfer.have |= 1 << index
+            state.transfers[root] = transfer
+            for index, chunk in enumerate(ref.chunks):
+                state.places.setdefault(Digest(chunk), {})[root, index] = None
+            self._adopt(transfer, now)
+        return transfer
+
+    def _adopt(self, transfer: Transfer, now: float) -> None:
+        """Copy chunks that another blob on disk shares with a new one instead of downloading them again."""
+        for index, chunk in enumerate(transfer.ref.chunks):
+            held = None if transfer.have >> index & 1 else self._state.find(Digest(chunk))
+            if held is not None:
+                self._downloads.fill(Digest(chunk), self._state.store.read(held[0].ref, held[1]), now)
+        self._downloads.completed.clear()  # `fetch` finishes blobs that are complete from the start
+
+    def _finish_completed(self) -> None:
+        for transfer in self._downloads.completed:
+            self._finish(transfer)
+        self._downloads.completed.clear()
+
+    def _finish(self, transfer: Transfer) -> None:
+        self._state.store.finish(transfer.ref)
+        self.completed.append(transfer.root)
+
+    def _change_rarity(self, neighbor: Neighbor, *, present: bool) -> None:
+        if not neighbor.is_source:
+            for root, held in neighbor.held.items():
+                self._state.transfers[root].rarity.change(*((0, held) if present else (held, 0)))

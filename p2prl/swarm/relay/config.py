@@ -1,0 +1,53 @@
+"""Chunk relay settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayConfig:
+    """Rates, timeouts and limits of the relay; the defaults suit home links.
+
+    More than twelve fields, because each is one independent limit that simulations and measurements set.
+    """
+
+    upload_bytes_s: float = 0.0
+    """This node's uplink, bytes/s; 0 while unknown. Sets its upload slots and its rank with other peers."""
+    download_bytes_s: float = 0.0
+    """This node's downlink, bytes/s; 0 while unknown."""
+    pipeline_depth: int = 2
+    """Grants and waiting requests per pair: one being served, one behind it, so that no link waits a round trip."""
+    grant_s: float = 2.0
+    """An unanswered grant expires after this: six round trips to the other side of the world."""
+    declined_s: float = 0.5
+    """How long a neighbor that declined a grant is granted nothing."""
+    stall_s: float = 3.0
+    """Seconds a chunk may be overdue before it is requested from another peer."""
+    request_timeout_s: float = 8.0
+    """The same for a neighbor that has not stated its rates: a 512 KiB chunk at half a Mbit/s."""
+    strikes: int = 3
+    """Timeouts after which a neighbor is snubbed: no chunks are requested from it for `snub_s`."""
+    snub_s: float = 30.0
+    """How long a neighbor that kept timing out is snubbed, seconds."""
+    busy_retry_s: float = 0.5
+    """When a neighbor refused for lack of a grant may ask again, seconds."""
+    window_s: float = 2.0
+    """Requested chunks are at most what the downlink receives in this time: more would only delay each of them."""
+    least_window: int = 4
+    """Chunks that may always be requested, however slow the downlink."""
+    source_patience_s: float = 1.5
+    """Seconds without a chunk from a volunteer after which the learner helps a peer that lacks some."""
+    source_copies: float = 2.75
+    """Copies of a blob the learner sends to keep the swarm on time; past it, only to peers that get nothing else."""
+    endgame_gain: float = 0.7
+    """A requested chunk is requested from a second neighbor only if it would arrive within this share of the time
+    left."""
+    duplicate_share: float = 0.01
+    """Most second requests, as a share of the blob's chunks."""
+    announce_s: float = 0.1
+    """New chunks are announced to neighbors at most this often: a frame costs far more than the bit in it."""
+    progress_s: float = 1.0
+    """Neighbors that hold the whole blob are sent progress this often: it orders their queue."""
+    requery_s: float = 5.0
+    """Neighbors are asked again what they hold after this long without progress: an announcement was lost."""

@@ -1,0 +1,171 @@
+"""Second phase of a node: take part in a run whose manifest is known.
+
+Every new envelope is validated, forwarded, and reported if it is meant for this node's role. The learner also
+introduces its peers to each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
+from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
+from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.link_messages import Push
+from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.peer_messages import Introduction
+from p2prl.swarm.events import EnvelopeArrived, RunKnown
+from p2prl.swarm.gossip.audience import AUDIENCE
+from p2prl.swarm.gossip.validation import check_envelope
+from p2prl.swarm.node_core import NodeCore
+from p2prl.swarm.node_phase import Phase
+from p2prl.swarm.peers.introductions import RELAYING, Introductions
+from p2prl.swarm.peers.topology import Candidate, region_of
+from p2prl.swarm.policies.downloads import DownloadStats
+from p2prl.swarm.policies.sync import PolicySync
+
+_POLICY_KINDS = (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD)
+
+
+class Running:
+    """Takes part in a run whose manifest is known."""
+
+    def __init__(self, core: NodeCore, manifest_envelope: Opened, now: float) -> None:
+        """Raises `RemoteProtocolError` unless this is the run manifest behind the join link."""
+        manifest = body_of(manifest_envelope, RunManifest)
+        if manifest_envelope.digest != core.local.run or manifest_envelope.author != manifest.learner:
+            raise RemoteProtocolError("run manifest does not match the join link")
+        manifest.check()
+        self._core = core
+        self._learner_key = manifest.learner
+        core.local.learner = peer_id_of(manifest.learner)
+        self._policies = PolicySync(manifest, core.relay, core.gossip, core.config)
+        self._introductions = Introductions(core.rng, now) if core.config.role is Role.LEARNER else None
+        core.gossip.pin(manifest_envelope.raw, manifest_envelope.digest)
+        core.events.append(RunKnown(manifest, manifest_envelope.raw))
+        for peer, link in core.connections.links.items():
+            if link.role is not None:
+                core.register_role(peer, link.role)
+        core.report_roles()
+        if core.config.fetch_policies:
+            self._policies.fetch_files(manifest, now)
+        core.local.changed = True
+
+    def hold(self, policies: Iterable[bytes], now: float) -> None:
+        """Serve versions whose weights are on disk, by their manifests' envelopes."""
+        for raw in policies:
+            self._policies.hold(open_envelope(raw, now=None), now)
+        self._collect()
+
+    def on_link(self, peer: PeerId) -> None:
+        """Nothing to ask before the peer's hello."""
+
+    def on_hello(self, peer: PeerId, role: Role, newest_version: int, now: float) -> None:
+        """Push the newest version's manifest to a peer that is behind, and the final head of a run that has ended."""
+        newest, head = self._policies.newest, self._policies.head
+        if newest is not None and newest.manifest.version > newest_version:
+            if head is not None:
+                self._core.send(peer, Push(head.raw))  # first: it lists the patches that lead to the version
+            self._core.send(peer, Push(newest.raw))
+        if final_head := self._core.final_head.for_peer(peer, role, now):
+            self._core.send(peer, Push(final_head))
+
+    def on_push(self, raw: bytes, source: PeerId, now: float) -> Phase:
+        """Check a new envelope, then forward it and report it if it is meant for this node's role."""
+        core, name = self._core, envelope_digest(raw)
+        if not core.gossip.is_new(name):
+            core.on_repeated(name, raw, source, now)
+            return self
+        opened = open_envelope(raw, now=now)
+        self._admit(opened, now)
+        core.gossip.spread(opened, source=source)
+        if core.config.role in AUDIENCE[opened.kind]:
+            core.events.append(EnvelopeArrived(opened, source))
+        return self
+
+    def admit_own(self, opened: Opened, now: float) -> None:
+        """Take in an own version or head, or the learner's ledger head. Raises `StaleWorkError` when it is too old."""
+        if opened.kind in _POLICY_KINDS:
+            self._admit_policy(opened, now, own=True)
+        elif opened.kind is Kind.LEDGER_HEAD:
+            self._admit(opened, now)
+
+    def retry(self, now: float) -> None:
+        """Drop stalled downloads and notice a silent learner."""
+        self._policies.drop_stalled(now)
+        self._policies.check_freshness(now)
+
+    def handle_timer(self, now: float) -> None:
+        """As the learner, introduce peers to each other."""
+        if self._introductions is None or now < self._introductions.next_deadline():
+            return
+        core = self._core
+        swarm = {
+            peer: Candidate(core.relay.upload_of(peer), region_of(core.connections.discovery.addresses_of(peer)))
+            for peer, link in core.connections.links.items()
+            if link.role in RELAYING
+        }
+        for peer, others in self._introductions.take_due(swarm, now):
+            message = Introduction(public_key_of(peer), tuple(map(public_key_of, others)))
+            core.send(peer, Push(seal(core.local.identity, message, run=core.local.run, now=now)))
+
+    def next_deadline(self) -> float:
+        """When the learner's next introductions are due."""
+        return math.inf if self._introductions is None else self._introductions.next_deadline()
+
+    def advance(self, now: float) -> None:
+        """Handle completed downloads and start the next one."""
+        self._policies.advance(now)
+        self._collect()
+
+    def fetch_policy(self, name: Digest, now: float) -> None:
+        """Download a version by name, besides the newest."""
+        self._policies.request(name, now)
+
+    def start_from(self, digest: Digest | None, now: float) -> None:
+        """Set the owner's local base."""
+        self._policies.start_from(digest, now)
+
+    def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
+        """A rebuild has ended."""
+        self._policies.rebuilt(name, ok, now)
+
+    def download_stats(self) -> DownloadStats:
+        """Download volume of completed versions."""
+        return self._policies.stats
+
+    def transfer_progress(self) -> tuple[int, int, int]:
+        """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""
+        return self._policies.progress()
+
+    def _admit(self, opened: Opened, now: float) -> None:
+        """Check and take in an envelope before it is forwarded. Raises `RemoteProtocolError`."""
+        core = self._core
+        check_envelope(opened, run=core.local.run, learner=self._learner_key)
+        core.final_head.note_head(opened, now)
+        if opened.kind in _POLICY_KINDS:
+            self._admit_policy(opened, now, own=False)
+        elif opened.kind is Kind.INTRODUCTION:
+            core.connections.discovery.on_introduction(body_of(opened, Introduction), opened.sent_ms, now)
+
+    def _admit_policy(self, opened: Opened, now: float, *, own: bool) -> None:
+        try:
+            if opened.kind is Kind.POLICY_HEAD:
+                self._policies.admit_head(opened, now)
+            else:
+                self._policies.admit(opened, now, own=own)
+        finally:
+            self._collect()
+
+    def _collect(self) -> None:
+        """Pass on the events of the policies, and note the newest version."""
+        core = self._core
+        core.events.extend(self._policies.events)
+        self._policies.events.clear()
+        newest = self._policies.newest
+        if newest is not None:
+            core.local.newest_version = newest.manifest.version
+            core.final_head.note_policy(newest.manifest.step)

@@ -1,0 +1,108 @@
+"""Joining a run: manifest, files, newcomers, peers of other runs and wire versions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from p2prl.protocol import frames, limits
+from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Push
+from p2prl.protocol.manifests import RunFile, blob_of
+from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.sim.protocol_swarm import ProtocolSwarm, identity_of, run_manifest_of
+from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.sim.virtual_time import START
+from p2prl.swarm.events import (
+    ClockOff,
+    FileReady,
+    PeerBanned,
+    RunKnown,
+    VersionReady,
+    WireMismatch,
+)
+from tests.sim.node_swarm import events_of, hello_of, swarm
+
+
+def test_a_volunteer_joins_with_the_run_digest_alone() -> None:
+    made = swarm()
+    data = bytes(range(256)) * 200
+    made.publish(0, data=data)
+    joiner = made.add("joiner", bootstrap=("learner",))
+    made.network.run_for(10)
+    (known,) = events_of(joiner, RunKnown)
+    assert isinstance(known, RunKnown)
+    assert envelope_digest(known.raw) == made.run
+    (ready,) = events_of(joiner, VersionReady)
+    assert isinstance(ready, VersionReady)
+    assert joiner.store.whole(ready.manifest.weights) == data
+
+
+def test_a_false_run_manifest_is_ignored() -> None:
+    made = ProtocolSwarm(VirtualNetwork(1))
+    impostor = identity_of("impostor")
+    false = seal(impostor, run_manifest_of(impostor), run=bytes(32), now=START)
+    joiner = made.add("joiner")
+    made.network.inject(impostor.peer_id, joiner.peer, hello_of(made.run) + frames.pack(Push(false)))
+    made.network.run_for(5)
+    assert not events_of(joiner, RunKnown)
+
+
+def test_run_files_arrive_by_name() -> None:
+    text = b'{"model_type": "tiny"}' * 500
+    ref = blob_of(text, 4096)
+    learner = identity_of("learner")
+    manifest = msgspec.structs.replace(run_manifest_of(learner), files=(RunFile("config.json", ref),))
+    made = ProtocolSwarm(VirtualNetwork(2), manifest=manifest)
+    store = MemoryBlobs()
+    store.add(ref, text)
+    made.add("learner", Role.LEARNER, store=store)
+    joiner = made.add("joiner", bootstrap=("learner",))
+    made.network.run_for(20)
+    assert events_of(joiner, FileReady) == [FileReady("config.json", ref.root)]
+    assert joiner.store.whole(ref) == text
+
+
+def test_a_newcomer_is_served_without_the_learner() -> None:
+    made = swarm(volunteers=3)
+    made.network.run_for(5)
+    for _ in range(2):
+        made.publish(100_000)
+        made.network.run_for(10)
+    made.network.crash(made.members["learner"].peer)
+    late = made.add("late", bootstrap=("v1",))
+    made.network.run_for(30)
+    assert sorted(late.ready_at) == [1]
+    assert made.network.node(late.peer).relay_stats.received_from_source == 0
+
+
+def test_peers_of_another_run_are_ignored() -> None:
+    made = swarm(volunteers=1)
+    made.network.run_for(5)
+    learner = made.members["learner"]
+    stranger = identity_of("stranger").peer_id
+    before = made.network.node(learner.peer).roles()
+    made.network.inject(stranger, learner.peer, hello_of(bytes(32)))
+    made.network.run_for(5)
+    assert made.network.node(learner.peer).roles() == before
+    assert not events_of(learner, PeerBanned)
+
+
+def test_another_wire_version_is_reported() -> None:
+    made = swarm()
+    learner = made.members["learner"]
+    stranger = identity_of("stranger").peer_id
+    made.network.inject(stranger, learner.peer, hello_of(made.run, wire=limits.WIRE_VERSION + 1))
+    made.network.run_for(5)
+    assert events_of(learner, WireMismatch) == [WireMismatch(stranger, limits.WIRE_VERSION + 1)]
+    assert made.network.node(learner.peer).roles() == ()
+
+
+def test_a_wrong_clock_is_reported_once() -> None:
+    made = swarm(volunteers=3)
+    off = made.add("off", bootstrap=("learner",), clock_offset_s=-300.0)
+    made.network.run_for(60)
+    (told,) = events_of(off, ClockOff)
+    assert isinstance(told, ClockOff)
+    assert abs(told.offset_s - 300) < 2
+    assert not events_of(made.members["v0"], ClockOff)

@@ -1,0 +1,102 @@
+"""Ledger queries, ledger heads, and repeated rollout groups."""
+
+from __future__ import annotations
+
+from p2prl.protocol import frames, limits
+from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
+from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery
+from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.sim.protocol_swarm import group_of, identity_of
+from p2prl.swarm.events import LedgerArrived, LedgerWanted, PeerBanned
+from tests.sim.node_swarm import events_of, hello_of, swarm
+
+
+def test_a_ledger_page_fills_one_control_frame() -> None:
+    made = swarm()
+    board = made.add("board", Role.BOARD, bootstrap=("learner",))
+    learner = made.members["learner"]
+    node = made.network.node(learner.peer)
+    node.set_ledger_height(40)
+    made.network.run_for(40)
+    made.network.node(board.peer).ask_ledger(0)
+    made.network.wake(board.peer)
+    made.network.run_for(1)
+    assert events_of(learner, LedgerWanted) == [LedgerWanted(board.peer, 0)]
+    entries = tuple(bytes((i,)) * 20_000 for i in range(40))
+    node.send_ledger(board.peer, 0, entries)
+    made.network.wake(learner.peer)
+    made.network.run_for(1)
+    (page,) = events_of(board, LedgerArrived)
+    assert isinstance(page, LedgerArrived)
+    assert page.entries == entries[: len(page.entries)]
+    assert 10 <= len(page.entries) <= 13, "as many as one control frame holds"
+    assert len(frames.pack(LedgerPage(0, page.entries))) <= limits.MAX_CONTROL_FRAME_BYTES
+
+
+def test_ledger_queries_are_rate_limited() -> None:
+    made = swarm(volunteers=1)
+    learner = made.members["learner"]
+    made.network.node(learner.peer).set_ledger_height(10)
+    made.network.run_for(5)
+    glutton, modest = identity_of("glutton").peer_id, identity_of("modest").peer_id
+    for asker in (glutton, modest):
+        made.network.inject(asker, learner.peer, hello_of(made.run, now=made.network.now))
+    begun = made.network.now
+    for _ in range(20):
+        made.network.inject(glutton, learner.peer, frames.pack(LedgerQuery(0)) * 10)
+        made.network.run_for(0.5)
+    made.network.inject(modest, learner.peer, frames.pack(LedgerQuery(0)))
+    made.network.run_for(1)
+    wanted = [event.peer for event in events_of(learner, LedgerWanted) if isinstance(event, LedgerWanted)]
+    elapsed_s = made.network.now - begun
+    assert 60 <= wanted.count(glutton) <= 16 + limits.MAX_LEDGER_QUERIES_PER_S * elapsed_s
+    assert wanted.count(modest) == 1
+    assert not events_of(learner, PeerBanned), "asking too often is no fault"
+
+
+def test_a_false_ledger_height_does_not_attract_every_query() -> None:
+    made = swarm(volunteers=1)
+    board = made.add("board", Role.BOARD, bootstrap=("learner",))
+    made.network.node(made.members["learner"].peer).set_ledger_height(5)
+    made.network.run_for(40)
+    boaster = identity_of("boaster").peer_id
+    claim = frames.pack(
+        Hello(limits.WIRE_VERSION, made.run, int(Role.BOARD), int(made.network.now * 1000), -1, 1 << 60)
+    )
+    made.network.inject(boaster, board.peer, claim)
+    made.network.run_for(1)
+    for _ in range(12):
+        made.network.node(board.peer).ask_ledger(0)
+        made.network.wake(board.peer)
+        made.network.run_for(1)
+    assert events_of(made.members["learner"], LedgerWanted)
+
+
+def test_a_repeated_group_reaches_the_learner_again() -> None:
+    made = swarm(volunteers=1)
+    made.network.run_for(5)
+    volunteer = made.members["v0"]
+    raw = seal(volunteer.identity, group_of(1), run=made.run, now=made.network.now)
+    for _ in range(2):
+        made.network.node(volunteer.peer).publish(raw, made.network.now)
+        made.network.wake(volunteer.peer)
+        made.network.run_for(2)
+    learner = made.members["learner"]
+    assert [event.opened.digest for event in learner.arrived()] == [envelope_digest(raw)] * 2
+    assert isinstance(learner.arrived()[0].opened.body, RolloutGroup)
+    receipts = [event for event in volunteer.arrived() if isinstance(event.opened.body, StorageReceipt)]
+    assert receipts
+
+
+def test_a_ledger_head_reaches_the_scoreboard() -> None:
+    made = swarm(volunteers=1)
+    board = made.add("board", Role.BOARD, bootstrap=("v0",), dialable=False)
+    made.network.run_for(5)
+    learner = made.members["learner"]
+    head = seal(learner.identity, LedgerHead(1, bytes(32), 1, False), run=made.run, now=made.network.now)
+    made.network.node(learner.peer).publish(head, made.network.now)
+    made.network.wake(learner.peer)
+    made.network.run_for(5)
+    assert [event.opened.raw for event in board.arrived()] == [head]

@@ -1,0 +1,105 @@
+"""Trackers get every number of an update under its own name, and nothing that is not one."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from p2prl.cli.commands.learn_trackers import tracker
+from p2prl.config.run_folder import Folder
+from p2prl.errors import ConfigError
+
+METRICS = {
+    "step": 7.0,
+    "groups": 16,
+    "stale/17-64/ess": 0.25,
+    "loss/weight_max": 2.0,
+    "staleness": [1, 2],
+    "loss_name": "gepo_t",
+}
+NUMBERS = {"step": 7.0, "groups": 16, "stale/17-64/ess": 0.25, "loss/weight_max": 2.0}
+
+
+def folder(path: Path) -> Folder:
+    return cast(Folder, SimpleNamespace(directory=path, manifest=SimpleNamespace(name="unit")))
+
+
+class Writer:
+    """Stands for tensorboard's, and is its own module."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, float] = {}
+        self.steps: set[int] = set()
+        self.closed = False
+
+    def SummaryWriter(self, path: str) -> Writer:  # noqa: N802 - tensorboard's name
+        self.path = path
+        return self
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars[name] = value
+        self.steps.add(step)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Trackio:
+    """Stands for the module trackio."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+        self.finished = False
+
+    def init(self, *, project: str, name: str) -> None:
+        self.run = (project, name)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.logged.append(metrics)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    monkeypatch.setattr(importlib, "import_module", lambda _: module)
+
+
+def test_tensorboard_gets_the_numbers_at_their_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    writer = Writer()
+    installed(monkeypatch, writer)
+    with tracker("tensorboard", folder(tmp_path)) as track:
+        track(METRICS)
+    assert writer.scalars == NUMBERS
+    assert (writer.steps, writer.closed, writer.path) == ({7}, True, str(tmp_path / "tensorboard"))
+
+
+def test_trackio_gets_the_numbers_of_an_update_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = Trackio()
+    installed(monkeypatch, module)
+    with tracker("trackio", folder(tmp_path)) as track:
+        track(METRICS)
+    assert (module.logged, module.finished, module.run) == ([NUMBERS], True, ("p2prl", "unit"))
+
+
+def test_none_takes_everything_and_another_name_is_refused(tmp_path: Path) -> None:
+    with tracker("none", folder(tmp_path)) as track:
+        track(METRICS)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="wandb") as caught, tracker("wandb", folder(tmp_path)):
+        pass
+    assert "trackio" in caught.value.remedy
+
+
+def test_one_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(_: str) -> Any:
+        raise ImportError
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match="trackio is not installed") as caught, tracker("trackio", folder(tmp_path)):
+        pass
+    assert "-c constraints.txt '.[track]'" in caught.value.remedy

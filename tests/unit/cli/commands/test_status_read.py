@@ -1,0 +1,143 @@
+"""`p2prl status`: words instead of keys, and whoever holds the seat is who runs, whatever number a file names."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.cli.commands.status_read import status_command
+from p2prl.cli.views.quantities import age_text
+from p2prl.cli.views.status_view import worker_lines
+from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, holder_of, try_lock, write_status
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.scoreboard.display_names import display_name
+
+NOW = 1_800_000_000.0
+IDENTITY = Identity.generate(bytes(range(16)))
+VOLUNTEER = {
+    "run": "my-run", "role": "volunteer", "seat": "seat-2", "peer": IDENTITY.peer_id, "time": NOW - 300, "pid": 7,
+    "state": "sampling", "running": True, "version": 7, "announced_version": 8, "tokens_per_s": 1234.0,
+    "groups": {"verified": 1_100, "generated": 1, "delivered": 2, "rejected": 4, "expired": 5},
+    "reasons": {"seed_mismatch": 4}, "reward_recent": 0.8123, "peers": {"learner": 1, "volunteer": 3},
+    "weight_bytes_received": 4_000_000, "weight_bytes_from_peers": 3_000_000, "weight_bytes_sent": 500_000,
+    "resident_bytes": 400_000_000, "network_resident_bytes": 60_000_000, "network_daemon_bytes": 40_000_000,
+}  # fmt: skip
+
+
+def shown(worker: dict[str, Any]) -> str:
+    return "\n".join(worker_lines(worker, now=NOW))
+
+
+def test_a_volunteer_reads_like_a_sentence() -> None:
+    text = shown(VOLUNTEER)
+    assert text.splitlines()[0] == "my-run  volunteer seat-2  sampling"
+    for words in (
+        display_name(IDENTITY.public_key),
+        "v7, v8 is out; 1,234 tokens/s",
+        "1,100 verified, 3 waiting, 4 rejected, 5 too old",
+        f"4: {RejectionReason.SEED_MISMATCH.explanation}",
+        "0.81",
+        "4.0 MB received, 75% from volunteers; 500 kB sent to others",
+        "1 learner, 3 volunteers",
+        "400 MB, and 100 MB for the network",
+    ):
+        assert words in text
+    assert "{" not in text, "no key dump"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("sampling", "not running, last report 5 min ago"), ("stopped", "stopped 5 min ago")]
+)
+def test_a_worker_that_is_gone_is_said_to_be(state: str, words: str) -> None:
+    text = shown({**VOLUNTEER, "running": False, "state": state})
+    assert text.splitlines()[0].endswith(words)
+    assert "tokens/s" not in text
+    assert "MB for the network" not in text
+
+
+def test_nothing_is_shown_before_there_is_anything() -> None:
+    text = shown({"run": "r", "role": "volunteer", "running": True, "version": -1, "announced_version": -1})
+    assert "no weights yet" in text
+    assert "v-1" not in text
+    assert "reward" not in text
+    assert "none yet" in shown({"run": "r", "role": "learner", "running": False})
+
+
+def test_validator_and_learner_have_their_own_figures() -> None:
+    validator = {"role": "validator", "running": True, "version": 3, "groups_seen": 90, "groups_replayed": 20,
+                 "verdicts_passed": 19, "verdicts_failed": 1, "groups_waiting": 2}  # fmt: skip
+    assert "20 replayed of 90 seen: 19 passed, 1 failed; 2 waiting" in shown(validator)
+    learner = {"role": "learner", "running": True, "state": "training", "step": 1_500.0, "version": 40, "reward": 0.5,
+               "staleness_p50": 13, "staleness_max": 74, "groups": 16, "peers": 3}  # fmt: skip
+    text = shown(learner)
+    assert all(words in text for words in ("1,500\n", "v40", "0.500", "median 13, largest 74", "16 groups of 3"))
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-4, "0 s"), (59, "59 s"), (60, "1 min"), (7_200, "2 h"), (2e5, "2 d")])
+def test_ages_read_well(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
+
+
+def worker(home: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    status_command(None, home=home, as_json=True)
+    (found,) = json.loads(capsys.readouterr().out)["workers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def working_seat(home: Path) -> tuple[WorkerFolder, Path]:
+    seat = claim_worker_folder(home)
+    path = seat.run_directory(Digest(bytes(32))) / "status.json"
+    write_status(path, {"role": "volunteer", "state": "sampling"})
+    return seat, path
+
+
+def test_the_lock_says_who_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seat, _ = working_seat(tmp_path)
+    assert holder_of(seat.directory) == os.getpid()
+    assert worker(tmp_path, capsys)["running"]
+    assert worker(tmp_path, capsys)["seat"] == "seat-1"
+    seat.release()
+    # This very process is alive under the number in the file, and works no more.
+    assert holder_of(seat.directory) is None
+    assert not worker(tmp_path, capsys)["running"]
+    claim_worker_folder(tmp_path).release()
+
+
+def test_a_seat_at_work_on_another_run_does_not_revive_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seat, path = working_seat(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pid": os.getpid() + 1}))
+    assert not worker(tmp_path, capsys)["running"]
+    seat.release()
+
+
+def test_asking_takes_no_seat_away(tmp_path: Path) -> None:
+    assert holder_of(tmp_path) is None
+    lock = try_lock(tmp_path)
+    assert lock is not None
+    assert holder_of(tmp_path) == os.getpid()
+    assert try_lock(tmp_path) is None
+    lock.close()
+    assert holder_of(tmp_path) is None
+    again = try_lock(tmp_path)
+    assert again is not None
+    again.close()
+
+
+def test_a_home_without_workers_and_a_damaged_file_are_no_surprise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status_command(None, home=tmp_path, as_json=False)
+    assert "p2prl join LINK" in capsys.readouterr().err
+    (tmp_path / "seat-1" / "run").mkdir(parents=True)
+    (tmp_path / "seat-1" / "run" / "status.json").write_text("[1, 2")
+    status_command(None, home=tmp_path, as_json=False)
+    assert "not running" in capsys.readouterr().err

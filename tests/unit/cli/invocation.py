@@ -1,0 +1,47 @@
+"""Call the command line inside the test process, and list its commands."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import typer
+from typer.testing import CliRunner
+
+from p2prl.cli.app import app
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command by its full name."""
+    found: dict[str, click.Command] = {}
+
+    def walk(command: Any, name: str) -> None:
+        for child_name, child in getattr(command, "commands", {}).items():
+            walk(child, f"{name} {child_name}")
+        if not hasattr(command, "commands"):
+            found[name] = command
+
+    walk(typer.main.get_command(app), "p2prl")
+    return found
+
+
+def invoke(*arguments: object, stdin: str | None = None) -> Any:
+    """The result of a command; `exception` is what it raised."""
+    return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
+
+
+def help_text(name: str, *, columns: int = 120) -> str:
+    """The help page of a command, given by its full name."""
+    result = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def json_of(*arguments: object) -> dict[str, Any]:
+    """The one JSON object on standard output."""
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    (line,) = result.stdout.splitlines()
+    document: dict[str, Any] = json.loads(line)
+    return document

@@ -1,0 +1,100 @@
+"""The entry point: every error is a sentence, a remedy and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+import pytest
+
+from p2prl import cli, errors
+from p2prl.cli import crash_log
+from tests.command_doc import DOC
+from tests.unit.cli.invocation import invoke
+
+
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: BaseException
+) -> tuple[int, str]:
+    """`main` when its command raises."""
+
+    def fail(**_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("p2prl.cli.app.app", fail)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    output = capsys.readouterr()
+    assert output.out == ""
+    return int(str(caught.value.code)), output.err
+
+
+CODES = [
+    (errors.P2PRLError, 1),
+    (errors.ConfigError, 3),
+    (errors.MachineError, 4),
+    (errors.UpdateRequiredError, 5),
+    (errors.IdentityError, 6),
+    (errors.UnreachableError, 7),
+    (errors.TransportError, 75),
+]
+
+
+@pytest.mark.parametrize(("kind", "code"), CODES)
+def test_every_error_is_a_sentence_a_remedy_and_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[errors.P2PRLError], code: int
+) -> None:
+    assert run_main(monkeypatch, capsys, kind("it broke", remedy="Mend it.")) == (
+        code,
+        "p2prl: it broke\n       Mend it.\n",
+    )
+    assert f"\n| {code} |" in DOC
+
+
+def test_every_exit_code_of_an_error_is_documented() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.P2PRLError)]
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", DOC, re.MULTILINE)}
+    assert {kind.exit_code for kind in kinds} | {0, 2, 9, 130} == documented
+
+
+def test_a_full_disk_nobody_foresaw_is_the_machines_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = run_main(monkeypatch, capsys, OSError(errno.ENOSPC, "No space left on device", "/run/x"))
+    assert code == 4
+    assert said.startswith("p2prl: No space left on device: /run/x\n")
+
+
+def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(monkeypatch, capsys, KeyboardInterrupt()) == (130, "")
+
+
+def test_a_bug_leaves_its_traceback_in_a_file_and_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    crash_log.keep_in(tmp_path)
+    code, said = run_main(monkeypatch, capsys, ZeroDivisionError("division by zero"))
+    (file,) = tmp_path.glob("crash-*.log")
+    assert code == 1
+    assert said.splitlines()[0] == f"p2prl: unexpected ZeroDivisionError; the details are in {file}"
+    assert "Traceback" not in said
+    text = file.read_text()
+    assert "Traceback (most recent call last)" in text
+    assert "ZeroDivisionError: division by zero" in text
+    file.unlink()
+    crash_log.keep_in(tmp_path / "gone")
+    _, said = run_main(monkeypatch, capsys, ZeroDivisionError("division by zero"))
+    elsewhere = Path(said.splitlines()[0].rpartition(" in ")[2])
+    assert "ZeroDivisionError" in elsewhere.read_text()
+    elsewhere.unlink()
+
+
+USAGE = [("bogus",), ("learn",), ("join",), ("init", "x", "--group-size", "many"), ("validate", "x", "--rate", "2")]
+
+
+@pytest.mark.parametrize("arguments", USAGE)
+def test_usage_errors_are_2(arguments: tuple[str, ...]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output

@@ -1,0 +1,32 @@
+"""A join link carries the addresses others can dial, and its operator learns from where it works."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2prl.cli.views.join_link_reach import reach_warning, shareable
+
+HERE = "/ip4/127.0.0.1/tcp/1/p2p/x"
+HERE6 = "/ip6/::1/tcp/1/p2p/x"
+HOME = "/ip4/192.168.1.7/tcp/1/p2p/x"
+PUBLIC = "/ip4/8.8.8.8/tcp/1/p2p/x"
+RELAYED = "/ip4/10.0.0.1/tcp/1/p2p/r/p2p-circuit/p2p/x"
+NAMED = "/dns4/example.org/tcp/1/p2p/x"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "shared", "words"),
+    [
+        ((HERE,), (HERE,), "this machine only"),
+        ((HERE, HERE6), (HERE, HERE6), "this machine only"),
+        ((HERE, HOME), (HOME,), "local network only"),
+        ((HERE, HOME, HERE6, PUBLIC), (HOME, PUBLIC), ""),
+        ((HERE, RELAYED), (RELAYED,), ""),
+        ((NAMED,), (NAMED,), ""),
+    ],
+)
+def test_shared_addresses_and_their_reach(addresses: tuple[str, ...], shared: tuple[str, ...], words: str) -> None:
+    assert shareable(addresses) == shared
+    warning = reach_warning(shared)
+    assert words in warning
+    assert bool(words) == bool(warning)

@@ -1,0 +1,45 @@
+"""The learner's line and panel."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from p2prl.cli.views.learner_view import update_line, update_panel
+
+METRICS = {
+    "step": 1_012,
+    "version": 6,
+    "reward": 0.5,
+    "loss": 0.1,
+    "staleness_p50": 3,
+    "staleness_max": 5,
+    "groups": 16,
+    "peers": 4,
+    "seconds": 97.0,
+}
+
+
+def panel(*, planned: int, first: bool) -> str:
+    output = io.StringIO()
+    Console(file=output, width=80).print(update_panel("chain", METRICS, planned=planned, first=first))
+    return output.getvalue()
+
+
+def test_a_run_with_an_end_counts_towards_it() -> None:
+    assert "step 1,012/2,000 " in update_line("chain", METRICS, planned=2_000, first=False)
+    assert "update 1,012 of 2,000   policy v6" in panel(planned=2_000, first=False)
+
+
+def test_a_run_without_an_end_shows_none() -> None:
+    assert "step 1,012 " in update_line("chain", METRICS, planned=0, first=False)
+    assert "update 1,012, no end set" in panel(planned=0, first=False)
+
+
+def test_the_first_interval_is_no_pace() -> None:
+    assert "from 4 volunteers" in update_line("chain", METRICS, planned=0, first=True)
+    assert "s/update" not in update_line("chain", METRICS, planned=0, first=True)
+    assert "97.00 s/update" in update_line("chain", METRICS, planned=0, first=False)
+    assert "an update" not in panel(planned=0, first=True)
+    assert "Ctrl-C" in panel(planned=0, first=True)

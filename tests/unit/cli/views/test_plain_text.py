@@ -1,0 +1,66 @@
+"""Nothing a stranger wrote can drive a terminal, and prose breaks between words."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from p2prl.cli.views import console as screen
+from p2prl.cli.views.plain_text import cleaned, wrapped
+
+HOSTILE = "slot 3 earned nothing: \x1b[2J\x1b]0;owned\x07\x9b31m\u202eok\r\np2prl: all is well\x00\u200b\ud800"
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, text: str, *, terminal: bool, unwrapped: bool = False) -> str:
+    output = io.StringIO()
+    monkeypatch.setattr(screen, "console", Console(file=output, force_terminal=terminal, width=40, highlight=False))
+    screen.say(text, unwrapped=unwrapped)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_hostile_learners_words_are_only_words(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    said = shown(monkeypatch, HOSTILE, terminal=terminal, unwrapped=True)
+    assert said == "slot 3 earned nothing: [2J]0;owned31mok  p2prl: all is well\n"
+
+
+def test_markup_is_printed_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(monkeypatch, "[red]x[/red] [link=http://a]b", terminal=True) == "[red]x[/red] [link=http://a]b\n"
+
+
+@given(st.text())
+def test_what_is_left_is_one_printable_line(text: str) -> None:
+    kept = cleaned(text)
+    assert len(kept.splitlines()) <= 1
+    assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in kept)
+    kept.encode()
+    assert cleaned(kept) == kept
+
+
+def test_ordinary_text_is_kept() -> None:
+    text = "reward 0.5 → 0.9 ± 0.01 – “größer”, 数学, 🙂"
+    assert cleaned(text) == text
+
+
+def test_prose_breaks_between_words_under_its_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = shown(monkeypatch, "  Leaves    generated tokens, their log-probs and timing.", terminal=True)
+    assert said == "  Leaves    generated tokens, their\n            log-probs and timing.\n"
+
+
+def test_links_and_logs_are_never_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = "join link  p2prl://chain@" + "a" * 52
+    assert shown(monkeypatch, link, terminal=True, unwrapped=True) == link + "\n"
+    words = "many words " * 20
+    assert shown(monkeypatch, words, terminal=False) == words + "\n"
+
+
+@given(st.lists(st.text("abc-", min_size=1, max_size=30), min_size=1, max_size=40), st.integers(20, 100))
+def test_no_word_is_lost_or_split_and_lines_fit(words: list[str], width: int) -> None:
+    lines = wrapped(" ".join(words), width)
+    assert " ".join(lines).split() == words
+    for line in lines:
+        assert len(line) <= width or len(line.split()) == 1

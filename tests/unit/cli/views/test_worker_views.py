@@ -1,0 +1,131 @@
+"""What workers show: their run, identity, progress and credit, and no figure before it was measured."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from p2prl.cli.views.validator_view import audit_line
+from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
+from p2prl.cli.views.worker_introduction import validator_introduction, volunteer_introduction
+from p2prl.client.progress import Progress
+from p2prl.config.requirements import Requirements
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import RunManifest
+from p2prl.scoreboard.display_names import display_name
+from p2prl.testing.sample_ledgers import manifest
+from p2prl.validator.service import Audit
+
+IDENTITY = Identity.generate(bytes(range(16)))
+NEEDS = Requirements(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)
+IDLE = Progress("connecting", -1, -1, {}, {}, {}, 0, None, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
+BUSY = Progress(
+    "sampling",
+    7,
+    8,
+    {"learner": 1, "volunteer": 2},
+    {"verified": 3, "generated": 1},
+    {},
+    9,
+    0.0,
+    1234.0,
+    (8, 2, 4),
+    1,
+    3,
+    0,
+    0,
+    0,
+    step=14,
+)
+
+
+def panel(progress: Progress, rate: float) -> str:
+    output = io.StringIO()
+    Console(file=output, width=80).print(progress_panel("chain", IDENTITY, progress, rate))
+    return output.getvalue()
+
+
+def test_no_figure_before_it_is_measured() -> None:
+    for text in (progress_line(IDLE, 0.0), panel(IDLE, 0.0), audit_line(Audit(0, 0, 0, 0, 0, -1))):
+        assert "v-1" not in text
+        assert "0.00" not in text
+        assert "0 tokens/s" not in text
+        assert "no weights yet" in text
+
+
+def test_measured_figures_are_shown() -> None:
+    line = progress_line(BUSY, 1234.4)
+    assert line.startswith(
+        "v7 (v8 2/4 chunks)  sampling  verified 3 (9 tokens)  waiting 1  rejected 0  reward 0.00  1,234 tokens/s"
+    )
+    shown = panel(BUSY, 1234.4)
+    assert "v7, v8 is out (2 of 4 chunks)" in shown
+    assert "75% from volunteers" in shown
+    assert "1 learner, 2 volunteers" in shown
+    assert "the run is at learner step 14" in shown
+    assert "3 groups verified, 9 tokens credited" in shown
+    assert "0 B sent to others" in shown
+    assert "Ctrl-C finishes the groups under way, twice stops now" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_rejections_are_explained_in_words() -> None:
+    shown = " ".join(panel(replace(BUSY, reasons={"too_stale": 2, "[red]x": 1}), 9.0).split())
+    assert "2: The policy that sampled the group was too old" in shown
+    assert "1: A reason that this release does not know." in shown
+    assert "[red]" not in shown
+
+
+def test_sampling_without_a_learner_looks_different() -> None:
+    alone = replace(BUSY, peers={"volunteer": 2})
+    for text in (progress_line(alone, 9.0), panel(alone, 9.0)):
+        assert "sampling; no learner in reach: groups wait on disk" in text
+    for text in (progress_line(BUSY, 9.0), panel(BUSY, 9.0)):
+        assert "no learner" not in text
+
+
+def test_the_start_is_named_until_the_first_group() -> None:
+    states = ["looking for the run", "fetching the run's files", "waiting for the first weights", "sampling"]
+    phases = [startup_phase(replace(IDLE, state=state)) for state in states]
+    assert [phase and phase[0] for phase in phases] == [
+        "finding the run",
+        "downloading the run's files",
+        "downloading the weights",
+        "sampling the first groups",
+    ]
+    fetching = startup_phase(replace(IDLE, state="waiting for the first weights", fetching=(3, 2, 7)))
+    assert fetching == ("downloading the weights", "2 of 7 chunks")
+    assert startup_phase(BUSY) is None
+    assert startup_phase(replace(IDLE, state="the run is finished")) is None
+
+
+def test_introductions_name_run_cost_identity_and_key() -> None:
+    run: RunManifest = manifest()
+    volunteer = "\n".join(volunteer_introduction(run, NEEDS, IDENTITY, "seat-2", "cpu"))
+    validator = "\n".join(validator_introduction(run, NEEDS, IDENTITY, "validator-1", "cpu", 0.25))
+    for text, seat in ((volunteer, "seat-2"), (validator, "validator-1")):
+        assert run.goal in text
+        assert run.licence in text
+        assert run.content_policy in text
+        assert all(cost in text for cost in ("1.5 MB", "7.0 MB of disk", "3.1 GB of memory"))
+        assert display_name(IDENTITY.public_key) in text
+        assert IDENTITY.peer_id in text
+        assert f"p2prl key backup --seat {seat}" in text
+    assert "sample answers" in volunteer
+    assert "generated tokens" in volunteer
+    assert "replay 25%" in validator
+    assert "signed verdicts" in validator
+    assert "generated tokens" not in validator
+
+
+def test_the_shown_rate_is_smooth() -> None:
+    rate = SmoothRate()
+    assert rate.update(0.0, 0.0) == 0.0
+    assert rate.update(100.0, 5.0) == 100.0
+    assert 100.0 < rate.update(1000.0, 5.25) < 120.0
+    shown = [rate.update(1000.0, 5.25 + second) for second in range(1, 121)]
+    assert shown == sorted(shown)
+    assert shown[-1] == pytest.approx(1000.0, rel=1e-3)

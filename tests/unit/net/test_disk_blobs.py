@@ -1,0 +1,172 @@
+"""Blobs on disk: whole or not at all, and nothing on a disk is believed unhashed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from p2prl.errors import MachineError
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.manifests import BlobRef, blob_of
+
+DATA = random.Random(1).randbytes(10_000)
+REF = blob_of(DATA, 4096)
+
+
+def piece(ref: BlobRef, data: bytes, index: int) -> bytes:
+    start, size = ref.span(index)
+    return data[start : start + size]
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> DiskBlobStore:
+    return DiskBlobStore(tmp_path / "blobs")
+
+
+def test_a_blob_made_here_is_whole_and_serves_its_chunks(blobs: DiskBlobStore) -> None:
+    path = blobs.add(REF, DATA)
+    assert path.read_bytes() == DATA
+    assert blobs.begin(REF) == {0, 1, 2}
+    assert [blobs.read(REF, i) for i in range(3)] == [piece(REF, DATA, i) for i in range(3)]
+    blobs.close()
+
+
+def test_chunks_arrive_in_any_order_and_the_name_appears_only_at_the_end(blobs: DiskBlobStore) -> None:
+    assert blobs.begin(REF) == set()
+    for index in (2, 0, 1):
+        assert not blobs.path(REF.root).exists()
+        blobs.write(REF, index, piece(REF, DATA, index))
+    blobs.finish(REF)
+    blobs.finish(REF)
+    assert blobs.path(REF.root).read_bytes() == DATA
+    blobs.close()
+
+
+def test_after_a_restart_only_chunks_that_hash_are_present(tmp_path: Path) -> None:
+    first = DiskBlobStore(tmp_path)
+    first.begin(REF)
+    first.write(REF, 0, piece(REF, DATA, 0))
+    first.write(REF, 2, piece(REF, DATA, 2))
+    first.close()
+    part = first.path(REF.root).with_suffix(".part")
+    torn = bytearray(part.read_bytes())
+    torn[9000] ^= 1
+    part.write_bytes(torn)
+    second = DiskBlobStore(tmp_path)
+    assert second.begin(REF) == {0}
+    assert second.begin(REF) == {0}
+    second.close()
+
+
+def test_a_truncated_file_is_refetched(tmp_path: Path) -> None:
+    first = DiskBlobStore(tmp_path)
+    path = first.add(REF, DATA)
+    os.truncate(path, 5000)
+    assert first.begin(REF) == {0}
+    for index in (1, 2):
+        first.write(REF, index, piece(REF, DATA, index))
+    first.finish(REF)
+    assert path.read_bytes() == DATA
+    first.close()
+
+
+def test_opening_a_blob_twice_leaks_no_descriptor(blobs: DiskBlobStore) -> None:
+    blobs.begin(REF)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        blobs.begin(REF)
+    assert len(os.listdir("/proc/self/fd")) == before
+    blobs.close()
+
+
+def test_dropping_frees_the_space_and_may_be_repeated(blobs: DiskBlobStore) -> None:
+    path = blobs.add(REF, DATA)
+    blobs.begin(REF)
+    blobs.drop(REF.root)
+    blobs.drop(REF.root)
+    other = blob_of(bytes(5000), 4096)
+    blobs.begin(other)
+    blobs.drop(other.root)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_full_disk_is_a_machine_error_with_a_remedy(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs.begin(REF)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    with pytest.raises(MachineError, match="No space left") as caught:
+        blobs.write(REF, 0, piece(REF, DATA, 0))
+    assert caught.value.remedy
+    blobs.close()
+
+
+def test_an_unusable_directory_is_a_machine_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError):
+        DiskBlobStore(tmp_path / "file" / "blobs")
+
+
+def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk that knows no hard links."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_kept_under_another_name_outlives_the_blob(
+    blobs: DiskBlobStore, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+        without_links(monkeypatch)
+    name = Digest(bytes(range(32)))
+    blobs.keep_as(REF.root, name)
+    assert not blobs.path(name).exists(), "there is nothing to keep"
+    blobs.add(REF, DATA)
+    blobs.keep_as(REF.root, name)
+    blobs.keep_as(REF.root, name)
+    blobs.begin(REF)
+    blobs.drop(REF.root)
+    assert blobs.path(name).read_bytes() == DATA
+    assert [path.name for path in blobs.path(name).parent.iterdir()] == [name.hex()]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_a_power_cut_left_short_under_another_name_is_replaced(
+    blobs: DiskBlobStore, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+        without_links(monkeypatch)
+    name = Digest(bytes(range(32)))
+    blobs.path(name).write_bytes(DATA[:100])
+    blobs.keep_as(REF.root, name)
+    assert blobs.path(name).read_bytes() == DATA[:100], "there is nothing better"
+    blobs.add(REF, DATA)
+    blobs.keep_as(REF.root, name)
+    assert blobs.path(name).read_bytes() == DATA
+
+
+def test_a_copy_is_on_disk_before_it_has_its_name(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = Digest(bytes(range(32)))
+    blobs.add(REF, DATA)
+    synced: list[int] = []
+
+    def sync(descriptor: int) -> None:
+        assert not blobs.path(name).exists()
+        synced.append(os.fstat(descriptor).st_size)
+
+    without_links(monkeypatch)
+    monkeypatch.setattr(os, "fsync", sync)
+    blobs.keep_as(REF.root, name)
+    assert synced == [len(DATA)]
+    assert blobs.path(name).read_bytes() == DATA

@@ -1,0 +1,95 @@
+"""A run's arrival with a base: looked for once, before the engine is made, and told to the network that awaits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2prl.net.process import bridge, control
+from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.manifests import RunManifest
+from p2prl.swarm.events import BaseReleased
+from tests.unit.learner.world import World
+
+STATE = Digest(bytes(range(32)))
+EMPTY_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
+
+
+class Ear:
+    """A network that keeps what it is told."""
+
+    addresses: tuple[str, ...] = ()
+    status = None
+
+    def __init__(self) -> None:
+        self.told: list[control.ToNetwork] = []
+
+    def send(self, message: control.ToNetwork) -> None:
+        self.told.append(message)
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("found", [STATE, b""])
+def test_the_base_is_found_before_the_engine_is_made_and_told_once(world: World, found: bytes) -> None:
+    done: list[str] = []
+
+    def find(manifest: RunManifest) -> bytes:
+        assert manifest == world.manifest
+        done.append("base")
+        return found
+
+    arrival: RunBootstrap[None] = RunBootstrap(
+        lambda _, __: done.append("engine"), lambda _, __: done.append("shown"), find
+    )
+    ear = Ear()
+    arrival.offer_base(ear)
+    assert ear.told == [], "the run is not known yet"
+    arrival.take(control.RunKnown(world.manifest_raw))
+    for file in world.manifest.files:
+        arrival.take(control.FileReady(file.name, "/nowhere"))
+    arrival.take(control.RunKnown(world.manifest_raw))
+    arrival.offer_base(ear)
+    arrival.offer_base(ear)
+    assert done[:3] == ["shown", "base", "engine"]
+    assert done.count("base") == 1
+    assert ear.told == [control.StartFrom(found)]
+
+
+def test_without_a_base_nothing_is_told(world: World) -> None:
+    arrival: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: None)
+    ear = Ear()
+    arrival.take(control.RunKnown(world.manifest_raw))
+    arrival.offer_base(ear)
+    assert ear.told == []
+
+
+@pytest.mark.parametrize(
+    ("settled", "words"),
+    [
+        (BaseReleased(STATE, True, 64, 23_000_000, 512_000_000), "saved 512.0 MB: version 64 took 23.0 MB"),
+        (BaseReleased(STATE, True, 0, 0, 512_000), "saved 512.0 kB: version 0 is the base itself"),
+        (BaseReleased(STATE, True, 64, 0, 0), "not needed: it makes no route to version 64 shorter"),
+        (BaseReleased(STATE, None, 64, 0, 0), "not needed: it makes no route to version 64 shorter"),
+        (BaseReleased(STATE, None, None, 0, 0), "could not be used"),
+        (BaseReleased(STATE, False, None, 0, 0), "not the model this run started from"),
+    ],
+)
+def test_a_person_hears_what_became_of_the_base(settled: BaseReleased, words: str) -> None:
+    told = bridge.message_of(settled, path_of=lambda root: Path(root.hex()), status=lambda: EMPTY_STATUS)
+    assert isinstance(told, control.Warned)
+    assert words in told.message

@@ -1,0 +1,63 @@
+"""When peers of another wire version mean that this program must be replaced, and when they are only news."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2prl.errors import UpdateRequiredError
+from p2prl.net.process import bridge, control
+from p2prl.net.process.version_check import VersionCheck
+from p2prl.protocol import limits
+from p2prl.protocol.identity import PeerId
+from p2prl.swarm import events
+
+LINK = ("/ip4/127.0.0.1/tcp/1/p2p/one", "/ip4/127.0.0.1/tcp/2/p2p/two", "/ip4/127.0.0.1/tcp/3/p2p/one")
+NEWER, OLDER = limits.WIRE_VERSION + 1, limits.WIRE_VERSION - 1
+
+
+def test_a_strangers_claim_is_news_once() -> None:
+    watch = VersionCheck(LINK)
+    assert watch.met("stranger", NEWER, neighbors=0)
+    assert not watch.met("stranger", NEWER, neighbors=0)
+    assert watch.met("stranger", NEWER + 1, neighbors=0)
+
+
+@pytest.mark.parametrize(("version", "remedy"), [(NEWER, "pip install --upgrade p2prl"), (OLDER, "operator")])
+def test_every_peer_of_the_link_must_have_moved_on(version: int, remedy: str) -> None:
+    watch = VersionCheck(LINK)
+    assert watch.met("one", version, neighbors=0)
+    with pytest.raises(UpdateRequiredError, match=f"wire version {version}") as caught:
+        watch.met("two", version, neighbors=0)
+    assert remedy in caught.value.remedy
+    assert caught.value.exit_code == 5
+
+
+def test_whoever_speaks_our_version_keeps_us_here() -> None:
+    watch = VersionCheck(LINK)
+    watch.met("one", NEWER, neighbors=1)
+    assert watch.met("two", NEWER, neighbors=1)
+
+
+def test_a_learner_has_no_link_and_stays() -> None:
+    assert VersionCheck(()).met("one", NEWER, neighbors=0)
+
+
+@pytest.mark.parametrize(("offset_s", "words"), [(240.0, "240 s behind"), (-61.4, "61 s ahead of")])
+def test_a_wrong_clock_is_said_with_its_remedy(offset_s: float, words: str) -> None:
+    event = events.ClockOff(offset_s)
+    message = bridge.message_of(
+        event, path_of=lambda root: pytest.fail("not asked for"), status=lambda: pytest.fail("not asked for")
+    )
+    assert isinstance(message, control.Warned)
+    assert words in message.message
+    assert "automatic time" in message.remedy
+
+
+def test_a_ban_and_another_version_are_one_line_each() -> None:
+    peer = PeerId("12D3KooWLnKH7KCyGyGCGPeeo3uDdXRiT1aZGovtuogpE2pfPGEF")
+    for event in (events.PeerBanned(peer, "garbage"), events.WireMismatch(peer, NEWER)):
+        message = bridge.message_of(
+            event, path_of=lambda root: pytest.fail("not asked for"), status=lambda: pytest.fail("not asked for")
+        )
+        assert isinstance(message, control.Warned)
+        assert "\n" not in message.message + message.remedy

@@ -1,0 +1,63 @@
+"""Ledger queries and pages between peers."""
+
+from __future__ import annotations
+
+import random
+
+from p2prl.protocol import frames, limits
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.link_messages import LedgerPage, LedgerQuery
+from p2prl.swarm.gossip.ledger_sync import LedgerSync
+
+NOW = 1_800_000_000.0
+A, B, C = (PeerId(name) for name in "abc")
+
+
+def ledger_sync() -> LedgerSync:
+    return LedgerSync(random.Random(1))
+
+
+def granted(subject: LedgerSync, peer: PeerId, *, times: int, every_s: float, start: float = NOW) -> int:
+    return sum(subject.may_query(peer, start + i * every_s) for i in range(times))
+
+
+def test_any_peer_ahead_may_be_asked() -> None:
+    subject = ledger_sync()
+    for _ in range(50):
+        subject.ask({A: 5, B: 6, C: 1_000}, 5)
+    assert {peer for peer, _ in subject.outbox} == {B, C}
+    assert {message for _, message in subject.outbox} == {LedgerQuery(5)}
+    subject.outbox.clear()
+    subject.ask({A: 5}, 5)
+    assert not subject.outbox
+
+
+def test_queries_within_the_limit_are_answered() -> None:
+    count = 40 * limits.MAX_LEDGER_QUERIES_PER_S
+    assert granted(ledger_sync(), A, times=count, every_s=1 / limits.MAX_LEDGER_QUERIES_PER_S) == count
+
+
+def test_a_query_flood_is_limited_per_peer() -> None:
+    subject = ledger_sync()
+    answered = granted(subject, A, times=10_000, every_s=0.001)
+    assert 10 * limits.MAX_LEDGER_QUERIES_PER_S <= answered <= 12 * limits.MAX_LEDGER_QUERIES_PER_S
+    assert subject.may_query(B, NOW + 10)
+
+
+def test_a_clock_set_back_grants_no_queries() -> None:
+    subject = ledger_sync()
+    first = granted(subject, A, times=1_000, every_s=0.0)
+    assert granted(subject, A, times=1_000, every_s=-1.0) == 0
+    assert first < 3 * limits.MAX_LEDGER_QUERIES_PER_S
+
+
+def test_a_page_fits_one_control_frame() -> None:
+    subject = ledger_sync()
+    small = [bytes([i]) for i in range(100)]
+    subject.answer(A, 7, small)
+    subject.answer(B, 0, [bytes(100_000)] * 5)
+    (_, first), (_, second) = subject.outbox
+    assert first == LedgerPage(7, tuple(small[: limits.MAX_LEDGER_ENTRIES_PER_REPLY]))
+    assert isinstance(second, LedgerPage)
+    assert len(second.entries) == 2
+    assert len(frames.pack(second)) <= limits.MAX_CONTROL_FRAME_BYTES

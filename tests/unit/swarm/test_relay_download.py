@@ -1,0 +1,178 @@
+"""Download half of the chunk relay: chunk choice, wrong bytes, refusals, endgame, window."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.link_messages import (
+    BlobQuery,
+    Chunk,
+    ChunkCancel,
+    ChunkGrant,
+    ChunkRefused,
+    ChunkRequest,
+    GrantDeclined,
+    Have,
+)
+from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.swarm.relay.chunk_relay import Relay
+from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.download import UnrequestedChunkError
+from p2prl.swarm.relay.state import Neighbor
+from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, bitmap, blob, fetcher, piece, sent
+
+
+def test_rarest_chunk_first() -> None:
+    _, ref = blob(4)
+    relay = fetcher(ref, A, B, C)
+    relay.receive(Have(ref.root, bitmap({0, 1, 2, 3}, 4)), A, 0.0)
+    relay.receive(Have(ref.root, bitmap({0, 1, 3}, 4)), B, 0.0)
+    relay.receive(Have(ref.root, bitmap({0, 3}, 4)), C, 0.0)
+    for peer in (A, B, C):
+        relay.receive(ChunkGrant(ref.root, b""), peer, 0.0)
+    asked = {peer: message.chunk for peer, message in sent(relay, ChunkRequest)}
+    assert asked[A] == ref.chunks[2]
+    assert asked[B] == ref.chunks[1]
+    assert asked[C] in (ref.chunks[0], ref.chunks[3])
+
+
+def test_wrong_bytes_are_unrequested_chunks() -> None:
+    data, ref = blob(4)
+    relay = fetcher(ref, A)
+    relay.receive(Have(ref.root, bitmap(range(4), 4)), A, 0.0)
+    for _ in range(2):
+        relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    asked = [message.chunk for _, message in sent(relay, ChunkRequest)]
+    assert len(asked) == 2
+    with pytest.raises(UnrequestedChunkError):
+        relay.receive(Chunk(b"poison"), A, 0.0)
+    for index in range(4):
+        if ref.chunks[index] in asked:
+            relay.receive(Chunk(piece(data, ref, index)), A, 0.0)
+        else:
+            with pytest.raises(UnrequestedChunkError):
+                relay.receive(Chunk(piece(data, ref, index)), A, 0.0)
+    assert relay.progress(ref.root) == (2, 4)
+
+
+def test_an_answer_after_a_reconnect_is_accepted() -> None:
+    data, ref = blob(1)
+    relay = fetcher(ref, A)
+    relay.receive(Have(ref.root, b"\x01"), A, 0.0)
+    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    assert sent(relay, ChunkRequest)
+    relay.remove_neighbor(A)
+    relay.add_neighbor(A, is_source=False)
+    relay.receive(Chunk(data), A, 1.0)
+    assert relay.completed == [ref.root]
+
+
+def test_refusals_with_and_without_a_retry_time() -> None:
+    _, ref = blob(1)
+    relay = fetcher(ref, A)
+
+    def answers_a_grant(now: float) -> bool:
+        relay.receive(ChunkGrant(ref.root, b""), A, now)
+        return bool(sent(relay, ChunkRequest, now))
+
+    relay.receive(Have(ref.root, b"\x01"), A, 0.0)
+    assert answers_a_grant(0.0)
+    relay.receive(ChunkRefused(ref.chunks[0], 500), A, 0.0)
+    assert not answers_a_grant(0.1)
+    relay.handle_timer(0.5)
+    assert answers_a_grant(0.5)
+    relay.receive(ChunkRefused(ref.chunks[0], 0), A, 0.6)
+    assert not answers_a_grant(2.0)
+
+
+def test_endgame_duplicates_only_much_later_chunks() -> None:
+    data, ref = blob(4)
+    relay = fetcher(ref, A, B)
+    for peer in (A, B):
+        relay.receive(Have(ref.root, bitmap(range(4), 4)), peer, 0.0)
+
+    def grant(peer: PeerId, now: float) -> list[bytes]:
+        relay.receive(ChunkGrant(ref.root, b""), peer, now)
+        return [message.chunk for _, message in sent(relay, ChunkRequest, now)]
+
+    def deliver(peer: PeerId, chunk: bytes, now: float) -> None:
+        relay.receive(Chunk(piece(data, ref, ref.chunks.index(chunk))), peer, now)
+
+    deliver(A, grant(A, 0.0)[0], 2.0)  # two seconds a chunk
+    deliver(B, grant(B, 2.0)[0], 2.5)  # half a second
+    slow, last = grant(A, 3.0)[0], grant(B, 3.0)[0]
+    deliver(B, last, 3.5)
+    assert relay.progress(ref.root) == (3, 4)
+    assert not grant(B, 4.4), "it arrives in 0.6 s, and a copy would take 0.5"
+    relay.handle_timer(4.4)
+    assert grant(B, 7.4) == [slow], "it is 2.4 s late already"
+    assert not grant(B, 7.4), "two copies are on their way"
+    deliver(B, slow, 7.9)
+    assert relay.completed == [ref.root]
+    relay.receive(Chunk(piece(data, ref, ref.chunks.index(slow))), A, 8.0)
+    assert relay.stats.wasted == len(piece(data, ref, ref.chunks.index(slow)))
+
+
+def test_a_timed_out_request_is_cancelled_and_moved() -> None:
+    data, ref = blob(1)
+    relay = fetcher(ref, A, B)
+    for peer in (A, B):
+        relay.receive(Have(ref.root, b"\x01"), peer, 0.0)
+    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    assert sent(relay, ChunkRequest)
+    late = RelayConfig().request_timeout_s
+    relay.handle_timer(late)
+    assert sent(relay, ChunkCancel, late) == [(A, ChunkCancel(ref.chunks[0]))]
+    relay.receive(ChunkGrant(ref.root, b""), B, late)
+    assert [peer for peer, _ in sent(relay, ChunkRequest, late)] == [B]
+    relay.receive(Chunk(data), B, late)
+    assert relay.completed == [ref.root]
+
+
+def test_requests_fit_the_downlink_window() -> None:
+    _, ref = blob(100)
+    peers = [PeerId(f"peer{number}") for number in range(50)]
+    config = RelayConfig(download_bytes_s=5 * CHUNK, window_s=2.0)
+    relay = fetcher(ref, *peers, config=config)
+    for peer in peers:
+        relay.receive(Have(ref.root, bitmap(range(100), 100)), peer, 0.0)
+        relay.receive(ChunkGrant(ref.root, b""), peer, 0.0)
+    answers = Counter(type(message) for _, message in relay.outbox)
+    assert answers[ChunkRequest] == 10
+    assert answers[GrantDeclined] == 40
+
+
+def test_request_history_is_bounded() -> None:
+    holder = Neighbor(is_source=False, request_history={})
+    made = [Digest(number.to_bytes(32, "big")) for number in range(20_000)]
+    for name in made:
+        holder.note_request(name, 0.0, 1.0)
+    assert list(holder.request_history) == made[-16_384:]
+
+
+@pytest.mark.parametrize(("chunks", "asked"), [(3, 8), (12, 12), (40, 20)])
+def test_queries_go_to_a_few_peers_then_to_all(chunks: int, asked: int) -> None:
+    _, ref = blob(chunks)
+    relay = Relay(MemoryBlobs(), random.Random(4), RelayConfig())
+    volunteers = [PeerId(f"v{number}") for number in range(20)]
+    for peer in (SOURCE, *volunteers):
+        relay.add_neighbor(peer, is_source=peer == SOURCE)
+
+    def queried() -> set[PeerId]:
+        peers = {peer for peer, message in relay.outbox if isinstance(message, BlobQuery)}
+        relay.outbox.clear()
+        return peers
+
+    relay.fetch(ref, 0.0)
+    first = queried()
+    assert SOURCE in first
+    assert len(first) == 1 + asked
+    due = relay.next_deadline()
+    assert due == RelayConfig().requery_s
+    relay.handle_timer(due)
+    assert queried() == {SOURCE, *volunteers}

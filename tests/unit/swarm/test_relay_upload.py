@@ -1,0 +1,173 @@
+"""Upload half of the chunk relay: grants, super-seeding, upload order, slots."""
+
+from __future__ import annotations
+
+from p2prl.protocol.digests import chunk_digest
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.link_messages import (
+    BlobQuery,
+    Chunk,
+    ChunkCancel,
+    ChunkGrant,
+    ChunkRefused,
+    ChunkRequest,
+    GrantDeclined,
+    Have,
+    LinkRates,
+)
+from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
+from p2prl.swarm.relay.config import RelayConfig
+from tests.unit.swarm.relays import A, B, C, bitmap, blob, fetcher, piece, sent, server
+
+
+def test_no_request_and_no_chunk_without_a_grant() -> None:
+    data, ref = blob(4)
+    relay = fetcher(ref, A)
+    relay.receive(Have(ref.root, bitmap(range(4), 4)), A, 0.0)
+    assert not sent(relay, ChunkRequest)
+    server_ = server(data, ref, A)
+    grants = sent(server_, ChunkGrant)
+    assert [peer for peer, _ in grants] == [A, A]
+    for chunk in ref.chunks[:3]:
+        server_.receive(ChunkRequest(chunk), A, 0.0)
+    server_.flush(0.0)
+    answers = [type(message) for _, message in server_.outbox]
+    assert answers.count(Chunk) == 2
+    assert answers.count(ChunkRefused) == 1
+
+
+def test_source_reserves_each_chunk_for_one_peer() -> None:
+    data, ref = blob(8)
+    relay = server(data, ref, A, B, C, origin=True)
+    grants = sent(relay, ChunkGrant)
+    shown = [index for _, grant in grants for index in indices_of(of_bitmap(grant.bitmap, 8))]
+    assert len(shown) == len(set(shown)) == len(grants) == 6, "two per neighbor, each for one chunk of its own"
+    # A request for a chunk reserved for another peer is refused.
+    holder = {index: peer for peer, grant in grants for index in indices_of(of_bitmap(grant.bitmap, 8))}
+    foreign = next(index for index, peer in holder.items() if peer != A)
+    relay.receive(ChunkRequest(ref.chunks[foreign]), A, 0.0)
+    assert not sent(relay, Chunk)
+    # Unused grants expire, and their chunks are granted again.
+    relay.handle_timer(RelayConfig().grant_s)
+    late = RelayConfig().grant_s + RelayConfig().stall_s
+    relay.handle_timer(late)
+    again = {index for _, grant in sent(relay, ChunkGrant, late) for index in indices_of(of_bitmap(grant.bitmap, 8))}
+    assert len(again) == 6
+
+
+def test_source_stops_after_one_copy_while_volunteers_upload() -> None:
+    data, ref = blob(4)
+    relay = server(data, ref, A, origin=True)
+    now, held = 0.0, 0
+    while relay.outbox or held != 0b1111:
+        relay.flush(now)
+        messages, relay.outbox[:] = list(relay.outbox), []
+        assert messages, "the source stopped before it sent every chunk"
+        for _, message in messages:
+            if isinstance(message, ChunkGrant):
+                (index,) = indices_of(of_bitmap(message.bitmap, 4))
+                relay.receive(ChunkRequest(ref.chunks[index]), A, now)
+            elif isinstance(message, Chunk):
+                relay.upload_done(A)
+                held |= 1 << ref.chunks.index(chunk_digest(message.data))
+        relay.receive(Have(ref.root, to_bitmap(held, 4)), A, now)
+    assert held == 0b1111
+    relay.add_neighbor(B, is_source=False)
+    relay.receive(BlobQuery(ref.root), B, now)
+    assert not sent(relay, ChunkGrant, now)
+    # B gets a chunk from others every second: the learner does not help.
+    for second in range(1, 4):
+        now = float(second)
+        relay.receive(Have(ref.root, bitmap(range(second), 4)), B, now)
+        relay.handle_timer(now)
+        assert not sent(relay, ChunkGrant, now)
+    # Then none: the learner helps after its patience, which is also its next deadline.
+    due = relay.next_deadline()
+    assert due is not None
+    assert due <= now + RelayConfig().source_patience_s
+    now += RelayConfig().source_patience_s
+    relay.handle_timer(now)
+    assert [peer for peer, _ in sent(relay, ChunkGrant, now)] == [B]
+
+
+def test_upload_order() -> None:
+    data, ref = blob(40)
+    relay = server(data, ref, config=RelayConfig(upload_bytes_s=1.25e6))
+    small, large = PeerId("small"), PeerId("large")
+    uploads = {A: 20_000, B: 20_000, C: 20_000, small: 1_000, large: 90_000}
+    held = {A: range(30), B: range(38), C: range(20), small: (7,), large: ()}
+    for peer, upload in uploads.items():
+        relay.add_neighbor(peer, is_source=False)
+        relay.receive(LinkRates(upload, 100_000), peer, 0.0)
+        relay.receive(BlobQuery(ref.root), peer, 0.0)
+        relay.receive(Have(ref.root, bitmap(held[peer], 40)), peer, 0.0)
+    served: list[PeerId] = []
+    while grants := sent(relay, ChunkGrant):
+        for peer, _ in grants:
+            served.append(peer)
+            relay.receive(GrantDeclined(ref.root, 10_000), peer, 0.0)
+    assert list(dict.fromkeys(served)) == [large, small, B, A, C]
+
+
+def test_uploads_are_bounded_by_slots() -> None:
+    data, ref = blob(40)
+    peers = [PeerId(f"peer{number}") for number in range(12)]
+    relay = server(data, ref, *peers, config=RelayConfig(upload_bytes_s=1000.0))  # one slot
+    passed, wanted = 0, iter(ref.chunks)
+    for _ in range(30):
+        relay.flush(0.0)
+        messages, relay.outbox[:] = list(relay.outbox), []
+        passed += sum(isinstance(message, Chunk) for _, message in messages)
+        for peer, message in messages:
+            if isinstance(message, ChunkGrant):
+                relay.receive(ChunkRequest(next(wanted)), peer, 0.0)
+    assert passed == 2, "one for the slot, and one behind it"
+    assert len(list(wanted)) == 40 - 3, "and one requested ahead"
+    for peer in peers:
+        relay.upload_done(peer)
+    assert len(sent(relay, Chunk)) == 1
+
+
+def test_an_unreported_upload_frees_its_slot() -> None:
+    data, ref = blob(8)
+    relay = server(data, ref, A, config=RelayConfig(upload_bytes_s=1.25e6))
+    now, passed, wanted = 0.0, 0, iter(ref.chunks)
+    while passed < 6:
+        relay.flush(now)
+        messages, relay.outbox[:] = list(relay.outbox), []
+        for peer, message in messages:
+            passed += isinstance(message, Chunk)
+            if isinstance(message, ChunkGrant):
+                relay.receive(ChunkRequest(next(wanted)), peer, now)
+        if not messages:
+            due = relay.next_deadline()
+            assert due is not None
+            now = due
+            assert now < 60, f"{passed} chunks and no more"
+            relay.handle_timer(now)
+    assert now > 0
+
+
+def test_a_cancelled_request_is_not_served() -> None:
+    data, ref = blob(8)
+    relay = server(data, ref, A, B, config=RelayConfig(upload_bytes_s=1000.0))  # one slot, and one behind it
+    chunks = iter(ref.chunks)
+    asked = []
+    for _ in range(3):
+        for peer, _ in sent(relay, ChunkGrant):
+            asked.append((peer, next(chunks)))
+            relay.receive(ChunkRequest(asked[-1][1]), peer, 0.0)
+    relay.receive(ChunkCancel(asked[-1][1]), asked[-1][0], 0.0)
+    for peer in (A, B, A, B):
+        relay.upload_done(peer)
+    data_sent = [message.data for _, message in sent(relay, Chunk)]
+    assert piece(data, ref, len(asked) - 1) not in data_sent
+
+
+def test_no_uploads_while_the_budget_is_spent() -> None:
+    data, ref = blob(4)
+    relay = server(data, ref, A)
+    relay.allow_uploads(False)
+    assert not sent(relay, ChunkGrant)
+    relay.allow_uploads(True)
+    assert sent(relay, ChunkGrant)
