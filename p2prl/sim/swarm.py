@@ -32,6 +32,7 @@ from p2prl.models.run_files import export_run_files
 from p2prl.models.text_codec import Codec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import layout_of
+from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
@@ -250,8 +251,7 @@ class Swarm:
                 agent=AgentConfig(slots_per_batch=2, backlog=1_000_000),
             ),
             clock=self.network.loop_clock,
-            prepare=self._prepare,
-            on_manifest=lambda *_: None,
+            bootstrap=RunBootstrap(self._prepare, lambda *_: None),
             on_progress=lambda _: None,
             on_notice=lambda _: None,
         )

@@ -68,10 +68,10 @@ def disguise(volunteer: Volunteer, adversary: str) -> None:
     """Turn a volunteer into an adversary by name. Raises `ConfigError` for an unknown one."""
     if adversary != "fabricate":
         raise ConfigError(f"no adversary is called {adversary!r}", remedy="Adversaries: fabricate.")
-    honest_prepare = volunteer.arrival.prepare
+    honest_prepare = volunteer.bootstrap.prepare
 
     def prepare(manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
         prepared = honest_prepare(manifest, files)
         return replace(prepared, engine=FabricatingEngine(prepared.engine, vocabulary=16))
 
-    volunteer.arrival.prepare = prepare
+    volunteer.bootstrap.prepare = prepare
