@@ -1,10 +1,10 @@
-"""What a loss costs beside the training step it is part of, for every loss, on a 30M-parameter model.
+"""Cost of every loss beside the training step it is part of, on a 30M-parameter model.
 
     python -m scripts.bench_loss_cost --out docs/benchmarks/loss_cost.md
 
 CPU seconds of one thread, which a busy machine lengthens far less than wall-clock time. The step is forward, backward
 and AdamW on a GPT-2 decoder; the loss is everything between the model's log-probs and the gradient with respect to
-them: advantages, guards, weights, aggregation, the diagnostics of every bucket of staleness, and the way back.
+them: advantages, guards, weights, aggregation, the diagnostics of every staleness bucket, and the backward pass.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from p2prl.learner.probation import ProbationConfig
 from p2prl.models.policy_logprobs import completion_logprobs
 
 GROUPS, SIZE, PROMPT, TOKENS = 4, 8, 16, 64
-"""Groups, completions of each, tokens of a prompt and of a completion. A loss costs much the same for a larger batch,
-a step costs more: a small one is the hardest case."""
+"""Groups, completions of each, tokens of a prompt and of a completion. A loss costs about the same for a larger batch,
+while a step costs more: a small batch is the hardest case."""
 
 BOUND = 0.03
 """Largest share of a step that a loss may cost."""
@@ -62,7 +62,7 @@ def main() -> int:
     step_s = step_cost(model, arguments.steps)
     say(f"one step takes {step_s:.2f} CPU-seconds")
     costs = []
-    for name, config in subjects().items():
+    for name, config in measured_losses().items():
         seconds = loss_cost(config, arguments.repeats)
         costs.append(Cost(name=name, cpu_s=seconds, share=seconds / step_s))
         say(f"{name}: {1000 * seconds:.1f} ms, {costs[-1].share:.2%}")
@@ -92,22 +92,22 @@ def decoder() -> GPT2LMHeadModel:
 
 def step_cost(model: GPT2LMHeadModel, steps: int) -> float:
     """Median CPU seconds of one step whose loss is a plain sum."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=False)
     prompts = torch.randint(0, VOCABULARY, (GROUPS * SIZE, PROMPT)).tolist()
     completions = torch.randint(0, VOCABULARY, (GROUPS * SIZE, TOKENS)).tolist()
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         logprobs, _ = completion_logprobs(model, prompts, completions, 1.0)
         torch.autograd.backward(-logprobs.sum() / logprobs.numel())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
 
     return cpu_seconds(step, warm_up=1, repeats=steps)
 
 
-def subjects() -> dict[str, LossPipelineConfig]:
-    """Every loss as a run has it, and the default with everything that can stand around it."""
+def measured_losses() -> dict[str, LossPipelineConfig]:
+    """Every loss as a run uses it, and the default with every guard."""
     found = {
         name: LossPipelineConfig(objectives={name: build_loss(name, max_completion_tokens=TOKENS)}) for name in LOSSES
     }
@@ -183,7 +183,7 @@ def table(costs: list[Cost], parameters: int, step_s: float) -> str:
 
 
 def say(text: str) -> None:
-    """A line for the person watching."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,11 +1,11 @@
-"""Try the patch codec on many cases: words of every kind there and back, and damaged bodies against the decoder.
+"""Fuzz the patch codec: round trips of words with any bit pattern, and damaged bodies against the decoder.
 
     python -m scripts.fuzz_patches --examples 10000 --mutations 10000
 
-`--examples` runs each property of `tests/property/test_patches_words.py` on so many cases of Hypothesis: NaN, both
-zeros, infinities, subnormals, no words at all. `--mutations` damages bodies of all codecs; whatever is not refused must
-give the right words, the same from both kernels, within a second of processor time and within the memory a sound body
-takes. Prints a report as JSON; exits 1 when a promise is broken. Needs the development checkout.
+`--examples` runs each property of `p2prl.testing.patch_properties` on that many cases: NaN, both zeros, infinities,
+subnormals, no words at all. `--mutations` damages bodies of all codecs; a body that is not refused must give the right
+words, the same from both kernels, within a second of processor time and within twice the memory of a sound body.
+Prints a report as JSON; exits 1 when a property fails. Needs hypothesis.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from p2prl.patches.sparse_codecs import encode_sparse
 from p2prl.patches.stream_format import Codec, SegmentHeader
 from p2prl.patches.words import BF16, Words
 from p2prl.patches.zstd_coder import ZstdCoder
-from tests.property import test_patches_words as properties
+from p2prl.testing import patch_properties as properties
 
 SLOWEST_S = 1.0
 MEMORY_OVER_HONEST = 2.0
-"""A damaged body may ask for other frames than the sound one, within the same caps: twice its memory is generous."""
+"""A damaged body may declare other frames than the sound one, within the same caps: twice its memory is generous."""
 
 Damageable = tuple[Words, Words, SegmentHeader, bytes]
 KERNELS = (NUMPY_KERNELS, fastest_kernels())
@@ -49,12 +49,12 @@ def examples(count: int) -> dict[str, Any]:
     """Each property on `count` cases. Hypothesis raises what it finds."""
     report = {}
     for name, strategies in (
-        ("test_any_words_come_back_from_either_kernel", [properties.versions()]),
-        ("test_each_codec_brings_any_words_back", [properties.versions()]),
-        ("test_any_pair_of_small_arrays", [properties.pair_of_words, properties.pair_of_words]),
+        ("check_round_trip", [properties.versions()]),
+        ("check_each_codec", [properties.versions()]),
+        ("check_small_pair", [properties.pairs_of_words, properties.pairs_of_words]),
     ):
         seen: list[int] = []
-        runner: Any = given(*strategies)(_counting(getattr(properties, name).hypothesis.inner_test, seen))  # type: ignore[no-untyped-call]
+        runner: Any = given(*strategies)(_counting(getattr(properties, name), seen))  # type: ignore[no-untyped-call]
         settings(max_examples=count, deadline=None, database=None)(runner)()
         say(f"{name}: {len(seen)} cases")
         report[name] = len(seen)
@@ -118,7 +118,7 @@ def decoded(old: Words, header: SegmentHeader, body: bytes, kernels: Kernels) ->
 
 
 def attack(mutations: int, seed: int) -> dict[str, Any]:
-    """Damage bodies and tell what came of it."""
+    """Damage bodies and count the outcomes."""
     rng = np.random.default_rng(seed)
     cases = damageable(seed)
     for kernels in KERNELS:
@@ -153,7 +153,7 @@ def attack(mutations: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run what was asked for, and judge it."""
+    """Run the requested parts; exit status 1 when a property fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=0)
     parser.add_argument("--mutations", type=int, default=0)
@@ -172,7 +172,7 @@ def main() -> int:
 
 
 def say(text: str) -> None:
-    """A line for the person watching."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,15 +1,13 @@
-"""Kill a process at random moments of fetching a patch, rebuilding weights and taking them up, and look at the disk.
+"""Kill a process at random moments of downloading a patch, rebuilding weights and keeping them; check the disk.
 
     python -m scripts.kill_weights --kills 200 --seed 0
 
-A child follows an endless line of versions with what a volunteer uses: chunks of a patch into the blob store
-(`p2prl.net.storage.disk_blobs`), the patch and the weights before it into new weights
-(`p2prl.net.storage.patch_decoder`), every chunk of those
-hashed again, their signed manifest beside them (`p2prl.net.storage.kept_versions`). The parent ends it with SIGKILL,
-takes stock as
-a restarted node does, compares every word of what is held with the version it claims to be, and starts the child
-again, which must go on from there: no version back, no chunk of the next patch lost.
-Prints a report as JSON; exits 1 at the first broken promise, and keeps the folder.
+A child follows an endless series of versions with the code of a volunteer: it writes chunks of a patch into the blob
+store (`p2prl.net.storage.disk_blobs`), decodes patch and old weights into new weights
+(`p2prl.net.storage.patch_decoder`), hashes every chunk of them again and keeps their signed manifest
+(`p2prl.net.storage.kept_versions`). The parent ends it with SIGKILL, reads the disk as a restarted node does, compares
+every word of the kept versions, and starts the child again, which must continue from there: no version back, no chunk
+of the next patch lost. Prints a report as JSON; exits 1 at the first broken guarantee, and keeps the folder.
 """
 
 from __future__ import annotations
@@ -39,18 +37,18 @@ from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
-from p2prl.sim.broadcast_swarm import identity_of, run_manifest_of
+from p2prl.sim.protocol_swarm import identity_of, run_manifest_of
 
 WORDS = SEGMENT_WORDS + 300_000
 KINDS = 4
-"""Different weights; version n has those of n modulo this, so there is a next one for ever."""
+"""Different weights; version n has those of n modulo this, so the series is endless."""
 
 LEARNING_RATE = 1e-5
 """Changes seven words in a hundred."""
 
 PATCH_CHUNK_BYTES, WEIGHT_CHUNK_BYTES = 16 * 1024, 256 * 1024
 
-PHASES = ("download", "rebuild", "take up")
+PHASES = ("download", "rebuild", "keep")
 
 LEARNER = identity_of("learner")
 RUN_RAW = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=1.0)
@@ -103,8 +101,8 @@ def holds(blobs: DiskBlobStore, ref: BlobRef) -> int:
     return len(blobs.begin(ref))
 
 
-def take_stock(folder: Path) -> list[PolicyManifest]:
-    """The whole versions on this disk, oldest first, found as a node finds them at its start."""
+def kept_versions_on(folder: Path) -> list[PolicyManifest]:
+    """The complete versions on this disk, oldest first, as a node finds them at its start."""
     blobs = DiskBlobStore(folder)
     manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in KeptVersions(folder).found(RUN_RAW)]
     whole = [held for held in manifests if holds(blobs, held.weights) == len(held.weights.chunks)]
@@ -113,9 +111,9 @@ def take_stock(folder: Path) -> list[PolicyManifest]:
 
 
 def follow(folder: Path, source: Source) -> None:
-    """The child: version after version, saying what it does."""
+    """The child: version after version, printing each step."""
     disk = folder / "blobs"
-    held = take_stock(disk)
+    held = kept_versions_on(disk)
     blobs, holdings = DiskBlobStore(disk), KeptVersions(disk)
     if not held:
         raw, first = source.manifest(0)
@@ -145,7 +143,7 @@ def follow(folder: Path, source: Source) -> None:
                 target=str(blobs.path(target.weights.root)),
             )
         )
-        tell("take up", target.version, 0)
+        tell("keep", target.version, 0)
         assert holds(blobs, target.weights) == len(target.weights.chunks)
         holdings.keep(raw, target)
         tell("held", target.version, 0)
@@ -162,32 +160,32 @@ def tell(event: str, number: int, count: int) -> None:
 
 @dataclass
 class Report:
-    """What the kills met and what was found after them."""
+    """Counts of the kills and of the versions found after them."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    """By what the child was doing."""
+    """By the child's step."""
     found: Counter[str] = field(default_factory=Counter)
-    """What was held afterwards: the version before, or the one that was coming."""
+    """Newest version found: the one before, or the one in progress."""
     resumed_chunks: int = 0
-    """Chunks of a patch under way that the next life did not fetch again."""
+    """Chunks of a patch in progress that the next child did not download again."""
     versions: int = 0
     slowest_stock_s: float = 0.0
 
 
-class Torment:
+class KillTest:
     """The parent."""
 
     def __init__(self, folder: Path, source: Source, seed: int) -> None:
         self._folder = folder
         self._source = source
-        self._dice = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(seed)
         self._lasts_s = dict.fromkeys(PHASES, 0.05)
         self.report = Report()
 
     def kill_once(self) -> None:
-        """One life of the child, ended in a phase chosen by the dice, and everything checked after it."""
-        phase = PHASES[self._dice.integers(len(PHASES))]
-        spared = self._dice.integers(2)
+        """Start the child, kill it in a random phase, and check the disk."""
+        phase = PHASES[self._rng.integers(len(PHASES))]
+        skipped = self._rng.integers(2)
         argv = [sys.executable, "-m", "scripts.kill_weights", "--child", str(self._folder)]
         child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
@@ -202,10 +200,10 @@ class Torment:
                     doing = event if event in PHASES else ""
                     began[doing] = time.monotonic()
                 if event == phase:
-                    spared -= 1
-                    if spared < 0:
+                    skipped -= 1
+                    if skipped < 0:
                         break
-            time.sleep(self._dice.uniform(0.0, 1.2 * self._lasts_s[phase]))
+            time.sleep(self._rng.uniform(0.0, 1.2 * self._lasts_s[phase]))
         finally:
             child.kill()
             rest = child.stdout.read()  # what it still said before the signal
@@ -218,7 +216,7 @@ class Torment:
         self.report.kills[doing] += 1
         disk = self._folder / "blobs"
         before_s = time.monotonic()
-        held = take_stock(disk)
+        held = kept_versions_on(disk)
         self.report.slowest_stock_s = max(self.report.slowest_stock_s, time.monotonic() - before_s)
         assert held, "no version is held"
         newest = held[-1].version
@@ -227,7 +225,7 @@ class Torment:
         for manifest in held:
             words = (disk / manifest.weights.root.hex()).read_bytes()
             assert words == self._source.words(manifest.version), f"words of version {manifest.version} differ"
-        self.report.found["the version before" if newest < number else "the version coming"] += 1
+        self.report.found["the version before" if newest < number else "the version in progress"] += 1
         self.report.versions = newest
         if newest < number:
             (patch,) = self._source.manifest(number)[1].patches
@@ -242,7 +240,7 @@ class Torment:
 
 
 def main() -> int:
-    """Run the torment and print its report, or be its child."""
+    """Run the test and print its report, or run as its child."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="words, phases and moments")
@@ -251,16 +249,16 @@ def main() -> int:
     if arguments.child:
         follow(arguments.child, Source(arguments.child))
     folder = Path(tempfile.mkdtemp(prefix="kill-weights-"))
-    torment = Torment(folder, Source.made(folder, arguments.seed), arguments.seed)
+    test = KillTest(folder, Source.made(folder, arguments.seed), arguments.seed)
     for kill in range(arguments.kills):
         try:
-            torment.kill_once()
+            test.kill_once()
         except AssertionError as error:
             print(f"BROKEN at kill {kill}: {error}\nKept in {folder}", file=sys.stderr)
             return 1
         if kill % 20 == 19:
-            print(f"{kill + 1} kills, version {torment.report.versions}", file=sys.stderr)
-    report = torment.report
+            print(f"{kill + 1} kills, version {test.report.versions}", file=sys.stderr)
+    report = test.report
     document = {**report.__dict__, "kills": dict(report.kills), "found": dict(report.found), "seed": arguments.seed}
     print(json.dumps(document, indent=1, sort_keys=True))
     shutil.rmtree(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from p2prl.protocol import frames, limits
-from p2prl.protocol.digests import chunk_digest, digest
+from p2prl.protocol.digests import Digest, chunk_digest, digest
 from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import JoinLink
@@ -78,12 +78,8 @@ RUN_MANIFEST = RunManifest(
 )
 
 
-def vectors() -> dict[str, object]:
-    """Every vector, as JSON values; bytes are hexadecimal."""
-    run_envelope = seal(LEARNER, RUN_MANIFEST, run=NO_RUN, now=NOW)
-    run = envelope_digest(run_envelope)
-    policy = PolicyManifest(0, 0, BLOB, digest("p2prl/vector/v1", b"state"), b"", bytes(range(32)), 1_800_000_000_000)
-    policy_envelope = seal(LEARNER, policy, run=run, now=NOW)
+def policy_head(run: Digest, policy: PolicyManifest, policy_envelope: bytes) -> PolicyHead:
+    """The head that announces a second version with patches."""
     stream = blob_of(bytes(range(256)) * 20, 4096)
     patches = (Patch(0, policy.weights_digest, stream), Patch(NO_BASE, b"", stream))
     state = digest("p2prl/vector/v1", b"next state")
@@ -92,12 +88,16 @@ def vectors() -> dict[str, object]:
     )
     patched_envelope = seal(LEARNER, patched, run=run, now=NOW)
     edges = (PatchEdge(1, 0, stream.size_bytes, envelope_digest(patched_envelope)),)
-    policy_head = PolicyHead(
+    return PolicyHead(
         1, envelope_digest(patched_envelope), 0, BLOB.size_bytes, edges, 1_800_000_090_000, 1_800_000_600_000
     )
-    group = RolloutGroup(
+
+
+def rollout_group(policy: Digest) -> RolloutGroup:
+    """A group of two completions."""
+    return RolloutGroup(
         version=0,
-        policy=envelope_digest(policy_envelope),
+        policy=policy,
         slot=7,
         task="chain4",
         prompt=b"".join(token.to_bytes(4, "little") for token in (1, 2, 3)),
@@ -105,30 +105,11 @@ def vectors() -> dict[str, object]:
         engine=EngineClass("transformers", "5.19.0", "float32", "cpu"),
         seconds=0.5,
     )
-    group_envelope = seal(VOLUNTEER, group, run=run, now=NOW)
-    name = envelope_digest(group_envelope)
-    receipt = Receipt(
-        name, VOLUNTEER.public_key, 0, 7, int(ReceiptState.VERIFIED), "", tokens=4, completions=2, reward=1.0
-    )
-    receipts = seal(LEARNER, Receipts(1, (receipt,)), run=run, now=NOW)
-    verdict_body = Verdict(name, VOLUNTEER.public_key, 0, True, "", tokens=4, mismatched=0, worst_margin=0.0)
-    verdict = seal(VOLUNTEER, verdict_body, run=run, now=NOW)
-    first, head = append(0, GENESIS, receipts)
-    second, top = append(1, head, verdict)
-    record = PeerRecord(int(Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0)
-    envelopes: dict[str, bytes] = {
-        "run_manifest": run_envelope,
-        "policy_manifest": policy_envelope,
-        "policy_head": seal(LEARNER, policy_head, run=run, now=NOW),
-        "rollout_group": group_envelope,
-        "receipts": receipts,
-        "verdict": verdict,
-        "storage_receipt": seal(LEARNER, StorageReceipt((name,)), run=run, now=NOW),
-        "ledger_head": seal(LEARNER, LedgerHead(2, top, 1, True), run=run, now=NOW),
-        "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
-        "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
-    }
-    link_messages: tuple[Wire, ...] = (
+
+
+def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
+    """One message of every kind that travels on a link."""
+    return (
         Hello(limits.WIRE_VERSION, run, int(Role.LEARNER), 1_800_000_000_125, -1, 2),
         Offer((name, run)),
         Want((name,)),
@@ -145,6 +126,38 @@ def vectors() -> dict[str, object]:
         LedgerQuery(2),
         LedgerPage(0, (b"one", b"two")),
     )
+
+
+def vectors() -> dict[str, object]:
+    """Every vector, as JSON values; bytes are hexadecimal."""
+    run_envelope = seal(LEARNER, RUN_MANIFEST, run=NO_RUN, now=NOW)
+    run = envelope_digest(run_envelope)
+    policy = PolicyManifest(0, 0, BLOB, digest("p2prl/vector/v1", b"state"), b"", bytes(range(32)), 1_800_000_000_000)
+    policy_envelope = seal(LEARNER, policy, run=run, now=NOW)
+    group = rollout_group(envelope_digest(policy_envelope))
+    group_envelope = seal(VOLUNTEER, group, run=run, now=NOW)
+    name = envelope_digest(group_envelope)
+    receipt = Receipt(
+        name, VOLUNTEER.public_key, 0, 7, int(ReceiptState.VERIFIED), "", tokens=4, completions=2, reward=1.0
+    )
+    receipts = seal(LEARNER, Receipts(1, (receipt,)), run=run, now=NOW)
+    verdict_body = Verdict(name, VOLUNTEER.public_key, 0, True, "", tokens=4, mismatched=0, worst_margin=0.0)
+    verdict = seal(VOLUNTEER, verdict_body, run=run, now=NOW)
+    first, head = append(0, GENESIS, receipts)
+    second, top = append(1, head, verdict)
+    record = PeerRecord(int(Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0)
+    envelopes: dict[str, bytes] = {
+        "run_manifest": run_envelope,
+        "policy_manifest": policy_envelope,
+        "policy_head": seal(LEARNER, policy_head(run, policy, policy_envelope), run=run, now=NOW),
+        "rollout_group": group_envelope,
+        "receipts": receipts,
+        "verdict": verdict,
+        "storage_receipt": seal(LEARNER, StorageReceipt((name,)), run=run, now=NOW),
+        "ledger_head": seal(LEARNER, LedgerHead(2, top, 1, True), run=run, now=NOW),
+        "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
+        "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
+    }
     key = SlotKey(run=run, beacon=policy.beacon, policy=name, peer=VOLUNTEER.public_key, slot=7)
     work = slot_work(key, RUN_MANIFEST.tasks, 3)
     address = f"/ip4/203.0.113.7/tcp/4001/p2p/{LEARNER.peer_id}"
@@ -168,7 +181,7 @@ def vectors() -> dict[str, object]:
         "envelopes": {
             kind: {"bytes": raw.hex(), "digest": envelope_digest(raw).hex()} for kind, raw in envelopes.items()
         },
-        "frames": {type(message).__name__: frames.pack(message).hex() for message in link_messages},
+        "frames": {type(message).__name__: frames.pack(message).hex() for message in link_messages(run, name)},
         "ledger": {"entries": [first.hex(), second.hex()], "heads": [head.hex(), top.hex()]},
         "slot": {
             "policy": name.hex(),

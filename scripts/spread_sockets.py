@@ -1,6 +1,6 @@
 """Spread a blob over real sockets and shaped links, one process and one libp2p daemon a peer, against the lower bound.
 
-    python scripts/spread_sockets.py --out docs/benchmarks/spread_sockets.json      # three cases, two minutes
+    python -m scripts.spread_sockets --out docs/benchmarks/spread_sockets.json      # three cases, two minutes
 
 Half of the volunteers have 20/5 Mbit/s, half 10/2. Cases: all live; three of eight are killed when they hold half; one
 peer more, of 20/5, serves corrupt chunks. Uplinks are the product's own cap; downlinks are shaped at the receiver.
@@ -17,10 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from p2prl.protocol.kinds import Role
-from tests.loopback.shaped_swarm import ShapedPeer, ShapedSwarm
+from p2prl.testing.shaped_swarm import ShapedPeer, ShapedSwarm
 
 HOMES = ((5.0, 20.0), (2.0, 10.0))
 """Upload and download, Mbit/s."""

@@ -1,10 +1,10 @@
-"""The staleness benchmark in a real swarm: processes, sockets, three volunteers, and groups that arrive late.
+"""The staleness benchmark in a real swarm: processes, sockets, three volunteers, and delayed groups.
 
     nice -n 19 python -m scripts.staleness_swarm --seeds 3 --out runs/staleness-swarm
 
-Each run is `p2prl init`, `learn --delay LAW` and three `join`s, then `p2prl eval` on fresh prompts. Methods share the
-seed's first weights. Results go to OUT/results.jsonl, one line a run: an interrupted benchmark goes on where it was.
-Needs the development checkout: it starts processes as `tests/loopback` does.
+Each run is `p2prl init`, `p2prl.testing.delayed_learner` and three `p2prl join`, then `p2prl eval` on fresh prompts.
+Methods share the seed's initial weights. Results go to OUT/results.jsonl, one line for each run: an interrupted
+benchmark continues where it was.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pathlib import Path
 import msgspec
 
 from p2prl.bench.results.seed_file import Line, SeedFile
-from tests.loopback.swarm_processes import LISTEN, SwarmProcesses, command, wait_until
+from p2prl.testing.swarm_processes import LISTEN, SwarmProcesses, command, wait_until
 
 _EVALUATED = 4096
 """Fresh prompts of the final evaluation: a standard error of .007 at a reward of .8."""
 
 _PATIENCE_S = 3600.0
-"""Longest time of one process, on a machine that does much else."""
+"""Longest time of one process, on a busy machine."""
 
 _PUBLISH_EVERY = 4
-"""Updates between versions: weights must reach everybody, and four of sixty-four updates blur nothing."""
+"""Updates between versions: weights must reach everybody, and 4 updates matter little beside a delay of 64."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about a run but its seed."""
+    """Everything about a run except its seed."""
 
     method: str
     delay: str
@@ -44,7 +44,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one run came to."""
+    """Result of one run."""
 
     seed: int
     reward: float
@@ -62,14 +62,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Where the runs of one setting live, and their seed."""
+    """One run: its setting, seed and folder."""
 
     setting: Setting
     seed: int
     folder: Path
 
     def run(self, first_weights: Path) -> Result:
-        """Train with a swarm of processes, measure what came of it, keep the metrics only."""
+        """Train with a swarm of processes, evaluate the result, and keep only the metrics."""
         name = f"{self.setting.method.replace(':', '-')}-{self.seed}"
         directory = self.folder / name
         shutil.rmtree(directory, ignore_errors=True)
@@ -108,7 +108,9 @@ class Plan:
         )
 
     def _train(self, swarm: SwarmProcesses, run: Path) -> None:
-        learner = swarm.start("learner", "learn", str(run), "--delay", self.setting.delay, *LISTEN)
+        learner = swarm.start(
+            "learner", str(run), "--delay", self.setting.delay, *LISTEN, module="p2prl.testing.delayed_learner"
+        )
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=300, what="a link")
         volunteers = [
             swarm.start(
@@ -144,7 +146,7 @@ def main() -> int:
     """Run what is missing and print the table; exit 1 unless the first method ends above every other on all seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default="gepo_t,grpo", help="losses, best first, as gepo_t:sharpness=1")
-    parser.add_argument("--delay", default="const:64", help="law of delay, as in p2prl bench staleness")
+    parser.add_argument("--delay", default="const:64", help="delay distribution, as in p2prl bench staleness")
     parser.add_argument("--updates", type=int, default=200, help="learner updates of a run")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--volunteers", type=int, default=3, help="volunteer processes")
@@ -192,7 +194,7 @@ def main() -> int:
 
 
 def _first_weights(out: Path, seed: int) -> Path:
-    """The seed's warm start, made once."""
+    """The seed's initial weights, made once."""
     base = out / f"seed-{seed}"
     if not base.exists():
         _succeed(SwarmProcesses(out), "init", base.name, "--in", str(out), "--seed", str(seed))
@@ -207,7 +209,7 @@ def _succeed(swarm: SwarmProcesses, *arguments: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line for the person watching."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 

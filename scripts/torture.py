@@ -1,10 +1,9 @@
-"""Kill the roles of one run at random moments, or cut a volunteer off, and hold the run to its promises.
+"""Kill the roles of one run at random moments, or cut a volunteer off, and check the run's guarantees.
 
     python -m scripts.torture --kills 20 --seed 0
     python -m scripts.torture --cut 60
 
-Needs the development checkout: it uses the checks of `tests/loopback`. Prints what it did and exits 1 when a promise
-was broken; the folder is then kept.
+Prints its actions and exits 1 when a guarantee is broken; the folder is then kept.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.loopback.crash_run import CrashPlan, CrashRun
-from tests.loopback.cut_run import CutPlan, cut_off
-from tests.loopback.swarm_processes import SwarmProcesses, command
+from p2prl.testing.crash_run import CrashPlan, CrashRun
+from p2prl.testing.disconnect_run import DisconnectPlan, disconnect_volunteer
+from p2prl.testing.swarm_processes import SwarmProcesses, command
 
 _REWARD_WANTED = 0.80
 
 
 def main() -> int:
-    """Run one torment and print its report as JSON."""
+    """Run one test and print its report as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="kill -9s of random roles")
     parser.add_argument("--cut", type=float, default=0.0, help="seconds to cut one volunteer off, instead of killing")
     parser.add_argument("--updates", type=int, default=300, help="learner updates of the run")
-    parser.add_argument("--seed", type=int, default=0, help="order, moments and manners of the kills")
+    parser.add_argument("--seed", type=int, default=0, help="order, moments and kinds of the kills")
     parser.add_argument("--dead-band", type=int, default=0, help="dead_band_ulp of the run")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
     swarm = SwarmProcesses(folder)
     try:
         with swarm.running():
-            document = _torment(swarm, arguments)
+            document = _run_test(swarm, arguments)
     except AssertionError as error:
         say(f"BROKEN: {error}\nKept in {folder}")
         return 1
@@ -47,8 +46,8 @@ def main() -> int:
     return 0
 
 
-def _torment(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, Any]:
-    # A staleness bound beyond the run's length: work done while cut off is late by design, and must still be used.
+def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, Any]:
+    # A staleness bound beyond the run's length: work done while cut off is stale by design, and must still be used.
     options = ("--staleness", "1024", "--publish-every", "5", "--seed", "0")
     made = command("init", "run", "--in", str(swarm.folder), *options, environment=swarm.environment())
     assert made.returncode == 0, made.stderr
@@ -57,15 +56,15 @@ def _torment(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, 
     assert line in settings, "the preset sets no dead band to change"
     (run / "run.toml").write_text(settings.replace(line, f"dead_band_ulp = {arguments.dead_band} "))
     if arguments.cut:
-        return dataclasses.asdict(cut_off(swarm, run, CutPlan(cut_s=arguments.cut), say=say))
+        return dataclasses.asdict(disconnect_volunteer(swarm, run, DisconnectPlan(cut_s=arguments.cut), say=say))
     plan = CrashPlan(kills=arguments.kills, updates=arguments.updates, seed=arguments.seed)
-    report = CrashRun(swarm, run, plan, say=say).torment()
+    report = CrashRun(swarm, run, plan, say=say).execute()
     assert report.reward >= _REWARD_WANTED, f"the reward ended at {report.reward:.3f}"
     return report.summary()
 
 
 def say(text: str) -> None:
-    """A line for the person watching."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 

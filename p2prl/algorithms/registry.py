@@ -79,6 +79,8 @@ class LossSpec:
     """True: a part of a batch may not split a group."""
     needs_staleness: bool = False
     """True: the batch must say how stale each completion is."""
+    result_version: int = 1
+    """Raised when the loss's numbers change, so that benchmarks do not use results of the older loss again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A whole swarm in one thread: the same cores over a seeded network on virtual time.
+"""Simulator: a whole swarm in one thread, the product's state machines over a seeded network on virtual time.
 
-Floor 6: it may use every role; nothing but the command line uses it.
+It may use every role; benchmarks, testing tools and the command line use it.
 """

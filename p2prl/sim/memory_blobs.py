@@ -1,4 +1,4 @@
-"""Chunks in memory: the simulator's `BlobStore`. It outlives a simulated crash, as a disk would."""
+"""The simulator's `BlobStore`, in memory. It survives a simulated crash, as a disk would."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class MemoryBlobs:
         self._finished: dict[Digest, None] = {}
 
     def add(self, ref: BlobRef, data: bytes | memoryview) -> None:
-        """Keep a blob made here, whole."""
+        """Add a complete blob."""
         view = memoryview(data)
         spans = [ref.span(index) for index in range(len(ref.chunks))]
         self._chunks[ref.root] = {i: bytes(view[start : start + size]) for i, (start, size) in enumerate(spans)}
         self._finished[ref.root] = None
 
     def lay(self, name: Digest, data: bytes) -> None:
-        """Keep bytes that are no blob of the run's, under a name of their own."""
+        """Add bytes that are no blob of the run, under a name of their own: a local base."""
         self._chunks[name] = {0: data}
 
     def whole(self, ref: BlobRef) -> bytes:
@@ -32,12 +32,12 @@ class MemoryBlobs:
         return b"".join(chunks[index] for index in range(len(ref.chunks)))
 
     def by_root(self, root: Digest) -> bytes:
-        """The bytes of a finished blob by its name. Raises `KeyError` for one that is not here."""
+        """The bytes of a finished blob by its root. Raises `KeyError` when it is missing."""
         chunks = self._chunks[root]
         return b"".join(chunks[index] for index in sorted(chunks))
 
     def holds(self, root: Digest) -> bool:
-        """Whether a blob is here and whole."""
+        """Whether a blob is here and complete."""
         return root in self._finished
 
     @property

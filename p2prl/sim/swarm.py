@@ -1,4 +1,4 @@
-"""A whole swarm with its real roles in one thread: the learner and the volunteers of life, on virtual time.
+"""A swarm with its real roles in one thread: learner and volunteers on virtual time.
 
 `Learner`, `Volunteer`, `Node` and everything below them are the classes that run over sockets; only the network, the
 clock and the randomness are replaced. Computation takes no virtual time of its own: an update is given
@@ -7,10 +7,9 @@ clock and the randomness are replaced. Computation takes no virtual time of its 
 
 from __future__ import annotations
 
-import copy
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,38 +21,29 @@ from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.learner.loss_pipeline import LossPipeline
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.run_files import LearnerPaths
-from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner, LearnerConfig
-from p2prl.models.evaluation import evaluate
-from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_files import export_run_files
-from p2prl.models.text_codec import Codec
-from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.weight_layout import layout_of
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
-from p2prl.protocol.manifests import RunManifest
-from p2prl.sim.broadcast_swarm import identity_of
-from p2prl.sim.delay_laws import parse_delay
-from p2prl.sim.hosts import slow_envelopes
-from p2prl.sim.stand_ins import SharedEngine, SharedModel, SimulatedNetwork
-from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.sim.delay_distributions import parse_delay
+from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
+from p2prl.sim.protocol_swarm import identity_of
+from p2prl.sim.shared_engine import SharedEngine
+from p2prl.sim.simulated_port import SimulatedPort
+from p2prl.sim.simulated_run import SimulatedRun
+from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 
 _IDLE_TURN_S = 5.0
-"""A role with nothing to do looks around this often, as its polling loop does in life."""
-
-_EVALUATION_PROMPTS = 1024
+"""Time between two turns of a role with nothing to do, as of its polling loop over sockets."""
 
 _OUTAGE_S = 60.0
-"""How long a crashed volunteer stays down."""
+"""Time a crashed volunteer stays down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +53,7 @@ class SwarmConfig:
     volunteers: int = 8
     updates: int = 60
     delay: str = "const:0"
-    """Law of the extra time a group takes to its receiver, seconds (`p2prl.sim.delay_laws`)."""
+    """Distribution of the extra time a group takes to its receiver, seconds (`p2prl.sim.delay_distributions`)."""
     step_seconds: float = 20.0
     """Virtual seconds of one update."""
     sample_seconds: float = 20.0
@@ -77,13 +67,13 @@ class SwarmConfig:
     staleness_bound: int = 128
     publish_every: int = 2
     max_virtual_s: float = 24 * 3600.0
-    """The swarm is given up when it has not finished by then."""
+    """The simulation stops when the learner has not finished by then."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmResult:
-    """What a simulated run came to."""
+    """Figures of a simulated run: one field for each that `p2prl sim` prints."""
 
     trace_hash: str
     reward_before: float
@@ -97,7 +87,7 @@ class SwarmResult:
     groups_verified: int
     groups_rejected: int
     caught_up_s: float
-    """Virtual seconds after the run's end until every volunteer held the last version; −1 if ten minutes did not do."""
+    """Virtual seconds after the run's end until every volunteer held the last version; −1 after ten minutes without."""
     patch_bytes: int = 0
     """Bytes of patches that volunteers rebuilt versions from."""
     whole_bytes: int = 0
@@ -106,47 +96,34 @@ class SwarmResult:
     """What all versions that reached volunteers would have cost whole."""
 
 
+@dataclass(slots=True)
+class _VolunteerHost:
+    """One simulated volunteer over its crashes: the disk and the port stay, the role is made anew at each boot."""
+
+    identity: Identity
+    number: int
+    port: SimulatedPort
+    blobs: DiskBlobStore
+    role: Volunteer
+
+
 class Swarm:
     """A learner and its volunteers."""
 
     def __init__(self, config: SwarmConfig, loaded: LoadedModel, directory: Path) -> None:
-        """`loaded` is the policy to start from; `directory` takes journals, spools and published weights."""
+        """`loaded` is the initial policy; `directory` takes journals, spools and published weights."""
         self._config = config
         self._directory = directory
-        law = parse_delay(config.delay)
-        self.network = VirtualNetwork(
-            config.seed, links=LinkConfig(loss=config.loss), delay=slow_envelopes(Kind.ROLLOUT_GROUP, law)
+        groups_delayed = slow_envelopes(Kind.ROLLOUT_GROUP, parse_delay(config.delay))
+        self.network = VirtualNetwork(config.seed, links=LinkConditions(loss=config.loss), delay=groups_delayed)
+        self._rng = random.Random(f"swarm/{config.seed}")  # noqa: S311 - simulated, not secret
+        self._run = SimulatedRun.of(
+            loaded, staleness_bound=config.staleness_bound, publish_every=config.publish_every, seed=config.seed
         )
-        self._dice = random.Random(f"swarm/{config.seed}")  # noqa: S311 - a simulator's dice
-        self._key = identity_of(f"learner {config.seed}")
-        plan = RunPlan(
-            name="simulated",
-            goal="see a swarm learn on virtual time",
-            task="chain4",
-            model=None,
-            staleness_bound=config.staleness_bound,
-            publish_every=config.publish_every,
-            dtype="bfloat16",
-            compute_dtype="float32",
-            seed=config.seed,
-        )
-        files = export_run_files(loaded)
-        self._manifest = run_manifest(plan, loaded, self._key.public_key, files, now=START)
-        self._manifest_raw = seal(self._key, self._manifest, run=bytes(32), now=START)
-        self._run = envelope_digest(self._manifest_raw)
-        self._layout = layout_of(loaded.model, self._manifest.dtype)
-        self._loaded = loaded
-        self._model = SharedModel(TransformersEngine(_copy(loaded), self._layout))
-        self._work = GroupWork(self._manifest, self._run, Codec(loaded.tokenizer, loaded.model))
-        self._blobs = DiskBlobStore(directory / "learner" / "blobs")
-        for file in self._manifest.files:
-            self._blobs.add(file.blob, files[file.name])
         self._metrics: list[dict[str, Any]] = []
         self._finished = False
         self._counts: dict[str, int] = {}
-        self._volunteers: dict[PeerId, Volunteer] = {}
-        self._boots: dict[PeerId, Callable[[], None]] = {}
-        self._disks: dict[PeerId, DiskBlobStore] = {}
+        self._volunteers: dict[PeerId, _VolunteerHost] = {}
         self._learner = self._start_learner()
         for number in range(config.volunteers):
             self._start_volunteer(number)
@@ -154,23 +131,23 @@ class Swarm:
 
     def run(self, *, on_progress: Callable[[float], None]) -> SwarmResult:
         """Let virtual time pass until the learner's updates are done."""
-        before = self._evaluate()
+        before = self._run.reward_now()
         while not self._finished and self.network.elapsed < self._config.max_virtual_s:
             self.network.run_for(30.0)
             on_progress(len(self._metrics) / self._config.updates)
         caught_up = self._await_everyone()
         self._learner.close()
         for volunteer in self._volunteers.values():
-            volunteer.close()
-        for disk in self._disks.values():
-            disk.close()
+            volunteer.role.close()
+        for volunteer in self._volunteers.values():
+            volunteer.blobs.close()
         staleness = sorted(age for metrics in self._metrics for age in metrics["staleness"])
         counts = self._counts
         fetched = [self.network.node(peer).download_stats for peer in self._volunteers if self.network.is_up(peer)]
         return SwarmResult(
             trace_hash=self.network.trace,
             reward_before=before,
-            reward_after=self._evaluate(),
+            reward_after=self._run.reward_now(),
             updates=len(self._metrics),
             virtual_s=self.network.elapsed,
             messages=self.network.counters.frames,
@@ -187,17 +164,20 @@ class Swarm:
     # --- roles -------------------------------------------------------------------------------------------------
 
     def _start_learner(self) -> Learner:
-        config = self._config
+        config, run = self._config, self._run
+        blobs = DiskBlobStore(self._directory / "learner" / "blobs")
+        for file in run.manifest.files:
+            blobs.add(file.blob, run.files[file.name])
         learner = Learner(
             paths=LearnerPaths(self._directory / "learner"),
-            identity=self._key,
-            manifest=self._manifest,
-            run=self._run,
-            model=self._loaded.model,
-            tokenizer=self._loaded.tokenizer,
-            layout=self._layout,
-            engine=SharedEngine(self._model),
-            work=self._work,
+            identity=run.key,
+            manifest=run.manifest,
+            run=run.run,
+            model=run.loaded.model,
+            tokenizer=run.loaded.tokenizer,
+            layout=run.layout,
+            engine=SharedEngine(run.model),
+            work=run.work,
             estimator=LossPipeline.plain(build_loss("gepo_t")),
             config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
             clock=self.network.loop_clock,
@@ -205,7 +185,7 @@ class Swarm:
             on_metrics=self._metrics.append,
             on_notice=lambda _: None,
         )
-        port = self._host(self._key, Role.LEARNER, self._blobs, versions_kept(self._manifest))
+        port = self._host(run.key, Role.LEARNER, blobs, versions_kept(run.manifest))
         learner.attach(port)
         self._turns(port, lambda: self._learner_turn(learner))
         return learner
@@ -223,115 +203,96 @@ class Swarm:
 
     def _start_volunteer(self, number: int) -> None:
         identity = identity_of(f"volunteer {self._config.seed}/{number}")
-        peer = identity.peer_id
-        pace = self._config.sample_seconds * 2.0 ** (2 * self._dice.random() - 1)
+        pace = self._config.sample_seconds * 2.0 ** (2 * self._rng.random() - 1)
         blobs = DiskBlobStore(self._directory / f"volunteer-{number}" / "blobs")
         port = self._host(identity, Role.VOLUNTEER, blobs, keep_versions=4)
-        self._disks[peer] = blobs
-
-        def boot() -> None:
-            """Power on: everything but the spool and the blobs on disk is new."""
-            if peer in self._volunteers:
-                self._volunteers[peer].close()
-            self._volunteers[peer] = self._make_volunteer(identity, number)
-            self._volunteers[peer].attach(port)
-
-        boot()
-        self._boots[peer] = boot
-        self._turns(port, lambda: self._volunteer_turn(self._volunteers[peer], port, pace))
+        role = self._make_volunteer(identity, number)
+        role.attach(port)
+        host = self._volunteers[identity.peer_id] = _VolunteerHost(identity, number, port, blobs, role)
+        self._turns(port, lambda: self._volunteer_turn(host, pace))
 
     def _make_volunteer(self, identity: Identity, number: int) -> Volunteer:
         return Volunteer(
             identity=identity,
-            run=self._run,
+            run=self._run.run,
             spool_path=self._directory / f"volunteer-{number}" / "spool.db",
-            # Delayed groups have neither been lost nor refused: they are not sent again, and do not hold anyone up.
+            # Delayed groups are neither lost nor refused: they are not sent again, and do not hold anyone up.
             config=VolunteerConfig(
                 redeliver_s=4 * 3600.0,
                 agent=AgentConfig(slots_per_batch=2, backlog=1_000_000),
             ),
             clock=self.network.loop_clock,
-            bootstrap=RunBootstrap(self._prepare, lambda *_: None),
+            bootstrap=RunBootstrap(self._run.prepare, lambda *_: None),
             on_progress=lambda _: None,
             on_notice=lambda _: None,
         )
 
-    def _prepare(self, manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
-        del manifest, files
-        return Prepared(SharedEngine(self._model), self._work)
-
-    def _volunteer_turn(self, volunteer: Volunteer, port: SimulatedNetwork, pace: float) -> float:
-        port.hold_s = pace
-        action = volunteer.turn(wait_s=0.0)
-        port.hold_s = 0.0
+    def _volunteer_turn(self, host: _VolunteerHost, pace: float) -> float:
+        host.port.hold_s = pace
+        action = host.role.turn(wait_s=0.0)
+        host.port.hold_s = 0.0
         return pace if isinstance(action, Sample) else _IDLE_TURN_S
 
-    # --- the stage ---------------------------------------------------------------------------------------------
+    # --- machines and faults -----------------------------------------------------------------------------------
 
-    def _host(self, identity: Identity, role: Role, store: DiskBlobStore, keep_versions: int) -> SimulatedNetwork:
-        peer = identity.peer_id
-        port = SimulatedNetwork(self.network, peer, (self.network.address(peer),), store.path)
+    def _host(self, identity: Identity, role: Role, store: DiskBlobStore, keep_versions: int) -> SimulatedPort:
+        peer, run = identity.peer_id, self._run
+        port = SimulatedPort(self.network, peer, (self.network.address(peer),), store.path)
         config = NodeConfig(role=role, keep_versions=keep_versions, rebuilds=role is Role.VOLUNTEER)
 
         def make(now: float, rng: random.Random) -> Node:
-            node = Node(identity, self._run, store, rng, config, now)
+            node = Node(identity, run.run, store, rng, config, now)
             if role is Role.LEARNER or port.held:
-                node.begin(self._manifest_raw, [raw for root, raw in port.held.items() if store.path(root).exists()])
+                node.begin(run.manifest_raw, [raw for root, raw in port.held.items() if store.path(root).exists()])
             return node
 
-        self.network.host(peer, self._run, make, port.on_event)
+        self.network.host(peer, run.run, make, port.on_event)
         if role is not Role.LEARNER:
-            self.network.connect(peer, self._key.peer_id)
+            self.network.connect(peer, run.key.peer_id)
         return port
 
-    def _turns(self, port: SimulatedNetwork, turn: Callable[[], float]) -> None:
-        """Take turns for ever: each says after how many virtual seconds the next one is due."""
+    def _turns(self, port: SimulatedPort, turn: Callable[[], float]) -> None:
+        """Take turns without end: each returns the virtual seconds until the next one."""
 
         def take() -> None:
             wait = turn() if self.network.is_up(port.peer) else _IDLE_TURN_S
             self.network.after(wait, take)
 
-        self.network.after(self._dice.random(), take)
+        self.network.after(self._rng.random(), take)
 
     def _schedule_faults(self) -> None:
         peers = sorted(self._volunteers)
         if self._config.partition is not None:
             begins, ends = (START + moment for moment in self._config.partition)
             away = peers[: len(peers) // 2]
-            rest = [self._key.peer_id, *peers[len(peers) // 2 :]]
+            rest = [self._run.key.peer_id, *peers[len(peers) // 2 :]]
             self.network.partition((away, rest), begins, ends)
         span = self._config.updates * self._config.step_seconds
-        for peer in self._dice.sample(peers, min(self._config.crashes, len(peers))):
-            moment = START + span * self._dice.random()
+        for peer in self._rng.sample(peers, min(self._config.crashes, len(peers))):
+            moment = START + span * self._rng.random()
             self.network.at(moment, partial(self.network.crash, peer))
             self.network.at(moment + _OUTAGE_S, partial(self._restart, peer))
 
     def _restart(self, peer: PeerId) -> None:
-        self._boots[peer]()
+        host = self._volunteers[peer]
+        host.role.close()  # releases the spool before the new role opens it
+        host.role = self._make_volunteer(host.identity, host.number)
+        host.role.attach(host.port)
         self.network.restart(peer)
-        self.network.connect(peer, self._key.peer_id)
+        self.network.connect(peer, self._run.key.peer_id)
 
     def _await_everyone(self) -> float:
         """Virtual seconds after the run's end until every volunteer holds the last version; −1 after ten minutes."""
         ended = self.network.elapsed
         newest = self._learner.version
         for _ in range(60):
-            if all(volunteer.held_version == newest for volunteer in self._volunteers.values()):
+            if all(host.role.held_version == newest for host in self._volunteers.values()):
                 return self.network.elapsed - ended
             self.network.run_for(10.0)
         return -1.0
-
-    def _evaluate(self) -> float:
-        engine = TransformersEngine(_copy(self._loaded), self._layout)
-        return evaluate(engine, self._work, prompts=_EVALUATION_PROMPTS, seed=self._config.seed).reward
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:
     if not values:
         return 0.0, 0.0, 0.0
     return float(statistics.median(values)), values[min(len(values) - 1, int(0.95 * len(values)))], values[-1]
-
-
-def _copy(loaded: LoadedModel) -> Any:
-    """The same architecture with the same weights, so that one can be trained while the other samples."""
-    return copy.deepcopy(loaded.model).eval()

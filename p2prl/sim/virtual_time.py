@@ -1,4 +1,4 @@
-"""Virtual time: a heap of actions, run in the order of their time and, at one time, of their making."""
+"""Virtual time: a heap of actions, run in order of their time and, at equal times, in the order they were planned."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Callable
 
 START = 1_800_000_000.0
-"""Where virtual time begins, seconds since the Unix epoch: a real date, so that envelopes and records are timely."""
+"""Begin of virtual time, seconds since the Unix epoch: a real date, so that envelopes and records are not expired."""
 
 Action = Callable[[], None]
 
 
 class VirtualLoop:
-    """Runs actions at their times. It is a `Clock`'s source, and never sleeps."""
+    """Runs actions at their virtual times and never sleeps."""
 
     def __init__(self) -> None:
         self.now = START
@@ -23,7 +23,7 @@ class VirtualLoop:
         """Actions run so far."""
 
     def at(self, when: float, action: Action) -> None:
-        """Run `action` at virtual time `when`; at once, in turn, when that is past."""
+        """Run `action` at virtual time `when`; a time in the past means now, after what is due already."""
         heapq.heappush(self._queue, (max(when, self.now), next(self._sequence), action))
 
     def run_until(self, when: float, *, after_each: Action | None = None) -> None:
@@ -36,3 +36,13 @@ class VirtualLoop:
             if after_each is not None:
                 after_each()
         self.now = max(self.now, when)
+
+
+class LoopClock:
+    """A clock without error: virtual time itself."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> float:
+        return self._loop.now

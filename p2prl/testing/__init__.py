@@ -1,1 +1,23 @@
-"""Testing tools for p2prl and its extensions: in-memory transport, delayed delivery, adversaries, patch swarm."""
+"""Testing tools, for this project's tests and benchmarks and for packages that extend p2prl.
+
+In one process, without sockets:
+
+* `memory_transport` — transports that share an event loop: for tests of whatever drives a transport.
+* `patched_swarm` — a simulated swarm (`p2prl.sim`) whose learner publishes real patches.
+* `delayed_port` — a network port that holds rollout groups back, so that training gets stale data.
+* `adversaries` — engines of dishonest volunteers.
+* `patch_properties` — strategies for weights with any bit pattern, and properties of the patch codec (needs
+  hypothesis).
+
+With real processes and sockets on this machine:
+
+* `swarm_processes` — start, kill and find again the processes of a swarm; one process tree for each role.
+* `crash_run`, `disconnect_run` — one swarm whose roles are killed at random, or one of whose volunteers is cut off.
+* `run_audit` — check a finished run from its files alone: ledger, spools, journal, weights.
+* `shaped_swarm`, `shaped_peer` — peers with a chosen uplink and downlink, one of which may serve corrupt chunks.
+* `python -m p2prl.testing.cheating_volunteer`, `python -m p2prl.testing.delayed_learner` — `p2prl join` and
+  `p2prl learn` with a dishonest engine, or with delayed groups.
+
+The product never imports this package: it is the highest layer, above the command line. `docs/testing.md` shows it in
+use.
+"""

@@ -1,28 +1,30 @@
-"""Volunteers that lie, for the simulator and for tests over sockets: honest volunteers with one part replaced."""
+"""Engines of dishonest volunteers, for simulations and for tests over sockets.
+
+An adversary is an honest volunteer whose engine is replaced. To test another attack, write an engine and add it to
+`ADVERSARIES`.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from types import MappingProxyType
 
-from p2prl.client.service import Volunteer
-from p2prl.errors import ConfigError
 from p2prl.models.engine_port import Engine, Generation, GenerationRequest, Scored, StagedWeights, Weights
-from p2prl.models.group_work import Prepared
 from p2prl.protocol.digests import DIGEST_BYTES, Digest
-from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rollout_group import EngineClass
+
+_VOCABULARY = 16
+"""Token ids below this exist in every model the project trains."""
 
 
 class FabricatingEngine:
-    """Makes completions up without a forward pass: well-formed, plausible log-probs, any tokens."""
+    """Makes up completions without a forward pass: well-formed, with plausible log-probs."""
 
-    def __init__(self, honest: Engine, vocabulary: int) -> None:
+    def __init__(self, honest: Engine, vocabulary: int = _VOCABULARY) -> None:
         self._honest = honest
         self._vocabulary = vocabulary
-        self._dice = random.Random(0)  # noqa: S311 - a cheat's dice
+        self._rng = random.Random(0)
 
     @property
     def engine_class(self) -> EngineClass:
@@ -30,15 +32,15 @@ class FabricatingEngine:
         return self._honest.engine_class
 
     def load_weights(self, weights: Weights) -> None:
-        """Takes no weights: that is the saving it is after."""
+        """Ignore the weights: not computing is what the cheat saves."""
         del weights
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
-        """Checks nothing either."""
+        """Accept any weights, unchecked."""
         return StagedWeights(version=version, weights=weights, answer=Digest(bytes(DIGEST_BYTES)))
 
     def swap(self, staged: StagedWeights) -> None:
-        """See `load_weights`."""
+        """Ignore the weights."""
         del staged
 
     def generate(
@@ -53,25 +55,16 @@ class FabricatingEngine:
         return [self._make_up(request) for request in requests]
 
     def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
-        """As the honest engine: cheats do not validate."""
+        """As the honest engine: this cheat does not validate."""
         return self._honest.replay(requests, token_ids)
 
     def _make_up(self, request: GenerationRequest) -> Generation:
-        length = 1 + self._dice.randrange(request.max_new_tokens)
+        length = 1 + self._rng.randrange(request.max_new_tokens)
         others = [token for token in range(self._vocabulary) if token not in request.stop_ids]
-        body = [self._dice.choice(others) for _ in range(length - 1)]
+        body = [self._rng.choice(others) for _ in range(length - 1)]
         tokens = (*body, min(request.stop_ids))
-        return Generation(tokens, tuple(-self._dice.random() for _ in tokens), finished=True)
+        return Generation(tokens, tuple(-self._rng.random() for _ in tokens), finished=True)
 
 
-def disguise(volunteer: Volunteer, adversary: str) -> None:
-    """Turn a volunteer into an adversary by name. Raises `ConfigError` for an unknown one."""
-    if adversary != "fabricate":
-        raise ConfigError(f"no adversary is called {adversary!r}", remedy="Adversaries: fabricate.")
-    honest_prepare = volunteer.bootstrap.prepare
-
-    def prepare(manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
-        prepared = honest_prepare(manifest, files)
-        return replace(prepared, engine=FabricatingEngine(prepared.engine, vocabulary=16))
-
-    volunteer.bootstrap.prepare = prepare
+ADVERSARIES: Mapping[str, Callable[[Engine], Engine]] = MappingProxyType({"fabricate": FabricatingEngine})
+"""Name → engine made from the honest one."""

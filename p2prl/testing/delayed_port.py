@@ -1,8 +1,8 @@
-"""A port on which rollout groups arrive late, for experiments with delay over real sockets.
+"""A network port that delivers rollout groups late, for experiments with delay over real sockets.
 
-Delay is counted in traffic, not in seconds: a group is held until so many others have arrived after it, as on a line
-of that length. A learner that uses what it gets is then behind by that many groups whatever the speed of the machine,
-and a run on a busy one measures the same as a run on a quiet one.
+Delay is counted in traffic, not in seconds: a group is held until a number of others have arrived after it. The
+learner's staleness then does not depend on the machine's speed: a run on a busy machine measures the same as a run on
+a quiet one.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class DelayedPort:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where this node can be dialled."""
+        """Addresses at which this node can be dialed."""
         return self._port.addresses
 
     @property
     def status(self) -> control.Status | None:
-        """The last status heard, if any."""
+        """The last status of the network process, if any."""
         return self._port.status
 
     @property
     def held(self) -> int:
-        """Groups that are on their way."""
+        """Groups held back now."""
         return len(self._held)
 
     def send(self, message: control.ToNetwork) -> None:
@@ -49,7 +49,7 @@ class DelayedPort:
         self._port.send(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
-        """Messages that arrived, without the groups that are held and with those whose time has come."""
+        """Messages that arrived, without the groups that are held back, and the groups that are due."""
         passed: list[control.FromNetwork] = []
         for message in self._port.poll(timeout_s):
             if not isinstance(message, control.EnvelopeArrived) or not self._hold(message.envelope):
@@ -58,11 +58,11 @@ class DelayedPort:
         return passed
 
     def close(self) -> None:
-        """Leave the network. What is held is lost on the way; its authors offer it again."""
+        """Leave the network. Groups held back are lost; their authors offer them again."""
         self._port.close()
 
     def _hold(self, envelope: bytes) -> bool:
-        """Whether this is a group whose time is yet to come. One offered again is neither a new one nor held again."""
+        """Hold a group that is not due yet, and return whether it was one. A group offered again is not held again."""
         opened = open_envelope(envelope, now=None)
         if opened.kind is not Kind.ROLLOUT_GROUP or opened.digest in self._released:
             return False

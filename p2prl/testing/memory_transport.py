@@ -1,4 +1,4 @@
-"""Several transports in one event loop: no socket, no process, for tests of what drives a transport."""
+"""Transports that share one event loop, without sockets, for tests of whatever drives a transport."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2prl.protocol.identity import PeerId
 
 @dataclass(slots=True)
 class MemoryHub:
-    """What the transports of one test share: who is there, who cannot reach whom, and the directory."""
+    """State that the transports of one test share: peers, broken links and the directory."""
 
     clock: Clock
     transports: dict[PeerId, MemoryTransport] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class MemoryHub:
 
 
 class MemoryTransport:
-    """A `Transport` that hands frames to its neighbours in the next turn of the event loop."""
+    """A `Transport` that delivers frames in the next turn of the event loop."""
 
     def __init__(self, hub: MemoryHub, peer_id: PeerId) -> None:
         self._hub = hub

@@ -1,6 +1,7 @@
-"""A rehearsal with patches: a learner whose words move as a trained policy's do, and peers that rebuild them.
+"""A simulated swarm with patches: the weights change as a trained policy's do, and peers rebuild them.
 
-`BroadcastSwarm` with real bf16 words, real patches and heads. Members decode at once: virtual time has no processor.
+`ProtocolSwarm` with real bf16 weights, real patches and policy heads. Members decode at once: virtual time has no
+processor.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.manifests import NO_BASE, BlobRef, Patch, PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
-from p2prl.sim.broadcast_swarm import BroadcastSwarm, Member
+from p2prl.sim.protocol_swarm import Member, ProtocolSwarm
 from p2prl.swarm.events import Event, PatchesReady, RunKnown
 
 SPANS = (1, 4, 16, 64)
 
 _CHANGED = 0.02
-"""Share of words an update of the rehearsal moves."""
+"""Share of weights that one update changes."""
 
 
-class PatchedSwarm(BroadcastSwarm):
+class PatchedSwarm(ProtocolSwarm):
     """A run whose learner publishes patches."""
 
     def __init__(self, *arguments: Any, words: int = 20_000, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._dice = np.random.default_rng(self.network.seed)
-        self.versions: list[NDArray[np.uint16]] = [bf16(self._dice.normal(0.0, 0.02, words).astype(np.float32))]
+        self._changes = np.random.default_rng(self.network.seed)
+        self.versions: list[NDArray[np.uint16]] = [bf16(self._changes.normal(0.0, 0.02, words).astype(np.float32))]
         self.bases: dict[str, bytes | None] = {}
-        """What a member's owner has to start from, by the member's name: words, or none after all."""
+        """Local base of a member, by the member's name: weights, or None for a base that turns out to be missing."""
         self.refused: list[tuple[str, int]] = []
-        """(member, version) of every way that did not decode."""
+        """(member, version) of every route that did not decode."""
 
     def advance(self, *, spoil: bool = False, keyframe: bool = False, bridge: bool = False) -> PolicyManifest:
-        """The learner publishes its next version with the patches it owes, and a head.
+        """The learner publishes its next version with the patches due at it, and a policy head.
 
-        `spoil` makes the patch from the version before lead elsewhere: a learner that is wrong about its own words.
+        `spoil` makes the patch from the version before give other weights: a learner with a bug.
         `bridge` adds the patch from version 0.
         """
         version = len(self.published)
@@ -64,7 +65,7 @@ class PatchedSwarm(BroadcastSwarm):
         return manifest
 
     def head(self, *, life_s: float = 900.0) -> PolicyHead:
-        """The learner's head as of now."""
+        """The learner's policy head as of now."""
         raw, newest, _ = self.published[-1]
         edges = [
             PatchEdge(manifest.version, patch.base, patch.blob.size_bytes, envelope_digest(envelope))
@@ -87,7 +88,7 @@ class PatchedSwarm(BroadcastSwarm):
         return member.store.whole(self.published[version][1].weights)
 
     def offer_base(self, member: Member, words: bytes | None) -> None:
-        """A member's owner has these words to start from, or none; once the member knows the run."""
+        """Give a member these weights as its local base, or none, once the member knows the run."""
         state = None
         if words is not None:
             state = Digest(blake3(words).digest())
@@ -96,7 +97,7 @@ class PatchedSwarm(BroadcastSwarm):
         self.network.wake(member.peer)
 
     def on_event(self, member: Member, event: Event) -> None:
-        """Name the base when the run is known, and rebuild when everything for it is here."""
+        """Name the base when the run is known, and rebuild when every patch of a route is here."""
         super().on_event(member, event)
         if isinstance(event, RunKnown) and member.name in self.bases:
             self.offer_base(member, self.bases[member.name])
@@ -136,6 +137,6 @@ class PatchedSwarm(BroadcastSwarm):
 
     def _moved(self, old: NDArray[np.uint16]) -> NDArray[np.uint16]:
         new = old.copy()
-        places = self._dice.random(len(new)) < _CHANGED
-        new[places] += self._dice.integers(0, 2, int(places.sum()), dtype=np.uint16) * np.uint16(2) - np.uint16(1)
+        places = self._changes.random(len(new)) < _CHANGED
+        new[places] += self._changes.integers(0, 2, int(places.sum()), dtype=np.uint16) * np.uint16(2) - np.uint16(1)
         return new

@@ -141,7 +141,7 @@ class LedgerWriter:
 
 def sample_run(seed: int, *, steps: int = 60, peers: int = 12, goal: str | None = None) -> LedgerWriter:
     """A run of `peers` volunteers, one of them a cheat and one too slow, and two validators."""
-    rng = random.Random(seed)  # noqa: S311 - a sample
+    rng = random.Random(seed)
     writer = LedgerWriter(manifest() if goal is None else manifest(goal=goal))
     volunteers = [identity(f"volunteer {i}") for i in range(peers)]
     validators = [identity("validator a"), identity("validator b")]
@@ -179,7 +179,7 @@ def sample_run(seed: int, *, steps: int = 60, peers: int = 12, goal: str | None 
 
 def crowd(people: int, *, steps: int = 0, reward_goal: float = 0.9) -> LedgerWriter:
     """A run with many contributors who join one after the other, a few of them very busy, and all rejections."""
-    rng = random.Random(people)  # noqa: S311 - a sample
+    rng = random.Random(people)
     writer = LedgerWriter()
     validators = [identity(f"validator {i}") for i in range(4)]
     keys = [digest("p2prl/test/crowd", index.to_bytes(8, "little")) for index in range(people)]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from p2prl.models.tiny_models import tiny_model
-from tests.loopback.run_witness import recorded_steps
-from tests.loopback.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, status_of, wait_until
+from p2prl.testing.run_audit import recorded_steps
+from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, status_of, wait_until
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(240)]
 

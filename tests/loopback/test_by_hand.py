@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.testing.run_audit import audit_run, record_everything, recorded_steps
+from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, command, rows, spools, wait_until
 from tests.command_doc import json_keys
-from tests.loopback.run_witness import examine, install, recorded_steps
-from tests.loopback.swarm_processes import RoleProcess, SwarmProcesses, command, rows, spools, wait_until
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
@@ -24,7 +24,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
     home, run = tmp_path / "home", tmp_path / "runs" / "mine"
     made = command("init", "mine", "--in", str(run.parent), environment=swarm.environment(home))
     assert made.returncode == 0, made.stderr
-    install(run)
+    record_everything(run)
     with swarm.running():
         learner = swarm.start("learner", "learn", str(run), "--updates", str(UPDATES), "--json", home=home)
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a link")
@@ -60,7 +60,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
         wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
     files = spools(home)
     assert len(files) == 2, "two workers under one home take two seats"
-    account = examine(run, files)
+    account = audit_run(run, files)
     assert account.updates == UPDATES
     assert account.rejected == 0
     assert account.policies_reproduced == account.versions

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.loopback.crash_run import CrashPlan, CrashRun
-from tests.loopback.cut_run import CutPlan, cut_off
-from tests.loopback.swarm_processes import SwarmProcesses, command
+from p2prl.testing.crash_run import CrashPlan, CrashRun
+from p2prl.testing.disconnect_run import DisconnectPlan, disconnect_volunteer
+from p2prl.testing.swarm_processes import SwarmProcesses, command
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
@@ -33,14 +33,14 @@ def test_a_run_survives_kills_of_its_roles_at_random_moments(run: Path, tmp_path
     swarm = SwarmProcesses(tmp_path / "swarm")
     plan = CrashPlan(kills=4, updates=60, seed=3, volunteers=2, pause_s=(0.5, 2.0))
     with swarm.running():
-        report = CrashRun(swarm, run, plan, say=print).torment()
-    account = report.account
-    assert account is not None
+        report = CrashRun(swarm, run, plan, say=print).execute()
+    audit = report.audit
+    assert audit is not None
     assert len(report.killed) == plan.kills
     assert report.resumes_checked >= 1
-    assert account.updates == plan.updates
-    assert account.policies_reproduced == account.versions == 13
-    assert account.rejected == 0
+    assert audit.updates == plan.updates
+    assert audit.policies_reproduced == audit.versions == 13
+    assert audit.rejected == 0
     assert report.reward >= 0.75  # 60 updates here; the full 300 of scripts/torture.py end above .9
     assert report.learner_back_s < 20.0
 
@@ -48,7 +48,7 @@ def test_a_run_survives_kills_of_its_roles_at_random_moments(run: Path, tmp_path
 def test_work_done_while_cut_off_is_used_afterwards(run: Path, tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "swarm")
     with swarm.running():
-        report = cut_off(swarm, run, CutPlan(cut_s=15.0), say=print)
+        report = disconnect_volunteer(swarm, run, DisconnectPlan(cut_s=15.0), say=print)
     assert report.versions_sampled <= 2
     assert report.verified > 0
     assert report.trained_on > 0

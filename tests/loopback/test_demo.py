@@ -9,15 +9,15 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.command_doc import json_keys
-from tests.loopback.run_witness import settled_groups
-from tests.loopback.swarm_processes import (
+from p2prl.testing.run_audit import settled_groups
+from p2prl.testing.swarm_processes import (
     RoleProcess,
     SwarmProcesses,
     command,
     daemon_folder,
     wait_until,
 )
+from tests.command_doc import json_keys
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 

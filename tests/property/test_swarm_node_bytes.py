@@ -32,8 +32,8 @@ from p2prl.protocol.link_messages import (
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.sim.protocol_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node

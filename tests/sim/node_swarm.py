@@ -7,13 +7,13 @@ from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.link_messages import Hello
-from p2prl.sim.broadcast_swarm import BroadcastSwarm, Member
+from p2prl.sim.protocol_swarm import Member, ProtocolSwarm
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 
 
-def swarm(seed: int = 1, volunteers: int = 0) -> BroadcastSwarm:
-    made = BroadcastSwarm(VirtualNetwork(seed))
+def swarm(seed: int = 1, volunteers: int = 0) -> ProtocolSwarm:
+    made = ProtocolSwarm(VirtualNetwork(seed))
     made.add("learner", Role.LEARNER)
     for index in range(volunteers):
         made.add(f"v{index}", bootstrap=("learner",))
@@ -24,7 +24,7 @@ def events_of(member: Member, kind: type) -> list[object]:
     return [event for event in member.events if isinstance(event, kind)]
 
 
-def publish_head(made: BroadcastSwarm, *, finished: bool) -> None:
+def publish_head(made: ProtocolSwarm, *, finished: bool) -> None:
     """The learner publishes a ledger head, final or not."""
     learner, now = made.members["learner"], made.network.now
     raw = seal(learner.identity, LedgerHead(1, bytes(32), 1, finished), run=made.run, now=now)

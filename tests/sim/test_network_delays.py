@@ -1,4 +1,4 @@
-"""Laws of delay: what they draw, and what is not a law."""
+"""Delay distributions: their draws, and texts that are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
-from p2prl.sim.delay_laws import parse_delay
+from p2prl.sim.delay_distributions import parse_delay
 
 
 def draws(text: str, count: int = 20_000) -> list[float]:
@@ -79,7 +79,7 @@ def test_anything_else_is_refused_with_the_forms(text: str) -> None:
 
 
 @given(st.text(max_size=30), st.floats(0, 1, exclude_max=True))
-def test_any_text_is_a_law_of_finite_delays_or_a_config_error(text: str, p: float) -> None:
+def test_any_text_is_a_distribution_or_a_config_error(text: str, p: float) -> None:
     for candidate in (text, "lognormal:" + text, "exp:" + text, "weibull:" + text):
         try:
             law = parse_delay(candidate)

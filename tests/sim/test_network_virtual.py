@@ -1,4 +1,4 @@
-"""The virtual network itself: one seed one trace, and faults that do what they say."""
+"""The virtual network: one trace for each seed, and every kind of fault."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import subprocess
 import sys
 
 from p2prl.protocol.kinds import Kind, Role
-from p2prl.sim.broadcast_swarm import BroadcastSwarm
-from p2prl.sim.delay_laws import parse_delay
-from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork, slow_envelopes
+from p2prl.sim.delay_distributions import parse_delay
+from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
+from p2prl.sim.protocol_swarm import ProtocolSwarm
+from p2prl.sim.virtual_network import VirtualNetwork
 
 SCENARIO = """
 from p2prl.protocol.kinds import Role
-from p2prl.sim.broadcast_swarm import BroadcastSwarm
-from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.sim.protocol_swarm import ProtocolSwarm
+from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.virtual_network import VirtualNetwork
 
-network = VirtualNetwork({seed}, links=LinkConfig(loss=0.02, reorder=0.1))
-swarm = BroadcastSwarm(network)
+network = VirtualNetwork({seed}, links=LinkConditions(loss=0.02, reorder=0.1))
+swarm = ProtocolSwarm(network)
 swarm.add("learner", Role.LEARNER)
 for index in range(9):
     swarm.add(f"v{{index}}", bootstrap=("learner",))
@@ -41,22 +43,22 @@ def traced(seed: int, hash_seed: str) -> str:
     return subprocess.run(script, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_one_seed_gives_one_trace_whatever_the_hash_randomisation() -> None:
+def test_one_seed_gives_one_trace_with_any_hash_seed() -> None:
     first, second, other = traced(7, "1"), traced(7, "31337"), traced(8, "1")
     assert first == second
     assert first != other
     assert int(first.split()[2]) > 1000, "a swarm that says nothing proves nothing"
 
 
-def pair(**links: object) -> BroadcastSwarm:
-    made = BroadcastSwarm(VirtualNetwork(3, links=LinkConfig(**links)))  # type: ignore[arg-type]
+def pair(**links: object) -> ProtocolSwarm:
+    made = ProtocolSwarm(VirtualNetwork(3, links=LinkConditions(**links)))  # type: ignore[arg-type]
     made.add("learner", Role.LEARNER)
     made.add("v0", bootstrap=("learner",))
     return made
 
 
 def test_bandwidth_bounds_a_transfer() -> None:
-    made = BroadcastSwarm(VirtualNetwork(3))
+    made = ProtocolSwarm(VirtualNetwork(3))
     made.add("learner", Role.LEARNER, upload_bytes_s=50_000.0)
     volunteer = made.add("v0", bootstrap=("learner",))
     made.network.run_for(5)
@@ -80,8 +82,8 @@ def test_partition_and_heal() -> None:
     assert sorted(made.members["v0"].ready_at) == [0]
 
 
-def test_what_was_queued_for_sending_dies_with_its_machine_and_the_rest_resumes() -> None:
-    made = BroadcastSwarm(VirtualNetwork(4))
+def test_queued_frames_die_with_their_machine() -> None:
+    made = ProtocolSwarm(VirtualNetwork(4))
     made.add("learner", Role.LEARNER, upload_bytes_s=50_000.0)
     volunteer = made.add("v0", bootstrap=("learner",))
     made.network.run_for(5)
@@ -101,7 +103,7 @@ def test_what_was_queued_for_sending_dies_with_its_machine_and_the_rest_resumes(
 
 def test_a_law_of_delay_slows_groups_and_nothing_else() -> None:
     slow_groups = slow_envelopes(Kind.ROLLOUT_GROUP, parse_delay("const:300"))
-    made = BroadcastSwarm(VirtualNetwork(5, delay=slow_groups))
+    made = ProtocolSwarm(VirtualNetwork(5, delay=slow_groups))
     learner = made.add("learner", Role.LEARNER)
     made.add("v0", bootstrap=("learner",))
     made.network.run_for(5)
@@ -123,7 +125,7 @@ def test_reordering_and_loss_happen_and_counters_count() -> None:
 
 
 def test_a_peer_behind_a_router_dials_and_is_served() -> None:
-    made = BroadcastSwarm(VirtualNetwork(6))
+    made = ProtocolSwarm(VirtualNetwork(6))
     made.add("learner", Role.LEARNER)
     hidden = made.add("hidden", dialable=False, bootstrap=("learner",))
     made.network.run_for(5)

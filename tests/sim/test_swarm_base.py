@@ -8,8 +8,9 @@ from blake3 import blake3
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.kinds import Role
-from p2prl.sim.broadcast_swarm import Member
-from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.protocol_swarm import Member
+from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.patched_swarm import PatchedSwarm
@@ -192,7 +193,7 @@ def test_downloads_wait_for_the_owners_base() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_newcomers_with_bases_under_loss_and_a_crash(seed: int) -> None:
-    made = PatchedSwarm(VirtualNetwork(seed, links=LinkConfig(loss=0.1)))
+    made = PatchedSwarm(VirtualNetwork(seed, links=LinkConditions(loss=0.1)))
     made.add("learner", Role.LEARNER, config=config)
     for name in ("v0", "v1"):
         made.add(name, bootstrap=("learner",), config=config)

@@ -13,8 +13,9 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Chunk, ChunkRequest, Have, Hello, Push
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.sim.broadcast_swarm import BroadcastSwarm, group_of, identity_of
-from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.protocol_swarm import ProtocolSwarm, group_of, identity_of
+from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
@@ -24,7 +25,7 @@ from p2prl.swarm.relay.config import RelayConfig
 class Invariants:
     """Invariants that hold after every step of every run."""
 
-    def __init__(self, swarm: BroadcastSwarm) -> None:
+    def __init__(self, swarm: ProtocolSwarm) -> None:
         self.swarm = swarm
         self.read = dict.fromkeys(swarm.members, 0)
         self.liars: set[str] = set()
@@ -50,27 +51,27 @@ class Invariants:
                     )
 
 
-def build(seed: int, volunteers: int, links: LinkConfig) -> tuple[BroadcastSwarm, Invariants]:
-    swarm = BroadcastSwarm(VirtualNetwork(seed, links=links))
+def build(seed: int, volunteers: int, links: LinkConditions) -> tuple[ProtocolSwarm, Invariants]:
+    swarm = ProtocolSwarm(VirtualNetwork(seed, links=links))
     swarm.add("learner", Role.LEARNER)
     for index in range(volunteers):
         swarm.add(f"v{index}", bootstrap=("learner",) if index < 3 else (f"v{index - 3}",))
     return swarm, Invariants(swarm)
 
 
-def volunteers_with(swarm: BroadcastSwarm, version: int) -> set[str]:
+def volunteers_with(swarm: ProtocolSwarm, version: int) -> set[str]:
     return {name for name, member in swarm.members.items() if version in member.ready_at}
 
 
-def all_volunteers(swarm: BroadcastSwarm) -> set[str]:
+def all_volunteers(swarm: ProtocolSwarm) -> set[str]:
     return {name for name, member in swarm.members.items() if member.role is Role.VOLUNTEER}
 
 
-def groups_at_learner(swarm: BroadcastSwarm) -> set[bytes]:
+def groups_at_learner(swarm: ProtocolSwarm) -> set[bytes]:
     return {e.opened.digest for e in swarm.members["learner"].arrived() if isinstance(e.opened.body, RolloutGroup)}
 
 
-def spool(swarm: BroadcastSwarm, name: str, slots: range, every_s: float = 20.0) -> list[bytes]:
+def spool(swarm: ProtocolSwarm, name: str, slots: range, every_s: float = 20.0) -> list[bytes]:
     """Publish groups and repeat each until its storage receipt arrives, as a volunteer's spool does."""
     member = swarm.members[name]
     sealed = [seal(member.identity, group_of(slot), run=swarm.run, now=swarm.network.now) for slot in slots]
@@ -94,7 +95,7 @@ def spool(swarm: BroadcastSwarm, name: str, slots: range, every_s: float = 20.0)
 
 @pytest.mark.parametrize("seed", range(4))
 def test_loss_and_reordering(seed: int) -> None:
-    swarm, _ = build(seed, 12, LinkConfig(loss=0.05, reorder=0.3))
+    swarm, _ = build(seed, 12, LinkConditions(loss=0.05, reorder=0.3))
     swarm.network.run_for(30)
     promised: list[bytes] = []
     for version in range(3):
@@ -108,7 +109,7 @@ def test_loss_and_reordering(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_partition_and_heal(seed: int) -> None:
-    swarm, _ = build(100 + seed, 10, LinkConfig())
+    swarm, _ = build(100 + seed, 10, LinkConditions())
     network = swarm.network
     network.run_for(20)
     swarm.publish(60_000)
@@ -128,7 +129,7 @@ def test_partition_and_heal(seed: int) -> None:
 
 
 def test_groups_and_receipts_through_carriers() -> None:
-    swarm, _ = build(5, 6, LinkConfig())
+    swarm, _ = build(5, 6, LinkConditions())
     network = swarm.network
     network.run_for(20)
     author = swarm.members["v5"]
@@ -144,7 +145,7 @@ def test_groups_and_receipts_through_carriers() -> None:
 
 
 def test_a_stuck_group_is_forwarded_after_the_partition() -> None:
-    swarm, _ = build(6, 4, LinkConfig())
+    swarm, _ = build(6, 4, LinkConditions())
     network = swarm.network
     network.run_for(20)
     learner, author = swarm.members["learner"].peer, swarm.members["v3"]
@@ -162,7 +163,7 @@ def test_a_stuck_group_is_forwarded_after_the_partition() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_crashes_and_restarts(seed: int) -> None:
-    swarm, _ = build(200 + seed, 10, LinkConfig(loss=0.01))
+    swarm, _ = build(200 + seed, 10, LinkConditions(loss=0.01))
     network, dice = swarm.network, random.Random(seed)
     network.run_for(20)
     promised = [name for i in range(10) for name in spool(swarm, f"v{i}", range(2))]
@@ -205,7 +206,7 @@ class Poisoner(Node):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_poisoners_are_banned_and_honest_peers_finish(seed: int) -> None:
-    swarm, invariants = build(300 + seed, 8, LinkConfig())
+    swarm, invariants = build(300 + seed, 8, LinkConditions())
     Poisoner.poisoned = 0
     for index in range(3):
         name = f"poisoner{index}"
@@ -223,7 +224,7 @@ def test_poisoners_are_banned_and_honest_peers_finish(seed: int) -> None:
 
 
 def test_a_flood_of_junk() -> None:
-    swarm, invariants = build(400, 6, LinkConfig())
+    swarm, invariants = build(400, 6, LinkConditions())
     network, dice = swarm.network, random.Random(1)
     flooders = [identity_of(f"flooder{i}").peer_id for i in range(4)]
     invariants.liars |= set(flooders)
@@ -251,7 +252,7 @@ def test_a_flood_of_junk() -> None:
 
 @pytest.mark.parametrize("peers", [8, 24])
 def test_learner_uploads_about_one_copy(peers: int) -> None:
-    swarm, _ = build(500, peers, LinkConfig())
+    swarm, _ = build(500, peers, LinkConditions())
     swarm.network.run_for(30)
     size = 500_000
     for _ in range(4):
@@ -271,7 +272,7 @@ def test_a_stalled_holder_delays_a_version_by_one_timeout() -> None:
         def commands(self, now: float) -> list[Command]:
             return [c for c in super().commands(now) if not (isinstance(c, Send) and c.bulk)]
 
-    swarm, _ = build(600, 5, LinkConfig())
+    swarm, _ = build(600, 5, LinkConditions())
     swarm.add("stalled", bootstrap=("learner",), build=Stalled)
     swarm.network.run_for(20)
     swarm.publish(200_000, chunk_bytes=4096)
@@ -285,7 +286,7 @@ def test_a_stalled_holder_delays_a_version_by_one_timeout() -> None:
 
 
 def test_a_slow_peer_still_completes_versions() -> None:
-    swarm, _ = build(700, 3, LinkConfig())
+    swarm, _ = build(700, 3, LinkConditions())
     slow = swarm.add(
         "slow", bootstrap=("learner",), config=lambda role: NodeConfig(role=role), download_bytes_s=12_000.0
     )

@@ -9,14 +9,14 @@ from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.peer_messages import Introduction
-from p2prl.sim.broadcast_swarm import BroadcastSwarm, identity_of
+from p2prl.sim.protocol_swarm import ProtocolSwarm, identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, PeerBanned, Send
 from p2prl.swarm.node import Node
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 
-def link_count(made: BroadcastSwarm, name: str) -> int:
+def link_count(made: ProtocolSwarm, name: str) -> int:
     return sum(count for _, count in made.network.node(made.members[name].peer).roles())
 
 
@@ -40,7 +40,7 @@ def test_link_counts_with_and_without_introductions() -> None:
 
     counts = {}
     for build in (Node, Silent):
-        made = BroadcastSwarm(VirtualNetwork(5))
+        made = ProtocolSwarm(VirtualNetwork(5))
         made.add("learner", Role.LEARNER, build=build)
         for index in range(80):
             made.add(f"v{index}", bootstrap=("learner",))

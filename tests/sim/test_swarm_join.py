@@ -9,8 +9,8 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunFile, blob_of
-from p2prl.sim.broadcast_swarm import BroadcastSwarm, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.sim.protocol_swarm import ProtocolSwarm, identity_of, run_manifest_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import (
@@ -39,7 +39,7 @@ def test_a_volunteer_joins_with_the_run_digest_alone() -> None:
 
 
 def test_a_false_run_manifest_is_ignored() -> None:
-    made = BroadcastSwarm(VirtualNetwork(1))
+    made = ProtocolSwarm(VirtualNetwork(1))
     impostor = identity_of("impostor")
     false = seal(impostor, run_manifest_of(impostor), run=bytes(32), now=START)
     joiner = made.add("joiner")
@@ -53,7 +53,7 @@ def test_run_files_arrive_by_name() -> None:
     ref = blob_of(text, 4096)
     learner = identity_of("learner")
     manifest = msgspec.structs.replace(run_manifest_of(learner), files=(RunFile("config.json", ref),))
-    made = BroadcastSwarm(VirtualNetwork(2), manifest=manifest)
+    made = ProtocolSwarm(VirtualNetwork(2), manifest=manifest)
     store = MemoryBlobs()
     store.add(ref, text)
     made.add("learner", Role.LEARNER, store=store)

@@ -11,8 +11,9 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Chunk, Push
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.policy_head import PolicyHead
-from p2prl.sim.broadcast_swarm import Member, identity_of
-from p2prl.sim.virtual_network import LinkConfig, VirtualNetwork
+from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.protocol_swarm import Member, identity_of
+from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesReady, PeerBanned, Send, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
@@ -66,7 +67,7 @@ def test_cached_relay_deadline_is_exact(monkeypatch: pytest.MonkeyPatch) -> None
 
     remember = Relay.next_deadline
     monkeypatch.setattr(Relay, "next_deadline", next_deadline)
-    made = PatchedSwarm(VirtualNetwork(3, links=LinkConfig(loss=0.1)))
+    made = PatchedSwarm(VirtualNetwork(3, links=LinkConditions(loss=0.1)))
     made.add("learner", Role.LEARNER, config=rebuilds)
     members = [join(made, f"v{index}") for index in range(4)]
     run_on(made, 2)

@@ -1,6 +1,6 @@
-"""Recipes and rewards side by side without delay: which runs are missing, running them, what is written beside them.
+"""The on-policy comparison of recipes and rewards: runs what its results file lacks, and writes tables and curves.
 
-Serves `p2prl bench rewards` and `p2prl bench ppo`, which differ in what they compare and show.
+Serves `p2prl bench rewards` and `p2prl bench ppo`, which compare and show different figures.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from pathlib import Path
 import msgspec
 
 from p2prl.algorithms.reward_spec import parse_reward
+from p2prl.bench.comparison import on_policy_training
 from p2prl.bench.comparison.on_policy_training import OnPolicyTraining, RecipeResult
 from p2prl.bench.comparison.recipes import parse_recipe
 from p2prl.bench.comparison.report import CaseRow, as_csv, as_markdown, plot_cases, row_of
+from p2prl.bench.results.result_version import result_version
 from p2prl.bench.results.seed_file import Line, SeedFile
-from p2prl.bench.staleness.stale_training import TrainingPlan
+from p2prl.bench.training import warm_start
 from p2prl.bench.training.environments import Environment, environment_by_name
-from p2prl.bench.training.starting import UNWRITABLE, require_first_seed, warm_start_of
+from p2prl.bench.training.training_plan import TrainingPlan
+from p2prl.bench.training.warm_start import UNWRITABLE, require_first_seed, warm_start_of
 from p2prl.errors import ConfigError, MachineError, require
 
 _SEEDS_AT_ONCE = 5
-"""As many as the staleness benchmark: beyond, nothing is gained."""
+"""As many as the staleness benchmark: more gain nothing."""
 
 
 def plan_of(updates: int, learning_rate: float) -> TrainingPlan:
-    """How long and how fast. Looks are closer together than under delay: what is farmed is farmed within 50 batches."""
+    """The plan. Evaluations are frequent, because a policy farms a faulty reward within 50 batches."""
     return TrainingPlan(
         updates=updates, learning_rate=learning_rate, evaluate_every=10, evaluation_prompts=128, final_prompts=512
     )
@@ -44,14 +47,14 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonConfig:
-    """What is compared, and how."""
+    """Cases to compare."""
 
     cases: tuple[Case, ...]
     seeds: int
     """Number of seeds, at least 1."""
     first_seed: int = 0
     task: str = "chain4"
-    """See `subjects.environment_by_name`."""
+    """See `environments.environment_by_name`."""
     max_new_tokens: int | None = None
     """Completion limit, tokens; None is the task's own."""
     plan: TrainingPlan = field(default_factory=lambda: plan_of(80, 5e-4))
@@ -61,9 +64,9 @@ class ComparisonConfig:
         require_first_seed(self.first_seed, self.seeds)
         if not self.cases:
             raise ConfigError("nothing to compare", remedy="Name at least one.")
-        subject = self.subject()
+        environment = self.environment()
         for case in self.cases:
-            parse_recipe(case.recipe, max_completion_tokens=subject.max_new_tokens)
+            parse_recipe(case.recipe, max_completion_tokens=environment.max_new_tokens)
             parse_reward(case.reward)
 
     @property
@@ -71,17 +74,17 @@ class ComparisonConfig:
         """The seeds."""
         return range(self.first_seed, self.first_seed + self.seeds)
 
-    def subject(self) -> Environment:
-        """The task with this comparison's limit. ConfigError where prompt and completion exceed the decoder."""
-        subject = environment_by_name(self.task)
-        room = subject.shape.context - len(subject.prompt_tokens(subject.task.prompt(0)))
-        limit = subject.max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
+    def environment(self) -> Environment:
+        """The environment with this completion limit. ConfigError where prompt and completion exceed the decoder."""
+        environment = environment_by_name(self.task)
+        room = environment.shape.context - len(environment.prompt_tokens(environment.task.prompt(0)))
+        limit = environment.max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
         require("max_new_tokens", limit, 1 <= limit <= room, f"1 to {room} for {self.task}")
-        return replace(subject, max_new_tokens=limit)
+        return replace(environment, max_new_tokens=limit)
 
 
 class CaseSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about a run but its seed."""
+    """Everything about a run except its seed."""
 
     task: str
     recipe: str
@@ -92,21 +95,34 @@ class CaseSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     evaluate_every: int
     evaluation_prompts: int
     final_prompts: int
+    version: str = "training=1 warm_start=1 environment=1 loss=1"
+    """Version of the code that decides the figures. Lines without one were written by version 1 of everything."""
 
 
 def setting_of(config: ComparisonConfig, case: Case) -> CaseSetting:
     """The setting of one case."""
-    plan = config.plan
+    plan, environment = config.plan, config.environment()
     return CaseSetting(
         task=config.task,
         recipe=case.recipe,
         reward=case.reward,
-        max_new_tokens=config.subject().max_new_tokens,
+        max_new_tokens=environment.max_new_tokens,
         updates=plan.updates,
         learning_rate=plan.learning_rate,
         evaluate_every=plan.evaluate_every,
         evaluation_prompts=plan.evaluation_prompts,
         final_prompts=plan.final_prompts,
+        version=_version_of(environment, case),
+    )
+
+
+def _version_of(environment: Environment, case: Case) -> str:
+    recipe = parse_recipe(case.recipe, max_completion_tokens=environment.max_new_tokens)
+    return result_version(
+        training=on_policy_training.RESULT_VERSION,
+        warm_start=warm_start.RESULT_VERSION,
+        environment=environment.result_version,
+        loss=recipe.objective.spec.result_version,
     )
 
 
@@ -128,8 +144,8 @@ def run_comparison(
 ) -> list[CaseRow]:
     """Run what `out/results.jsonl` lacks and write `name`.csv, .md and .png beside it; one row a case.
 
-    `shown` are the fields of `onpolicy.Look` whose curves are drawn. `on_progress` is told the stage and the share of
-    all work done. Interrupted at any moment, the next call goes on after the last finished batch of seeds.
+    `shown` are the fields of `Evaluation` whose curves are drawn. `on_progress` is told the stage and the share of
+    all work done. After an interruption the next call continues after the last finished batch of seeds.
     """
     results = open_results(out)
     batches = [
@@ -172,13 +188,13 @@ def _run_batch(
     out: Path,
     tell: Callable[[str, float], None],
 ) -> None:
-    subject = config.subject()
+    environment = config.environment()
     stage = f"{case.recipe} on {case.reward}, seeds {seeds[0]}–{seeds[-1]}"
     tell(stage, 0.0)
-    start_MW = warm_start_of(subject, seeds, out, on_step=lambda _: tell(f"warm start for {stage}", 0.0))
+    start_MW = warm_start_of(environment, seeds, out, on_step=lambda _: tell(f"warm start for {stage}", 0.0))
     training = OnPolicyTraining(
-        subject,
-        parse_recipe(case.recipe, max_completion_tokens=subject.max_new_tokens),
+        environment,
+        parse_recipe(case.recipe, max_completion_tokens=environment.max_new_tokens),
         parse_reward(case.reward),
         config.plan,
         seeds,

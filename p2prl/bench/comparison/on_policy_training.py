@@ -1,4 +1,4 @@
-"""One recipe without delay, several seeds side by side: PPO with a value head, DPO from groups, or a group loss.
+"""On-policy training of one recipe, several seeds side by side: PPO with a value head, DPO, or a group loss.
 
 Everything random follows from the seed: two recipes on one seed see the same prompts of a batch and the same noise.
 
@@ -20,19 +20,22 @@ from p2prl.algorithms.kl_penalty import reference_penalty
 from p2prl.algorithms.ppo import gae, value_loss
 from p2prl.algorithms.reward_shaping import RewardConfig
 from p2prl.bench.comparison.recipes import Recipe
-from p2prl.bench.staleness.stale_training import TrainingPlan
 from p2prl.bench.training.environments import Environment
-from p2prl.bench.training.grading import Grades, judge
+from p2prl.bench.training.grading import Grades, grade
 from p2prl.bench.training.seeded_noise import seeded_uniforms
 from p2prl.bench.training.stacked_adam import StackedAdam
-from p2prl.bench.training.stacked_decoder import Completions, completion_logprobs, completion_values, sample
+from p2prl.bench.training.stacked_decoder import completion_logprobs, completion_values
+from p2prl.bench.training.stacked_sampling import Completions, sample
+from p2prl.bench.training.training_plan import FINAL_EVALUATIONS, TrainingPlan
+from p2prl.bench.training.warm_start import SEED_LIMIT
 from p2prl.errors import require
+
+RESULT_VERSION = 1
+"""Raised when a change here, or in what all recipes share, moves figures: older results are not used again."""
 
 _GROUP = 8
 _WARMUP_STEPS = 10
-_FINAL_EVALUATIONS = 3
 _EVALUATION_CHUNK = 256
-_SEED_LIMIT = 1 << 20
 _SEEDS_PER_RUN = 1 << 40
 _SEEDS_PER_UPDATE = 1 << 16
 _EVALUATION_SEEDS = 1 << 62
@@ -40,7 +43,7 @@ _SAMPLING, _EVALUATING = range(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class Evaluation:
     """One evaluation on fresh prompts, one sampled completion each."""
 
     update: int
@@ -57,65 +60,67 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeResult:
-    """What one seed came to."""
+    """Result of one seed."""
 
     seed: int
-    curve: tuple[Look, ...]
+    curve: tuple[Evaluation, ...]
     """From update 0."""
     grad_norm_max: float
     """Largest gradient norm before the clip."""
 
     def last(self, figure: str) -> float:
-        """Mean of a field of `Look` over the last three evaluations."""
-        return sum(float(getattr(look, figure)) for look in self.curve[-_FINAL_EVALUATIONS:]) / _FINAL_EVALUATIONS
+        """Mean of a field of `Evaluation` over the last three evaluations."""
+        return (
+            sum(float(getattr(evaluation, figure)) for evaluation in self.curve[-FINAL_EVALUATIONS:])
+            / FINAL_EVALUATIONS
+        )
 
     @property
     def best(self) -> float:
         """Success at its best evaluation."""
-        return max(look.success for look in self.curve)
+        return max(evaluation.success for evaluation in self.curve)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """What stays the same over the passes of one batch."""
+    """Data shared by the optimizer steps on one batch."""
 
     prompts_MBP: Tensor
-    made: Completions
+    completions: Completions
     rollouts: list[RolloutBatch]
-    """One a seed."""
+    """One for each seed."""
     old_values_MBGT: Tensor | None
     returns_MBGT: Tensor | None
 
 
 class OnPolicyTraining:
-    """The seeds of one batch of seeds, update by update."""
+    """Several seeds of one recipe, trained update by update."""
 
     def __init__(
         self,
-        subject: Environment,
+        environment: Environment,
         recipe: Recipe,
         reward: RewardConfig,
         plan: TrainingPlan,
         seeds: Sequence[int],
         start_MW: Tensor,
     ) -> None:
-        """`start_MW` are policies without a value head; a recipe that has one begins with a head of zeros."""
+        """`start_MW` are policies without a value head; a recipe with one starts from a head of zeros."""
         for seed in seeds:
-            require("seed", seed, 0 <= seed < _SEED_LIMIT, f"0 to {_SEED_LIMIT - 1}")
-        self._shape = replace(subject.shape, value_head=recipe.has_value)
-        self._subject, self._recipe, self._reward, self._plan = subject, recipe, reward, plan
+            require("seed", seed, 0 <= seed < SEED_LIMIT, f"0 to {SEED_LIMIT - 1}")
+        self._shape = replace(environment.shape, value_head=recipe.has_value)
+        self._environment, self._recipe, self._reward, self._plan = environment, recipe, reward, plan
         self._seeds = tuple(seeds)
         head_MW = start_MW.new_zeros(len(seeds), self._shape.size() - start_MW.shape[1])
         self._start_MW = torch.cat([start_MW, head_MW], dim=1)
         self._reference_MW = self._start_MW.clone()
         self._weights_MW = self._start_MW.clone().requires_grad_()
-        self._optimiser = StackedAdam.fresh(self._start_MW)
-        self._steps = 0
-        self._curves: list[list[Look]] = [[] for _ in seeds]
+        self._optimizer = StackedAdam.fresh(self._start_MW)
+        self._curves: list[list[Evaluation]] = [[] for _ in seeds]
         self._grad_norms: list[Tensor] = []
 
     def run(self, *, on_progress: Callable[[float], None] | None = None) -> list[RecipeResult]:
-        """Train to the end of the plan; one result a seed, in the order given."""
+        """Train to the end of the plan; one result for each seed, in the order given."""
         self._evaluate(0)
         for update in range(self._plan.updates):
             batch = self._batch(update)
@@ -134,53 +139,58 @@ class OnPolicyTraining:
         ]
 
     def _batch(self, update: int) -> _Batch:
-        """Sample a batch, judge it, and work out everything that its passes share."""
+        """Sample and grade a batch, and compute everything its passes share."""
         recipe, first = self._recipe, update * _SEEDS_PER_UPDATE
         prompts = self._prompts([seed * _SEEDS_PER_RUN + first for seed in self._seeds], recipe.prompts)
         prompts_MBP = self._tokens(prompts)
         sampler_MW = self._start_MW if recipe.samples == "start" else self._weights_MW.detach()
-        made = self._sample(sampler_MW, prompts_MBP, _GROUP, _SAMPLING, update)
-        judged = judge(self._subject, prompts, made)
+        completions = self._sample(sampler_MW, prompts_MBP, _GROUP, _SAMPLING, update)
+        grades = grade(self._environment, prompts, completions)
         old_values_MBGT = returns_MBGT = advantages_MBGT = None
         if recipe.has_value:
             with torch.no_grad():
-                scored = completion_values(self._shape, self._weights_MW, prompts_MBP, made.tokens_MBGT)
+                scored = completion_values(self._shape, self._weights_MW, prompts_MBP, completions.tokens_MBGT)
             old_values_MBGT = scored[1]
-            advantages_MBGT, returns_MBGT = self._credit(judged, made, old_values_MBGT)
+            advantages_MBGT, returns_MBGT = self._credit(grades, completions, old_values_MBGT)
         return _Batch(
             prompts_MBP=prompts_MBP,
-            made=made,
-            rollouts=self._rollouts(prompts_MBP, made, judged, advantages_MBGT),
+            completions=completions,
+            rollouts=self._rollouts(prompts_MBP, completions, grades, advantages_MBGT),
             old_values_MBGT=old_values_MBGT,
             returns_MBGT=returns_MBGT,
         )
 
-    def _credit(self, judged: Grades, made: Completions, values_MBGT: Tensor) -> tuple[Tensor, Tensor]:
+    def _credit(self, grades: Grades, completions: Completions, values_MBGT: Tensor) -> tuple[Tensor, Tensor]:
         """Advantages and returns of every token, (M, B, G, T)."""
-        rewards_MBGT = judged.token_rewards(self._reward, made.mask_MBGT)
+        rewards_MBGT = grades.token_rewards(self._reward, completions.mask_MBGT)
         advantages_NGT, returns_NGT = gae(
-            rewards_MBGT.flatten(0, 1), values_MBGT.flatten(0, 1), made.mask_MBGT.flatten(0, 1), self._recipe.value
+            rewards_MBGT.flatten(0, 1),
+            values_MBGT.flatten(0, 1),
+            completions.mask_MBGT.flatten(0, 1),
+            self._recipe.value,
         )
         advantages_MBGT = advantages_NGT.view_as(values_MBGT)
         if self._recipe.normalise:
-            pairs = zip(advantages_MBGT, made.mask_MBGT, strict=True)
+            pairs = zip(advantages_MBGT, completions.mask_MBGT, strict=True)
             advantages_MBGT = torch.stack([whiten(advantages, mask) for advantages, mask in pairs])
         return advantages_MBGT, returns_NGT.view_as(values_MBGT)
 
     def _rollouts(
-        self, prompts_MBP: Tensor, made: Completions, judged: Grades, advantages_MBGT: Tensor | None
+        self, prompts_MBP: Tensor, completions: Completions, grades: Grades, advantages_MBGT: Tensor | None
     ) -> list[RolloutBatch]:
         reference_MBGT = None
         if self._recipe.reference != "none":
             with torch.no_grad():
-                reference_MBGT = completion_logprobs(self._shape, self._reference_MW, prompts_MBP, made.tokens_MBGT)
-        rewards_MBG = judged.completion_rewards(self._reward)
+                reference_MBGT = completion_logprobs(
+                    self._shape, self._reference_MW, prompts_MBP, completions.tokens_MBGT
+                )
+        rewards_MBG = grades.completion_rewards(self._reward)
         rollouts = []
-        for index, mask_BGT in enumerate(made.mask_MBGT):
+        for index, mask_BGT in enumerate(completions.mask_MBGT):
             advantages = self._recipe.objective.advantages(rewards_MBG[index], mask_BGT.sum(dim=-1))
             rollouts.append(
                 RolloutBatch(
-                    behavior_logprobs_BGT=made.logprobs_MBGT[index],
+                    behavior_logprobs_BGT=completions.logprobs_MBGT[index],
                     mask_BGT=mask_BGT,
                     advantages_BG=advantages.advantages_BG,
                     token_advantages_BGT=None if advantages_MBGT is None else advantages_MBGT[index],
@@ -192,7 +202,7 @@ class OnPolicyTraining:
 
     def _step(self, batch: _Batch) -> None:
         """One optimiser step on the whole batch."""
-        recipe, tokens_MBGT = self._recipe, batch.made.tokens_MBGT
+        recipe, tokens_MBGT = self._recipe, batch.completions.tokens_MBGT
         values_MBGT = None
         if recipe.has_value:
             logprobs_MBGT, values_MBGT = completion_values(
@@ -218,9 +228,9 @@ class OnPolicyTraining:
             losses.append(loss)
         # Sums over seeds share no weight: the gradient's rows are those of the seeds alone.
         (gradient_MW,) = torch.autograd.grad(torch.stack(losses).sum(), self._weights_MW)
-        self._steps += 1
-        rate_M = torch.full((len(self._seeds),), self._plan.learning_rate * min(1.0, self._steps / _WARMUP_STEPS))
-        norms_M = self._optimiser.step(self._weights_MW.detach(), gradient_MW, number=self._steps, rate_M=rate_M)
+        number = len(self._grad_norms) + 1
+        rate_M = torch.full((len(self._seeds),), self._plan.learning_rate * min(1.0, number / _WARMUP_STEPS))
+        norms_M = self._optimizer.step(self._weights_MW.detach(), gradient_MW, number=number, rate_M=rate_M)
         self._grad_norms.append(norms_M)
 
     def _sample(self, weights_MW: Tensor, prompts_MBP: Tensor, group_size: int, *purpose: int) -> Completions:
@@ -229,31 +239,32 @@ class OnPolicyTraining:
             weights_MW,
             prompts_MBP,
             group_size=group_size,
-            max_new_tokens=self._subject.max_new_tokens,
-            end_token=self._subject.end_token,
+            max_new_tokens=self._environment.max_new_tokens,
+            end_token=self._environment.end_token,
             uniforms=seeded_uniforms(self._seeds, *purpose),
         )
 
     def _prompts(self, firsts: Sequence[int], count: int) -> list[list[str]]:
-        return [[self._subject.task.prompt(first + i) for i in range(count)] for first in firsts]
+        return [[self._environment.task.prompt(first + i) for i in range(count)] for first in firsts]
 
     def _tokens(self, prompts: Sequence[Sequence[str]]) -> Tensor:
-        return torch.tensor([[self._subject.prompt_tokens(prompt) for prompt in row] for row in prompts])
+        return torch.tensor([[self._environment.prompt_tokens(prompt) for prompt in row] for row in prompts])
 
     def _evaluate(self, update: int) -> None:
         plan = self._plan
-        final = update > plan.updates - _FINAL_EVALUATIONS * plan.evaluate_every
-        count = plan.final_prompts if final else plan.evaluation_prompts
+        count = plan.prompts_at(update)
         totals: list[Tensor] = []
         for start in range(0, count, _EVALUATION_CHUNK):
             offset = _EVALUATION_SEEDS + update * _SEEDS_PER_UPDATE + start
             firsts = [offset + seed * _SEEDS_PER_RUN for seed in self._seeds]
             prompts = self._prompts(firsts, min(_EVALUATION_CHUNK, count - start))
-            made = self._sample(self._weights_MW.detach(), self._tokens(prompts), 1, _EVALUATING, update, start)
-            judged = judge(self._subject, prompts, made)
-            true_MBG = torch.where(judged.step_mask_MBGK, judged.step_scores_MBGK, 0.0).sum(dim=-1)
-            figures = (judged.success_MBG, made.mask_MBGT.sum(dim=-1), true_MBG, judged.readable_MBG)
+            completions = self._sample(self._weights_MW.detach(), self._tokens(prompts), 1, _EVALUATING, update, start)
+            grades = grade(self._environment, prompts, completions)
+            true_MBG = torch.where(grades.step_mask_MBGK, grades.step_scores_MBGK, 0.0).sum(dim=-1)
+            figures = (grades.success_MBG, completions.mask_MBGT.sum(dim=-1), true_MBG, grades.readable_MBG)
             totals.append(torch.stack([figure.double().sum(dim=(1, 2)) for figure in figures]))
         means = (torch.stack(totals).sum(dim=0) / count).T.tolist()
         for curve, (success, tokens, true_steps, readable) in zip(self._curves, means, strict=True):
-            curve.append(Look(update=update, success=success, tokens=tokens, true_steps=true_steps, readable=readable))
+            curve.append(
+                Evaluation(update=update, success=success, tokens=tokens, true_steps=true_steps, readable=readable)
+            )

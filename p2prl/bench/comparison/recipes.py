@@ -1,4 +1,4 @@
-"""A recipe: a loss and how a fresh policy is trained with it, in one line: `ppo:normalise=off:reference=ema`."""
+"""Recipes of on-policy training, written in one line: a loss and options, as `ppo:normalise=off:reference=ema`."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ Samples = Literal["policy", "start"]
 _MOST_PROMPTS = 256
 _MOST_PASSES = 8
 _TOKEN_CREDIT = ("ppo",)
-"""Losses that take a reward where it was earned, by a value head; to all others a completion has one."""
+"""Losses with a value head, which credit rewards to tokens; all others take one reward for each completion."""
 
 _Reader = Callable[[str, str], object]
-"""(option, its text) -> value; ConfigError on a text that is none."""
+"""(option, its text) -> value; ConfigError on a text that is not one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a policy is trained."""
+    """A loss and the training around it. More than twelve fields: each is an option of the text."""
 
     text: str
-    """How it is written."""
+    """As it is written."""
     objective: Objective
     normalise: bool = True
     """`ppo` only: advantages whitened over the tokens of a batch."""
     prompts: int = 16
     """Prompts of a batch, eight completions each."""
     passes: int = 2
-    """Optimiser steps on one batch, each on all of it."""
+    """Optimizer steps on one batch, each on all of it."""
     reference: Reference = "none"
-    """What the policy is held to: nothing, the policy of the start, or a moving average of the policy. For `dpo` it is
-    the reference of the loss, where `none` means the policy that sampled; for others a penalty."""
+    """Reference policy: none, the initial policy, or a moving average of the policy. For `dpo` it is the reference of
+    the loss, where `none` means the policy that sampled; for others a penalty pulls toward it."""
     pull: float = 0.05
-    """Weight of the penalty (k3, `penalties.reference_penalty`)."""
+    """Weight of the penalty (k3, `kl_penalty.reference_penalty`)."""
     rate: float = 0.05
-    """Share of the policy that the moving average takes in after each batch."""
+    """Weight of the policy in the moving average at each batch."""
     samples: Samples = "policy"
-    """Whose completions are trained on: the policy's own, or always those of the policy of the start."""
+    """Source of completions: the policy itself, or always the initial policy."""
     value_weight: float = 0.5
     """`ppo` only: weight of the value loss."""
     value: ValueConfig = field(default_factory=ValueConfig)
@@ -58,7 +58,7 @@ class Recipe:
 
     @property
     def penalty(self) -> ReferencePenaltyConfig | None:
-        """The pull towards the reference, where that is a term of its own."""
+        """The pull toward the reference, where that is a term of its own."""
         if self.reference == "none" or self.objective.spec.name == "dpo":
             return None
         return ReferencePenaltyConfig(beta=self.pull)

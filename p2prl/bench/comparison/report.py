@@ -1,4 +1,4 @@
-"""Seeds made into one row per case: the figures that are reported, as JSON, CSV, a Markdown table and curves (PNG)."""
+"""Reported figures of the comparison: one row for each case, as JSON, CSV, a Markdown table and curves (PNG)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def as_markdown(rows: Sequence[CaseRow]) -> str:
 
 
 def plot_cases(curves: Mapping[str, Sequence[RecipeResult]], shown: Sequence[str], path: Path) -> None:
-    """Write `path`: one panel a figure of `shown`, one line a case, its seeds' range shaded."""
+    """Write `path`: one panel for each figure of `shown`, one line for each case, the range of seeds shaded."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -98,15 +98,15 @@ def plot_cases(curves: Mapping[str, Sequence[RecipeResult]], shown: Sequence[str
     figure, axes = pyplot.subplots(
         1, len(shown), figsize=(5.2 * len(shown), 4.0), squeeze=False, constrained_layout=True
     )
-    colours = pyplot.get_cmap("tab10" if len(curves) <= 10 else "tab20").colors
+    colors = pyplot.get_cmap("tab10" if len(curves) <= 10 else "tab20").colors
     for axis, name in zip(axes.flat, shown, strict=True):
         for index, (label, found) in enumerate(curves.items()):
-            updates = [look.update for look in found[0].curve]
+            updates = [each.update for each in found[0].curve]
             columns = list(zip(*([getattr(look, name) for look in result.curve] for result in found), strict=True))
-            colour = colours[index % len(colours)]
-            axis.plot(updates, [fmean(column) for column in columns], label=label, linewidth=1.6, color=colour)
+            color = colors[index % len(colors)]
+            axis.plot(updates, [fmean(column) for column in columns], label=label, linewidth=1.6, color=color)
             axis.fill_between(
-                updates, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.12, linewidth=0
+                updates, [min(c) for c in columns], [max(c) for c in columns], color=color, alpha=0.12, linewidth=0
             )
         axis.set_ylabel(_AXES[name])
         axis.set_xlabel("batches trained on")

@@ -1,8 +1,8 @@
-"""The swap benchmark: how long sampling stands still while a peer moves to the next policy under a running transfer.
+"""The hot-swap benchmark: the stall of sampling when a volunteer switches to the next policy during a transfer.
 
-As in life: another process receives, hashes and writes chunks as fast as it can; a thread of this one decodes the
-patch into a new file of weights and stages the policy; this thread samples without pause and swaps between two
-tokens. What is timed is the gap between one token and the next.
+As in a real volunteer, another process receives, hashes and writes chunks as fast as it can; a thread of this one
+decodes the patch into a new file of weights and stages the policy; this thread samples without pause and swaps between
+two tokens. The benchmark times the gap between one token and the next.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _WIDTH, _LAYERS, _VOCABULARY = 512, 9, 4096
 
 _ROWS, _PROMPT_TOKENS, _NEW_TOKENS = 4, 8, 32
 _CHANGED_SHARE = 0.02
-"""Words that differ between two versions: what an update at a learning rate of 3e-6 changes."""
+"""Words that differ between two versions, as after an update at a learning rate of 3e-6."""
 
 _QUIET_STEPS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwapBenchConfig:
-    """What is measured."""
+    """Number of swaps, and the weights."""
 
     swaps: int = 10
     dtype: str = "bfloat16"
@@ -66,9 +66,9 @@ class SwapReport:
     parameters: int
     patch_bytes: int
     stalls_s: tuple[float, ...]
-    """Gap between two tokens in which a swap fell, one for each swap."""
+    """Gap between two tokens with a swap in it, one for each swap."""
     swaps_s: tuple[float, ...]
-    """Of that, the swap with its known-answer test."""
+    """The part of it that is the swap with its known-answer test."""
     step_s: float
     """Median gap while nothing else runs."""
     busy_step_s: float
@@ -90,6 +90,8 @@ def run_swap_bench(config: SwapBenchConfig, *, on_progress: Callable[[str, float
 
 
 class _Bench:
+    """One model, two versions of its weights, and the timings."""
+
     def __init__(self, config: SwapBenchConfig, folder: Path) -> None:
         self._config = config
         self._folder = folder
@@ -103,7 +105,7 @@ class _Bench:
         for kind in (0, 1):
             patch = _patch(self._versions[1 - kind], self._versions[kind], self._word_type)
             (folder / f"patch-{kind}").write_bytes(patch)
-        (folder / "words-0").write_bytes(first.tobytes())
+        (folder / "weights-0").write_bytes(first.tobytes())
         self._gaps: dict[str, list[float]] = {"quiet": [], "busy": [], "swap": []}
         self._swaps_s: list[float] = []
         self._prepare_s: list[float] = []
@@ -141,17 +143,17 @@ class _Bench:
         )
 
     def _prepare(self, number: int) -> StagedWeights:
-        """The background thread's part."""
+        """Decode, write and stage a version, in the background thread."""
         began = time.monotonic()
         kind = number % 2
-        target = self._folder / f"words-{kind}"
+        target = self._folder / f"weights-{kind}"
         rebuild(
             control.PatchesReady(
                 digest=b"",
                 weights_digest=self._states[kind],
                 size_bytes=self._layout.size_bytes,
                 dtype=self._config.dtype,
-                base=str(self._folder / f"words-{1 - kind}"),
+                base=str(self._folder / f"weights-{1 - kind}"),
                 patches=(str(self._folder / f"patch-{kind}"),),
                 target=str(target),
             )
@@ -162,7 +164,7 @@ class _Bench:
         return staged
 
     def _sample(self, *, swaps: int, pending: Future[StagedWeights] | None) -> None:
-        """Decode batch after batch until so many swaps were made; swap between two tokens as soon as one is staged."""
+        """Sample batch after batch until `swaps` swaps were made; swap as soon as a policy is staged."""
         waiting = pending
         kind = "quiet" if pending is None else "busy"
         last = 0.0
@@ -191,7 +193,7 @@ class _Bench:
         while True:
             last = 0.0
             self._engine.generate(requests, on_step=on_step)
-            if kind == "swap":  # the batch ended before another token could tell how long it took
+            if kind == "swap":  # the batch ended before another token was sampled
                 self._gaps["swap"].append(time.monotonic() - last)
                 kind = "busy"
             if len(self._swaps_s) >= swaps:

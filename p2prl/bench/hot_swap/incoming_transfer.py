@@ -1,6 +1,6 @@
-"""A transfer at full rate, as another process: what a peer's network process does while weights arrive.
+"""An incoming transfer at full rate, as the work of a network process while weights arrive.
 
-In a module of its own, so that the process imports no torch.
+A module of its own, so that the process imports no torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FILE_CHUNKS = 128
 
 
 def receive_chunks(path: Path, received: Any, stop: Any) -> None:
-    """Take chunks off a socket until `stop` is set, hash them and write them round and round one file.
+    """Receive chunks from a socket until `stop` is set, hash them and write them to one file in a circle.
 
     `received` is a shared counter of bytes, `stop` an event; both come from `multiprocessing`.
     """

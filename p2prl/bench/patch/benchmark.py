@@ -1,4 +1,4 @@
-"""The patch benchmark: size and speed of weight patches beside other layouts, and the demands made on them."""
+"""The patch benchmark: size and speed of weight patches beside other codecs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from p2prl.bench.patch.compared_codecs import PRODUCT, Codec, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import BandRow, bands_as_markdown, measure_bands
-from p2prl.bench.patch.rival_codecs import EC1, FLAT, INDEX, PLANES, PRODUCT, ROWS, XOR, Codec, codecs, sent_bytes
+from p2prl.bench.patch.report import Case, CodecRow, PatchReport, as_document, as_markdown, plot
 from p2prl.bench.patch.weight_updates import (
     LEARNING_RATES,
     Updates,
@@ -31,20 +32,20 @@ from p2prl.patches.words import BF16, Words
 
 MERGED_VERSIONS = 16
 _BANDED_VERSIONS = 256
-"""Simulated for dead bands: many, because at first no word has come to the edge of its band."""
+"""Simulated for dead bands: many, because at first no word has reached the edge of its band."""
 
 _MOST_PAIRS = 32
-"""Of a run's updates, the last so many: more say the same again."""
+"""Last updates of a run that are measured: more add nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchBenchConfig:
-    """What is measured."""
+    """Updates to measure."""
 
     words: int = SEGMENT_WORDS
     """Words of a simulated segment."""
     repeats: int = 3
-    """Speeds are the best of so many."""
+    """Calls of which the fastest gives the speed."""
     run: Path | None = None
     """A run folder whose published versions are measured too."""
     bands: tuple[int, ...] = ()
@@ -59,81 +60,13 @@ class PatchBenchConfig:
             require("bands", band, 0 <= band <= widest, f"0 to {widest}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CodecRow:
-    """One codec on one kind of update."""
-
-    bits_per_change: float
-    """Bits sent for each word that changed."""
-    ratio: float
-    """Bytes of the weights over bytes sent."""
-    entropy_bits_per_change: float
-    """Plug-in entropy of position and step given the exponent."""
-    encode_mb_s: float
-    """Megabytes of weights per second of processor time, one core."""
-    decode_mb_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """All codecs on one kind of update."""
-
-    name: str
-    updates: int
-    changed_share: float
-    codecs: dict[str, CodecRow]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demand:
-    """One line of the table of demands."""
-
-    text: str
-    bound: float
-    at_least: bool
-    measured: float
-
-    @property
-    def met(self) -> bool:
-        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatchReport:
-    """What was measured."""
-
-    cases: list[Case]
-    merged_over_chain: float
-    """One patch over sixteen versions, over the sum of sixteen patches."""
-    bands: list[BandRow]
-    """Simulated updates at each learning rate and the versions of the run, with each band."""
-
-    def demands(self) -> list[Demand]:
-        """The demands, judged on the simulated updates at 1, 2.6 and 7 % of changed words."""
-        judged = []
-        fast = f"{PRODUCT} ({fastest_kernels().name})"
-        for case, most_bits in zip(self.cases, (7.5, 6.7, 6.0), strict=False):
-            rows = case.codecs
-            bits, share = rows[fast].bits_per_change, f"{case.changed_share:.1%} changed"
-            judged += [
-                _at_most(f"{share}: bits per change", most_bits, bits),
-                _at_most(f"{share}: over the entropy", 1.08, bits / rows[fast].entropy_bits_per_change),
-                _at_least(f"{share}: smaller than PULSE's layout", 3.0, rows[ROWS].bits_per_change / bits),
-                _at_least(f"{share}: numpy encodes, MB/s", 40, rows[f"{PRODUCT} (numpy)"].encode_mb_s),
-                _at_least(f"{share}: numpy decodes, MB/s", 40, rows[f"{PRODUCT} (numpy)"].decode_mb_s),
-                _at_least(f"{share}: {fast} encodes, MB/s", 200, rows[fast].encode_mb_s),
-                _at_least(f"{share}: {fast} decodes, MB/s", 200, rows[fast].decode_mb_s),
-            ]
-        return [*judged, _at_most("16 versions in one patch, of the chain", 0.45, self.merged_over_chain)]
-
-
 def run_patch_bench(
     config: PatchBenchConfig, out: Path, *, on_progress: Callable[[str, float], None] | None = None
 ) -> PatchReport:
     """Measure, and write `patches.json`, `patches-table.md` and `patches.png` into `out`; with bands `bands-table.md`.
 
-    Sizes follow from the seed and the version of zstd; speeds are the machine's. `IntegrityError` when a codec does
-    not give the new words back, `ConfigError` when the run has nothing to measure.
+    Sizes follow from the seed and the version of zstd; speeds depend on the machine. `IntegrityError` when a codec does
+    not reproduce the new words, `ConfigError` when the run has nothing to measure.
     """
     real = [] if config.run is None else run_updates(config.run)
     total = len(LEARNING_RATES) + 1 + len(real) + 1 + bool(config.bands)
@@ -156,53 +89,16 @@ def run_patch_bench(
     report = PatchReport(cases=cases, merged_over_chain=merged, bands=_bands(config))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "patches.json").write_text(json.dumps(as_document(config, report), indent=1) + "\n", encoding="utf-8")
+        (out / "patches.json").write_text(
+            json.dumps(as_document(report, seed=config.seed, words=config.words), indent=1) + "\n", encoding="utf-8"
+        )
         (out / "patches-table.md").write_text(as_markdown(report) + "\n", encoding="utf-8")
         if report.bands:
             (out / "bands-table.md").write_text(bands_as_markdown(report.bands) + "\n", encoding="utf-8")
-        _plot(report, out / "patches.png")
+        plot(report, out / "patches.png")
     except OSError as error:
         raise MachineError(f"cannot write to {out}: {error}", remedy="Choose another folder with --out.") from error
     return report
-
-
-def as_document(config: PatchBenchConfig, report: PatchReport) -> dict[str, Any]:
-    """The report as JSON holds it."""
-    return {
-        "seed": config.seed,
-        "words": config.words,
-        "cases": [
-            {
-                "name": case.name,
-                "updates": case.updates,
-                "changed_share": round(case.changed_share, 5),
-                "codecs": {
-                    name: {key: round(value, 4) for key, value in vars(row).items()}
-                    for name, row in case.codecs.items()
-                },
-            }
-            for case in report.cases
-        ],
-        "merged_16_over_chain": round(report.merged_over_chain, 4),
-        "bands": [vars(row) for row in report.bands],
-        "demands": [{**vars(demand), "met": demand.met} for demand in report.demands()],
-    }
-
-
-def as_markdown(report: PatchReport) -> str:
-    """The table."""
-    lines = [
-        "| update | changed | codec | bits per change | of the entropy | ratio | encode MB/s | decode MB/s |",
-        "|---|---:|---|---:|---:|---:|---:|---:|",
-    ]
-    for case in report.cases:
-        for name, row in case.codecs.items():
-            over = row.bits_per_change / row.entropy_bits_per_change
-            lines.append(
-                f"| {case.name} | {case.changed_share:.2%} | {name} | {row.bits_per_change:.2f} | {over:.3f} "
-                f"| {row.ratio:.1f} | {row.encode_mb_s:.0f} | {row.decode_mb_s:.0f} |"
-            )
-    return "\n".join(lines)
 
 
 def _measure(updates: Updates, repeats: int) -> Case:
@@ -227,7 +123,7 @@ def _row(
         spent_s, got = _best_time(decode, repeats, old, sent)
         decode_s += spent_s
         if not np.array_equal(got, new):
-            raise IntegrityError(f"{name} did not give the new words back")
+            raise IntegrityError(f"{name} did not reproduce the new words")
         sizes += sent_bytes(sent)
     weight_bytes = sum(new.nbytes for _, new in pairs)
     return CodecRow(
@@ -267,34 +163,3 @@ def _bands(config: PatchBenchConfig) -> list[BandRow]:
         )
     )
     return [row for versions in chains for row in measure_bands(versions, config.bands)]
-
-
-def _at_most(text: str, bound: float, measured: float) -> Demand:
-    return Demand(text=text, bound=bound, at_least=False, measured=measured)
-
-
-def _at_least(text: str, bound: float, measured: float) -> Demand:
-    return Demand(text=text, bound=bound, at_least=True, measured=measured)
-
-
-def _plot(report: PatchReport, path: Path) -> None:
-    """Bits per change against the share of changed words, on the simulated updates of whole models."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    cases = report.cases[: len(LEARNING_RATES)]
-    shares = [100 * case.changed_share for case in cases]
-    for name in (EC1, FLAT, PLANES, XOR, ROWS, INDEX):
-        axes.plot(shares, [case.codecs[name].bits_per_change for case in cases], marker="o", label=name)
-    bound = [case.codecs[EC1].entropy_bits_per_change for case in cases]
-    axes.plot(shares, bound, linestyle="--", color="black", label="entropy given the exponent")
-    axes.set(xlabel="words changed, %", ylabel="bits per changed word", xscale="log", ylim=(0, 50))
-    axes.set_xticks(shares, [f"{share:.1f}" for share in shares])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.94))
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -1,7 +1,7 @@
-"""What a dead band saves: the versions of one training, published with bands of several widths.
+"""Bytes saved by a dead band: the versions of one training, published with bands of several widths.
 
-Training is what it was, whatever is published: so one chain of versions tells what every band would have sent. What a
-band does to training itself is `p2prl bench staleness`'s to say (`+band`).
+Training does not depend on what is published, so one sequence of versions shows what every band would have sent. The
+effect of a band on training is measured by `p2prl bench staleness` (`+band`).
 """
 
 from __future__ import annotations
@@ -11,50 +11,50 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from p2prl.bench.patch.rival_codecs import PRODUCT, codecs, sent_bytes
+from p2prl.bench.patch.compared_codecs import PRODUCT, codecs, sent_bytes
 from p2prl.bench.patch.weight_updates import Chain
 from p2prl.patches.dead_band import hold_back, widest_band_ulp
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.words import BF16, Words
 
 _WINDOW = 16
-"""The last so many versions are measured, at most half of them: before, few words have come to the edge of a band."""
+"""Last versions that are measured, at most half: at first, few words have reached the edge of a band."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BandRow:
-    """One chain of versions, published with one band: its last versions."""
+    """The last versions of one training, published with one band."""
 
     name: str
-    """Of the updates."""
+    """Name of the updates."""
     versions: int
     """Published after the first."""
     measured: int
-    """The last so many of them."""
+    """Number of last versions that are measured."""
     band_ulp: int
-    """Of the chain's own word type."""
+    """In ulp of the weights' own word type."""
     changed_share: float
     """Mean share of words that a version changes."""
     held_share: float
-    """Share of words that in the last version are not what training has, rounded."""
+    """Share of words of the last version that differ from training's, rounded."""
     patch_bytes: float
     """Mean size of a patch from the version before."""
     of_all: float
-    """That over its size without a band."""
+    """`patch_bytes` over its value without a band."""
     merged_bytes: int
     """One patch over all measured versions."""
 
 
 @dataclass(kw_only=True)
-class _Press:
-    """What a learner with one band has published."""
+class _BandedLearner:
+    """Publishes the versions with one band, and adds up the patches."""
 
     chain: Chain
     band_ulp: int
     held: Words
-    """Last published."""
+    """Words of the last published version."""
     began: Words
-    """Published last before the measured versions."""
+    """Words of the version before the measured ones."""
     changed: int = 0
     sizes: list[int] = field(default_factory=list)
 
@@ -72,7 +72,7 @@ class _Press:
         encode, _ = codecs(self.chain.word_type)[f"{PRODUCT} ({NUMPY_KERNELS.name})"]
         return sent_bytes(encode(old, new))
 
-    def row(self, training: Words, whole_bytes: float) -> BandRow:
+    def row(self, training: Words, full_bytes: float) -> BandRow:
         return BandRow(
             name=self.chain.name,
             versions=self.chain.count,
@@ -81,7 +81,7 @@ class _Press:
             changed_share=self.changed / (len(training) * len(self.sizes)),
             held_share=float(np.mean(self.held != training)),
             patch_bytes=self.mean_bytes,
-            of_all=self.mean_bytes / whole_bytes,
+            of_all=self.mean_bytes / full_bytes,
             merged_bytes=self._size(self.began, self.held),
         )
 
@@ -99,11 +99,13 @@ def measure_bands(chain: Chain, bands: Sequence[int]) -> list[BandRow]:
     first_measured = chain.count + 1 - max(1, min(_WINDOW, chain.count // 2))
     versions = iter(chain.versions)
     training = next(versions)
-    presses = {band: _Press(chain=chain, band_ulp=band * finer, held=training, began=training) for band in {0, *bands}}
+    learners = {
+        band: _BandedLearner(chain=chain, band_ulp=band * finer, held=training, began=training) for band in {0, *bands}
+    }
     for version, training in enumerate(versions, start=1):
-        for press in presses.values():
-            press.publish(training, measured=version >= first_measured)
-    return [presses[band].row(training, presses[0].mean_bytes) for band in bands]
+        for learner in learners.values():
+            learner.publish(training, measured=version >= first_measured)
+    return [learners[band].row(training, learners[0].mean_bytes) for band in bands]
 
 
 def bands_as_markdown(rows: Sequence[BandRow]) -> str:

@@ -1,4 +1,4 @@
-"""The updates that `p2prl bench patch` codes: simulated Adam on large weights, LoRA adapters, those of a real run."""
+"""Weight updates that `p2prl bench patch` measures: simulated Adam, LoRA adapters, and those of a real run."""
 
 from __future__ import annotations
 
@@ -21,28 +21,26 @@ LEARNING_RATES = (1e-6, 3e-6, 1e-5)
 """Change about 1, 2.6 and 7 % of bf16 words."""
 
 LORA_RATE = 1e-5
-"""Adapters are trained faster than whole models: a tenth of their customary rate, so that words still stay."""
+"""A tenth of the customary rate of adapters, so that some words stay unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Updates:
-    """Words before and after, pair by pair."""
+    """Pairs of words before and after an update."""
 
     name: str
     word_type: WordType
     pairs: tuple[tuple[Words, Words], ...]
-    simulated: bool
-    """Whether the demands of the table are about these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Consecutive versions of one training, all words of them published."""
+    """Consecutive versions of one training, published completely."""
 
     name: str
     word_type: WordType
     versions: Iterable[Words]
-    """The first, then `count` more; to be read once."""
+    """The first, then `count` more; an iterable to be read once."""
     count: int
     """1 or more."""
 
@@ -51,33 +49,33 @@ def simulated_updates(words: int, seed: int) -> Iterator[Updates]:
     """One Adam update of `words` weights at each learning rate, and one of LoRA adapters of as many words."""
     for rate in LEARNING_RATES:
         old, (new,) = adam_versions(words, rate, 1, seed)
-        yield Updates(name=f"adam lr {rate:g}, bf16", word_type=BF16, pairs=((old, new),), simulated=True)
+        yield Updates(name=f"adam lr {rate:g}, bf16", word_type=BF16, pairs=((old, new),))
     old, new = lora_versions(words // 4, LORA_RATE, seed)
-    yield Updates(name=f"lora lr {LORA_RATE:g}, bf16", word_type=BF16, pairs=((old, new),), simulated=False)
+    yield Updates(name=f"lora lr {LORA_RATE:g}, bf16", word_type=BF16, pairs=((old, new),))
 
 
 def simulated_chains(words: int, count: int, seed: int) -> Iterator[Chain]:
-    """`count` Adam updates of `words` weights at each learning rate, one after the other, made as they are read."""
+    """`count` Adam updates of `words` weights at each learning rate, one after the other, computed as they are read."""
     for rate in LEARNING_RATES:
         versions = islice(adam_training(words, rate, seed), count + 1)
         yield Chain(name=f"adam lr {rate:g}, bf16", word_type=BF16, versions=versions, count=count)
 
 
 def run_updates(run: Path) -> list[Updates]:
-    """Between the versions a run has published and still holds: in its own word type, and rounded to bf16.
+    """Updates between the versions that a run keeps: in its own word type, and rounded to bf16.
 
     `ConfigError` when `run` is no run folder, or holds no two consecutive versions that differ.
     """
     updates = []
     for chain in run_chains(run):
         pairs = tuple((a, b) for a, b in pairwise(chain.versions) if not np.array_equal(a, b))
-        if pairs:  # rounding can make one of all versions
-            updates.append(Updates(name=chain.name, word_type=chain.word_type, pairs=pairs, simulated=False))
+        if pairs:  # rounding can make all versions equal
+            updates.append(Updates(name=chain.name, word_type=chain.word_type, pairs=pairs))
     return updates
 
 
 def run_chains(run: Path) -> list[Chain]:
-    """The longest stretch of versions that a run has published and still holds: as they are, and rounded to bf16.
+    """The longest sequence of versions that a run keeps: as they are, and rounded to bf16.
 
     `ConfigError` as for `run_updates`.
     """

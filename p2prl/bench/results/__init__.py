@@ -1,1 +1,1 @@
-"""Kept benchmark results on disk."""
+"""Benchmark results kept on disk, and their versions."""

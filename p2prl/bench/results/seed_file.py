@@ -1,9 +1,9 @@
-"""Results on disk: one JSON line a seed, appended as soon as its batch is done, so that a rerun does what is new."""
+"""Kept results: one JSON line for each seed, appended when its batch is done, so that a rerun does only new work."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -18,7 +18,7 @@ class Seeded(Protocol):
 
     @property
     def seed(self) -> int:
-        """The seed that gave it."""
+        """The seed of the run."""
         ...
 
 
@@ -27,32 +27,38 @@ R = TypeVar("R", bound=Seeded)
 
 
 class Line(msgspec.Struct, Generic[S, R], frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of the file: `Line[SettingType, ResultType]` says how it is read."""
+    """One line of the file; `Line[SettingType, ResultType]` is its schema."""
 
     setting: S
-    """Everything about a run but its seed."""
+    """Everything about a run except its seed."""
     result: R
 
 
 class SeedFile(Generic[S, R]):
     """A file of results, read once and appended to."""
 
-    def __init__(self, path: Path, line: type[Line[S, R]]) -> None:
-        """Read `path`, which need not exist. A last line cut short by a crash is dropped; IntegrityError on others."""
+    def __init__(
+        self, path: Path, line: type[Line[S, R]], *, read_line: Callable[[bytes], Line[S, R]] | None = None
+    ) -> None:
+        """Read `path`, which need not exist. A last line cut short by a crash is dropped; IntegrityError on others.
+
+        `read_line` decodes one line and may raise `msgspec.MsgspecError`; without it lines have the schema `line`.
+        """
         self._path = path
         self._results: dict[S, dict[int, R]] = {}
+        read_line = read_line or msgspec.json.Decoder(line).decode
         try:
             data = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise MachineError(
                 f"cannot read {path}: {error.strerror}", remedy="Give --out a folder that can be read and written."
             ) from error
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
-        for number, text in enumerate(whole.splitlines(), start=1):
+        complete = data[: data.rfind(b"\n") + 1]
+        if len(complete) < len(data):
+            os.truncate(path, len(complete))
+        for number, text in enumerate(complete.splitlines(), start=1):
             try:
-                entry = msgspec.json.decode(text, type=line)
+                entry = read_line(text)
             except msgspec.MsgspecError as error:
                 raise IntegrityError(
                     f"{path}, line {number}: {error}", remedy="Delete the line or the file."

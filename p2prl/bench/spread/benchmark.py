@@ -1,4 +1,4 @@
-"""How fast a blob reaches everybody, against what the links allow: the product's relay and five other schemes.
+"""The spread benchmark: time until every peer has a blob, by the product's relay and five other schemes.
 
 `docs/benchmarks/spread.md` describes the links, the schemes and the committed figures.
 """
@@ -16,7 +16,8 @@ from p2prl.bench.spread.bittorrent import BitTorrent
 from p2prl.bench.spread.home_links import HOME_LINKS, Population, populate, read_links
 from p2prl.bench.spread.outcome import Outcome, SpreadRow, Tell, row_of
 from p2prl.bench.spread.product_relay import spread_by_relay
-from p2prl.bench.spread.rival_schemes import Relays, Tree, chain, fast_tree, star
+from p2prl.bench.spread.relay_servers import RelayServers
+from p2prl.bench.spread.tree_schemes import Tree, chain, fast_tree, star
 from p2prl.errors import ConfigError, MachineError
 from p2prl.protocol.manifests import chunk_bytes_for
 
@@ -27,19 +28,19 @@ SCHEMES: dict[str, Callable[[Population, Tell], Outcome]] = {
     "star": lambda population, tell: Tree(population, star(population)).run(tell),
     "chain": lambda population, tell: Tree(population, chain(population)).run(tell),
     "tree": lambda population, tell: Tree(population, fast_tree(population)).run(tell),
-    "relays": lambda population, tell: Relays(population).run(tell),
+    "relays": lambda population, tell: RelayServers(population).run(tell),
     "bittorrent": lambda population, tell: BitTorrent(population).run(tell),
     "p2prl": spread_by_relay,
 }
-"""Name → run it. All get the same links, deaths and learner."""
+"""Name → function that runs the scheme. All get the same links, deaths and learner."""
 
 _MOST_PEERS = 4_096
-"""Simulated in minutes; more would be hours."""
+"""Simulated in minutes; more would take hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpreadConfig:
-    """What to compare."""
+    """Schemes and swarms to compare."""
 
     schemes: tuple[str, ...] = tuple(SCHEMES)
     peers: tuple[int, ...] = (8, 64, 512)
@@ -77,7 +78,7 @@ class SpreadConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpreadVerdict:
-    """A demand on the product's relay and what was measured; `met` is None where no row measures it."""
+    """A bound on the product's relay and its measured figure; `met` is None where no row measures it."""
 
     demand: str
     bound: float
@@ -114,10 +115,10 @@ def run_spread(config: SpreadConfig, on_progress: Callable[[str, float], None]) 
 
 
 def judge(rows: Iterable[SpreadRow]) -> list[SpreadVerdict]:
-    """The demands on the product: worst figures over the rows that measure them."""
+    """Verdicts on the product's bounds: the worst figures over the rows that measure them."""
     ours = [row for row in rows if row.scheme == "p2prl"]
     calm = [row for row in ours if row.n >= 64 and not row.churn]
-    stormy = [row for row in ours if row.n >= 64 and row.churn >= 0.3]
+    churning = [row for row in ours if row.n >= 64 and row.churn >= 0.3]
     small = [row for row in ours if row.n == 8 and not row.churn]
 
     def worst(found: list[SpreadRow], figure: Callable[[SpreadRow], float]) -> float | None:
@@ -126,7 +127,7 @@ def judge(rows: Iterable[SpreadRow]) -> list[SpreadVerdict]:
     figures = [
         ("t95 over its bound, 64 peers and more", 1.20, worst(calm, lambda row: row.t95_over)),
         ("t100 over its bound, 64 peers and more", 1.25, worst(calm, lambda row: row.t100_over)),
-        ("t95 over its bound when 30 % die, 64 peers and more", 1.20, worst(stormy, lambda row: row.t95_over)),
+        ("t95 over its bound when 30 % die, 64 peers and more", 1.20, worst(churning, lambda row: row.t95_over)),
         ("t100 over its bound, 8 peers", 1.35, worst(small, lambda row: row.t100_over)),
         ("copies the learner sends", 3.0, worst(ours, lambda row: row.source_copies)),
         ("wasted share of bytes", 0.01, worst(ours, lambda row: row.waste_share)),
@@ -136,7 +137,7 @@ def judge(rows: Iterable[SpreadRow]) -> list[SpreadVerdict]:
 
 
 def as_documents(rows: Iterable[SpreadRow]) -> list[dict[str, Any]]:
-    """JSON rows; a time that never came is null."""
+    """JSON rows; a time that was never reached is null."""
     documents = []
     for row in rows:
         fields = {**asdict(row), "t95_over_bound": row.t95_over, "t100_over_bound": row.t100_over}
@@ -174,7 +175,7 @@ def write_results(rows: list[SpreadRow], folder: Path) -> None:
 
 
 def plot(rows: list[SpreadRow], path: Path) -> None:
-    """Draw t95 over its bound against the size of the swarm, one panel a share of deaths."""
+    """Draw t95 over its bound against the size of the swarm, one panel for each share of deaths."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,6 +1,6 @@
-"""The peers of a spread: their links, drawn from a list of kinds, and who dies when.
+"""Home links of the spread benchmark's peers, drawn from a list of kinds, and the times at which peers die.
 
-A list of kinds is a text file with one `DOWNLOAD UPLOAD [SHARE]` a line, Mbit/s; `#` begins a comment.
+A list of kinds is a text file, one `DOWNLOAD UPLOAD [SHARE]` on each line, Mbit/s; `#` begins a comment.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MBIT_BYTES = 125_000.0
 REGIONS = 5
 
 _OFFERED_SHARE = 0.8
-"""Of an uplink, what volunteers give."""
+"""Share of an uplink that volunteers offer."""
 
 _MOST_UPLOAD_MBIT = 200.0
-"""What even the largest home uplink gives."""
+"""Cap on what even the largest home uplink offers."""
 
 HOME_LINKS = (
     (1000.0, 1000.0, 0.05),
@@ -34,7 +34,7 @@ HOME_LINKS = (
 
 @dataclass(frozen=True, slots=True)
 class HomeLink:
-    """One peer's rates, bytes/s, and where it lives."""
+    """One peer's rates, bytes/s, and its region."""
 
     upload_bytes_s: float
     download_bytes_s: float
@@ -43,7 +43,7 @@ class HomeLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Population:
-    """Everything a scheme is given: the same for all of them."""
+    """Input of a scheme, the same for all schemes."""
 
     size_bytes: int
     chunk_bytes: int
@@ -66,8 +66,8 @@ class Population:
     def lower_bound_s(self, share: float = 1.0) -> float:
         """max(F/u_s, F/d, f·N·F/(u_s + Σu)) until the best-placed `share` f of the survivors can be done.
 
-        Kumar and Ross (HotWeb 2006) for f = 1; d is the slowest downlink among the best f. The dead count as uplinks
-        until the end, so it is a bound whenever they die.
+        Kumar and Ross (HotWeb 2006) for f = 1; d is the slowest downlink among the best f. Peers that die count as
+        uplinks until the end, so it is a bound whenever they die.
         """
         alive = [self.peers[peer] for peer in self.survivors]
         count = max(1, math.ceil(share * len(alive)))
@@ -114,7 +114,7 @@ def populate(
 ) -> Population:
     """`peers` links in the proportions of the kinds, in random order; a share `churn` of them dies, each at a uniform
     time within the lower bound."""
-    rng = random.Random(f"spread/{seed}")  # noqa: S311 - a simulator's dice
+    rng = random.Random(f"spread/{seed}")  # noqa: S311 - a simulator's randomness
     total = sum(share for _, _, share in kinds)
     drawn = []
     for number in range(peers):

@@ -1,4 +1,4 @@
-"""What came of spreading a blob: when everybody had it, what the learner sent, what was sent for nothing."""
+"""Outcome of spreading a blob: finishing times, bytes sent by the learner, wasted bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from p2prl.bench.spread.home_links import Population
 
 Tell = Callable[[float], None]
-"""Told now and then what share of the surviving peers is done."""
+"""Called from time to time with the share of surviving peers that are done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,17 +19,17 @@ class Outcome:
     finished_at: dict[int, float]
     """Peer → seconds after the start at which it had everything."""
     source_bytes: float
-    """What the learner sent."""
+    """Sent by the learner."""
     sent_bytes: float
-    """What everybody sent."""
+    """Sent by all."""
     arrived_bytes: float
     useful_bytes: float
-    """Of what arrived, what its receiver lacked."""
+    """Arrived at receivers that lacked it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpreadRow:
-    """One scheme in one swarm, as it is printed."""
+    """One scheme in one swarm, as it is printed: one field for each column."""
 
     scheme: str
     n: int
@@ -39,12 +39,12 @@ class SpreadRow:
     t95: float
     t100: float
     lower_bound: float
-    """Seconds nobody can beat for the last survivor."""
+    """Lower bound on t100, seconds."""
     lower_bound_95: float
-    """The same for 95 % of the survivors."""
+    """Lower bound on t95, seconds."""
     source_copies: float
     waste_share: float
-    """Bytes that arrived where they were not lacking, over all that arrived."""
+    """Bytes that arrived at receivers that had them already, over all that arrived."""
     survivors_finished: float
     """Share of the surviving peers."""
 
@@ -60,7 +60,7 @@ class SpreadRow:
 
 
 def row_of(scheme: str, population: Population, churn: float, outcome: Outcome) -> SpreadRow:
-    """The row that belongs to an outcome."""
+    """The row of an outcome."""
     survivors = population.survivors
     times = sorted(outcome.finished_at.get(peer, math.inf) for peer in survivors)
 

@@ -1,6 +1,6 @@
-"""The product's own relay on simulated home links: one real `Relay` a peer, driven without the rest of the node.
+"""The product's relay on simulated home links: a real `Relay` for each peer, without the rest of the node.
 
-Chunks are a few bytes that stand for many: the wires charge a chunk's full size, and the relay checks every hash.
+A chunk is a few bytes that stand for many: links charge its full size, and the relay checks every hash.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Set as AbstractSet
 
 from p2prl.bench.spread.home_links import Population
 from p2prl.bench.spread.outcome import Outcome, Tell
+from p2prl.bench.spread.paced_links import PacedLink, PacedLinks
 from p2prl.bench.spread.source_links import SOURCE_DEGREE, draw_by_upload
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.shared_links import Link, Wires
 from p2prl.sim.virtual_time import START, VirtualLoop
 from p2prl.swarm.peers.topology import (
     Candidate,
@@ -28,14 +28,14 @@ from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
 
 _TICK_S = 0.1
-"""How often a peer's timers run: coarser than in life, where each deadline has its own."""
+"""How often a peer's timers run: coarser than in reality, where each deadline has its own timer."""
 
 _WORST = 12.0
-"""A run ends at this many times the lower bound, done or not."""
+"""A run ends at this multiple of the lower bound, done or not."""
 
 
 class _TokenBlobs:
-    """A `BlobStore` of chunks that are known by heart."""
+    """A `BlobStore` that knows every chunk in advance."""
 
     def __init__(self, chunks: list[bytes], *, whole: bool) -> None:
         self._chunks = chunks
@@ -45,7 +45,7 @@ class _TokenBlobs:
         return set(range(len(self._chunks))) if self._whole else set()
 
     def write(self, ref: BlobRef, index: int, data: bytes) -> None:
-        """Nothing to do: `read` knows what a verified chunk holds."""
+        """Nothing to do: `read` knows the bytes of every verified chunk."""
 
     def read(self, ref: BlobRef, index: int) -> bytes:  # noqa: ARG002 - one blob
         return self._chunks[index]
@@ -58,12 +58,16 @@ class _TokenBlobs:
 
 
 class _Swarm:
+    """One blob, one relay for each peer, the learner last."""
+
     def __init__(self, population: Population) -> None:
         self.population = population
         self.loop = VirtualLoop()
         everyone = (*population.peers, population.source)
         self.source = len(population.peers)
-        self.wires = Wires(self.loop, [Link(p.upload_bytes_s, p.download_bytes_s, p.region) for p in everyone])
+        self.network = PacedLinks(
+            self.loop, [PacedLink(p.upload_bytes_s, p.download_bytes_s, p.region) for p in everyone]
+        )
         self.names = [PeerId(str(number)) for number in range(len(everyone))]
         tokens = [f"{population.seed}/{index}".encode() for index in range(population.chunks)]
         self.ref = BlobRef(population.size_bytes, population.chunk_bytes, tuple(chunk_digest(t) for t in tokens))
@@ -103,7 +107,7 @@ class _Swarm:
         for number in range(self.source + 1):
             self.loop.at(START + _TICK_S * number / (self.source + 1), lambda peer=number: self._tick(peer))  # type: ignore[misc]
         for peer, at in self.population.deaths.items():
-            self.loop.at(START + at, lambda peer=peer: self.wires.kill(peer))  # type: ignore[misc]
+            self.loop.at(START + at, lambda peer=peer: self.network.kill(peer))  # type: ignore[misc]
         waiting = set(self.population.survivors)
         limit = START + _WORST * self.population.lower_bound_s()
         while waiting and self.loop.now < limit:
@@ -112,14 +116,14 @@ class _Swarm:
             tell(1.0 - len(waiting) / len(self.population.survivors))
 
     def _tick(self, peer: int) -> None:
-        if not self.wires.links[peer].alive:
+        if not self.network.links[peer].alive:
             return
         self.relays[peer].handle_timer(self.loop.now)
         self._pump(peer)
         self.loop.at(self.loop.now + _TICK_S, lambda: self._tick(peer))
 
     def _pump(self, peer: int) -> None:
-        relay, wires = self.relays[peer], self.wires
+        relay, network = self.relays[peer], self.network
         relay.flush(self.loop.now)
         if relay.completed:
             relay.completed.clear()
@@ -132,19 +136,19 @@ class _Swarm:
             if isinstance(message, Chunk):
                 self._send_chunk(peer, other, message)
             else:
-                batches.setdefault(wires.latency_s(peer, other), []).append((other, message))
+                batches.setdefault(network.latency_s(peer, other), []).append((other, message))
         relay.outbox.clear()
         for latency_s, batch in batches.items():
-            wires.tell(latency_s, lambda batch=batch: self._hear(peer, batch))  # type: ignore[misc]
+            network.tell(latency_s, lambda batch=batch: self._receive(peer, batch))  # type: ignore[misc]
 
-    def _hear(self, source: int, batch: list[tuple[int, Wire]]) -> None:
-        name, now, links = self.names[source], self.loop.now, self.wires.links
-        heard: dict[int, None] = {}
+    def _receive(self, source: int, batch: list[tuple[int, Wire]]) -> None:
+        name, now, links = self.names[source], self.loop.now, self.network.links
+        reached: dict[int, None] = {}
         for other, message in batch:
             if links[other].alive:
                 self.relays[other].receive(message, name, now)
-                heard[other] = None
-        for other in heard:
+                reached[other] = None
+        for other in reached:
             self._pump(other)
 
     def _send_chunk(self, peer: int, other: int, message: Chunk) -> None:
@@ -159,18 +163,18 @@ class _Swarm:
             self.relays[peer].upload_done(self.names[other])
             self._pump(peer)
 
-        self.wires.send(peer, other, size, arrived, acknowledged)
+        self.network.send(peer, other, size, arrived, acknowledged)
 
 
 def spread_by_relay(population: Population, tell: Tell) -> Outcome:
-    """The product."""
+    """Run the product's relay on a population."""
     swarm = _Swarm(population)
     swarm.run(tell)
     useful = sum(relay.progress(swarm.root)[0] for relay in swarm.relays[:-1]) * population.chunk_bytes
     return Outcome(
         finished_at=swarm.finished_at,
-        source_bytes=swarm.wires.links[swarm.source].sent_bytes,
-        sent_bytes=sum(link.sent_bytes for link in swarm.wires.links),
+        source_bytes=swarm.network.links[swarm.source].sent_bytes,
+        sent_bytes=sum(link.sent_bytes for link in swarm.network.links),
         arrived_bytes=swarm.arrived_bytes,
         useful_bytes=useful,
     )

@@ -1,7 +1,7 @@
-"""Training whose samplers get what a learner with a dead band publishes: words of bf16, held back within the band.
+"""Training under staleness with a dead band: samplers get bf16 weights that follow only when they leave the band.
 
-The learner's own weights are those of `training`, and what is evaluated; only what samplers use differs. A band of 0
-is rounding to bf16 alone.
+The learner's own weights are those of `delayed_training`, and are what is evaluated; only the samplers' weights
+differ. A band of 0 only rounds to bf16.
 """
 
 from __future__ import annotations
@@ -11,30 +11,34 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from p2prl.bench.staleness.delay_laws import DelayLaw
+from p2prl.bench.staleness.delayed_training import DelayedTraining
 from p2prl.bench.staleness.methods import Method
-from p2prl.bench.staleness.stale_training import Training, TrainingPlan
+from p2prl.bench.staleness.staleness_distributions import StalenessDistribution
 from p2prl.bench.training.environments import Environment
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.patches.dead_band import hold_back
 from p2prl.patches.words import BF16, Words
 
+RESULT_VERSION = 1
+"""Raised when a change here or in `p2prl.patches.dead_band` moves figures of `+band`."""
 
-class BandedTraining(Training):
-    """`Training` by a method with `+band`: the seeds of one batch, update by update, a version after each."""
+
+class BandedTraining(DelayedTraining):
+    """`DelayedTraining` by a method with `+band`; a version is published after each update."""
 
     def __init__(
         self,
-        subject: Environment,
+        environment: Environment,
         method: Method,
-        law: DelayLaw,
+        delay: StalenessDistribution,
         plan: TrainingPlan,
         seeds: Sequence[int],
         start_MW: Tensor,
     ) -> None:
-        super().__init__(subject, method, law, plan, seeds, start_MW)
+        super().__init__(environment, method, delay, plan, seeds, start_MW)
         self._band_ulp = int(method.additions["band"])
         self._words = _words_of(start_MW)
-        """Last published, all seeds in one row: a word knows no neighbours."""
+        """Last published, all seeds in one row: each word is banded by itself."""
         self._history[0] = _weights_of(self._words, start_MW)
 
     def _publish(self, done: int) -> None:
@@ -46,11 +50,11 @@ class BandedTraining(Training):
 
 
 def _words_of(weights_MW: Tensor) -> Words:
-    """Weights rounded to bf16, as words, in one row."""
+    """Weights rounded to bf16, as machine words, in one row."""
     words: Words = weights_MW.detach().flatten().to(torch.bfloat16).view(torch.int16).numpy().view(BF16.dtype)
     return words
 
 
 def _weights_of(words: Words, like_MW: Tensor) -> Tensor:
-    """The weights that words stand for, in the shape and type of others."""
+    """The weights of machine words, in the shape and type of others."""
     return torch.from_numpy(words.view("<i2")).view(torch.bfloat16).to(like_MW.dtype).view_as(like_MW)

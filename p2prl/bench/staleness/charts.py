@@ -1,4 +1,4 @@
-"""Learning curves of a benchmark (PNG): one panel a law of delay, one line a method, its seeds' range shaded."""
+"""Learning curves (PNG): one panel for each delay distribution, one line for each method, the range of seeds shaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from p2prl.bench.staleness.results import ResultFile, Setting
-from p2prl.bench.staleness.stale_training import TrainingPlan
+from p2prl.bench.training.training_plan import TrainingPlan
 
 _COLUMNS = 3
 
@@ -21,7 +21,7 @@ def plot_curves(
     seeds: range,
     path: Path,
 ) -> None:
-    """Write `path`. What was not run is left out."""
+    """Write `path`, without the combinations that were not run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -32,7 +32,7 @@ def plot_curves(
     figure, axes = pyplot.subplots(
         lines, columns, figsize=(4.4 * columns + 2.2, 3.2 * lines), sharey=True, squeeze=False, constrained_layout=True
     )
-    colours = pyplot.get_cmap("tab10" if len(methods) <= 10 else "tab20").colors
+    colors = pyplot.get_cmap("tab10" if len(methods) <= 10 else "tab20").colors
     for axis in axes.flat[len(delays) :]:
         axis.set_visible(False)
     for axis, delay in zip(axes.flat, delays, strict=False):
@@ -43,13 +43,13 @@ def plot_curves(
             updates = [update for update, _ in found[0].curve]
             rewards = [[reward for _, reward in result.curve] for result in found]
             means = [sum(column) / len(column) for column in zip(*rewards, strict=True)]
-            colour = colours[index % len(colours)]
-            axis.plot(updates, means, label=method, linewidth=1.6, color=colour)
+            color = colors[index % len(colors)]
+            axis.plot(updates, means, label=method, linewidth=1.6, color=color)
             axis.fill_between(
                 updates,
                 [min(column) for column in zip(*rewards, strict=True)],
                 [max(column) for column in zip(*rewards, strict=True)],
-                color=colour,
+                color=color,
                 alpha=0.12,
                 linewidth=0,
             )
@@ -58,7 +58,7 @@ def plot_curves(
         axis.set_ylim(0, 1)
         axis.spines[["top", "right"]].set_visible(False)
     axes.flat[0].set_ylabel("reward on fresh prompts")
-    # A method need not have been run under every law: the legend is gathered from all panels.
+    # A method may be missing from some panels: the legend is gathered from all of them.
     lines_by_method = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
     figure.legend(
         lines_by_method.values(), lines_by_method.keys(), loc="outside right upper", frameon=False, fontsize=8

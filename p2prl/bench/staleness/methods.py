@@ -1,8 +1,7 @@
-"""A method: a loss by name, options of that loss, and additions: `gex+brake`, `gepo_t:cap=1.5:advantage=mean_std`."""
+"""Methods the benchmark compares: a loss, its options and additions, as `gepo_t:cap=1.5:advantage=mean_std+brake`."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +13,8 @@ from torch import Tensor
 from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.guards import kl_brake, vcpo_factor
-from p2prl.algorithms.registry import LOSSES, Objective, build_objective, loss_by_name
-from p2prl.bench.results.code_digest import code_digest
-from p2prl.bench.staleness.rejected_losses import CANDIDATES
-from p2prl.bench.training.environments import environment_by_name
+from p2prl.algorithms.registry import Objective, build_objective, loss_by_name
+from p2prl.bench.staleness.rejected_losses import REJECTED_LOSSES
 from p2prl.errors import ConfigError
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import BF16
@@ -34,31 +31,32 @@ ADDITIONS: Mapping[str, float | None] = MappingProxyType(
         "band": 1.0,
     }
 )
-"""What may be added to any loss, with the value it takes when none is given (None: it takes none).
+"""Additions to any loss, with the value of each when none is given (None: it takes no value).
 
-brake: learning rate × min(1, √(value/KL)). vcpo: learning rate × √(ESS/n). average: the policy that is evaluated is the
-moving average of the weights, which keeps `value` of itself an update. published: the same, and samplers use it too.
-replay: half of every gradient is that of the batch `value` updates ago. decay: the learning rate falls to `value` of
-itself along a half cosine. beta2: of Adam, instead of .99. band: samplers use weights in bf16, of which a word follows
-only when it is more than `value` ulp from what they have; 0 only rounds."""
+brake: learning rate × min(1, √(value/KL)).
+vcpo: learning rate × √(ESS/n).
+average: the evaluated policy is the moving average of the weights, which keeps `value` of itself at each update.
+published: the same, and samplers use it too.
+replay: half of every gradient comes from the batch `value` updates ago.
+decay: the learning rate falls to `value` of itself along a half cosine.
+beta2: of Adam, instead of .99.
+band: samplers use weights in bf16, each of which follows the learner's only when it differs by more than `value` ulp;
+0 only rounds."""
 
 _BELOW_ONE = ("average", "published", "decay", "beta2")
 _WHOLE = {"replay": range(1, 1001), "band": range(widest_band_ulp(BF16) + 1)}
-"""Values of additions that count something."""
-
-_BANDED = ("p2prl.bench.staleness.banded_training", "p2prl.patches.dead_band", "p2prl.patches.words")
-"""What `+band` adds to the code behind a result; without it results stay what they were."""
+"""Legal values of additions that take a whole number."""
 
 _UNUSABLE = {"dpo": "it needs a reference policy", "ppo": "it needs a value head"}
-_KNOBS = ("advantage", "aggregation")
+_CHOICES = ("advantage", "aggregation")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What is compared."""
+    """A parsed method."""
 
     text: str
-    """How it is written."""
+    """As it is written."""
     objective: Objective
     additions: Mapping[str, float]
     """Value of each addition; 1 where it takes none. See ADDITIONS."""
@@ -89,14 +87,14 @@ def parse_method(text: str, *, max_completion_tokens: int) -> Method:
             raise ConfigError(f"{setting!r} is no option", remedy="Write options as in gepo_t:cap=1.5:taper=token.")
         if key in options:
             raise ConfigError(f"{text!r}: {key!r} is set twice", remedy="Set each option at most once.")
-        number = None if key in _KNOBS else _number(value)  # a knob's value is a name, even when it looks otherwise
+        number = None if key in _CHOICES else _number(value)  # a choice is a name, even when it looks like a number
         options[key] = value if number is None else number
-    knobs: dict[str, Any] = {knob: options.pop(knob) for knob in _KNOBS if knob in options}
+    choices: dict[str, Any] = {choice: options.pop(choice) for choice in _CHOICES if choice in options}
     objective = build_objective(
-        CANDIDATES[name] if name in CANDIDATES else loss_by_name(name),
+        REJECTED_LOSSES[name] if name in REJECTED_LOSSES else loss_by_name(name),
         options=options,
-        advantage=AdvantageConfig(kind=knobs["advantage"]) if "advantage" in knobs else None,
-        aggregation=_aggregation(knobs["aggregation"], max_completion_tokens) if "aggregation" in knobs else None,
+        advantage=AdvantageConfig(kind=choices["advantage"]) if "advantage" in choices else None,
+        aggregation=_aggregation(choices["aggregation"], max_completion_tokens) if "aggregation" in choices else None,
         max_completion_tokens=max_completion_tokens,
     )
     return Method(text=text.strip(), objective=objective, additions=_additions(text, added))
@@ -131,25 +129,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-@functools.cache
-def method_digest(text: str, task: str) -> str:
-    """Digest of the code that trains `text` on `task`: the loop, the task, the loss and how it is set."""
-    method = parse_method(text, max_completion_tokens=environment_by_name(task).max_new_tokens)
-    objective = method.objective
-    return code_digest(
-        "p2prl.bench.staleness.stale_training",
-        "p2prl.bench.training.warm_start",
-        "p2prl.algorithms.guards",
-        "p2prl.algorithms.advantages",
-        "p2prl.algorithms.aggregation",
-        objective.spec.function.__module__,
-        *(_BANDED if "band" in method.additions else ()),
-        decided=repr((objective.config, objective.advantage, objective.aggregation, sorted(method.additions.items()))),
-    )
-
-
-def method_names() -> tuple[str, ...]:
-    """Every loss that can be benchmarked, the candidates last."""
-    return (*(name for name in LOSSES if name not in _UNUSABLE), *CANDIDATES)

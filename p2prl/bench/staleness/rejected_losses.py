@@ -1,7 +1,7 @@
-"""Losses that were tried against GEPO-T and not adopted, kept so that their figures can be made again.
+"""Losses that were tried against GEPO-T and rejected, kept so that their figures can be reproduced.
 
-All are GEPO-T (`p2prl/algorithms/gepo_tapered.py`) with one thing changed; `docs/benchmarks/staleness.md` says what
-came of each. They live here, not in the registry: a run cannot choose them.
+All are GEPO-T (`p2prl/algorithms/gepo_tapered.py`) with one change; `docs/benchmarks/staleness.md` gives the figures
+of each. They are not in the registry: a run cannot choose them.
 
 Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
 """
@@ -28,7 +28,7 @@ from p2prl.algorithms.surrogates import weighted_logprob
 
 @dataclass(frozen=True, kw_only=True)
 class PoweredConfig(GepoTConfig):
-    """How far a completion's probability decides its weight."""
+    """Dependence of a completion's weight on its probability."""
 
     power: float = 0.5
     """τ in [−1, 1]. 1: GEPO-T. 0: only the taper is left. Below 0: rare completions weigh more."""
@@ -40,7 +40,7 @@ class PoweredConfig(GepoTConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AnchoredConfig(GepoTConfig):
-    """Strength of the pull towards the sampler's policy."""
+    """Strength of the pull toward the sampler's policy."""
 
     pull: float = 0.02
     """c in [0, 10], reward units a nat."""
@@ -52,10 +52,10 @@ class AnchoredConfig(GepoTConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DiscountedConfig(GepoTConfig):
-    """How soon distance counts."""
+    """Distance from the sampler's policy at which weights decay."""
 
     reach: float = 1.0
-    """Nats a token, in (0, 100]: at this distance a completion's weight is 1/e of what it was."""
+    """Nats a token, in (0, 100]: at this distance a completion's weight is divided by e."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +64,7 @@ class DiscountedConfig(GepoTConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ShrunkConfig(GepoTConfig):
-    """How much a group's baseline borrows from the batch."""
+    """Weight of the batch mean in each group's baseline."""
 
     borrowed: float = 2.0
     """k in [0, 100]: completions' worth of the batch mean in each group's mean."""
@@ -76,7 +76,7 @@ class ShrunkConfig(GepoTConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SteepConfig(GepoTConfig):
-    """How soon a negative is let go."""
+    """Steepness of the taper of negatives."""
 
     steepness: float = 2.0
     """s in [1, 10]: a negative weighs at most e^{s Σℓ}; 1 is GEPO-T."""
@@ -88,10 +88,10 @@ class SteepConfig(GepoTConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FocusedConfig(GepoTConfig):
-    """How strongly what the policy already gets right is left alone."""
+    """Strength of the focus on completions that the policy is not sure of yet."""
 
     focus: float = 1.0
-    """γ in [0, 10]: a positive weighs (1 − P)^γ times what it did, P its geometric mean probability."""
+    """γ in [0, 10]: a positive's weight is multiplied by (1 − P)^γ, P its geometric mean probability."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +101,7 @@ class FocusedConfig(GepoTConfig):
 def powered(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: PoweredConfig, aggregation: AggregationConfig
 ) -> LossOutput:
-    """log w = τ (LP − log Ê) in place of LP − log Ê. Asks whether likely completions should count more at all."""
+    """log w = τ (LP − log Ê) in place of LP − log Ê. Tests whether likely completions should count more at all."""
     terms = terms_of(policy_logprobs_BGT, batch)
     return _tapered(cfg.power * _gepo(terms, batch), terms, batch, cfg, aggregation)
 
@@ -109,7 +109,7 @@ def powered(
 def anchored(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: AnchoredConfig, aggregation: AggregationConfig
 ) -> LossOutput:
-    """GEPO-T + c · k3 of each token towards the sampler's policy, ℓ clamped to ±10; a brake inside the loss."""
+    """GEPO-T + c · k3 of each token toward the sampler's policy, ℓ clamped to ±10; a brake inside the loss."""
     terms = terms_of(policy_logprobs_BGT, batch)
     output = _tapered(_gepo(terms, batch), terms, batch, cfg, aggregation)
     clamped_BGT = terms.log_ratio_BGT.clamp(-10.0, 10.0)
@@ -142,7 +142,7 @@ def shrunk(
 ) -> LossOutput:
     """The batch's advantages are rewards; A = R − (G mean_g + k mean_batch)/(G + k).
 
-    Groups that agree then teach too: a prompt all get right pushes up, one all get wrong pushes down.
+    Groups that agree then contribute too: all right pushes up, all wrong pushes down.
     """
     rewards_BG = batch.advantages_BG
     size = rewards_BG.shape[-1]
@@ -155,7 +155,7 @@ def shrunk(
 def focused(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: FocusedConfig, aggregation: AggregationConfig
 ) -> LossOutput:
-    """Positives' w · (1 − P)^γ: what is known already is not drilled further, which keeps the entropy up."""
+    """Positives' w · (1 − P)^γ: completions that are likely already are not pushed further, which keeps entropy up."""
     terms = terms_of(policy_logprobs_BGT, batch)
     unsure_BG = torch.log1p(-terms.policy_mean_BG.detach().exp().clamp(max=1 - 1e-6))
     steered_BG = torch.where(terms.advantages_BG > 0, cfg.focus * unsure_BG, torch.zeros_like(unsure_BG))
@@ -218,7 +218,7 @@ def _tapered(
     return weighted_logprob(weights, tapered, terms, batch, aggregation)
 
 
-CANDIDATES: Mapping[str, LossSpec] = MappingProxyType(
+REJECTED_LOSSES: Mapping[str, LossSpec] = MappingProxyType(
     {
         "powered": LossSpec(name="powered", function=powered, config_type=PoweredConfig),
         "anchored": LossSpec(name="anchored", function=anchored, config_type=AnchoredConfig),
@@ -231,4 +231,4 @@ CANDIDATES: Mapping[str, LossSpec] = MappingProxyType(
         "focused": LossSpec(name="focused", function=focused, config_type=FocusedConfig),
     }
 )
-"""By the name a method calls them."""
+"""By the name that a method gives them."""

@@ -1,4 +1,4 @@
-"""The staleness benchmark's results: what names a run of it, and the file they are kept in."""
+"""Kept results of the staleness benchmark: the key of a run, and the file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from pathlib import Path
 
 import msgspec
 
+from p2prl.bench.results.result_version import result_version
 from p2prl.bench.results.seed_file import Line, SeedFile
-from p2prl.bench.staleness.methods import method_digest
-from p2prl.bench.staleness.stale_training import SeedResult, TrainingPlan
+from p2prl.bench.staleness import banded_training, delayed_training
+from p2prl.bench.staleness.digest_results import DigestSetting
+from p2prl.bench.staleness.methods import parse_method
+from p2prl.bench.staleness.seed_log import SeedResult
+from p2prl.bench.training import warm_start
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.training_plan import TrainingPlan
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about a run but its seed."""
+    """Everything about a run except its seed."""
 
     task: str
     method: str
@@ -22,12 +28,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     evaluate_every: int
     evaluation_prompts: int
     final_prompts: int
-    code: str = ""
-    """Digest of the code that gives the figures: a line of other code is another setting, and so is not used again."""
+    version: str = ""
+    """Version of the code that decides the figures: a result of another version is not used again."""
 
     @classmethod
     def of(cls, task: str, method: str, delay: str, plan: TrainingPlan) -> Setting:
-        """The setting of one method under one law."""
+        """The setting of one method under one delay distribution."""
         return cls(
             task=task,
             method=method,
@@ -37,7 +43,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             evaluate_every=plan.evaluate_every,
             evaluation_prompts=plan.evaluation_prompts,
             final_prompts=plan.final_prompts,
-            code=method_digest(method, task),
+            version=version_of(task, method),
         )
 
 
@@ -46,4 +52,26 @@ class ResultFile(SeedFile[Setting, SeedResult]):
 
     def __init__(self, path: Path) -> None:
         """Read `path`; see `SeedFile`."""
-        super().__init__(path, Line[Setting, SeedResult])
+        super().__init__(path, Line[Setting, SeedResult], read_line=_read_line)
+
+
+def version_of(task: str, method: str) -> str:
+    """Version of the results of a method on a task: of everything that decides their figures."""
+    environment = environment_by_name(task)
+    parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
+    return result_version(
+        training=delayed_training.RESULT_VERSION,
+        warm_start=warm_start.RESULT_VERSION,
+        environment=environment.result_version,
+        loss=parsed.objective.spec.result_version,
+        **({"band": banded_training.RESULT_VERSION} if "band" in parsed.additions else {}),
+    )
+
+
+def _read_line(text: bytes) -> Line[Setting, SeedResult]:
+    if b'"code":' not in text:
+        return msgspec.json.decode(text, type=Line[Setting, SeedResult])
+    earlier = msgspec.json.decode(text, type=Line[DigestSetting, SeedResult])
+    fields = msgspec.structs.asdict(earlier.setting)
+    del fields["code"]
+    return Line(setting=Setting(**fields, version=earlier.setting.version()), result=earlier.result)

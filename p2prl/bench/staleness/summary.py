@@ -1,4 +1,4 @@
-"""Seeds made into one row per method and law: the figures that are reported, as JSON, CSV and a Markdown table."""
+"""Reported figures: one row for each method and delay distribution, as JSON, CSV and a Markdown table."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 
 from p2prl.bench.staleness.results import ResultFile, Setting
-from p2prl.bench.staleness.stale_training import SeedResult, TrainingPlan
+from p2prl.bench.staleness.seed_log import SeedResult
+from p2prl.bench.training.training_plan import TrainingPlan
 
 BASELINE = ("grpo", "const:0")
-"""Every loss is relative to this method without delay, in the same setting."""
+"""Method and delay that every loss is relative to, in the same setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One method under one law."""
+    """One method under one delay distribution."""
 
     method: str
     delay: str
@@ -31,7 +32,7 @@ class Row:
     loss_vs_on_policy: float | None
     """1 − last / last of on-policy GRPO on the same seeds; None where that was not run."""
     loss_error: float | None
-    """Standard error of the loss, each seed's against on-policy GRPO of its own; None for one seed."""
+    """Standard error of the loss, each seed's against on-policy GRPO on that seed; None for one seed."""
     grad_norm_max: float
     """Over seeds and updates, before the clip."""
     weight_max: float
@@ -43,7 +44,7 @@ class Row:
 def rows_of(
     results: ResultFile, task: str, methods: Sequence[str], delays: Sequence[str], plan: TrainingPlan, seeds: range
 ) -> list[Row]:
-    """One row for each method and law of which any seed was run, in the order given."""
+    """One row for each method and delay of which any seed was run, in the order given."""
     rows = []
     for method in methods:
         for delay in delays:
@@ -67,7 +68,7 @@ def _baseline(results: ResultFile, task: str, plan: TrainingPlan, seeds: Sequenc
 
 def _row(method: str, delay: str, found: Sequence[SeedResult], baseline: Sequence[float]) -> Row:
     lasts = tuple(result.last for result in found)
-    # What is hard about a seed is hard for every method: seed against seed, most of that noise is gone.
+    # A hard seed is hard for every method: comparing seed by seed removes most of that noise.
     losses = [1 - last / own for last, own in zip(lasts, baseline, strict=True) if own] if baseline else []
     return Row(
         method=method,

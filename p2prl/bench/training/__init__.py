@@ -1,1 +1,1 @@
-"""Shared parts of benchmarks that train: environments, the stacked decoder, warm starts, grading."""
+"""Parts shared by the benchmarks that train: environments, the stacked decoder, warm starts, grading."""

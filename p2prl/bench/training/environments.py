@@ -1,6 +1,6 @@
-"""What a benchmark trains on: a task, its alphabet, its flawed demonstrations and the decoder that fits it.
+"""Environments that benchmarks train on: a task, its alphabet, flawed demonstrations and the decoder that fits it.
 
-All prompts of a subject have one length, so that nothing is padded before a completion.
+All prompts of an environment have one length, so that nothing is padded before a completion.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from p2prl.bench.training.stacked_decoder import DecoderShape
+from p2prl.bench.training.decoder_shape import DecoderShape
 from p2prl.errors import ConfigError
 from p2prl.tasks import chain4, chain4_demonstrations, walk12, walk12_demonstrations
 from p2prl.tasks.task import Task
@@ -19,7 +19,7 @@ _SPECIAL_TOKENS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A task as the benchmark reads it."""
+    """A task, with what a benchmark needs to train on it."""
 
     task: Task
     symbols: str
@@ -27,16 +27,18 @@ class Environment:
     max_new_tokens: int
     """Completion limit, tokens, the end included."""
     demonstration: Callable[[int], tuple[str, str]]
-    """(prompt, completion) of a seed, for the warm start."""
+    """Seed → (prompt, completion), for the warm start."""
     warm_steps: int
-    """Optimiser updates of the warm start."""
+    """Optimizer updates of the warm start."""
     warm_learning_rate: float
     """Peak learning rate of the warm start."""
     shape: DecoderShape
+    result_version: int = 1
+    """Raised when the task, its scoring or anything above changes: results of an older version are not used again."""
 
     @property
     def begin_token(self) -> int:
-        """Stands before every prompt."""
+        """Precedes every prompt."""
         return len(self.symbols)
 
     @property
@@ -45,7 +47,7 @@ class Environment:
         return len(self.symbols) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text of this subject's symbols, without special tokens."""
+        """Token ids of a text of this environment's symbols, without special tokens."""
         return [self.symbols.index(symbol) for symbol in text]
 
     def prompt_tokens(self, prompt: str) -> list[int]:
@@ -54,10 +56,10 @@ class Environment:
 
     def reward(self, prompt: str, tokens: Sequence[int], finished: bool) -> float:
         """Reward of a completion of `tokens`, its end token included if it has one."""
-        words = tokens[:-1] if finished else tokens
-        if any(token >= len(self.symbols) for token in words):
+        symbols = tokens[:-1] if finished else tokens
+        if any(token >= len(self.symbols) for token in symbols):
             return 0.0
-        return self.task.score(prompt, "".join(self.symbols[token] for token in words), finished).reward
+        return self.task.score(prompt, "".join(self.symbols[token] for token in symbols), finished).reward
 
 
 def _shape(symbols: str, context: int) -> DecoderShape:
@@ -66,7 +68,7 @@ def _shape(symbols: str, context: int) -> DecoderShape:
     return DecoderShape(vocabulary=len(symbols) + _SPECIAL_TOKENS + 1, context=context)
 
 
-_SUBJECTS = {
+_ENVIRONMENTS = {
     chain4.NAME: Environment(
         task=chain4.Chain4(),
         symbols=chain4.SYMBOLS,
@@ -89,7 +91,7 @@ _SUBJECTS = {
 
 
 def environment_by_name(name: str) -> Environment:
-    """The subject whose task is called `name`; ConfigError when there is none."""
-    if name not in _SUBJECTS:
-        raise ConfigError(f"no benchmark task is called {name!r}", remedy=f"Choose one of {', '.join(_SUBJECTS)}.")
-    return _SUBJECTS[name]
+    """The environment whose task is called `name`; ConfigError when there is none."""
+    if name not in _ENVIRONMENTS:
+        raise ConfigError(f"no benchmark task is called {name!r}", remedy=f"Choose one of {', '.join(_ENVIRONMENTS)}.")
+    return _ENVIRONMENTS[name]

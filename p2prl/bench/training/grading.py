@@ -1,26 +1,31 @@
-"""From sampled completions to rewards: the verdict, the scorer's view of every step, and where each reward falls.
+"""Grading of sampled completions: success, the process scorer's judgement of each step, and rewards on tokens.
 
 Shape legend: M seeds, B prompts, G completions, T tokens, K steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from p2prl.algorithms.reward_shaping import RewardConfig, completion_rewards, refine_steps, steps_to_tokens
 from p2prl.bench.training.environments import Environment
-from p2prl.bench.training.stacked_decoder import Completions
+from p2prl.bench.training.stacked_sampling import Completions
 from p2prl.tasks.process_scorer import UNREADABLE, Judgement
 from p2prl.tasks.registry import scorer_by_task
+
+T = TypeVar("T")
+_Case = tuple[str, tuple[int, ...], bool]
+"""Prompt, completion tokens, and whether it ended by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grades:
-    """What task and scorer say of completions; the step dimension holds the most steps of any of them."""
+    """Grades of completions; the step dimension is as long as the longest list of steps."""
 
     success_MBG: Tensor
     """0 or 1."""
@@ -45,7 +50,7 @@ class Grades:
         return rewards_NG.view_as(self.success_MBG)
 
     def token_rewards(self, cfg: RewardConfig, mask_MBGT: Tensor) -> Tensor:
-        """Rewards where they are earned, (M, B, G, T): a step's on its last token, the rest on the completion's."""
+        """Rewards on tokens, (M, B, G, T): a step's on its last token, the outcome's on the completion's last."""
         scores_NGK, mask_NGK = self.step_scores_MBGK.flatten(0, 1), self.step_mask_MBGK.flatten(0, 1)
         refined_NGK = cfg.process_weight * refine_steps(scores_NGK, mask_NGK, cfg)
         tokens = mask_MBGT.shape[-1]
@@ -55,23 +60,14 @@ class Grades:
         return rewards_NGT.view(mask_MBGT.shape).scatter_add(-1, last_MBG.unsqueeze(-1), at_end_MBG.unsqueeze(-1))
 
 
-def judge(subject: Environment, prompts: Sequence[Sequence[str]], made: Completions) -> Grades:
-    """Judge completions (M, B, G) of `prompts`, which are M lists of B."""
-    shape = made.finished_MBG.shape
-    rows = zip(
-        [prompt for row in prompts for prompt in row for _ in range(shape[2])],
-        made.tokens_MBGT.flatten(0, 2).tolist(),
-        made.mask_MBGT.sum(dim=-1).flatten().tolist(),
-        made.finished_MBG.flatten().tolist(),
-        strict=True,
-    )
-    known: dict[tuple[str, tuple[int, ...], bool], tuple[float, Judgement]] = {}  # what has been learnt is repeated
-    found = []
-    for prompt, tokens, length, finished in rows:
-        case = (prompt, tuple(tokens[:length]), finished)
-        if case not in known:
-            known[case] = (subject.reward(*case), _judgement(subject, *case))
-        found.append(known[case])
+def grade(environment: Environment, prompts: Sequence[Sequence[str]], completions: Completions) -> Grades:
+    """Grade completions (M, B, G) of `prompts`, which are M lists of B."""
+    shape = completions.finished_MBG.shape
+
+    def verdict(case: _Case) -> tuple[float, Judgement]:
+        return environment.reward(*case), _judgement(environment, *case)
+
+    found = _once_each(prompts, completions, verdict)
     judgements = [judgement for _, judgement in found]
     longest = max(1, *(len(judgement.steps) for judgement in judgements))
 
@@ -86,14 +82,40 @@ def judge(subject: Environment, prompts: Sequence[Sequence[str]], made: Completi
         step_scores_MBGK=padded([judgement.steps for judgement in judgements], torch.float32),
         step_mask_MBGK=torch.arange(longest) < counts,
         step_ends_MBGK=padded([judgement.ends for judgement in judgements], torch.int64),
-        readable_MBG=readable & made.finished_MBG,
+        readable_MBG=readable & completions.finished_MBG,
     )
 
 
-def _judgement(subject: Environment, prompt: str, tokens: tuple[int, ...], finished: bool) -> Judgement:
-    """The scorer's; a subject's token is one character, so that characters are counted as tokens are."""
-    words = tokens[:-1] if finished else tokens
-    if any(token >= len(subject.symbols) for token in words):
+def success_rewards(environment: Environment, prompts: Sequence[Sequence[str]], completions: Completions) -> Tensor:
+    """The task's reward of each completion, (M, B, G); `prompts` are M lists of B."""
+    rewards = _once_each(prompts, completions, lambda case: environment.reward(*case))
+    return torch.tensor(rewards).view(completions.finished_MBG.shape)
+
+
+def _once_each(prompts: Sequence[Sequence[str]], completions: Completions, grade_case: Callable[[_Case], T]) -> list[T]:
+    """`grade_case` of every completion; equal ones are graded once, as a trained policy repeats itself."""
+    size = completions.tokens_MBGT.shape[2]
+    rows = zip(
+        [prompt for row in prompts for prompt in row for _ in range(size)],
+        completions.tokens_MBGT.flatten(0, 2).tolist(),
+        completions.mask_MBGT.sum(dim=-1).flatten().tolist(),
+        completions.finished_MBG.flatten().tolist(),
+        strict=True,
+    )
+    known: dict[_Case, T] = {}
+    graded = []
+    for prompt, tokens, length, finished in rows:
+        case = (prompt, tuple(tokens[:length]), finished)
+        if case not in known:
+            known[case] = grade_case(case)
+        graded.append(known[case])
+    return graded
+
+
+def _judgement(environment: Environment, prompt: str, tokens: tuple[int, ...], finished: bool) -> Judgement:
+    """The process scorer's judgement. A token is one character here, so positions of characters are those of tokens."""
+    symbols = tokens[:-1] if finished else tokens
+    if any(token >= len(environment.symbols) for token in symbols):
         return UNREADABLE
-    text = "".join(subject.symbols[token] for token in words)
-    return scorer_by_task(subject.task.name).judge(prompt, text, finished)
+    text = "".join(environment.symbols[token] for token in symbols)
+    return scorer_by_task(environment.task.name).judge(prompt, text, finished)

@@ -1,4 +1,4 @@
-"""Sampling noise for several seeds side by side, each with its own stream."""
+"""Sampling noise of several seeds side by side, each from its own stream."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def seeded_uniforms(seeds: Sequence[int], *purpose: int) -> Callable[[tuple[int, ...]], Tensor]:
-    """Numbers within [0, 1) for `decoder.sample`, fixed by each seed and the purpose.
+    """Numbers within [0, 1) for `stacked_sampling.sample`, fixed by each seed and the purpose.
 
-    The first dimension of what is asked for is divided among the seeds in their order. How much noise the other seeds
-    use up changes nothing, so a seed gives the same alone and in company.
+    The first dimension of the requested size is divided among the seeds in their order. Each seed has its own stream,
+    so it gives the same numbers alone and beside others.
     """
     generators = [
         torch.Generator().manual_seed(int(np.random.SeedSequence([seed, *purpose]).generate_state(1)[0]))

@@ -22,7 +22,7 @@ class StackedAdam:
     first_MW: Tensor
     second_MW: Tensor
     beta2: float = BETA2
-    """Share of itself that the second moment keeps an update."""
+    """Share of itself that the second moment keeps at each update."""
 
     @classmethod
     def fresh(cls, weights_MW: Tensor, *, beta2: float = BETA2) -> StackedAdam:
@@ -31,7 +31,7 @@ class StackedAdam:
 
     @torch.no_grad()
     def step(self, weights_MW: Tensor, gradient_MW: Tensor, *, number: int, rate_M: Tensor) -> Tensor:
-        """Change `weights_MW` in place; returns the gradients' norms (M,) before the clip. `number` counts from 1."""
+        """Update `weights_MW` in place, and return the gradient norms (M,) before the clip. `number` counts from 1."""
         norm_M: Tensor = torch.linalg.vector_norm(gradient_MW, dim=1)
         clipped_MW = gradient_MW * (_CLIP / (norm_M + 1e-6)).clamp(max=1.0).unsqueeze(1)
         self.first_MW.lerp_(clipped_MW, 1 - _BETA1)

@@ -1,4 +1,4 @@
-"""The warm start of a benchmark: many seeds learn flawed demonstrations side by side; kept on disk for the next run.
+"""Warm starts of benchmarks: seeds learn flawed demonstrations side by side, and are kept on disk for the next run.
 
 The recipe of `p2prl/models/warm_start.py` on the stacked decoder. Each seed has its own initial weights and its own
 demonstrations, so that seeds differ in everything a training run may differ in.
@@ -15,11 +15,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from p2prl.bench.results.code_digest import code_digest
+from p2prl.bench.training.decoder_shape import initial_weights
 from p2prl.bench.training.environments import Environment
 from p2prl.bench.training.stacked_adam import StackedAdam
-from p2prl.bench.training.stacked_decoder import completion_logprobs, initial_weights
-from p2prl.errors import IntegrityError
+from p2prl.bench.training.stacked_decoder import completion_logprobs
+from p2prl.errors import IntegrityError, MachineError, require
+
+RESULT_VERSION = 1
+"""Raised when warm starts change: kept ones of an older version are not used again."""
+
+_DIGEST_NAMES = {(1, 1): "6434ef2a65a189f6"}
+"""(version here, version of the environment) → digest that names the same warm start in files of commit 3812427."""
+
+SEED_LIMIT = 1 << 20
+"""Seeds lie below: with more, the prompts of training would run into those of the evaluations."""
+
+UNWRITABLE = "Give --out a folder that can be written, on a disk with room."
+"""Remedy where results cannot be kept."""
 
 _BATCH = 128
 _WARMUP_STEPS = 40
@@ -27,60 +39,73 @@ _SEEDS_PER_RUN = 1 << 40
 """Demonstrations of different seeds never share a prompt seed."""
 
 
-def warm_weights(
-    subject: Environment, seeds: Sequence[int], cache: Path, *, on_step: Callable[[float], None] | None = None
+def require_first_seed(first: int, seeds: int) -> None:
+    """Raise ConfigError, with the legal range, unless the `seeds` seeds from `first` on may all be trained with."""
+    highest = SEED_LIMIT - seeds
+    require("seed", first, 0 <= first <= highest, f"0 to {highest}")
+
+
+def warm_start_of(
+    environment: Environment, seeds: Sequence[int], out: Path, *, on_step: Callable[[float], None] | None = None
 ) -> Tensor:
-    """Weights (M, W) of each seed after its warm start, from files in `cache` where they are there."""
-    cache.mkdir(parents=True, exist_ok=True)
-    missing = [seed for seed in seeds if not warm_path(subject, seed, cache).exists()]
-    if missing:
-        trained = warm_start(subject, missing, on_step=on_step)
-        for seed, weights in zip(missing, trained, strict=True):
-            path = warm_path(subject, seed, cache)
-            part = path.with_suffix(".part")
-            save_file({"weights": weights.contiguous()}, part)
-            part.rename(path)  # an interrupted write leaves no half file under the final name
-    return torch.stack([_load(subject, warm_path(subject, seed, cache)) for seed in seeds])
+    """Weights (M, W) of each seed after its warm start, kept under `out`.
+
+    Trains only the seeds that are not kept yet. MachineError where nothing can be written there.
+    """
+    cache = out / "warm"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        missing = [seed for seed in seeds if not warm_path(environment, seed, cache).exists()]
+        if missing:
+            trained = warm_start(environment, missing, on_step=on_step)
+            for seed, weights in zip(missing, trained, strict=True):
+                path = warm_path(environment, seed, cache)
+                part = path.with_suffix(".part")
+                save_file({"weights": weights.contiguous()}, part)
+                part.rename(path)  # an interrupted write leaves no half file under the final name
+        return torch.stack([_load(environment, warm_path(environment, seed, cache)) for seed in seeds])
+    except OSError as error:
+        raise MachineError(f"cannot write to {out}: {error.strerror}", remedy=UNWRITABLE) from error
 
 
 def warm_start(
-    subject: Environment,
+    environment: Environment,
     seeds: Sequence[int],
     *,
     steps: int | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Tensor:
-    """Train fresh weights of each seed on its demonstrations; (M, W). `steps` cuts the subject's own number short."""
-    weights_MW = torch.stack([initial_weights(subject.shape, seed) for seed in seeds]).requires_grad_()
-    optimiser = StackedAdam.fresh(weights_MW.detach())
-    for step in range(subject.warm_steps if steps is None else steps):
-        prompts, completions, mask = _demonstrations(subject, seeds, step)
-        logprobs = completion_logprobs(subject.shape, weights_MW, prompts, completions)
+    """Train fresh weights of each seed on its demonstrations; (M, W). `steps` shortens the environment's number."""
+    weights_MW = torch.stack([initial_weights(environment.shape, seed) for seed in seeds]).requires_grad_()
+    optimizer = StackedAdam.fresh(weights_MW.detach())
+    for step in range(environment.warm_steps if steps is None else steps):
+        prompts, completions, mask = _demonstrations(environment, seeds, step)
+        logprobs = completion_logprobs(environment.shape, weights_MW, prompts, completions)
         losses_M = -torch.where(mask, logprobs, 0.0).sum(dim=(1, 2, 3)) / mask.sum(dim=(1, 2, 3))
         (gradient_MW,) = torch.autograd.grad(losses_M.sum(), weights_MW)
-        rate_M = torch.full((len(seeds),), _rate(subject, step))
-        optimiser.step(weights_MW.detach(), gradient_MW, number=step + 1, rate_M=rate_M)
+        rate_M = torch.full((len(seeds),), _rate(environment, step))
+        optimizer.step(weights_MW.detach(), gradient_MW, number=step + 1, rate_M=rate_M)
         if on_step is not None:
-            on_step((step + 1) / subject.warm_steps)
+            on_step((step + 1) / environment.warm_steps)
     return weights_MW.detach()
 
 
-def _rate(subject: Environment, step: int) -> float:
+def _rate(environment: Environment, step: int) -> float:
     if step < _WARMUP_STEPS:
-        return subject.warm_learning_rate * (step + 1) / _WARMUP_STEPS
-    done = (step - _WARMUP_STEPS) / max(1, subject.warm_steps - _WARMUP_STEPS)
-    return subject.warm_learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+        return environment.warm_learning_rate * (step + 1) / _WARMUP_STEPS
+    done = (step - _WARMUP_STEPS) / max(1, environment.warm_steps - _WARMUP_STEPS)
+    return environment.warm_learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def _demonstrations(subject: Environment, seeds: Sequence[int], step: int) -> tuple[Tensor, Tensor, Tensor]:
+def _demonstrations(environment: Environment, seeds: Sequence[int], step: int) -> tuple[Tensor, Tensor, Tensor]:
     prompts, completions = [], []
     for seed in seeds:
         for i in range(_BATCH):
-            prompt, completion = subject.demonstration(seed * _SEEDS_PER_RUN + step * _BATCH + i)
-            prompts.append(subject.prompt_tokens(prompt))
-            completions.append([*subject.encode(completion), subject.end_token])
+            prompt, completion = environment.demonstration(seed * _SEEDS_PER_RUN + step * _BATCH + i)
+            prompts.append(environment.prompt_tokens(prompt))
+            completions.append([*environment.encode(completion), environment.end_token])
     longest = max(map(len, completions))
-    padded = [row + [subject.end_token] * (longest - len(row)) for row in completions]
+    padded = [row + [environment.end_token] * (longest - len(row)) for row in completions]
     lengths = torch.tensor([len(row) for row in completions])
     mask = (torch.arange(longest) < lengths.unsqueeze(1)).view(len(seeds), _BATCH, 1, longest)
     return (
@@ -90,16 +115,19 @@ def _demonstrations(subject: Environment, seeds: Sequence[int], step: int) -> tu
     )
 
 
-def warm_path(subject: Environment, seed: int, cache: Path) -> Path:
-    """Where a seed's warm start is kept. The digest of its code is part of the name: other code makes it anew."""
-    return cache / f"{subject.task.name}-{seed}-{code_digest(__name__)}.safetensors"
+def warm_path(environment: Environment, seed: int, cache: Path) -> Path:
+    """The file of a seed's warm start. Its name holds the version, so that another version makes its own."""
+    version = RESULT_VERSION, environment.result_version
+    stem = f"{environment.task.name}-{seed}"
+    earlier = cache / f"{stem}-{_DIGEST_NAMES.get(version, 'none')}.safetensors"
+    return earlier if earlier.exists() else cache / f"{stem}-v{version[0]}.{version[1]}.safetensors"
 
 
-def _load(subject: Environment, path: Path) -> Tensor:
+def _load(environment: Environment, path: Path) -> Tensor:
     try:
         weights: Tensor = load_file(path)["weights"]
     except (OSError, KeyError, SafetensorError) as error:
         raise IntegrityError(f"{path} is not a warm start", remedy="Delete it: it is made anew.") from error
-    if weights.shape != (subject.shape.size(),):
+    if weights.shape != (environment.shape.size(),):
         raise IntegrityError(f"{path} fits another decoder", remedy="Delete it: it is made anew.")
     return weights

@@ -34,8 +34,9 @@ def bench_patch(
     as_json: AsJson = False,
 ) -> None:
     """Measure weight patches beside other layouts: bits per changed word, ratio, speed."""
-    from p2prl.bench.patch.benchmark import PatchBenchConfig, as_document, as_markdown, run_patch_bench
+    from p2prl.bench.patch.benchmark import PatchBenchConfig, run_patch_bench
     from p2prl.bench.patch.dead_bands import bands_as_markdown
+    from p2prl.bench.patch.report import as_document, as_markdown
 
     began = time.monotonic()
     config = PatchBenchConfig(words=words, repeats=repeats, run=run, bands=numbers(bands, int, "--bands"), seed=seed)
@@ -43,7 +44,7 @@ def bench_patch(
         report = run_patch_bench(config, out, on_progress=on_progress)
     demands = report.demands()
     if as_json:
-        emit({**as_document(config, report), "wall_s": time.monotonic() - began})
+        emit({**as_document(report, seed=config.seed, words=config.words), "wall_s": time.monotonic() - began})
     else:
         print_table(as_markdown(report))
         say(f"16 versions in one patch: {report.merged_over_chain:.3f} of the chain")

@@ -42,7 +42,7 @@ def compare_recipes(config: ComparisonConfig, out: Path, *, name: str, shown: tu
                 "task": config.task,
                 "updates": config.plan.updates,
                 "learning_rate": config.plan.learning_rate,
-                "max_new_tokens": config.subject().max_new_tokens,
+                "max_new_tokens": config.environment().max_new_tokens,
                 "seeds": list(config.seed_range),
                 "results": as_documents(rows),
                 "wall_s": time.monotonic() - began,

@@ -51,8 +51,8 @@ def bench_staleness(
 ) -> None:
     """Compare losses under delay on a small model: table, curves and JSON."""
     from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
-    from p2prl.bench.staleness.stale_training import TrainingPlan
     from p2prl.bench.staleness.summary import as_markdown
+    from p2prl.bench.training.training_plan import TrainingPlan
     from p2prl.models.device import use_threads
 
     began = time.monotonic()
@@ -75,7 +75,7 @@ def bench_staleness(
     else:
         print_table(as_markdown(report.rows))
         for verdict in report.verdicts:
-            say(verdict_line(verdict.demand.text, verdict.demand.bound, verdict.measured, verdict.met))
+            say(verdict_line(verdict.criterion.text, verdict.criterion.bound, verdict.measured, verdict.met))
         say(f"written to {out}: results.jsonl, staleness.csv, staleness.md, staleness.png")
     failed = sum(verdict.met is not True for verdict in report.verdicts)
     if failed:
@@ -96,10 +96,10 @@ def _document(config: StalenessConfig, report: StalenessReport, *, wall_s: float
         "results": as_documents(report.rows),
         "demands": [
             {
-                "demand": verdict.demand.text,
-                "figure": verdict.demand.figure,
-                "bound": verdict.demand.bound,
-                "at_least": verdict.demand.at_least,
+                "demand": verdict.criterion.text,
+                "figure": verdict.criterion.figure,
+                "bound": verdict.criterion.bound,
+                "at_least": verdict.criterion.at_least,
                 "measured": verdict.measured,
                 "met": verdict.met,
             }

@@ -15,7 +15,7 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.models.device import use_threads
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
-from p2prl.sim.delay_laws import parse_delay
+from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
 
 

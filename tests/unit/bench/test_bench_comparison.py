@@ -1,4 +1,4 @@
-"""Rewards and recipes side by side: resuming, summing up, the files and the JSON of both commands."""
+"""The on-policy comparison: resuming, rows, files and the JSON of both commands."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 
 from p2prl.bench.comparison import benchmark
 from p2prl.bench.comparison.benchmark import Case, ComparisonConfig, run_comparison
-from p2prl.bench.comparison.on_policy_training import Look, OnPolicyTraining, RecipeResult
+from p2prl.bench.comparison.on_policy_training import Evaluation, OnPolicyTraining, RecipeResult
 from p2prl.bench.comparison.report import as_csv, as_markdown, row_of
-from p2prl.bench.staleness.stale_training import TrainingPlan
-from p2prl.bench.training import starting
+from p2prl.bench.training.decoder_shape import initial_weights
 from p2prl.bench.training.environments import environment_by_name
-from p2prl.bench.training.stacked_decoder import initial_weights
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.cli.commands.bench_ppo import bench_ppo
 from p2prl.cli.commands.bench_rewards import bench_rewards
 from p2prl.errors import ConfigError
@@ -32,16 +31,16 @@ def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
 
     shape = environment_by_name("chain4").shape
     monkeypatch.setattr(
-        starting, "warm_weights", lambda _, seeds, __, **___: torch.stack([initial_weights(shape, s) for s in seeds])
+        benchmark, "warm_start_of", lambda _, seeds, __, **___: torch.stack([initial_weights(shape, s) for s in seeds])
     )
 
 
 def result(seed: int, success: float) -> RecipeResult:
-    looks = tuple(
-        Look(update=u, success=success - d, tokens=6.0 + u, true_steps=3.0, readable=1.0 - d)
+    evaluations = tuple(
+        Evaluation(update=u, success=success - d, tokens=6.0 + u, true_steps=3.0, readable=1.0 - d)
         for u, d in ((0, 0.3), (10, 0.1), (20, -0.1), (30, 0.0))
     )
-    return RecipeResult(seed=seed, curve=looks, grad_norm_max=1.0 + seed)
+    return RecipeResult(seed=seed, curve=evaluations, grad_norm_max=1.0 + seed)
 
 
 def config(*cases: Case, seeds: int = 2) -> ComparisonConfig:
@@ -52,10 +51,10 @@ def test_a_rerun_does_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
     ran: list[tuple[str, tuple[int, ...]]] = []
 
     class Watched(OnPolicyTraining):
-        def __init__(self, subject, recipe, reward, plan, seeds, start) -> None:  # type: ignore[no-untyped-def]
+        def __init__(self, environment, recipe, reward, plan, seeds, start) -> None:  # type: ignore[no-untyped-def]
             ran.append((recipe.text, tuple(seeds)))
-            assert subject.max_new_tokens == 10
-            super().__init__(subject, recipe, reward, plan, seeds, start)
+            assert environment.max_new_tokens == 10
+            super().__init__(environment, recipe, reward, plan, seeds, start)
 
     monkeypatch.setattr(benchmark, "OnPolicyTraining", Watched)
     shares: list[float] = []
@@ -75,7 +74,7 @@ def test_a_rerun_does_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 6
 
 
-def test_rows_hold_the_means_of_their_seeds_over_the_last_looks() -> None:
+def test_rows_hold_means_over_the_last_evaluations() -> None:
     row = row_of("ppo", "success", [result(0, 0.6), result(1, 0.8)])
     assert row.last_per_seed == pytest.approx((0.6, 0.8))
     assert row.last == pytest.approx(0.7)

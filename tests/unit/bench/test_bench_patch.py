@@ -1,4 +1,4 @@
-"""The patch benchmark: its codecs give words back, its sizes are right where they can be counted by hand."""
+"""The patch benchmark: round trips of its codecs, and sizes that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from p2prl.bench.patch.benchmark import CodecRow, PatchBenchConfig, PatchReport, as_document, run_patch_bench
+from p2prl.bench.patch.benchmark import PatchBenchConfig, run_patch_bench
+from p2prl.bench.patch.compared_codecs import INDEX, RAW, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import bands_as_markdown, measure_bands
-from p2prl.bench.patch.rival_codecs import INDEX, RAW, codecs, sent_bytes
+from p2prl.bench.patch.report import CodecRow, PatchReport, as_document
 from p2prl.bench.patch.weight_updates import Chain, run_chains, run_updates
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError
@@ -77,7 +78,7 @@ def test_adapters_have_a_half_that_began_at_zero() -> None:
 def test_the_files_hold_what_was_measured(report: tuple[PatchReport, Path]) -> None:
     measured, out = report
     document = json.loads((out / "patches.json").read_text())
-    assert document == json.loads(json.dumps(as_document(CONFIG, measured)))
+    assert document == json.loads(json.dumps(as_document(measured, seed=CONFIG.seed, words=CONFIG.words)))
     assert [case["name"] for case in document["cases"]] == [case.name for case in measured.cases]
     assert set(document["cases"][0]["codecs"]["ec1"]) == set(CodecRow.__dataclass_fields__)
     table = (out / "patches-table.md").read_text().splitlines()
@@ -114,7 +115,7 @@ def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("word_type", [BF16, FP32], ids=["bf16", "fp32"])
-def test_bands_publish_one_training_as_a_learner_with_each_would(word_type: WordType) -> None:
+def test_bands_publish_as_a_learner_with_each_would(word_type: WordType) -> None:
     """Against a walk of plain integers: words above zero, which are their own places on the line. Half is measured."""
     finer = 1 if word_type is BF16 else 1 << 16
     rng = np.random.default_rng(6)
@@ -141,7 +142,7 @@ def test_bands_publish_one_training_as_a_learner_with_each_would(word_type: Word
     assert len(bands_as_markdown(rows).splitlines()) == 2 + len(rows)
 
 
-def test_a_run_is_measured_over_its_longest_stretch_of_versions(tmp_path: Path) -> None:
+def test_a_run_is_measured_over_its_longest_sequence(tmp_path: Path) -> None:
     world = World(tmp_path)
     (tmp_path / "run.manifest").write_bytes(world.manifest_raw)
     policies = [world.publish(version, step=version) for version in (0, 1, 3, 4, 5)]

@@ -1,4 +1,4 @@
-"""The spread benchmark: its bound and its trees against arithmetic, its schemes on small swarms, its file of links."""
+"""The spread benchmark: bounds and trees against arithmetic, schemes on small swarms, files of links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from p2prl.bench.spread.benchmark import (
 )
 from p2prl.bench.spread.home_links import HOME_LINKS, HomeLink, Population, populate, read_links
 from p2prl.bench.spread.outcome import Outcome, SpreadRow, row_of
-from p2prl.bench.spread.rival_schemes import Tree, chain, fast_tree, star
+from p2prl.bench.spread.tree_schemes import Tree, chain, fast_tree, star
 from p2prl.errors import ConfigError
 
 MIB = 1024 * 1024
@@ -71,7 +71,7 @@ def test_the_bound_is_the_largest_of_its_three_terms() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_no_scheme_beats_the_bound_and_the_same_seed_gives_the_same_figures(scheme: str) -> None:
+def test_no_scheme_beats_the_bound_and_a_seed_repeats(scheme: str) -> None:
     made = swarm(12)
     first = row_of(scheme, made, 0.0, SCHEMES[scheme](made, quiet))
     assert first.survivors_finished == 1.0
@@ -83,7 +83,7 @@ def test_no_scheme_beats_the_bound_and_the_same_seed_gives_the_same_figures(sche
     assert row_of(scheme, swarm(12), 0.0, SCHEMES[scheme](swarm(12), quiet)) == first
 
 
-def test_a_star_takes_what_its_uplink_takes_and_a_chain_one_hop_after_the_other() -> None:
+def test_times_of_star_and_chain() -> None:
     made = even(5)
     by_star = Tree(made, star(made)).run(quiet)
     # Five copies of 8 chunks of 50 ms leave one after the other; the last bit takes 15 ms.
@@ -111,7 +111,7 @@ def test_the_tree_overloads_no_uplink() -> None:
             peer = parents[peer]
 
 
-def test_the_relay_keeps_its_demands_in_a_small_swarm_whoever_dies() -> None:
+def test_relay_meets_its_bounds_in_a_small_swarm() -> None:
     for seed, churn in ((1, 0.0), (2, 0.3)):
         made = swarm(24, churn=churn, seed=seed, mib=32)
         row = row_of("p2prl", made, churn, SCHEMES["p2prl"](made, quiet))
@@ -122,7 +122,7 @@ def test_the_relay_keeps_its_demands_in_a_small_swarm_whoever_dies() -> None:
         assert row.t95 <= 1.2 * row.lower_bound_95 + (6.0 if churn else 0.0)
 
 
-def test_the_dead_are_as_many_as_said_and_the_rest_waits_for_nobody() -> None:
+def test_deaths_have_their_share_and_survivors_finish() -> None:
     made = swarm(20, churn=0.3)
     assert len(made.deaths) == 6
     assert all(0.0 <= at <= swarm(20).lower_bound_s() for at in made.deaths.values())

@@ -1,4 +1,4 @@
-"""Resuming, summing up and judging: the benchmark around its training runs."""
+"""The staleness benchmark around its training runs: resuming, rows and acceptance criteria."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from safetensors.torch import save_file
 
 from p2prl.bench.comparison.benchmark import Case, ComparisonConfig
 from p2prl.bench.staleness import benchmark
-from p2prl.bench.staleness.acceptance import DEMANDS, judge, runs_needed
+from p2prl.bench.staleness.acceptance import CRITERIA, judge, runs_needed
 from p2prl.bench.staleness.benchmark import StalenessConfig, StalenessReport, run_staleness
 from p2prl.bench.staleness.results import ResultFile, Setting
-from p2prl.bench.staleness.stale_training import SeedResult, TrainingPlan
+from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.staleness.summary import as_csv, as_markdown, rows_of
 from p2prl.bench.training import warm_start
+from p2prl.bench.training.decoder_shape import initial_weights
 from p2prl.bench.training.environments import environment_by_name
-from p2prl.bench.training.stacked_decoder import initial_weights
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path
 from p2prl.cli.commands.bench_staleness import bench_staleness
 from p2prl.errors import ConfigError, IntegrityError, MachineError, P2PRLError
@@ -46,10 +47,12 @@ def setting(method: str, delay: str, plan: TrainingPlan = CALM) -> Setting:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     """An output folder whose warm starts are plain initial weights, which cost nothing."""
-    subject = environment_by_name("chain4")
+    environment = environment_by_name("chain4")
     (tmp_path / "warm").mkdir()
     for seed in range(4):
-        save_file({"weights": initial_weights(subject.shape, seed)}, warm_path(subject, seed, tmp_path / "warm"))
+        save_file(
+            {"weights": initial_weights(environment.shape, seed)}, warm_path(environment, seed, tmp_path / "warm")
+        )
     return tmp_path
 
 
@@ -57,9 +60,9 @@ def test_a_rerun_does_only_what_is_missing(out: Path, monkeypatch: pytest.Monkey
     ran: list[tuple[str, str, tuple[int, ...]]] = []
     inner = benchmark._run_batch
 
-    def watched(results, subject, method, delay, plan, seeds, *rest):  # type: ignore[no-untyped-def]
+    def watched(results, environment, method, delay, plan, seeds, *rest):  # type: ignore[no-untyped-def]
         ran.append((method, delay, tuple(seeds)))
-        inner(results, subject, method, delay, plan, seeds, *rest)
+        inner(results, environment, method, delay, plan, seeds, *rest)
 
     monkeypatch.setattr(benchmark, "_run_batch", watched)
     shares: list[float] = []
@@ -130,7 +133,7 @@ def test_a_loss_needs_the_baseline_on_the_same_seeds(tmp_path: Path) -> None:
     assert row.loss_error is None
 
 
-def test_the_error_of_a_loss_compares_each_seed_with_its_own_baseline(tmp_path: Path) -> None:
+def test_error_of_a_loss_is_paired_by_seed(tmp_path: Path) -> None:
     file = ResultFile(tmp_path / "results.jsonl")
     file.add(setting("grpo", "const:0"), [result(0, 0.5), result(1, 0.8), result(2, 1.0)])
     file.add(setting("gex", "const:64"), [result(2, 0.8), result(0, 0.4), result(1, 0.64)])
@@ -153,12 +156,12 @@ def _filled(path: Path, *, seeds: int, stale_gepo: float) -> ResultFile:
     return file
 
 
-def test_demands_are_met_by_good_figures_only(tmp_path: Path) -> None:
+def test_criteria_are_met_by_good_figures_only(tmp_path: Path) -> None:
     good = judge(_filled(tmp_path / "good.jsonl", seeds=5, stale_gepo=0.89), range(5))
-    assert len(good) == len(DEMANDS)
+    assert len(good) == len(CRITERIA)
     assert all(verdict.met is True for verdict in good)
     bad = {
-        verdict.demand.text: verdict for verdict in judge(_filled(tmp_path / "b", seeds=5, stale_gepo=0.8), range(5))
+        verdict.criterion.text: verdict for verdict in judge(_filled(tmp_path / "b", seeds=5, stale_gepo=0.8), range(5))
     }
     assert bad["GEPO-T, constant 64"].met is False
     assert bad["GEPO-T, constant 64"].measured == pytest.approx(1 - 0.8 / 0.9)
@@ -171,20 +174,20 @@ def test_too_few_seeds_measure_nothing(tmp_path: Path) -> None:
     assert all(verdict.met is None and verdict.measured is None for verdict in verdicts)
 
 
-def test_one_method_of_several_is_enough_and_a_missing_one_leaves_it_open(tmp_path: Path) -> None:
+def test_one_of_several_methods_suffices(tmp_path: Path) -> None:
     file = ResultFile(tmp_path / "some.jsonl")
     file.add(setting("grpo", "const:0"), [result(seed, 0.9) for seed in range(5)])
     file.add(setting("gepo_t", "lognorm:64"), [result(seed, 0.8) for seed in range(5)])
 
     def met() -> bool | None:
-        return {verdict.demand.text: verdict.met for verdict in judge(file, range(5))}["GEPO-T or gex, log-normal"]
+        return {verdict.criterion.text: verdict.met for verdict in judge(file, range(5))}["GEPO-T or gex, log-normal"]
 
     assert met() is None
     file.add(setting("gex", "lognorm:64"), [result(seed, 0.88) for seed in range(5)])
     assert met() is True
 
 
-def test_the_command_prints_one_json_object_and_fails_where_demands_do(
+def test_command_prints_one_json_object_and_fails_with_its_criteria(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = _filled(tmp_path / "results.jsonl", seeds=5, stale_gepo=0.8)
@@ -219,11 +222,11 @@ def test_the_command_prints_one_json_object_and_fails_where_demands_do(
     assert len(json.loads(capsys.readouterr().out)["demands"]) == 12
 
 
-def test_laws_of_seconds_take_the_step_time_of_the_comparison_or_their_own() -> None:
+def test_seconds_take_the_given_step_time_or_their_own() -> None:
     config = StalenessConfig(
         methods=("grpo",), delays=("const:64", "lognorm:60:1800s", "weibull:60:1800s@5"), seeds=1, step_s=12.5
     )
-    assert config.laws() == ["const:64", "lognorm:60:1800s@12.5", "weibull:60:1800s@5"]
+    assert config.delay_texts() == ["const:64", "lognorm:60:1800s@12.5", "weibull:60:1800s@5"]
 
 
 def test_illegal_comparisons_are_refused() -> None:
@@ -249,7 +252,7 @@ def test_illegal_comparisons_are_refused() -> None:
         ("const:5s@1000000", None),
     ],
 )
-def test_a_law_that_cannot_be_written_out_is_refused_at_once(delay: str, step_s: float | None) -> None:
+def test_a_distribution_that_cannot_be_written_out_is_refused(delay: str, step_s: float | None) -> None:
     with pytest.raises(ConfigError, match=delay.split(":")[0]) as caught:
         StalenessConfig(methods=("grpo",), delays=(delay,), step_s=step_s, seeds=1)
     assert "six digits" in caught.value.remedy
@@ -268,7 +271,7 @@ def test_seeds_out_of_range_are_refused_with_the_range(first: int) -> None:
         assert "0 to 1048574" in caught.value.remedy
 
 
-def test_a_file_in_place_of_the_output_folder_is_the_machines_fault_with_a_remedy(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_output_folder_has_a_remedy(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("")
     config = StalenessConfig(methods=("grpo",), delays=("const:0",), seeds=1, plan=PLAN)

@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from p2prl.bench.training.stacked_decoder import (
-    DecoderShape,
-    completion_logprobs,
-    completion_values,
-    initial_weights,
-    sample,
-)
+from p2prl.bench.training.decoder_shape import DecoderShape, initial_weights
+from p2prl.bench.training.stacked_decoder import completion_logprobs, completion_values
+from p2prl.bench.training.stacked_sampling import sample
 from p2prl.errors import ConfigError, LocalProtocolError
 
 SHAPE = DecoderShape(vocabulary=11, context=14, width=12, feedforward=20, layers=2, heads=3)
@@ -87,7 +83,7 @@ def test_logprobs_and_gradients_are_those_of_transformers() -> None:
         torch.testing.assert_close(weights.grad[m], expected_gradient, rtol=0, atol=1e-9)
 
 
-def test_values_are_a_linear_reading_of_what_precedes_each_token() -> None:
+def test_values_depend_on_earlier_tokens_only() -> None:
     """Against transformers' features, and their gradient against finite differences."""
     weights, prompts, completions = random_case()
     shape = dataclasses.replace(SHAPE, value_head=True)
@@ -160,7 +156,7 @@ def test_samples_follow_the_distribution_of_the_policy() -> None:
     assert float(chi2) < 29.6  # the .999 quantile at 10 degrees of freedom
 
 
-def test_initial_weights_depend_on_the_seed_and_have_the_chain4_models_size() -> None:
+def test_initial_weights_depend_on_the_seed() -> None:
     assert torch.equal(initial_weights(SHAPE, 1), initial_weights(SHAPE, 1))
     assert not torch.equal(initial_weights(SHAPE, 1), initial_weights(SHAPE, 2))
     assert DecoderShape(vocabulary=18, context=32).size() == 59_040

@@ -20,8 +20,8 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Chunk, ChunkRequest
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
-from p2prl.sim.broadcast_swarm import group_of, identity_of, run_manifest_of
 from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.sim.protocol_swarm import group_of, identity_of, run_manifest_of
 from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Send, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig

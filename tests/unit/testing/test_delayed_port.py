@@ -9,7 +9,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import LedgerHead
-from p2prl.sim.broadcast_swarm import group_of
+from p2prl.sim.protocol_swarm import group_of
 from p2prl.testing.delayed_port import DelayedPort
 
 KEY = Identity(bytes(16))

@@ -1,0 +1,214 @@
+"""Training under staleness: one method, one delay distribution, several seeds side by side.
+
+Samplers use old policies of the learner. Everything random follows from the seed: two methods on one seed see the same
+prompts, delays and sampling noise, and a seed's result does not depend on the seeds beside it, up to rounding.
+
+Shape legend: M seeds, S samplers, B prompts, G completions, T tokens, W weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2prl.algorithms.batch import LossOutput, RolloutBatch
+from p2prl.bench.staleness.methods import Method
+from p2prl.bench.staleness.seed_log import SeedLog, SeedResult
+from p2prl.bench.staleness.staleness_distributions import StalenessDistribution
+from p2prl.bench.training.environments import Environment
+from p2prl.bench.training.grading import success_rewards
+from p2prl.bench.training.seeded_noise import seeded_uniforms
+from p2prl.bench.training.stacked_adam import BETA2, StackedAdam
+from p2prl.bench.training.stacked_decoder import completion_logprobs
+from p2prl.bench.training.stacked_sampling import Completions, sample
+from p2prl.bench.training.training_plan import MOST_EVALUATED, TrainingPlan
+from p2prl.bench.training.warm_start import SEED_LIMIT
+from p2prl.errors import require
+
+RESULT_VERSION = 1
+"""Raised when a change here, or in what all losses share (guards, advantages, aggregation, the decoder, the optimizer),
+moves figures: results of an older version are not used again."""
+
+_SAMPLERS = 4
+_PROMPTS = 16
+_GROUP = 8
+_WARMUP_UPDATES = 10
+_EVALUATION_CHUNK = 256
+_EVALUATION_SEEDS = 1 << 62
+_SEEDS_PER_RUN = 1 << 40
+_DELAYS, _SAMPLING, _EVALUATING = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """Training data of one update."""
+
+    tokens_MBP: Tensor
+    """Prompts."""
+    completions: Completions
+    rewards_MBG: Tensor
+    delays: list[list[int]]
+    """Updates, for each seed and sampler."""
+
+
+class DelayedTraining:
+    """Several seeds of one method, trained update by update."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        method: Method,
+        delay: StalenessDistribution,
+        plan: TrainingPlan,
+        seeds: Sequence[int],
+        start_MW: Tensor,
+    ) -> None:
+        for seed in seeds:
+            require("seed", seed, 0 <= seed < SEED_LIMIT, f"0 to {SEED_LIMIT - 1}")
+        self._environment, self._method, self._delay, self._plan = environment, method, delay, plan
+        self._seeds = tuple(seeds)
+        self._weights_MW = start_MW.clone().requires_grad_()
+        self._average_MW = start_MW.clone()
+        self._optimizer = StackedAdam.fresh(start_MW, beta2=method.additions.get("beta2", BETA2))
+        self._history = {0: start_MW.clone()}
+        """Policies that samplers may still use, by the number of updates before them."""
+        self._replayable: dict[int, _Batch] = {}
+        """Batches that `+replay` will use once more, by update."""
+        self._delay_rngs = [np.random.default_rng([seed, _DELAYS]) for seed in seeds]
+        self._log = SeedLog(seeds)
+
+    def run(self, *, on_progress: Callable[[float], None] | None = None) -> list[SeedResult]:
+        """Train to the end of the plan; one result for each seed, in the order given."""
+        plan = self._plan
+        self._evaluate(0)
+        for update in range(plan.updates):
+            self._update(update)
+            if (update + 1) % plan.evaluate_every == 0:
+                self._evaluate(update + 1)
+            if on_progress is not None:
+                on_progress((update + 1) / plan.updates)
+        return self._log.results()
+
+    def _update(self, update: int) -> None:
+        delays = [[self._delay.draw(rng.random(), update) for _ in range(_SAMPLERS)] for rng in self._delay_rngs]
+        prompts = [
+            [self._environment.task.prompt(seed * _SEEDS_PER_RUN + update * _PROMPTS + i) for i in range(_PROMPTS)]
+            for seed in self._seeds
+        ]
+        tokens_MBP = torch.tensor([[self._environment.prompt_tokens(p) for p in row] for row in prompts])
+        completions = self._rollouts(update, delays, tokens_MBP)
+        rewards_MBG = success_rewards(self._environment, prompts, completions)
+        batch = _Batch(tokens_MBP=tokens_MBP, completions=completions, rewards_MBG=rewards_MBG, delays=delays)
+        loss, factors = self._loss(batch, update)
+        replayed = self._replayed(batch, update)
+        if replayed is not None:
+            # Each batch counts half: the gradient keeps its scale, and no batch weighs more than without replay.
+            loss = (loss + self._loss(replayed, update, logged=False)[0]) / 2
+        # Sums over seeds share no weight: the gradient's rows are those of the seeds alone.
+        (gradient_MW,) = torch.autograd.grad(loss, self._weights_MW)
+        rate = self._plan.learning_rate * min(1.0, (update + 1) / _WARMUP_UPDATES)
+        rate_M = rate * torch.tensor(factors)
+        norms_M = self._optimizer.step(self._weights_MW.detach(), gradient_MW, number=update + 1, rate_M=rate_M)
+        self._log.stepped(norms_M)
+        self._publish(update + 1)
+
+    def _replayed(self, batch: _Batch, update: int) -> _Batch | None:
+        """The batch that `+replay` uses once more, if there is one; keeps this one for later."""
+        if "replay" not in self._method.additions:
+            return None
+        lag = int(self._method.additions["replay"])
+        self._replayable[update] = batch
+        earlier = self._replayable.pop(update - lag, None)
+        if earlier is None:
+            return None
+        return replace(earlier, delays=[[delay + lag for delay in row] for row in earlier.delays])
+
+    def _publish(self, done: int) -> None:
+        """Average the weights, and keep the policy that samplers get after `done` updates."""
+        additions = self._method.additions
+        kept = additions.get("published", additions.get("average", 0.0))
+        # Early averages reach no further back than a ninth of the run so far: the warm start is soon left behind.
+        kept = min(kept, done / (done + 9))
+        self._average_MW.lerp_(self._weights_MW.detach(), 1 - kept)
+        sampled_MW = self._average_MW if "published" in additions else self._weights_MW.detach()
+        self._history[done] = sampled_MW.clone()
+        self._history.pop(done - self._delay.longest - 1, None)
+
+    def _rollouts(self, update: int, delays: list[list[int]], tokens_MBP: Tensor) -> Completions:
+        """Completions (M, B, G, T): sampler s completes its own quarter of the prompts with its own old policy."""
+        seeds = len(self._seeds)
+        old_MSW = torch.stack(
+            [self._history[update - delay][index] for index, row in enumerate(delays) for delay in row]
+        )
+        per_sampler = tokens_MBP.reshape(seeds * _SAMPLERS, _PROMPTS // _SAMPLERS, -1)
+        sampled = sample(
+            self._environment.shape,
+            old_MSW,
+            per_sampler,
+            group_size=_GROUP,
+            max_new_tokens=self._environment.max_new_tokens,
+            end_token=self._environment.end_token,
+            uniforms=seeded_uniforms(self._seeds, _SAMPLING, update),
+        )
+        rows = (seeds, _PROMPTS, _GROUP)
+        return Completions(
+            tokens_MBGT=sampled.tokens_MBGT.view(*rows, -1),
+            logprobs_MBGT=sampled.logprobs_MBGT.view(*rows, -1),
+            mask_MBGT=sampled.mask_MBGT.view(*rows, -1),
+            finished_MBG=sampled.finished_MBG.view(*rows),
+        )
+
+    def _loss(self, batch: _Batch, update: int, *, logged: bool = True) -> tuple[Tensor, list[float]]:
+        """The sum of the seeds' losses, and the factors of the method's additions on each seed's learning rate."""
+        logprobs_MBGT = completion_logprobs(
+            self._environment.shape, self._weights_MW, batch.tokens_MBP, batch.completions.tokens_MBGT
+        )
+        done = update / self._plan.updates
+        losses, factors = [], []
+        for index, logprobs_BGT in enumerate(logprobs_MBGT):
+            output, log_ratios_BGT, mask_BGT = self._seed_loss(index, logprobs_BGT, batch)
+            sequence_N = log_ratios_BGT.sum(dim=-1).flatten()
+            kl = -log_ratios_BGT.sum() / mask_BGT.sum()
+            losses.append(output.loss)
+            factors.append(self._method.rate_factor(kl, sequence_N, done=done))
+            if logged:
+                self._log.trained(index, output, sequence_N, kl)
+        return torch.stack(losses).sum(), factors
+
+    def _seed_loss(self, index: int, logprobs_BGT: Tensor, batch: _Batch) -> tuple[LossOutput, Tensor, Tensor]:
+        """One seed's loss, its log-ratios (B, G, T), 0 off the mask, and the mask."""
+        mask_BGT, behavior_BGT = batch.completions.mask_MBGT[index], batch.completions.logprobs_MBGT[index]
+        objective = self._method.objective
+        advantages = objective.advantages(batch.rewards_MBG[index], mask_BGT.sum(dim=-1))
+        per_prompt = torch.tensor(batch.delays[index]).repeat_interleave(_PROMPTS // _SAMPLERS)
+        rollouts = RolloutBatch(
+            behavior_logprobs_BGT=behavior_BGT,
+            mask_BGT=mask_BGT,
+            advantages_BG=advantages.advantages_BG,
+            staleness_BG=per_prompt.unsqueeze(1).expand(_PROMPTS, _GROUP),
+        )
+        output = objective.loss(logprobs_BGT, rollouts)
+        return output, torch.where(mask_BGT, logprobs_BGT.detach() - behavior_BGT, 0.0), mask_BGT
+
+    def _evaluate(self, update: int) -> None:
+        count = self._plan.prompts_at(update)
+        totals = torch.zeros(len(self._seeds))
+        firsts = [_EVALUATION_SEEDS + seed * _SEEDS_PER_RUN + update * MOST_EVALUATED for seed in self._seeds]
+        for start in range(0, count, _EVALUATION_CHUNK):
+            chunk = range(start, min(count, start + _EVALUATION_CHUNK))
+            prompts = [[self._environment.task.prompt(first + i) for i in chunk] for first in firsts]
+            completions = sample(
+                self._environment.shape,
+                self._average_MW,
+                torch.tensor([[self._environment.prompt_tokens(p) for p in row] for row in prompts]),
+                group_size=1,
+                max_new_tokens=self._environment.max_new_tokens,
+                end_token=self._environment.end_token,
+                uniforms=seeded_uniforms(self._seeds, _EVALUATING, update, start),
+            )
+            totals += success_rewards(self._environment, prompts, completions).sum(dim=(1, 2))
+        self._log.evaluated(update, [total / count for total in totals.tolist()])

@@ -1,0 +1,70 @@
+"""A role's network port on virtual time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2prl.net.process import bridge, control
+from p2prl.net.storage.patch_decoder import carry_out
+from p2prl.protocol.identity import PeerId
+from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.swarm.events import Event, VersionReady
+
+
+@dataclass(slots=True)
+class SimulatedPort:
+    """A `NetworkPort` over `VirtualNetwork`. What a role sends during a turn leaves when the turn's work is done."""
+
+    network: VirtualNetwork
+    peer: PeerId
+    addresses: tuple[str, ...]
+    path_of: Callable[[bytes], Path]
+    inbox: deque[control.FromNetwork] = field(default_factory=deque)
+    hold_s: float = 0.0
+    """Virtual seconds before messages sent now leave."""
+    status: control.Status | None = None
+    held: dict[bytes, bytes] = field(default_factory=dict)
+    """Envelopes of the policies that have been complete here, by the root of their weights: kept on disk in reality."""
+
+    def send(self, message: control.ToNetwork) -> None:
+        """Hand a message to the node, once the work it stands for is done."""
+
+        def act() -> None:
+            if self.network.is_up(self.peer):
+                bridge.apply_message(self.network.node(self.peer), message, self.network.now)
+                self.network.wake(self.peer)
+
+        if self.hold_s > 0:
+            self.network.after(self.hold_s, act)
+        else:
+            act()
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        """Everything that arrived since the last turn; virtual time does not pass here."""
+        del timeout_s
+        messages = list(self.inbox)
+        self.inbox.clear()
+        return messages
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def on_event(self, event: Event) -> None:
+        """Take the node's event. Patches are decoded at once: virtual time has no processor."""
+        if isinstance(event, VersionReady):
+            self.held[event.manifest.weights.root] = event.raw
+        message = bridge.message_of(event, path_of=self.path_of, status=self.make_status)
+        if isinstance(message, control.PatchesReady):
+            bridge.apply_message(self.network.node(self.peer), carry_out(message)[0], self.network.now)
+            self.network.wake(self.peer)
+        else:
+            self.inbox.append(message)
+
+    def make_status(self) -> control.Status:
+        """Peer links now; the simulator does not measure memory."""
+        peers = self.network.node(self.peer).roles()
+        self.status = control.Status(peers, 0, 0, 0, 0, (-1, 0, 0), 0, 0)
+        return self.status

@@ -1,0 +1,94 @@
+"""The run of a simulated swarm: its manifest, its initial weights, and the model that all engines share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.models.evaluation import evaluate
+from p2prl.models.group_work import GroupWork, Prepared
+from p2prl.models.pretrained import LoadedModel
+from p2prl.models.run_files import export_run_files
+from p2prl.models.text_codec import Codec
+from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.weight_layout import WeightLayout, layout_of
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import RunManifest
+from p2prl.sim.protocol_swarm import identity_of
+from p2prl.sim.shared_engine import SharedEngine, SharedModel
+from p2prl.sim.virtual_time import START
+
+_EVALUATION_PROMPTS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedRun:
+    """What the learner and the volunteers of one simulated run have in common."""
+
+    seed: int
+    key: Identity
+    """The learner's."""
+    loaded: LoadedModel
+    """The policy that is trained."""
+    manifest: RunManifest
+    manifest_raw: bytes
+    run: Digest
+    files: Mapping[str, bytes]
+    """Run files by name."""
+    layout: WeightLayout
+    work: GroupWork
+    model: SharedModel = field(repr=False)
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, *, staleness_bound: int, publish_every: int, seed: int) -> SimulatedRun:
+        """A run of chain4 that starts from `loaded`."""
+        key = identity_of(f"learner {seed}")
+        plan = RunPlan(
+            name="simulated",
+            goal="see a swarm learn on virtual time",
+            task="chain4",
+            model=None,
+            staleness_bound=staleness_bound,
+            publish_every=publish_every,
+            dtype="bfloat16",
+            compute_dtype="float32",
+            seed=seed,
+        )
+        files = export_run_files(loaded)
+        manifest = run_manifest(plan, loaded, key.public_key, files, now=START)
+        raw = seal(key, manifest, run=bytes(32), now=START)
+        run = envelope_digest(raw)
+        layout = layout_of(loaded.model, manifest.dtype)
+        return cls(
+            seed=seed,
+            key=key,
+            loaded=loaded,
+            manifest=manifest,
+            manifest_raw=raw,
+            run=run,
+            files=files,
+            layout=layout,
+            work=GroupWork(manifest, run, Codec(loaded.tokenizer, loaded.model)),
+            model=SharedModel(TransformersEngine(_copy(loaded), layout)),
+        )
+
+    def prepare(self, manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
+        """A volunteer's engine; nothing is downloaded or loaded."""
+        del manifest, files
+        return Prepared(SharedEngine(self.model), self.work)
+
+    def reward_now(self) -> float:
+        """Mean reward of the policy as trained so far, on fresh prompts."""
+        engine = TransformersEngine(_copy(self.loaded), self.layout)
+        return evaluate(engine, self.work, prompts=_EVALUATION_PROMPTS, seed=self.seed).reward
+
+
+def _copy(loaded: LoadedModel) -> Any:
+    """The same architecture with the same weights, so that one can be trained while the other samples."""
+    return copy.deepcopy(loaded.model).eval()

@@ -1,0 +1,33 @@
+"""A dishonest volunteer: `p2prl join` with an engine that cheats.
+
+    python -m p2prl.testing.cheating_volunteer LINK [options of p2prl join] [--adversary fabricate]
+
+For experiments with validation on runs of your own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import typer
+
+from p2prl.cli.commands.join import make_join
+from p2prl.cli.entry import run_app
+from p2prl.testing.adversaries import ADVERSARIES
+
+_PROGRAM = "p2prl.testing.cheating_volunteer"
+
+
+def main(arguments: list[str]) -> None:
+    """Join with the adversary that is named."""
+    parser = argparse.ArgumentParser(prog=_PROGRAM, add_help=False)
+    parser.add_argument("--adversary", choices=sorted(ADVERSARIES), default="fabricate")
+    named, rest = parser.parse_known_args(arguments)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(make_join(wrap_engine=ADVERSARIES[named.adversary]))
+    run_app(app, program=_PROGRAM, arguments=rest)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

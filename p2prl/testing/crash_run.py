@@ -1,0 +1,229 @@
+"""Kill the roles of a real run at random moments, from a seed, and check that it kept every guarantee."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from p2prl.testing.run_audit import RunAudit, audit_run, record_everything, recorded_steps
+from p2prl.testing.swarm_processes import (
+    LISTEN,
+    RoleProcess,
+    SwarmProcesses,
+    command,
+    daemon_folder,
+    have_ended,
+    kill_main,
+    kill_tree,
+    rows,
+    spools,
+    wait_until,
+)
+
+_ORPHANS_END_S = 12.0
+"""A network process notices its role's end at once; its daemon is given three seconds to leave, then killed."""
+
+_RESUMED = re.compile(r"resuming at step (\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrashPlan:
+    """Number, order and timing of the kills."""
+
+    kills: int
+    updates: int
+    seed: int
+    volunteers: int = 3
+    pause_s: tuple[float, float] = (1.0, 3.0)
+    """Time between two kills, drawn evenly from this range."""
+    finish_s: float = 300.0
+    """Longest time from the last kill to the end of the run."""
+
+
+@dataclass(slots=True)
+class CrashReport:
+    """Kills of a run, and the audit of its end."""
+
+    killed: list[str] = field(default_factory=list)
+    resumes_checked: int = 0
+    orphans_ended_s: list[float] = field(default_factory=list)
+    learner_back_s: float = 0.0
+    """From the moment the restarted learner listened to the first group that reached it."""
+    audit: RunAudit | None = None
+    reward: float = 0.0
+    wall_s: float = 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        audit = self.audit
+        assert audit is not None
+        return {
+            "kills": Counter(self.killed),
+            "resumes_checked": self.resumes_checked,
+            "orphans_ended_s_max": round(max(self.orphans_ended_s, default=0.0), 2),
+            "learner_back_s": round(self.learner_back_s, 2),
+            "updates": audit.updates,
+            "versions": audit.versions,
+            "policies_reproduced": audit.policies_reproduced,
+            "groups": audit.groups,
+            "verified": audit.verified,
+            "expired": audit.expired,
+            "rejected": audit.rejected,
+            "spooled": audit.spooled,
+            "reward": round(self.reward, 4),
+            "wall_s": round(self.wall_s, 1),
+        }
+
+
+class CrashRun:
+    """One swarm under kills. Drives processes; it does not run inside them."""
+
+    def __init__(self, swarm: SwarmProcesses, run: Path, plan: CrashPlan, *, say: Callable[[str], None]) -> None:
+        self._swarm = swarm
+        self._run = run
+        self._plan = plan
+        self._say = say
+        self._rng = random.Random(plan.seed)
+        self._homes = [swarm.folder / "homes" / f"volunteer-{n}" for n in range(1, plan.volunteers + 1)]
+        self._folders: set[Path] = set()
+        self._resumes: list[tuple[int, int]] = []
+        self._pause = threading.Event()
+        self.report = CrashReport()
+
+    def execute(self) -> CrashReport:
+        """Start everything, kill as planned, let the run end, and audit it. AssertionError on a broken guarantee."""
+        began = time.monotonic()
+        record_everything(self._run)
+        learner, link = self._start_all()
+        victims = [role for role in self._swarm.roles.values() if role is not learner]
+        for _ in range(self._plan.kills):
+            self._pause.wait(self._rng.uniform(*self._plan.pause_s))
+            assert learner.is_alive, f"the learner ended by itself:\n{learner.log[-2000:]}"
+            self._kill(learner if self._rng.random() < 0.4 else self._rng.choice(victims))
+            if self._rng.random() < 0.5:  # else the next kill meets a swarm that is still recovering
+                done = recorded_steps(self._run)
+                wait_until(lambda done=done: recorded_steps(self._run) > done, seconds=90, what="an update")  # type: ignore[misc]
+        self._last_learner_kill(learner)
+        self._await_end(learner, link)
+        self.report.audit = audit_run(self._run, [path for home in self._homes for path in spools(home)])
+        self._check_resumes(learner)
+        self._check_by_commands()
+        self.report.wall_s = time.monotonic() - began
+        return self.report
+
+    def _start_all(self) -> tuple[RoleProcess, str]:
+        start = self._swarm.start
+        learner = start("learner", "learn", str(self._run), "--updates", str(self._plan.updates), *LISTEN)
+        link = str(wait_until(lambda: _text(self._run / "link"), seconds=60, what="a join link"))
+        for home in self._homes:
+            start(home.name, "join", link, "--threads", "1", *LISTEN, home=home)
+        start("validator", "validate", link, "--threads", "1", *LISTEN, home=self._swarm.folder / "homes" / "validator")
+        start("board", "board", link, "--port", "0", *LISTEN, home=self._swarm.folder / "homes" / "board")
+        wait_until(lambda: _text(self._run / "metrics.jsonl"), seconds=90, what="a first update")
+        return learner, link
+
+    def _kill(self, role: RoleProcess) -> None:
+        """One SIGKILL: of the main process, its whole tree, or the network process, which its role then replaces."""
+        daemon = role.daemon()
+        if daemon is not None:
+            self._folders.add(daemon_folder(daemon))
+        how = self._rng.choice(("main", "tree", "network"))
+        network = role.network()
+        if how == "network" and (network is None or daemon is None):
+            how = "main"  # it is still starting, and has no network process that could die alone
+        self.report.killed.append(f"{role.name}/{how}")
+        self._say(f"kill {len(self.report.killed)}: {self.report.killed[-1]} at step {recorded_steps(self._run)}")
+        killed_at = time.monotonic()
+        if how == "network":
+            assert network is not None
+            assert daemon is not None
+            network.kill()
+            self._await_orphans([daemon], killed_at, role)
+            wait_until(lambda: role.network() not in (None, network), seconds=20, what=f"a network for {role.name}")
+            assert role.is_alive, role.log[-2000:]
+            return
+        orphans: list[psutil.Process] = []
+        if how == "tree":
+            kill_tree(role)
+        else:
+            orphans = kill_main(role)
+        expected, at_once = recorded_steps(self._run), self._rng.random() < 0.5
+        if not at_once:
+            self._await_orphans(orphans, killed_at, role)
+        if role.name == "learner":
+            self._resumes.append((len(role.log), expected))
+        self._swarm.start_again(role)
+        if at_once:
+            self._await_orphans(orphans, killed_at, role)
+
+    def _await_orphans(self, orphans: list[psutil.Process], killed_at: float, role: RoleProcess) -> None:
+        if orphans:
+            wait_until(lambda: have_ended(orphans), seconds=_ORPHANS_END_S, what=f"the end of {role.name}'s orphans")
+            self.report.orphans_ended_s.append(time.monotonic() - killed_at)
+
+    def _last_learner_kill(self, learner: RoleProcess) -> None:
+        """Kill the learner once more, to measure the time until volunteers deliver again."""
+        wait_until(lambda: learner.daemon(), seconds=60, what="a learner that is up")
+        if (daemon := learner.daemon()) is not None:
+            self._folders.add(daemon_folder(daemon))
+        kill_tree(learner)
+        self._resumes.append((len(learner.log), recorded_steps(self._run)))
+        known, links = _groups(self._run), learner.log.count("join link")
+        self._swarm.start_again(learner)
+        wait_until(lambda: learner.log.count("join link") > links, seconds=90, what="a learner that is up again")
+        began = time.monotonic()
+        wait_until(lambda: _groups(self._run) > known, seconds=60, what="a group for the restarted learner")
+        self.report.learner_back_s = time.monotonic() - began
+
+    def _await_end(self, learner: RoleProcess, link: str) -> None:
+        assert learner.wait(self._plan.finish_s) == 0, learner.log[-3000:]
+        assert _text(self._run / "link").strip() == link.strip(), "the link changed over the restarts"
+        for role in self._swarm.roles.values():
+            if role.name == "board":
+                role.process.send_signal(signal.SIGINT)
+                assert role.wait(30) == 0, role.log[-2000:]
+            elif role is not learner:
+                assert role.wait(60) == 9, f"{role.name}: {role.process.returncode}\n{role.log[-2000:]}"
+        wait_until(lambda: not self._swarm.survivors(), seconds=15, what="an end of every process")
+        left = [folder for folder in self._folders if folder.exists()]
+        assert not left, f"left behind: {left}"
+
+    def _check_resumes(self, learner: RoleProcess) -> None:
+        """Every restarted learner that got as far as saying so resumed at the step after the last batch it began."""
+        log = learner.log
+        ends = [offset for offset, _ in self._resumes[1:]] + [len(log)]
+        for (start, expected), end in zip(self._resumes, ends, strict=True):
+            if found := _RESUMED.search(log[start:end]):
+                assert int(found.group(1)) == expected
+                self.report.resumes_checked += 1
+
+    def _check_by_commands(self) -> None:
+        """Check the ledger and the checkpoint with the project's own commands."""
+        environment = self._swarm.environment()
+        assert self.report.audit is not None
+        verified = command("ledger", "verify", str(self._run), "--json", environment=environment)
+        assert verified.returncode == 0, verified.stderr
+        totals = json.loads(verified.stdout)["totals"]
+        assert totals["verified_groups"] == self.report.audit.verified, totals
+        result = command("eval", str(self._run), "--threads", "1", "--json", environment=environment)
+        assert result.returncode == 0, result.stderr
+        self.report.reward = float(json.loads(result.stdout)["reward"])
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _groups(run: Path) -> int:
+    return int(rows(run / "journal.db", "SELECT COUNT(*) FROM groups")[0][0])

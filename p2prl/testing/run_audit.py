@@ -1,0 +1,295 @@
+"""Independent audit of a finished run: its journal, spools, ledger and weights must agree.
+
+The learner drops groups it has trained on. `record_everything` puts triggers into its journal before the first start,
+so that every group's bytes and every change of state stay readable, written in the transactions that changed them. The
+audit then reads files alone, and shares with the learner only the wire format and the trainer's arithmetic.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from p2prl.config.run_settings import RunFolder, open_run
+from p2prl.learner.journal import Journal
+from p2prl.learner.loss_pipeline import LossPipeline
+from p2prl.learner.run_files import complete_checkpoints
+from p2prl.learner.trainer import Trainer, TrainingGroup
+from p2prl.models.pretrained import load_pretrained
+from p2prl.models.weight_layout import flatten, layout_of, weights_digest
+from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, entry_digest
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
+from p2prl.protocol.manifests import PolicyManifest
+from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.testing.swarm_processes import rows
+
+_TRIGGERS = """
+CREATE TABLE witness_groups (digest BLOB PRIMARY KEY, raw BLOB, behavior BLOB, rewards BLOB);
+CREATE TABLE witness_states (digest BLOB, old TEXT, new TEXT);
+CREATE TRIGGER witness_forgotten BEFORE UPDATE OF raw ON groups
+    WHEN OLD.state = 'used' AND OLD.raw IS NOT NULL AND NEW.raw IS NULL
+    BEGIN INSERT INTO witness_groups VALUES (OLD.digest, OLD.raw, OLD.behavior, OLD.rewards); END;
+CREATE TRIGGER witness_arrival AFTER INSERT ON groups
+    BEGIN INSERT INTO witness_states VALUES (NEW.digest, '', NEW.state); END;
+CREATE TRIGGER witness_state AFTER UPDATE OF state ON groups
+    BEGIN INSERT INTO witness_states VALUES (NEW.digest, OLD.state, NEW.state); END;
+"""
+
+_LEGAL_MOVES = {
+    ("", "stored"),
+    ("stored", "verified"),
+    ("stored", "rejected"),
+    ("stored", "expired"),
+    ("verified", "used"),
+    ("verified", "unused"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunAudit:
+    """Counts of an audited run. A record: every field is one figure of the report."""
+
+    updates: int
+    versions: int
+    groups: int
+    verified: int
+    expired: int
+    rejected: int
+    spooled: int
+    policies_reproduced: int
+    receipts: dict[bytes, tuple[int, Receipt]]
+    """(learner step, receipt) by group digest."""
+
+
+def record_everything(run: Path) -> None:
+    """Record a run from before its first start."""
+    journal = run / "journal.db"
+    assert not journal.exists()
+    Journal(journal).close()
+    connection = sqlite3.connect(journal)
+    connection.executescript(_TRIGGERS)
+    connection.close()
+
+
+def recorded_steps(run: Path) -> int:
+    """Updates begun so far: the step at which a learner must resume, however it ended."""
+    return int(rows(run / "journal.db", "SELECT COALESCE(MAX(step) + 1, 0) FROM batches")[0][0])
+
+
+def audit_run(run: Path, spool_files: list[Path]) -> RunAudit:
+    """Check every guarantee on a stopped run. Raises AssertionError that names the contradiction."""
+    folder = open_run(run)
+    receipts = _ledger(folder)
+    _states(run, receipts)
+    batches = _batches(run)
+    manifests = _policies(folder)
+    spooled = _spools(run, spool_files, receipts)
+    _metrics(run, updates=len(batches), versions=len(manifests))
+    reproduced = _replay(folder, batches, manifests)
+    states = Counter(ReceiptState(receipt.state) for _, receipt in receipts.values())
+    return RunAudit(
+        updates=len(batches),
+        versions=len(manifests),
+        groups=len(receipts),
+        verified=states[ReceiptState.VERIFIED],
+        expired=states[ReceiptState.EXPIRED],
+        rejected=states[ReceiptState.REJECTED],
+        spooled=spooled,
+        policies_reproduced=reproduced,
+        receipts=receipts,
+    )
+
+
+def _ledger(folder: RunFolder) -> dict[bytes, tuple[int, Receipt]]:
+    """Every receipt of a ledger that is unbroken from genesis; one for each group, one credit for each slot."""
+    found: dict[bytes, tuple[int, Receipt]] = {}
+    credited: Counter[tuple[bytes, int, int]] = Counter()
+    head = GENESIS
+    entries = rows(folder.paths.journal, "SELECT height, raw FROM ledger ORDER BY height")
+    for expected, (height, raw) in enumerate(entries):
+        entry = msgspec.msgpack.decode(raw, type=LedgerEntry)
+        assert (height, entry.height, entry.previous) == (expected, expected, head), f"ledger broken at {expected}"
+        head = entry_digest(raw)
+        opened = open_envelope(entry.envelope, now=None)
+        if opened.kind is not Kind.RECEIPTS:
+            continue
+        assert opened.author == folder.manifest.learner
+        body = body_of(opened, Receipts)
+        for receipt in body.receipts:
+            assert receipt.group not in found, f"two receipts for group {receipt.group.hex()[:8]}"
+            found[receipt.group] = body.step, receipt
+            credited[receipt.peer, receipt.version, receipt.slot] += receipt.state == ReceiptState.VERIFIED
+    twice = [key for key, count in credited.items() if count > 1]
+    assert not twice, f"slots credited twice: {twice}"
+    return found
+
+
+def _states(run: Path, receipts: dict[bytes, tuple[int, Receipt]]) -> None:
+    """Each group made only legal moves, each once, and ledger and journal agree on its state."""
+    moves = rows(run / "journal.db", "SELECT digest, old, new FROM witness_states")
+    illegal = {(old, new) for _, old, new in moves} - _LEGAL_MOVES
+    assert not illegal, illegal
+    repeated = [move for move, count in Counter(moves).items() if count > 1]
+    assert not repeated, repeated
+    journal = dict(rows(run / "journal.db", "SELECT digest, state FROM groups"))
+    waiting = [digest for digest, state in journal.items() if state == "stored"]
+    assert not waiting, f"{len(waiting)} groups were stored and never resolved"
+    assert set(journal) == set(receipts)
+    names = {
+        ReceiptState.VERIFIED: {"verified", "used", "unused"},
+        ReceiptState.REJECTED: {"rejected"},
+        ReceiptState.EXPIRED: {"expired"},
+    }
+    for digest, (_, receipt) in receipts.items():
+        assert journal[digest] in names[ReceiptState(receipt.state)], (journal[digest], receipt)
+
+
+def _batches(run: Path) -> list[list[bytes]]:
+    """Batches by step, without a gap; no group in two of them."""
+    found = rows(run / "journal.db", "SELECT step, digests FROM batches ORDER BY step")
+    assert [step for step, _ in found] == list(range(len(found)))
+    batches = [[raw[i : i + 32] for i in range(0, len(raw), 32)] for _, raw in found]
+    uses = Counter(digest for batch in batches for digest in batch)
+    assert max(uses.values()) == 1, "a group was trained on twice"
+    used = dict(rows(run / "journal.db", "SELECT digest, used_step FROM groups WHERE state = 'used'"))
+    assert used == {digest: step for step, batch in enumerate(batches) for digest in batch}
+    return batches
+
+
+def _policies(folder: RunFolder) -> list[PolicyManifest]:
+    """Manifests by version: one chain, one for each version and step, and the only ones that groups name."""
+    found = rows(folder.paths.journal, "SELECT version, step, raw FROM policies ORDER BY version")
+    manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for _, _, raw in found]
+    assert [m.version for m in manifests] == [version for version, _, _ in found] == list(range(len(found)))
+    steps = [m.step for m in manifests]
+    assert steps == [step for _, step, _ in found]
+    assert len(set(steps)) == len(steps)
+    previous = b""
+    for manifest, (_, _, raw) in zip(manifests, found, strict=True):
+        assert manifest.previous == previous
+        previous = envelope_digest(raw)
+    names = {version: envelope_digest(raw) for version, _, raw in found}
+    for raw, _, _ in _kept(folder.directory).values():
+        group = body_of(open_envelope(raw, now=None), RolloutGroup)
+        assert names[group.version] == group.policy, f"a second manifest of version {group.version} was in use"
+    return manifests
+
+
+def _spools(run: Path, spool_files: list[Path], receipts: dict[bytes, tuple[int, Receipt]]) -> int:
+    """Spools agree with the ledger, and every group a spool calls delivered is in the journal. Returns their groups."""
+    journal = {digest for (digest,) in rows(run / "journal.db", "SELECT digest FROM groups")}
+    state_names = {
+        ReceiptState.VERIFIED: "verified",
+        ReceiptState.REJECTED: "rejected",
+        ReceiptState.EXPIRED: "expired",
+    }
+    total = 0
+    for spool in spool_files:
+        slots = Counter(rows(spool, "SELECT version, slot FROM groups"))
+        assert max(slots.values(), default=1) == 1
+        for digest, state in rows(spool, "SELECT digest, state FROM groups"):
+            total += 1
+            if state != "generated":
+                assert digest in journal, f"a group its volunteer calls {state} is not in the journal"
+            if state not in ("generated", "delivered"):
+                assert state == state_names[ReceiptState(receipts[digest][1].state)]
+    return total
+
+
+def _metrics(run: Path, *, updates: int, versions: int) -> None:
+    """One line for each update, also after replayed ones."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, updates + 1))
+    assert all(0 <= line["version"] < versions for line in lines)
+
+
+def _kept(run: Path) -> dict[bytes, tuple[bytes, bytes, bytes]]:
+    """Bytes, log-probs and rewards of every group that was trained on."""
+    used = "SELECT digest, raw, behavior, rewards FROM groups WHERE state = 'used' AND raw IS NOT NULL"
+    found = rows(run / "journal.db", f"{used} UNION ALL SELECT digest, raw, behavior, rewards FROM witness_groups")
+    return {digest: (raw, behavior, rewards) for digest, raw, behavior, rewards in found}
+
+
+def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[PolicyManifest]) -> int:
+    """Train again from the initial weights, without a break, and reproduce every published policy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        loaded = load_pretrained(str(folder.directory / "model"), device=torch.device("cpu"), dtype="float32")
+        layout = layout_of(loaded.model, folder.manifest.dtype)
+        trainer = Trainer(
+            loaded.model,
+            LossPipeline(folder.estimator_config()),
+            folder.settings.learner.optimiser,
+            temperature=folder.manifest.sampling.temperature,
+            reference=folder.settings.loss.reference_config(),
+        )
+        kept = _kept(folder.directory)
+        published = {manifest.step: manifest for manifest in manifests}
+        step_of_version = {manifest.version: manifest.step for manifest in manifests}
+        reproduced = 0
+        words = np.empty(0)
+        for step in range(len(batches) + 1):
+            if step in published:
+                word = f"<u{layout.size_bytes // layout.parameters}"
+                fresh = np.frombuffer(flatten(trainer.model, layout), dtype=word)
+                words = _banded(fresh, words, folder.settings.learner.dead_band_ulp)
+                state = weights_digest(words.tobytes())
+                assert state == published[step].weights_digest, (
+                    f"version {published[step].version} is not what its batches make"
+                )
+                reproduced += 1
+            if step < len(batches):
+                trainer.update([_group(kept[digest], step, step_of_version) for digest in batches[step]])
+        newest = load_pretrained(
+            str(complete_checkpoints(folder.paths.checkpoints)[-1]), device=torch.device("cpu"), dtype="float32"
+        )
+        assert flatten(newest.model, layout) == flatten(trainer.model, layout), "the checkpoint is another model"
+        return reproduced
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _banded(fresh: Any, published: Any, band_ulp: int) -> Any:
+    """The published words: those that left the band around the word published before, else that word."""
+    if not len(published):
+        return fresh
+    sign = 1 << (8 * fresh.itemsize - 1)
+    before, now = (np.where(w < sign, w, sign - 1 - w) for w in (published.astype(np.int64), fresh.astype(np.int64)))
+    return np.where(abs(now - before) > band_ulp, fresh, published)
+
+
+def _group(kept: tuple[bytes, bytes, bytes], step: int, step_of_version: dict[int, int]) -> TrainingGroup:
+    raw, behavior, rewards = kept
+    group: Any = body_of(open_envelope(raw, now=None), RolloutGroup)
+    logprobs = np.frombuffer(behavior, dtype="<f4").tolist()
+    completions, ends = [], 0
+    spans = []
+    for completion in group.completions:
+        ids = np.frombuffer(completion.tokens, dtype="<u4").tolist()
+        completions.append(tuple(ids))
+        spans.append(tuple(logprobs[ends : ends + len(ids)]))
+        ends += len(ids)
+    return TrainingGroup(
+        prompt_ids=tuple(np.frombuffer(group.prompt, dtype="<u4").tolist()),
+        completions=tuple(completions),
+        behavior_logprobs=tuple(spans),
+        rewards=tuple(np.frombuffer(rewards, dtype="<f4").tolist()),
+        staleness=step - step_of_version[group.version],
+    )
+
+
+def settled_groups(run: Path) -> tuple[int, int]:
+    """(groups verified, groups rejected) by the receipts of the ledger."""
+    states = Counter(ReceiptState(receipt.state) for _, receipt in _ledger(open_run(run)).values())
+    return states[ReceiptState.VERIFIED], states[ReceiptState.REJECTED]

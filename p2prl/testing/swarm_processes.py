@@ -1,0 +1,233 @@
+"""Processes of a real swarm: start roles by the command line, kill them, and find whatever survives.
+
+Every process of a swarm carries the swarm's mark in its environment, which its network process and daemon inherit. So
+a survivor is found even when its parent is dead and the system has given it another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MARK = "P2PRL_TEST_SWARM"
+LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
+_FOLDER = re.compile(r"/unix(/tmp/p2prl-[^/]+)/")
+_PAUSE = threading.Event()
+
+
+def wait_until(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
+    """The first true value of `condition`; an assertion that names `what` when it stays false."""
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < until, f"{what}: not within {seconds:g} s"
+        _PAUSE.wait(0.05)
+    return value
+
+
+@dataclass(slots=True)
+class RoleProcess:
+    """One `p2prl ARGUMENTS…` (or another module) and the processes it started."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    log_path: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def log(self) -> str:
+        """All its output, over all its starts."""
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the main process runs."""
+        return self.process.poll() is None
+
+    def tree(self) -> list[psutil.Process]:
+        """The main process, its network process and its daemon, those of them that run."""
+        try:
+            main = psutil.Process(self.process.pid)
+            return [main, *main.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def network(self) -> psutil.Process | None:
+        """The network process."""
+        return next((p for p in self.tree() if "p2prl.net.process" in _command_line(p)), None)
+
+    def daemon(self) -> psutil.Process | None:
+        """The libp2p daemon."""
+        return next((p for p in self.tree() if _is_daemon(p)), None)
+
+    def wait(self, seconds: float) -> int:
+        """The exit status, once it ended by itself; an assertion with its last output when it does not."""
+        try:
+            return self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end within {seconds:g} s:\n{self.log[-2000:]}") from None
+
+
+@dataclass(slots=True)
+class SwarmProcesses:
+    """The processes of one test."""
+
+    folder: Path
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    roles: dict[str, RoleProcess] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[SwarmProcesses]:
+        """Kill everything of the swarm at the end of the block, also after an exception."""
+        try:
+            yield self
+        finally:
+            for process in self.survivors():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            for role in self.roles.values():
+                role.process.wait()
+
+    def environment(self, home: Path | None = None) -> dict[str, str]:
+        """Environment of the swarm's processes: one thread each, and a home of their own."""
+        own = {"OMP_NUM_THREADS": "1", MARK: self.mark, "P2PRL_HOME": str(home or self.folder / "home")}
+        return {**os.environ, **own}
+
+    def start(self, name: str, *arguments: str, home: Path | None = None, module: str = "p2prl") -> RoleProcess:
+        """Start `python -m module ARGUMENTS…`; its output goes to `folder/name.log`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log_path = self.folder / f"{name}.log"
+        environment = self.environment(home)
+        process = _launch(module, arguments, environment, log_path)
+        role = RoleProcess(name, module, arguments, environment, log_path, process)
+        self.roles[name] = role
+        return role
+
+    def start_again(self, role: RoleProcess) -> None:
+        """Run the same command once more."""
+        assert not role.is_alive
+        role.process = _launch(role.module, role.arguments, role.environment, role.log_path)
+
+    def survivors(self) -> list[psutil.Process]:
+        """Every living process of the swarm, whatever its parent is now."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+def command(*arguments: str, environment: dict[str, str], timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run `p2prl ARGUMENTS…` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "p2prl", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def kill_main(role: RoleProcess) -> list[psutil.Process]:
+    """SIGKILL the main process alone, and return its orphans."""
+    orphans = [p for p in role.tree() if p.pid != role.process.pid]
+    role.process.kill()
+    role.process.wait()
+    return orphans
+
+
+def kill_tree(role: RoleProcess) -> None:
+    """SIGKILL the main process, its network process and its daemon at once."""
+    processes = role.tree()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    role.process.wait()
+
+
+def stop_sending(processes: list[psutil.Process]) -> None:
+    """Freeze processes: to everybody else the machine is offline."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+
+
+def go_on(processes: list[psutil.Process]) -> None:
+    """Thaw processes that `stop_sending` froze."""
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+
+
+def have_ended(processes: list[psutil.Process]) -> bool:
+    """Whether none of these runs any more."""
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def daemon_folder(daemon: psutil.Process) -> Path:
+    """The folder of a daemon's sockets."""
+    found = _FOLDER.search(" ".join(_command_line(daemon)))
+    assert found is not None
+    return Path(found.group(1))
+
+
+def status_of(home: Path) -> dict[str, Any]:
+    """The last status file of the only worker folder under `home`; empty before the first."""
+    return next((json.loads(path.read_text()) for path in sorted(home.glob("*/*/status.json"))), {})
+
+
+def spools(home: Path) -> list[Path]:
+    """Every spool under a home."""
+    return sorted(home.glob("*/*/spool.db"))
+
+
+def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
+    """Rows of a query on a database that another process may be writing."""
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def _launch(
+    module: str, arguments: tuple[str, ...], environment: dict[str, str], log_path: Path
+) -> subprocess.Popen[bytes]:
+    with log_path.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    parts = _command_line(process)
+    return bool(parts) and Path(parts[0]).name == "p2pd"

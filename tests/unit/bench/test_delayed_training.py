@@ -1,0 +1,243 @@
+"""The optimizer, the warm start and the training loop against independent computations."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from p2prl.bench.staleness import delayed_training as training_module
+from p2prl.bench.staleness.delayed_training import DelayedTraining
+from p2prl.bench.staleness.methods import parse_method
+from p2prl.bench.staleness.seed_log import SeedResult
+from p2prl.bench.staleness.staleness_distributions import parse_staleness
+from p2prl.bench.training.decoder_shape import initial_weights
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.stacked_adam import StackedAdam
+from p2prl.bench.training.stacked_decoder import completion_logprobs
+from p2prl.bench.training.stacked_sampling import sample
+from p2prl.bench.training.training_plan import TrainingPlan
+from p2prl.bench.training.warm_start import warm_path, warm_start, warm_start_of
+from p2prl.errors import ConfigError, IntegrityError
+from p2prl.models.text_codec import Codec
+from p2prl.models.tiny_models import tiny_model
+
+ENVIRONMENT = environment_by_name("chain4")
+PLAN = TrainingPlan(updates=6, evaluate_every=1, evaluation_prompts=16, final_prompts=32, learning_rate=2e-3)
+
+
+@functools.cache
+def learned() -> Tensor:
+    """Weights of three seeds that have begun to learn: fresh ones never end a completion, and so never see a reward."""
+    return warm_start(ENVIRONMENT, range(3), steps=40)
+
+
+def start(seeds: range) -> Tensor:
+    return learned()[seeds.start : seeds.stop]
+
+
+def trained(method: str, delay: str, seeds: range) -> list[SeedResult]:
+    parsed = parse_method(method, max_completion_tokens=ENVIRONMENT.max_new_tokens)
+    return DelayedTraining(ENVIRONMENT, parsed, parse_staleness(delay), PLAN, seeds, start(seeds)).run()
+
+
+@pytest.mark.parametrize("beta2", [0.99, 0.999])
+def test_the_optimizer_is_clipped_adamw_row_by_row(beta2: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, 40, generator=generator, dtype=torch.float64)
+    rows = [row.clone().requires_grad_() for row in weights]
+    rates = (1e-2, 3e-3, 5e-2)
+    adams = [torch.optim.AdamW([row], lr=rate, betas=(0.9, beta2), weight_decay=0.0) for row, rate in zip(rows, rates, strict=True)]  # fmt: skip  # noqa: E501
+    stacked = StackedAdam.fresh(weights, beta2=beta2)
+    for number in range(1, 8):
+        gradient = torch.randn(3, 40, generator=generator, dtype=torch.float64) * torch.tensor([[0.01], [0.3], [4.0]])
+        norms = stacked.step(weights, gradient, number=number, rate_M=torch.tensor(rates, dtype=torch.float64))
+        for index, (row, adam) in enumerate(zip(rows, adams, strict=True)):
+            row.grad = gradient[index].clone()
+            norm = torch.nn.utils.clip_grad_norm_([row], 1.0)
+            assert float(norms[index]) == pytest.approx(float(norm), abs=1e-12)
+            adam.step()
+    torch.testing.assert_close(weights, torch.stack([row.detach() for row in rows]), rtol=0, atol=1e-9)
+
+
+def test_tokens_are_those_of_the_chain4_models_tokenizer() -> None:
+    loaded = tiny_model("chain4")
+    codec = Codec(loaded.tokenizer, loaded.model)
+    prompt, completion = ENVIRONMENT.demonstration(3)
+    assert tuple(ENVIRONMENT.prompt_tokens(prompt)) == codec.encode(prompt)
+    assert tuple(ENVIRONMENT.encode(completion)) == codec.encode(completion)[1:]
+    assert {ENVIRONMENT.end_token} == codec.stop_ids
+    assert ENVIRONMENT.shape.vocabulary == len(loaded.tokenizer)
+
+
+def test_rewards_need_a_finished_readable_completion() -> None:
+    prompt = "3+4*2-7="
+    good = [*ENVIRONMENT.encode("747#7"), ENVIRONMENT.end_token]
+    assert ENVIRONMENT.reward(prompt, good, finished=True) == 1.0
+    assert ENVIRONMENT.reward(prompt, good[:-1], finished=False) == 0.0
+    assert ENVIRONMENT.reward(prompt, [ENVIRONMENT.begin_token, *good], finished=True) == 0.0
+
+
+def test_warm_start_trains_each_seed_as_if_alone() -> None:
+    together = warm_start(ENVIRONMENT, [0, 1], steps=3)
+    torch.testing.assert_close(together[1:], warm_start(ENVIRONMENT, [1], steps=3), rtol=0, atol=1e-5)
+    prompt, completion = ENVIRONMENT.demonstration(12345)
+    prompts = torch.tensor([ENVIRONMENT.prompt_tokens(prompt)]).expand(2, 1, -1)
+    tokens = torch.tensor([*ENVIRONMENT.encode(completion), ENVIRONMENT.end_token]).expand(2, 1, 1, -1)
+    after = completion_logprobs(ENVIRONMENT.shape, learned()[:2], prompts, tokens)
+    fresh = torch.stack([initial_weights(ENVIRONMENT.shape, seed) for seed in range(2)])
+    before = completion_logprobs(ENVIRONMENT.shape, fresh, prompts, tokens)
+    assert bool((after.sum(-1) > before.sum(-1)).all())
+
+
+def test_warm_starts_are_cached_and_broken_ones_refused(tmp_path: Path) -> None:
+    marked = torch.full((ENVIRONMENT.shape.size(),), 0.5)
+    (tmp_path / "warm").mkdir()
+    path = warm_path(ENVIRONMENT, 4, tmp_path / "warm")
+    save_file({"weights": marked}, path)
+    assert torch.equal(warm_start_of(ENVIRONMENT, [4], tmp_path), marked.unsqueeze(0))
+    save_file({"weights": marked[1:].clone()}, path)
+    with pytest.raises(IntegrityError, match="another decoder"):
+        warm_start_of(ENVIRONMENT, [4], tmp_path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(IntegrityError, match="not a warm start"):
+        warm_start_of(ENVIRONMENT, [4], tmp_path)
+
+
+def test_a_seed_is_independent_of_others_and_repeats() -> None:
+    together = trained("gepo_t+brake", "unif:3", range(1, 3))
+    alone = trained("gepo_t+brake", "unif:3", range(2, 3))
+    again = trained("gepo_t+brake", "unif:3", range(2, 3))
+    assert again == alone
+    assert together[1].seed == 2
+    assert together[1].curve == alone[0].curve
+    assert together[1].kl_mean == pytest.approx(alone[0].kl_mean, abs=1e-5)
+    assert together[0].curve != together[1].curve
+
+
+@pytest.mark.parametrize("delay", ["const:2", "unif:3", "weibull:4"])
+def test_samplers_use_the_policy_that_the_law_says(delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watch the weights that sample and the weights that learn; the law's draws are told by the loss's staleness."""
+    sampled: list[Tensor] = []
+    learner: list[Tensor] = []
+    labels: list[Tensor] = []
+
+    def watched_sample(shape: Any, weights: Tensor, prompts: Tensor, **rest: Any) -> Any:
+        if rest["group_size"] == 8:
+            sampled.append(weights.clone())
+        return sample(shape, weights, prompts, **rest)
+
+    def watched_logprobs(shape: Any, weights: Tensor, prompts: Tensor, completions: Tensor) -> Tensor:
+        learner.append(weights.detach().clone())
+        return completion_logprobs(shape, weights, prompts, completions)
+
+    def watched_batch(**fields: Any) -> Any:
+        labels.append(fields["staleness_BG"].clone())
+        return batch_type(**fields)
+
+    batch_type: Any = training_module.RolloutBatch  # type: ignore[attr-defined]
+    monkeypatch.setattr(training_module, "sample", watched_sample)
+    monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
+    monkeypatch.setattr(training_module, "RolloutBatch", watched_batch)
+    trained("grpo", delay, range(2))
+    assert len(sampled) == len(learner) == PLAN.updates
+    seen = set()
+    for update in range(PLAN.updates):
+        for index in range(2):
+            staleness = labels[2 * update + index]
+            assert staleness.shape == (16, 8)
+            for sampler in range(4):
+                rows = staleness[4 * sampler : 4 * sampler + 4]
+                age = int(rows[0, 0])
+                assert bool((rows == age).all())
+                assert 0 <= age <= min(update, parse_staleness(delay).longest)
+                seen.add(age)
+                assert torch.equal(sampled[update][4 * index + sampler], learner[update - age][index])
+    assert seen == {0, 1, 2} if delay == "const:2" else len(seen) > 2
+
+
+@pytest.mark.parametrize("addition", ["average", "published"])
+def test_averages_are_evaluated_and_published_ones_sampled(addition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled: list[Tensor] = []
+    evaluated: list[Tensor] = []
+    learner: list[Tensor] = []
+
+    def watched_sample(shape: Any, weights: Tensor, prompts: Tensor, **rest: Any) -> Any:
+        (sampled if rest["group_size"] == 8 else evaluated).append(weights.clone())
+        return sample(shape, weights, prompts, **rest)
+
+    def watched_logprobs(shape: Any, weights: Tensor, prompts: Tensor, completions: Tensor) -> Tensor:
+        learner.append(weights.detach().clone())
+        return completion_logprobs(shape, weights, prompts, completions)
+
+    monkeypatch.setattr(training_module, "sample", watched_sample)
+    monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
+    trained(f"grpo+{addition}=.3", "const:2", range(1))
+    average, averages = learner[0], [learner[0]]
+    for done, weights in enumerate(learner[1:], start=1):
+        kept = min(0.3, done / (done + 9))
+        average = kept * average + (1 - kept) * weights
+        averages.append(average)
+    assert len(learner) == PLAN.updates
+    for got, expected in zip(evaluated, averages, strict=False):
+        torch.testing.assert_close(got, expected)
+    used = averages if addition == "published" else learner
+    for update in range(PLAN.updates):
+        torch.testing.assert_close(sampled[update][0], used[max(0, update - 2)][0])
+
+
+def test_a_replayed_batch_is_an_earlier_one_at_its_true_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked: list[Tensor] = []
+    ages: list[int] = []
+
+    def watched_logprobs(shape: Any, weights: Tensor, prompts: Tensor, completions: Tensor) -> Tensor:
+        worked.append(completions)
+        return completion_logprobs(shape, weights, prompts, completions)
+
+    def watched_batch(**fields: Any) -> Any:
+        ages.append(int(fields["staleness_BG"].max()))
+        return batch_type(**fields)
+
+    batch_type: Any = training_module.RolloutBatch  # type: ignore[attr-defined]
+    monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
+    monkeypatch.setattr(training_module, "RolloutBatch", watched_batch)
+    trained("gepo_t+replay=2", "const:1", range(1))
+    # Updates 0 and 1 have nothing to replay; from 2 on each batch is followed by the one of two updates before.
+    fresh = [worked[0], worked[1], *worked[2::2]]
+    assert len(worked) == 2 + 2 * (PLAN.updates - 2)
+    for update in range(2, PLAN.updates):
+        assert torch.equal(worked[2 * update - 1], fresh[update - 2])
+    assert ages == [0, 1, 1, 2, 1, 3, 1, 3, 1, 3]
+
+
+def test_ratios_are_one_without_delay_only() -> None:
+    (fresh,) = trained("grpo", "const:0", range(1))
+    assert fresh.weight_max == pytest.approx(1.0, abs=1e-4)
+    assert fresh.ess_min == pytest.approx(1.0, abs=1e-4)
+    assert fresh.kl_mean == pytest.approx(0.0, abs=1e-5)
+    (stale,) = trained("grpo", "const:4", range(1))
+    assert stale.ess_min < 0.999
+    assert stale.weight_max > 1.01
+    assert len(stale.curve) == PLAN.updates + 1
+    assert stale.last == pytest.approx(sum(reward for _, reward in stale.curve[-3:]) / 3)
+
+
+def test_guards_slow_a_run_down() -> None:
+    (plain,) = trained("reinforce", "const:6", range(1))
+    (braked,) = trained("reinforce+vcpo", "const:6", range(1))
+    assert braked.kl_max < plain.kl_max
+
+
+def test_illegal_plans_and_seeds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="updates"):
+        TrainingPlan(updates=50)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        TrainingPlan(learning_rate=0.0)
+    method = parse_method("grpo", max_completion_tokens=8)
+    with pytest.raises(ConfigError, match="seed"):
+        DelayedTraining(ENVIRONMENT, method, parse_staleness("const:0"), PLAN, [-1], start(range(1)))

@@ -1,0 +1,42 @@
+"""The hot-swap benchmark on a model of a few thousand parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2prl.bench.hot_swap import benchmark
+from p2prl.bench.hot_swap.benchmark import SwapBenchConfig, SwapReport, run_swap_bench
+from p2prl.errors import ConfigError
+
+REPORT = SwapReport(
+    parameters=1,
+    patch_bytes=1,
+    stalls_s=(0.1, 0.3),
+    swaps_s=(0.1, 0.2),
+    step_s=0.05,
+    busy_step_s=0.05,
+    busy_step_longest_s=0.9,
+    prepare_s=1.0,
+    transfer_mb_s=1.0,
+)
+
+
+def test_every_swap_is_timed_beside_a_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_WIDTH", 16), ("_LAYERS", 1), ("_VOCABULARY", 32), ("_QUIET_STEPS", 5)):
+        monkeypatch.setattr(benchmark, name, value)
+    report = run_swap_bench(SwapBenchConfig(swaps=3))
+    assert (len(report.stalls_s), len(report.swaps_s)) == (3, 3)
+    assert all(stall >= spent > 0 for stall, spent in zip(report.stalls_s, report.swaps_s, strict=True))
+    embedded, norms, matrices, biases = (32 + 128) * 16, 3 * 2 * 16, 12 * 16 * 16, 9 * 16
+    assert report.parameters == embedded + norms + matrices + biases
+    assert report.transfer_mb_s > 0
+
+
+def test_the_longest_stall_is_the_one_that_counts() -> None:
+    assert REPORT.met
+    assert not SwapReport(**{**vars(REPORT), "stalls_s": (0.1, 0.31)}).met
+
+
+def test_a_word_type_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dtype"):
+        SwapBenchConfig(dtype="float8")
