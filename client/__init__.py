@@ -1,1 +1,1 @@
-"""The volunteer's role: take the newest policy, sample slot after slot, sign, spool, deliver."""
+"""Two roles: the volunteer (take the newest policy, sample slots, sign, spool, deliver) and the seeder."""

@@ -1,8 +1,8 @@
-"""What a volunteer does next: a pure state machine over the policies it has and the work it has out.
+"""The volunteer's next action: load a policy, sample slots, or wait. A pure state machine.
 
-It samples with whatever policy it last received, and moves to a newer one between two slots, never within one. It
-never waits for a learner: only when a learner is in reach and has a backlog of this volunteer's groups does it hold
-back, because work the learner cannot use soon is power spent on stale rollouts.
+It samples with the newest policy it has, and moves to a newer one between two slots, never within one. It never waits
+for a learner. Only when a learner is in reach and has a backlog of this volunteer's groups does it pause, because
+groups the learner cannot use soon become stale rollouts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class AgentConfig:
     """How a volunteer paces itself."""
 
     slots_per_batch: int = 0
-    """Slots decoded together; 0 measures what suits the machine."""
+    """Slots decoded together; 0 measures the best number."""
     backlog: int = 24
-    """Groups without a receipt at which a connected volunteer pauses; at least four batches, whatever it says."""
+    """Groups without a receipt at which a connected volunteer pauses; never fewer than four batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class LocalPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring these weights into the engine."""
+    """Load these weights into the engine."""
 
     policy: LocalPolicy
 
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until something arrives; `reason` is for people."""
+    """Do nothing until a message arrives; `reason` is shown to people."""
 
     reason: str
 
@@ -60,11 +60,11 @@ Action = Load | Sample | Wait
 
 
 class Agent:
-    """Decides; the shell loads, samples and delivers."""
+    """Decides what to do; the shell does it and reports back."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._batching = BatchSize.chosen(config.slots_per_batch)
+        self._batch_size = BatchSize.chosen(config.slots_per_batch)
         self._newest: LocalPolicy | None = None
         self._loaded: LocalPolicy | None = None
         self._next_slot = 0
@@ -92,19 +92,19 @@ class Agent:
         return self._finished
 
     def policy_ready(self, policy: LocalPolicy) -> None:
-        """Weights of a version arrived. Older ones than the newest are of no use here."""
+        """The weights of a version are on disk. Versions older than the newest are ignored."""
         if self._newest is None or policy.manifest.version > self._newest.manifest.version:
             self._newest = policy
 
     def policy_lost(self, policy: LocalPolicy) -> None:
-        """It cannot be used: gone before it was loaded, damaged, or nothing to sample from. A newer one must come."""
+        """A policy cannot be used: its file is gone or damaged, or its logits are not numbers. Wait for a newer one."""
         if self._loaded is policy:
             self._loaded = None
         if self._newest is policy:
             self._newest = self._loaded
 
     def emptied(self) -> None:
-        """The engine holds no policy any more; the one before, if it is still wanted, has to be loaded again."""
+        """The engine holds no policy any more: the last one must be loaded again before it can be used."""
         self._loaded = None
 
     def loaded_policy(self, policy: LocalPolicy, *, next_slot: int) -> None:
@@ -113,19 +113,19 @@ class Agent:
         self._next_slot = next_slot
 
     def sampled(self, first: int, count: int, *, tokens: int, seconds: float) -> None:
-        """Groups of these slots are in the spool; they hold `tokens` and took `seconds` to decode."""
+        """Groups of these slots are in the spool; they have `tokens` and took `seconds` to decode."""
         self._next_slot = max(self._next_slot, first + count)
-        self._batching.measured(count, tokens=tokens, seconds=seconds, in_demand=self._in_demand)
+        self._batch_size.measured(count, tokens=tokens, seconds=seconds, in_demand=self._in_demand)
         self._in_demand = True
 
     def run_finished(self, finished: bool) -> None:
-        """Whether, by the newest the learner has said, no further group will be used. A run may be taken up again."""
+        """Whether the learner has ended the run, by its newest signed head. It may resume the run later."""
         self._finished = finished
 
     def next_action(self, *, outstanding: int, learner_in_reach: bool, staged: bool = True) -> Action:
         """What to do now. `outstanding` is the number of groups without a receipt.
 
-        Until the waiting policy is `staged`, the one in the engine goes on sampling.
+        Until the waiting policy is `staged`, sampling goes on with the one in the engine.
         """
         if self._finished:
             return Wait("the run is finished")
@@ -133,7 +133,7 @@ class Agent:
             return Wait("waiting for the first weights")
         if self._loaded is None or (staged and self._loaded is not self._newest):
             return Load(self._newest)
-        if learner_in_reach and outstanding >= max(self._config.backlog, 4 * self._batching.count):
+        if learner_in_reach and outstanding >= max(self._config.backlog, 4 * self._batch_size.count):
             self._in_demand = False
             return Wait("the learner has a backlog of our groups")
-        return Sample(self._loaded, self._next_slot, self._batching.count)
+        return Sample(self._loaded, self._next_slot, self._batch_size.count)

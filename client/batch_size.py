@@ -1,4 +1,4 @@
-"""How many slots to decode together: found by trying, because nobody should have to fill in a number.
+"""Number of slots to decode together, found by measuring so that nobody has to fill in a number.
 
 Decoding more slots at once is free until the machine is full, and every batch delays the next policy swap. So the size
 doubles while tokens per second still grow with it, halves when a batch takes too long, and otherwise stays.
@@ -9,24 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _WORTH_DOUBLING = 1.15
-"""Gain in tokens/s, over half the size, that earns another doubling."""
+"""Least gain in tokens/s over half the size for another doubling."""
 
-_LONGEST_BATCH_S = 4.0
+_MAX_BATCH_S = 4.0
 """A batch that takes longer is halved: a swap to newer weights waits for it."""
 
-_MOST_SLOTS = 8
+_MAX_SLOTS = 8
 """Sixty-four completions at eight a slot. Larger batches gain little, and their groups are old when they arrive."""
 
 
 @dataclass(slots=True)
 class BatchSize:
-    """The batch size now, and what was measured to get there."""
+    """The batch size now, and the measurement that led to it."""
 
     count: int = 1
-    """Slots decoded together next."""
+    """Slots to decode together next."""
     fixed: bool = False
     """Whether a person chose the size."""
     _rate_at_half: float = 0.0
+    """Tokens/s measured at half the size."""
 
     @classmethod
     def chosen(cls, slots: int) -> BatchSize:
@@ -34,15 +35,15 @@ class BatchSize:
         return cls(slots, fixed=True) if slots else cls()
 
     def measured(self, count: int, *, tokens: int, seconds: float, in_demand: bool) -> None:
-        """A batch of `count` slots gave `tokens` in `seconds`. Nothing grows while the learner has enough."""
+        """A batch of `count` slots gave `tokens` in `seconds`. Nothing grows while the learner has a backlog."""
         if self.fixed or count != self.count or seconds <= 0:
             return
         rate = tokens / seconds
-        if seconds > _LONGEST_BATCH_S and self.count > 1:
+        if seconds > _MAX_BATCH_S and self.count > 1:
             self.count //= 2
-            self._rate_at_half = float("inf")  # too slow twice as large: do not try again
+            self._rate_at_half = float("inf")  # twice the size was too slow: do not try again
             return
-        room = self.count < _MOST_SLOTS and seconds * 2 <= _LONGEST_BATCH_S
+        room = self.count < _MAX_SLOTS and seconds * 2 <= _MAX_BATCH_S
         if in_demand and room and rate > _WORTH_DOUBLING * self._rate_at_half:
             self._rate_at_half = rate
             self.count *= 2

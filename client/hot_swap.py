@@ -1,7 +1,7 @@
-"""The next policy, read and checked by another thread while the one before goes on sampling.
+"""Hot swap of policies: a thread reads and checks the next one while the engine goes on sampling with the last.
 
-Reading and checking take as long as a few batches of a large model; what is left for the sampling thread is to copy
-the words, between two batches: a group declares one policy and is replayed under that one.
+Reading and checking take as long as a few batches of a large model. The sampling thread only has to copy the weights,
+between two batches: a group declares one policy and is replayed under that one.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from p2prl.models.engine_port import Engine, StagedWeights
 
 
 class HotSwap:
-    """At most one policy in the making, and one made."""
+    """Stages one policy at a time."""
 
     def __init__(self, *, background: bool) -> None:
-        """Without `background` everything is done at once by the caller, as a simulation on virtual time needs it."""
+        """Without `background` the caller stages at once, as a simulation on virtual time needs it."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="p2prl-stage") if background else None
         self._begun: tuple[LocalPolicy, Future[StagedWeights]] | None = None
 
     def ready(self, policy: LocalPolicy, engine: Engine) -> bool:
-        """Whether `policy` can be taken up without waiting. Begins to stage it as soon as nothing else is staged."""
+        """Whether `policy` can be loaded without waiting. Begins to stage it once nothing else is being staged."""
         if self._begun is None or (self._begun[0] is not policy and self._begun[1].done()):
             self._begin(policy, engine)
         assert self._begun is not None
         return self._begun[0] is policy and self._begun[1].done()
 
     def take(self, policy: LocalPolicy, engine: Engine) -> StagedWeights:
-        """The staged policy; waits for it if need be, and keeps nothing of it.
+        """Return the staged policy and forget it; waits for it if need be.
 
-        Raises `FileNotFoundError` when its weights have gone, and as `Engine.stage` does.
+        Raises `FileNotFoundError` when its weights are gone, and as `Engine.stage` does.
         """
         if self._begun is None or self._begun[0] is not policy:
             self._begin(policy, engine)
@@ -42,7 +42,7 @@ class HotSwap:
         return future.result()
 
     def close(self) -> None:
-        """Wait for what is under way; nothing of it is kept."""
+        """Wait for the staging under way and discard it."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
@@ -61,8 +61,8 @@ class HotSwap:
 def _stage(policy: LocalPolicy, engine: Engine) -> StagedWeights:
     with Path(policy.path).open("rb") as file:
         try:
-            # Mapped, not read: a model of gigabytes stands in memory once. A file dropped meanwhile stays readable.
-            words = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # Mapped, not read: a model of gigabytes is in memory once. A file deleted meanwhile stays readable.
+            weights = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise IntegrityError("its file of weights is empty") from error
-    return engine.stage(memoryview(words), policy.manifest.version)
+    return engine.stage(memoryview(weights), policy.manifest.version)

@@ -1,4 +1,4 @@
-"""A seeder: passes a run's weights on and does no work. All of it happens in the network process; this one watches.
+"""The seeder's role: pass a run's weights on and do no work. The network process does it all; this part watches.
 
 It needs no torch: chunks go from disk to peers, and patches are decoded without it, whatever the size of the model.
 """
@@ -17,23 +17,26 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
 
+_POLL_S = 0.5
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seeding:
-    """What a seeder wants to see."""
+    """Snapshot of a seeder for a person and for its status file."""
 
     state: str
     version: int
-    """Newest version heard of; −1 before the first."""
+    """Newest version announced; −1 before the first."""
     chunks_held: int
-    """Of the version that is being fetched; 0 when nothing is."""
+    """Of the version being downloaded; 0 when idle."""
     chunks: int
     peers: Mapping[str, int] = field(default_factory=dict)
+    """Links by the peers' role names."""
     received_bytes: int = 0
     received_from_learner_bytes: int = 0
     sent_bytes: int = 0
     uploaded_bytes_month: int = 0
-    """By this seat in this calendar month, all runs together."""
+    """By this worker folder in this calendar month, all runs together."""
     upload_bytes_s: float = 0.0
     """The cap, set or measured; 0 while unknown."""
     network_resident_bytes: int = 0
@@ -51,11 +54,12 @@ class Seeder:
         on_progress: Callable[[Seeding], None],
         on_notice: Callable[[str], None],
     ) -> None:
+        """`on_notice` gets sentences for a person."""
         self._clock = clock
-        self._arrival: RunBootstrap[None] = RunBootstrap(lambda _, __: None, on_manifest)
+        self._bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, on_manifest)
         self._on_progress = on_progress
         self._on_notice = on_notice
-        self._farewell = RunEnd()
+        self._run_end = RunEnd()
         self._version = -1
         self._status: control.Status | None = None
         self._stopping = False
@@ -68,9 +72,9 @@ class Seeder:
         """Seed until told to stop. Returns True when the learner has ended the run."""
         began = self._clock.now()
         try:
-            while not self._stopping and not self._farewell.is_over(self._clock.now()):
-                self._arrival.check_patience(self._clock.now() - began)
-                for message in network.poll(0.5):
+            while not self._stopping and not self._run_end.is_over(self._clock.now()):
+                self._bootstrap.check_patience(self._clock.now() - began)
+                for message in network.poll(_POLL_S):
                     self._take(message)
                 self._on_progress(self.progress())
             return not self._stopping
@@ -78,17 +82,17 @@ class Seeder:
             network.close()
 
     def progress(self) -> Seeding:
-        """How it stands."""
+        """The snapshot of this moment."""
         status = self._status
         if status is None:
             return Seeding(state="looking for the run", version=self._version, chunks_held=0, chunks=0)
-        fetching, held, total = status.fetching
+        version, held, total = status.fetching
         if status.budget_spent:
-            state = "paused: the month's bytes are used up"
-        elif self._arrival.manifest is None:
+            state = "paused: the monthly upload limit is reached"
+        elif self._bootstrap.manifest is None:
             state = "looking for the run"
         else:
-            state = "fetching" if fetching >= 0 else "seeding"
+            state = "fetching" if version >= 0 else "seeding"
         return Seeding(
             state=state,
             version=self._version,
@@ -107,14 +111,14 @@ class Seeder:
     def _take(self, message: control.FromNetwork) -> None:
         match message:
             case control.RunKnown():
-                self._arrival.take(message)
+                self._bootstrap.take(message)
             case control.VersionAnnounced(version=version, step=step):
                 self._version = max(self._version, version)
-                self._farewell.on_policy(step)
+                self._run_end.on_policy(step)
             case control.EnvelopeArrived(envelope=raw):
                 opened = open_envelope(raw, now=None)
                 if opened.kind is Kind.LEDGER_HEAD:
-                    self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
+                    self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
             case control.Status():
                 self._status = message
             case control.Warned(message=text, remedy=remedy):

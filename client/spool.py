@@ -1,7 +1,7 @@
-"""The volunteer's spool: finished groups on disk until the learner has said what became of them.
+"""The volunteer's spool: finished groups on disk until the learner has decided about them.
 
 A group is on disk before the network sees it. It moves `generated → delivered → verified | rejected | expired`: the
-first step on the learner's signed storage receipt, the second on its signed verdict. Everything is keyed by the
+first step on the learner's signed storage receipt, the second on its signed receipt. Everything is keyed by the
 envelope's digest, so a crash anywhere replays harmlessly, and SIGKILL loses at most the slots being decoded.
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
+from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
@@ -34,11 +36,27 @@ CREATE TABLE IF NOT EXISTS ledger_read (height INTEGER NOT NULL, head BLOB NOT N
 INSERT INTO ledger_read SELECT 0, zeroblob(32) WHERE NOT EXISTS (SELECT 1 FROM ledger_read);
 """
 
-_TERMINAL: dict[int, str] = {
-    ReceiptState.VERIFIED: "verified",
-    ReceiptState.CREDITED_BY_SAMPLING: "verified",
-    ReceiptState.REJECTED: "rejected",
-    ReceiptState.EXPIRED: "expired",
+
+class SpoolState(StrEnum):
+    """ReceiptState of a group in the spool; the value is stored on disk."""
+
+    GENERATED = "generated"
+    """Not confirmed by the learner."""
+    DELIVERED = "delivered"
+    """The learner has it on disk."""
+    VERIFIED = "verified"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    """Too old for the learner, or dropped here for lack of room."""
+
+
+_OPEN = (SpoolState.GENERATED, SpoolState.DELIVERED)
+
+_RECEIPT_STATES: dict[int, SpoolState] = {
+    ReceiptState.VERIFIED: SpoolState.VERIFIED,
+    ReceiptState.CREDITED_BY_SAMPLING: SpoolState.VERIFIED,
+    ReceiptState.REJECTED: SpoolState.REJECTED,
+    ReceiptState.EXPIRED: SpoolState.EXPIRED,
 }
 
 
@@ -47,7 +65,7 @@ class SpoolConfig:
     """How much undelivered work a volunteer keeps."""
 
     max_bytes: int = 2 * 1024**3
-    """Bytes of groups that no learner has confirmed; past it the oldest are given up as expired."""
+    """Bytes of groups that no learner has confirmed; past it the oldest expire."""
     max_age_s: float = 7 * 24 * 3600.0
     """Groups older than the wire's replay window can never be delivered."""
 
@@ -56,6 +74,7 @@ class Spool:
     """One volunteer's groups of one run."""
 
     def __init__(self, path: Path, config: SpoolConfig) -> None:
+        """Open or create the database. Raises `MachineError`."""
         self._config = config
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,8 +97,8 @@ class Spool:
         """Keep a finished group. It is on disk when this returns; `MachineError` when the disk is full."""
         self._write(
             "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
-            " VALUES (?, ?, ?, ?, 'generated', ?, ?, ?)",
-            (digest, version, slot, raw, tokens, reward, now),
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward, now),
         )
 
     def next_slot(self, version: int) -> int:
@@ -88,17 +107,17 @@ class Spool:
         return 0 if row[0] is None else int(row[0]) + 1
 
     def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:
-        """Envelopes no learner has confirmed to hold, oldest first; the newest are still on their way."""
+        """Envelopes no learner has confirmed, oldest first; newer ones are still on their way."""
         rows = self._db.execute(
-            "SELECT raw FROM groups WHERE state = 'generated' AND created < ? ORDER BY created, slot LIMIT ?",
-            (created_before, limit),
+            "SELECT raw FROM groups WHERE state = ? AND created < ? ORDER BY created, slot LIMIT ?",
+            (SpoolState.GENERATED, created_before, limit),
         )
         return [bytes(row[0]) for row in rows]
 
     def has_delivered(self, *, created_before: float) -> bool:
-        """Whether a receipt is overdue: a group is with the learner and its end unknown."""
+        """Whether a receipt is overdue: the learner holds a group this old and has not settled it."""
         row = self._db.execute(
-            "SELECT 1 FROM groups WHERE state = 'delivered' AND created < ? LIMIT 1", (created_before,)
+            "SELECT 1 FROM groups WHERE state = ? AND created < ? LIMIT 1", (SpoolState.DELIVERED, created_before)
         ).fetchone()
         return row is not None
 
@@ -113,51 +132,51 @@ class Spool:
         self._write("UPDATE ledger_read SET height = ?, head = ?", position)
 
     def outstanding(self) -> int:
-        """Groups whose end is not known yet."""
-        row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state IN ('generated', 'delivered')").fetchone()
+        """Number of groups that are not settled."""
+        row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state IN (?, ?)", _OPEN).fetchone()
         return int(row[0])
 
     def delivered(self) -> int:
-        """Groups the learner holds and has not settled."""
-        row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state = 'delivered'").fetchone()
+        """Number of groups the learner holds and has not settled."""
+        row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state = ?", (SpoolState.DELIVERED,)).fetchone()
         return int(row[0])
 
     def with_learner(self, *, created_after: float, now: float) -> int:
-        """Groups the learner holds, with those so new that they are on their way to it, and that have no end yet.
+        """Number of unsettled groups the learner holds, or that are so new that they are on their way to it.
 
         Groups from after `now` were made under a clock since corrected: no learner takes them yet.
         """
         row = self._db.execute(
-            "SELECT COUNT(*) FROM groups WHERE state = 'generated' AND created BETWEEN ? AND ?", (created_after, now)
+            "SELECT COUNT(*) FROM groups WHERE state = ? AND created BETWEEN ? AND ?",
+            (SpoolState.GENERATED, created_after, now),
         ).fetchone()
         return self.delivered() + int(row[0])
 
     def stored(self, digests: Iterable[bytes]) -> int:
-        """The learner has these groups on disk, so that ours may go; returns how many of them are ours and new."""
+        """The learner has these groups on disk, so our copies are deleted. Returns how many were ours and open."""
         return sum(
             self._write(
-                "UPDATE groups SET state = 'delivered', raw = NULL WHERE digest = ? AND state = 'generated'", (digest,)
+                "UPDATE groups SET state = ?, raw = NULL WHERE digest = ? AND state = ?",
+                (SpoolState.DELIVERED, digest, SpoolState.GENERATED),
             )
             for digest in digests
         )
 
     def settle(self, receipt: Receipt) -> bool:
-        """The learner said what became of a group; its bytes are no longer needed. Whether it was ours and open."""
-        if receipt.state not in _TERMINAL:  # a state of another build: the group stays open, and expires in time
+        """Take the learner's decision about a group; its bytes are deleted. Whether the group was ours and open."""
+        if receipt.state not in _RECEIPT_STATES:  # a state of another build: the group stays open, and expires in time
             return False
         changed = self._write(
-            "UPDATE groups SET state = ?, reason = ?, raw = NULL"
-            " WHERE digest = ? AND state IN ('generated', 'delivered')",
-            (_TERMINAL[receipt.state], receipt.reason, receipt.group),
+            "UPDATE groups SET state = ?, reason = ?, raw = NULL WHERE digest = ? AND state IN (?, ?)",
+            (_RECEIPT_STATES[receipt.state], receipt.reason, receipt.group, *_OPEN),
         )
         return changed > 0
 
     def expire(self, *, now: float) -> int:
-        """Give up groups that no learner will take any more: too old, or too many. Returns how many."""
-        given_up = self._write(
-            "UPDATE groups SET state = 'expired', reason = 'too_late', raw = NULL"
-            " WHERE state IN ('generated', 'delivered') AND created < ?",
-            (now - self._config.max_age_s,),
+        """Expire groups that no learner will take any more: too old, or too many. Returns how many."""
+        expired = self._write(
+            "UPDATE groups SET state = ?, reason = 'too_late', raw = NULL WHERE state IN (?, ?) AND created < ?",
+            (SpoolState.EXPIRED, *_OPEN, now - self._config.max_age_s),
         )
         row = self._db.execute("SELECT TOTAL(LENGTH(raw)) FROM groups").fetchone()
         excess = row[0] - self._config.max_bytes
@@ -167,11 +186,12 @@ class Spool:
             if excess <= 0:
                 break
             self._write(
-                "UPDATE groups SET state = 'expired', reason = 'spool_full', raw = NULL WHERE digest = ?", (digest,)
+                "UPDATE groups SET state = ?, reason = 'spool_full', raw = NULL WHERE digest = ?",
+                (SpoolState.EXPIRED, digest),
             )
             excess -= size
-            given_up += 1
-        return given_up
+            expired += 1
+        return expired
 
     def newest_rewards(self, limit: int) -> list[float]:
         """Rewards of the newest groups, oldest of them first."""
@@ -179,7 +199,7 @@ class Spool:
         return [float(row[0]) for row in reversed(rows)]
 
     def counts(self) -> dict[str, int]:
-        """Groups by state."""
+        """Groups by `SpoolState`."""
         rows = self._db.execute("SELECT state, COUNT(*) FROM groups GROUP BY state")
         return {str(state): int(count) for state, count in rows}
 
@@ -190,14 +210,12 @@ class Spool:
 
     def verified_tokens(self) -> int:
         """Completion tokens of verified groups."""
-        return int(self._db.execute("SELECT TOTAL(tokens) FROM groups WHERE state = 'verified'").fetchone()[0])
+        row = self._db.execute("SELECT TOTAL(tokens) FROM groups WHERE state = ?", (SpoolState.VERIFIED,)).fetchone()
+        return int(row[0])
 
     def _write(self, statement: str, values: Sequence[object]) -> int:
         """Change rows and return how many. On disk when this returns; `MachineError` when the disk is full."""
         try:
             return self._db.execute(statement, values).rowcount
         except sqlite3.Error as error:
-            raise MachineError(
-                f"the spool cannot be written: {error}",
-                remedy="Free some space and start again; finished work is safe.",
-            ) from error
+            raise write_error(error, "the spool", kept="finished work is safe") from error

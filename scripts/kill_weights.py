@@ -134,8 +134,8 @@ def follow(folder: Path, source: Source) -> None:
         tell("rebuild", target.version, 0)
         rebuild(
             control.PatchesReady(
-                policy=bytes(32),
-                state=target.weights_digest,
+                digest=bytes(32),
+                weights_digest=target.weights_digest,
                 size_bytes=target.weights.size_bytes,
                 dtype="bfloat16",
                 base=str(blobs.path(held[-1].weights.root)),

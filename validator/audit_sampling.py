@@ -1,4 +1,4 @@
-"""Which groups a validator replays: a share fixed by its own key, which no volunteer can foresee or steer.
+"""Random choice of the groups a validator replays: a share fixed by its own key, so no volunteer can foresee it.
 
 The choice is a keyed hash of the group's digest: unpredictable without the validator's secret, without memory, and the
 same after a restart.

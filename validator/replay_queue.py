@@ -1,4 +1,4 @@
-"""Groups a validator has picked and still has to replay, by the policy they declare. Pure and bounded."""
+"""Groups a validator has selected and still has to replay, by the policy they declare. Pure and bounded."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from p2prl.protocol.envelope import Opened
 
 
 class ReplayQueue:
-    """What is waiting, and for which weights."""
+    """Selected groups, oldest first."""
 
-    def __init__(self, *, most: int = 1024) -> None:
-        """`most` groups are kept; past it the oldest are let go: a validator samples and never owes a verdict."""
-        self._most = most
+    def __init__(self, *, max_groups: int = 1024) -> None:
+        """Past `max_groups` the oldest are dropped: a validator samples and never owes a verdict."""
+        self._max_groups = max_groups
         self._waiting: OrderedDict[Digest, tuple[Digest, Opened]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, opened: Opened, policy: Digest) -> None:
-        """Put a group on the docket."""
+        """Queue a group that declares a policy."""
         self._waiting[opened.digest] = (policy, opened)
-        if len(self._waiting) > self._most:
+        if len(self._waiting) > self._max_groups:
             self._waiting.popitem(last=False)
 
     def policies(self) -> list[Digest]:
@@ -31,9 +31,9 @@ class ReplayQueue:
 
     def take(self, policy: Digest, limit: int) -> list[Opened]:
         """Remove and return up to `limit` groups that declare a policy."""
-        chosen = [name for name, (wanted, _) in self._waiting.items() if wanted == policy][:limit]
+        chosen = [name for name, (declared, _) in self._waiting.items() if declared == policy][:limit]
         return [self._waiting.pop(name)[1] for name in chosen]
 
-    def drop(self, policy: Digest) -> int:
-        """Let go of the groups of a policy nobody has any more; returns how many."""
-        return len(self.take(policy, len(self._waiting)))
+    def drop(self, policy: Digest) -> None:
+        """Remove the groups of a policy whose weights cannot be had."""
+        self.take(policy, len(self._waiting))

@@ -6,8 +6,6 @@ the weights are those of the policy manifest the group names.
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,29 +13,30 @@ from pathlib import Path
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError
 from p2prl.models.engine_port import Engine
-from p2prl.models.group_work import Prepared, replay_groups
+from p2prl.models.group_work import Prepared
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
-from p2prl.net.process.run_bootstrap import FindBase, OnManifest, Prepare, RunBootstrap
+from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import LedgerHead, Verdict
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.wire_codec import decode
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
+from p2prl.validator.replay_weights import ReplayWeights
+from p2prl.validator.verdicts import judge
 
 _BATCH = 16
 """Groups replayed at once; messages are answered between batches."""
 
-_PATIENCE_S = 30.0
-"""How long groups wait for the weights of their policy before they are let go."""
+_POLL_S = 0.3
+"""Longest wait for messages when there is nothing to replay."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +49,23 @@ class ValidatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a validator has done so far."""
+    """Counts of a validator's work so far."""
 
     seen: int
     replayed: int
     passed: int
     failed: int
     waiting: int
+    """Groups selected and not replayed yet."""
     version: int
+    """Newest version on disk; −1 before the first."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    seen: int = 0
+    replayed: int = 0
+    passed: int = 0
 
 
 class Validator:
@@ -70,61 +78,67 @@ class Validator:
         run: Digest,
         config: ValidatorConfig,
         clock: Clock,
-        prepare: Prepare[Prepared],
-        on_manifest: OnManifest,
+        bootstrap: RunBootstrap[Prepared],
         on_audit: Callable[[Audit], None],
         on_notice: Callable[[str], None],
-        find_base: FindBase | None = None,
     ) -> None:
+        """`bootstrap` turns the run's files into an engine. `on_notice` gets sentences for a person."""
         self._identity = identity
         self._run = run
         self._config = config
         self._clock = clock
-        self._arrival = RunBootstrap(prepare, on_manifest, find_base)
+        self._bootstrap = bootstrap
         self._on_audit = on_audit
         self._on_notice = on_notice
-        self._docket = ReplayQueue()
-        self._policies: dict[Digest, tuple[PolicyManifest, Path]] = {}
-        self._asked: dict[Digest, float] = {}
-        self._loaded: Digest | None = None
-        self._seen = self._replayed = self._passed = 0
+        self._queue = ReplayQueue()
+        self._weights = ReplayWeights()
+        self._counts = _Counts()
         self._stopping = False
-        self._farewell = RunEnd()
+        self._run_end = RunEnd()
 
     def stop(self) -> None:
         """Return from `run` after the batch under way."""
         self._stopping = True
 
     def run(self, network: NetworkPort) -> bool:
-        """Validate until told to stop. Returns True when the learner ended the run and nothing waits."""
+        """Validate until told to stop. Returns True when the learner ended the run and no group waits."""
         started = self._clock.now()
         try:
-            while not self._stopping and not (self._is_over() and not len(self._docket)):
-                self._arrival.check_patience(self._clock.now() - started)
+            while not self._stopping and not (self._is_over() and not len(self._queue)):
+                self._bootstrap.check_patience(self._clock.now() - started)
                 worked = self._replay(network)
-                for message in network.poll(0.0 if worked else 0.3):
+                for message in network.poll(0.0 if worked else _POLL_S):
                     self._receive(message)
-                self._arrival.offer_base(network)
-                newest = max((m.version for m, _ in self._policies.values()), default=-1)
-                failed = self._replayed - self._passed
-                self._on_audit(Audit(self._seen, self._replayed, self._passed, failed, len(self._docket), newest))
+                self._bootstrap.offer_base(network)
+                self._on_audit(self._audit())
             return self._is_over()
         finally:
             network.close()
 
     def _is_over(self) -> bool:
-        return self._farewell.is_over(self._clock.now())
+        return self._run_end.is_over(self._clock.now())
+
+    def _audit(self) -> Audit:
+        counts = self._counts
+        return Audit(
+            seen=counts.seen,
+            replayed=counts.replayed,
+            passed=counts.passed,
+            failed=counts.replayed - counts.passed,
+            waiting=len(self._queue),
+            version=self._weights.newest_version,
+        )
 
     def _receive(self, message: control.FromNetwork) -> None:
         match message:
             case control.RunKnown() | control.FileReady():
-                self._arrival.take(message)
+                self._bootstrap.take(message)
             case control.VersionReady(digest=digest, manifest=raw, path=path):
                 manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
-                self._policies[Digest(digest)] = (manifest, Path(path))
-                self._farewell.on_policy(manifest.step)
+                self._weights.add(Digest(digest), manifest, Path(path))
+                self._run_end.on_policy(manifest.step)
             case control.VersionAnnounced(step=step):
-                self._farewell.on_policy(step)
+                self._run_end.on_policy(step)
             case control.EnvelopeArrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None))
             case control.Warned(message=text, remedy=remedy):
@@ -134,87 +148,43 @@ class Validator:
 
     def _on_envelope(self, opened: Opened) -> None:
         if opened.kind is Kind.ROLLOUT_GROUP:
-            self._seen += 1
+            self._counts.seen += 1
             if is_selected(opened.digest, self._identity.secret_seed, self._config.rate):
-                self._docket.add(opened, Digest(body_of(opened, RolloutGroup).policy))
+                self._queue.add(opened, Digest(body_of(opened, RolloutGroup).policy))
         elif opened.kind is Kind.LEDGER_HEAD:
-            self._farewell.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
+            self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
     def _replay(self, network: NetworkPort) -> bool:
-        """Replay one batch of one policy that is here; ask for the policies that are not. Whether it did anything."""
-        prepared = self._arrival.prepared
+        """Replay one batch of one policy that is on disk, and ask for the policies that are not. Whether it replayed
+        any."""
+        prepared = self._bootstrap.prepared
         if prepared is None:
             return False
         now = self._clock.now()
-        for policy in self._docket.policies():
-            if policy in self._policies and self._load(prepared.engine, policy):
-                groups = self._docket.take(policy, _BATCH)
-                for opened, verdict in zip(groups, self._judge(prepared, policy, groups), strict=True):
-                    self._replayed += 1
-                    self._passed += verdict.passed
-                    if not verdict.passed:
-                        self._on_notice(f"group {opened.digest.hex()[:8]} failed its replay: {verdict.reason}")
-                    raw = seal(self._identity, verdict, run=self._run, now=self._clock.now())
-                    network.send(control.Publish(raw))
+        for policy in self._queue.policies():
+            if policy in self._weights and self._load(prepared.engine, policy):
+                self._replay_batch(prepared, policy, network)
                 return True
-            if policy not in self._asked:
-                self._asked[policy] = now
+            if self._weights.ask(policy, now):
                 network.send(control.FetchPolicy(policy))
-            elif now - self._asked[policy] > _PATIENCE_S or self._is_over():
-                self._docket.drop(policy)
-                del self._asked[policy]
+            elif self._weights.is_overdue(policy, now) or self._is_over():
+                self._queue.drop(policy)
+                self._weights.stop_waiting(policy)
         return False
 
+    def _replay_batch(self, prepared: Prepared, policy: Digest, network: NetworkPort) -> None:
+        groups = self._queue.take(policy, _BATCH)
+        for opened, verdict in zip(groups, judge(prepared, self._weights.manifest_of(policy), groups), strict=True):
+            self._counts.replayed += 1
+            self._counts.passed += verdict.passed
+            if not verdict.passed:
+                self._on_notice(f"group {opened.digest.hex()[:8]} failed its replay: {verdict.reason}")
+            network.send(control.Publish(seal(self._identity, verdict, run=self._run, now=self._clock.now())))
+
     def _load(self, engine: Engine, policy: Digest) -> bool:
-        if self._loaded != policy:
-            self._loaded = None  # whatever happens, the engine may hold the one before no more
-            try:
-                engine.load_weights(self._policies[policy][1].read_bytes())
-            except FileNotFoundError:
-                del self._policies[policy]
-                return False
-            except IntegrityError as error:
-                self._on_notice(f"version {self._policies[policy][0].version} cannot be used: {error}")
-                self._docket.drop(policy)
-                return False
-            self._loaded = policy
-        return True
-
-    def _judge(self, prepared: Prepared, policy: Digest, groups: list[Opened]) -> list[Verdict]:
-        manifest = self._policies[policy][0]
-        bodies = [body_of(opened, RolloutGroup) for opened in groups]
-        inspections = [
-            prepared.work.inspect(body, peer=opened.author, beacon=manifest.beacon)
-            for opened, body in zip(groups, bodies, strict=True)
-        ]
-        # A group must name the version its policy has, or it would be credited to another one.
-        faults = [
-            inspection.reason if body.version == manifest.version else RejectionReason.UNKNOWN_POLICY
-            for body, inspection in zip(bodies, inspections, strict=True)
-        ]
-        sound = [i for i, fault in enumerate(faults) if not fault]
-        replays = dict(
-            zip(sound, replay_groups(prepared.engine, [(bodies[i], inspections[i]) for i in sound]), strict=True)
-        )
-        verdicts = []
-        for i, (opened, body) in enumerate(zip(groups, bodies, strict=True)):
-            replay = replays.get(i)
-            reason = faults[i] or (replay.reason if replay else "")
-            verdicts.append(
-                Verdict(
-                    group=opened.digest,
-                    peer=opened.author,
-                    version=body.version,
-                    passed=not reason,
-                    reason=str(reason),
-                    tokens=replay.tokens if replay else 0,
-                    mismatched=replay.mismatched if replay else 0,
-                    worst_margin=_finite(replay.worst_margin) if replay else 0.0,
-                )
-            )
-        return verdicts
-
-
-def _finite(margin: float) -> float:
-    """A margin as a verdict may say it: a policy whose logits are not numbers gives the largest."""
-    return margin if math.isfinite(margin) else sys.float_info.max
+        try:
+            return self._weights.load(engine, policy)
+        except IntegrityError as error:
+            self._on_notice(f"version {self._weights.manifest_of(policy).version} cannot be used: {error}")
+            self._queue.drop(policy)
+            return False

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from p2prl.config.requirements import VERSIONS_KEPT
 from p2prl.config.worker_folder import WorkerFolder
-from p2prl.errors import ConfigError, MachineError
-from p2prl.net.process.handle import NetworkConfig
+from p2prl.disk_full import write_error
+from p2prl.errors import ConfigError
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.relay.config import RelayConfig
 
 _MOST_CAP = 1e6
 """1 Tbit/s, or a petabyte a month: more is a slip of the keyboard."""
@@ -53,6 +56,7 @@ def peer_network(
     *,
     disk_gb: float = 0.0,
     has_base: bool = False,
+    transport: str = "hivemind",
 ) -> NetworkConfig:
     """How a worker takes part in the network; it starts from the run it knows already, when it knows it.
 
@@ -66,17 +70,20 @@ def peer_network(
     return NetworkConfig(
         key_file=seat.key_file,
         run=link.run,
-        role=role,
+        node=NodeConfig(
+            role=role,
+            keep_versions=VERSIONS_KEPT[role],
+            rebuilds=True,
+            awaits_base=has_base,
+            disk_bytes=int(disk_gb * 1e9),
+            relay=RelayConfig(upload_bytes_s=caps.bytes_s),
+        ),
         blob_dir=blobs_of_seat(seat, link.run),
         listen=listen,
         bootstrap=link.bootstrap,
         manifest=known_run(directory, link.run),
-        keep_versions=VERSIONS_KEPT[role],
-        rebuilds=True,
-        upload_bytes_s=caps.bytes_s,
         monthly_bytes=caps.monthly_bytes,
-        disk_bytes=int(disk_gb * 1e9),
-        awaits_base=has_base,
+        transport=transport,
     )
 
 
@@ -93,9 +100,7 @@ def remember_run(directory: Path, raw: bytes) -> None:
         new.write_bytes(raw)
         new.rename(directory / "run.manifest")
     except OSError as error:
-        raise MachineError(
-            f"cannot write in {directory}: {error.strerror}", remedy="Free some space and start again; nothing is lost."
-        ) from error
+        raise write_error(error, f"in {directory}") from error
 
 
 def known_run(directory: Path, run: Digest) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from p2prl.client.service import Progress, Volunteer, VolunteerConfig
+from p2prl.client.progress import Progress
+from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.network_options import UploadCaps, blobs_of_seat, remember_run
 from p2prl.config.run_settings import RunFolder, run_file_blobs
@@ -26,14 +28,16 @@ from p2prl.models.run_files import build_from_run
 from p2prl.models.text_codec import Codec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import layout_of
-from p2prl.net.process.handle import NetworkConfig
-from p2prl.net.process.run_bootstrap import FindBase, Prepare
+from p2prl.net.process.network_config import NetworkConfig
+from p2prl.net.process.run_bootstrap import FindBase, Prepare, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
+from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
+from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 
@@ -87,19 +91,24 @@ def build_learner(
     )
 
 
-def learner_network(folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps) -> NetworkConfig:
+def learner_network(
+    folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps, *, transport: str = "hivemind"
+) -> NetworkConfig:
     """How the run's learner takes part in the network."""
     return NetworkConfig(
         key_file=folder.key_file,
         run=folder.run,
-        role=Role.LEARNER,
+        node=NodeConfig(
+            role=Role.LEARNER,
+            keep_versions=versions_kept(folder.manifest),
+            relay=RelayConfig(upload_bytes_s=caps.bytes_s),
+        ),
         blob_dir=folder.paths.blobs,
         listen=listen,
         bootstrap=folder.settings.network.bootstrap,
         manifest=folder.manifest_raw,
-        keep_versions=versions_kept(folder.manifest),
-        upload_bytes_s=caps.bytes_s,
         monthly_bytes=caps.monthly_bytes,
+        transport=transport,
     )
 
 
@@ -132,7 +141,7 @@ def build_volunteer(
     on_progress: Callable[[Progress], None],
     on_notice: Callable[[str], None],
 ) -> Volunteer:
-    """A volunteer for the run behind a link, working from a seat.
+    """A volunteer for the run behind a link, working from a worker folder.
 
     `prepare` makes its engine (`prepare_engine`); `base` is a model directory it may start from.
     """
@@ -146,14 +155,15 @@ def build_volunteer(
         identity=seat.identity,
         run=link.run,
         spool_path=directory / "spool.db",
-        config=config,
+        config=replace(config, background=True),
         clock=SystemClock(),
-        prepare=prepare,
-        on_manifest=keep,
+        bootstrap=RunBootstrap(
+            prepare,
+            keep,
+            base_finder(base, link, seat, on_notice),
+        ),
         on_progress=on_progress,
         on_notice=on_notice,
-        find_base=base_finder(base, link, seat, on_notice),
-        background=True,
     )
 
 
@@ -180,9 +190,11 @@ def build_validator(
         run=link.run,
         config=config,
         clock=SystemClock(),
-        prepare=prepare,
-        on_manifest=keep,
+        bootstrap=RunBootstrap(
+            prepare,
+            keep,
+            base_finder(base, link, seat, on_notice),
+        ),
         on_audit=on_audit,
         on_notice=on_notice,
-        find_base=base_finder(base, link, seat, on_notice),
     )

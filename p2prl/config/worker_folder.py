@@ -22,6 +22,7 @@ from typing import IO, Any
 import platformdirs
 import psutil
 
+from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.net.storage.key_file import load_or_create_identity
 from p2prl.protocol.digests import Digest
@@ -122,6 +123,4 @@ def write_status(path: Path, status: dict[str, Any]) -> None:
         new.write_text(json.dumps({"pid": os.getpid(), "resident_bytes": memory, **status}, sort_keys=True))
         new.rename(path)
     except OSError as error:
-        raise MachineError(
-            f"cannot write {path}: {error.strerror}", remedy="Free some space and start again; nothing is lost."
-        ) from error
+        raise write_error(error, path) from error

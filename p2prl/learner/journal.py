@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest
@@ -110,9 +111,7 @@ class Journal:
                 raise
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise MachineError(
-                f"the journal cannot be written: {error}", remedy="Free some space and start again; nothing is lost."
-            ) from error
+            raise write_error(error, "the journal") from error
 
     # --- groups ------------------------------------------------------------------------------------------------
 

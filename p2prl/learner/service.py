@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from p2prl.clock import Clock
-from p2prl.errors import MachineError, require
+from p2prl.disk_full import write_error
+from p2prl.errors import require
 from p2prl.learner.intake import Intake
 from p2prl.learner.journal import Journal, StoredGroup
 from p2prl.learner.loss_pipeline import LossPipeline
@@ -199,7 +200,7 @@ class Learner:
             network.send(control.Publish(raw))
         for raw in self._publication.head():
             network.send(control.Publish(raw))
-        network.send(control.LedgerHeight(self._journal.height))
+        network.send(control.SetLedgerHeight(self._journal.height))
         network.send(control.Publish(self._voice.head(step=self.step, finished=self._epochs.finished)))
 
     def attach(self, network: NetworkPort) -> None:
@@ -356,10 +357,7 @@ class Learner:
                 with self._paths.metrics.open("a") as file:
                     file.write(json.dumps(metrics, sort_keys=True) + "\n")
             except OSError as error:
-                raise MachineError(
-                    f"cannot write {self._paths.metrics}: {error.strerror}",
-                    remedy="Free some space and start again; nothing is lost.",
-                ) from error
+                raise write_error(error, self._paths.metrics) from error
             self._logged_step = self.step
             self._on_metrics(metrics)
             for notice in self._trainer.notices:

@@ -47,7 +47,7 @@ class SigningSender:
 
     def say_head(self, *, step: int, finished: bool) -> None:
         """Tell everyone how far the ledger and the run are."""
-        self.network.send(control.LedgerHeight(self._journal.height))
+        self.network.send(control.SetLedgerHeight(self._journal.height))
         self.send(self.head(step=step, finished=finished))
 
     def head(self, *, step: int, finished: bool) -> bytes:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from p2prl.algorithms.ratios import widest
+from p2prl.disk_full import write_error
 from p2prl.errors import MachineError, require
 from p2prl.learner.loss_pipeline import LossPipeline, Rollouts
 from p2prl.learner.reference_policy import Reference, ReferenceConfig
@@ -158,9 +159,8 @@ class Trainer:
             _sync(directory.parent)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(new, ignore_errors=True)  # what there is of it takes the room the journal needs
-            raise MachineError(
-                f"cannot write the checkpoint {directory}: {error}",
-                remedy="Free some space and start again; training resumes from the last checkpoint and the journal.",
+            raise write_error(
+                error, f"the checkpoint {directory}", kept="training resumes from the last checkpoint and the journal"
             ) from error
 
     def restore(self, directory: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from blake3 import blake3
 
-from p2prl.errors import ConfigError, MachineError
+from p2prl.disk_full import write_error
+from p2prl.errors import ConfigError
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.weight_layout import layout_of, word_blocks
 from p2prl.protocol.digests import Digest
@@ -49,7 +50,5 @@ def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Diges
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise MachineError(
-            f"cannot write {manifest.parameters:,} words in {blobs}: {error.strerror}", remedy="Free some space."
-        ) from error
+        raise write_error(error, f"{manifest.parameters:,} parameters in {blobs}") from error
     return Digest(state.digest())

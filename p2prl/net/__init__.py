@@ -1,5 +1,5 @@
-"""Where sockets live: the transport port and its adapters over hivemind and py-libp2p, and the identity's key file.
+"""Network and disk: the transport port and its adapters, the network process, the stores of weights and keys.
 
-A room above `protocol` and below the roles. No other room names a network library: the roles see `ports.Transport`
-alone. Nothing here imports torch, so a relay or a scoreboard runs this room in some forty megabytes.
+No other room names a network library. Nothing here imports torch, so a seeder or a scoreboard runs this room in some
+forty megabytes.
 """

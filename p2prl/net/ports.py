@@ -1,60 +1,100 @@
-"""The transport port: all that the roles may ask of a network, whichever library carries it.
+"""The transport port: the interface between p2prl and a network library.
 
 A transport moves opaque frames between authenticated peers and keeps small owner-signed records in a directory. It
-knows nothing of what a frame means; `protocol.frames` does.
+does not know what a frame means; `protocol.frames` does. To add a transport, write a class with the methods of
+`Transport` and a `TransportFactory` that starts it, and declare the factory as an entry point in the group
+`p2prl.transports` (`examples/transport` is a complete one).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from p2prl.protocol.identity import PeerId
+from p2prl.clock import Clock
+from p2prl.net.transports.pacing import Pacer
+from p2prl.protocol.identity import Identity, PeerId
 
 Receiver = Callable[[PeerId, bytes], None]
-"""Takes the sender, proven by the connection's handshake, and one whole frame. On the event loop: it must not block."""
+"""Takes the sender, proven by the connection's handshake, and one complete frame. Runs on the event loop: it must not
+block."""
 
 
 class Transport(Protocol):
-    """One peer's place in the network. All methods belong to the event loop the transport was started on."""
+    """One peer's connection to the network. All methods belong to the event loop the transport was started on."""
 
     @property
     def peer_id(self) -> PeerId:
-        """This peer, as the others see it."""
+        """This peer's id, as other peers see it."""
         ...
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Dialable multiaddrs of this peer, each ending in `/p2p/<peer id>`. They change as relays and routers come."""
+        """Dialable multiaddrs of this peer, each ending in `/p2p/<peer id>`. They change as relays and routers do."""
         ...
 
     def set_receiver(self, on_frame: Receiver) -> None:
-        """Names who gets arriving frames. Until then peers are told nothing and their sends fail."""
+        """Set the callback for arriving frames. Until then no frame is acknowledged, so the peers' sends fail."""
         ...
 
     async def connect(self, address: str) -> PeerId:
-        """Dials a multiaddr that ends in `/p2p/<peer id>` and gives that peer. Raises `TransportError`."""
+        """Dial a multiaddr that ends in `/p2p/<peer id>` and return that peer. Raises `TransportError`."""
         ...
 
     async def send(self, peer: PeerId, frame: bytes, *, timeout_s: float) -> None:
-        """Returns once the remote process holds the whole frame; raises `TransportError` otherwise.
+        """Return once the remote process holds the complete frame; raise `TransportError` otherwise.
 
         `frame` has 1 to `limits.MAX_FRAME_BYTES` bytes. After an error the frame may or may not have arrived. Frames
-        to one peer that are of one size class (control or bulk) arrive in the order of the calls.
+        to one peer that are of one size class (control or bulk, `framing.is_bulk`) arrive in the order of the calls.
+        A slow bulk frame must not delay control frames.
         """
         ...
 
     async def put_record(self, key: bytes, value: bytes, expires_at: float) -> bool:
-        """Publishes `value` under (`key`, this peer), signed, until `expires_at` (Unix seconds).
+        """Publish `value` under (`key`, this peer), signed, until `expires_at` (Unix seconds).
 
-        False when no replica took it, or one holds a record of this peer that expires later.
+        False when no replica took it, or one holds a record of this peer that expires later. A transport without a
+        directory raises `TransportError`; its peers then know only their bootstrap peers and whoever dials them.
         """
         ...
 
     async def get_records(self, key: bytes) -> dict[PeerId, bytes]:
-        """The freshest unexpired value of every owner under `key`, each with a verified owner signature."""
+        """The newest unexpired value of every owner under `key`, each with a verified owner signature.
+
+        Raises `TransportError` when the directory does not answer or there is none.
+        """
+        ...
+
+    async def wait_stopped(self) -> None:
+        """Return when the transport has failed for good and must be started anew; never return otherwise."""
         ...
 
     async def close(self) -> None:
-        """Ends every connection and process of this transport. May be called twice."""
+        """End every connection and process of this transport. May be called twice."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransportConfig:
+    """Arguments of a `TransportFactory`."""
+
+    identity: Identity
+    """This peer's key. Connections must prove it to the other side, and check the other side's."""
+    listen: tuple[str, ...]
+    """Multiaddrs to listen on, for instance `/ip4/0.0.0.0/tcp/0`; empty to only dial."""
+    bootstrap: tuple[str, ...]
+    """Multiaddrs of the join link, each ending in `/p2p/<peer id>`; empty for the first peer of a run."""
+    clock: Clock
+    """Unix time."""
+    pacer: Pacer | None = None
+    """Upload cap: await `pacer.turn` before each slice of a bulk frame, call `pacer.charge` for control frames."""
+
+
+TransportFactory = Callable[[TransportConfig], Awaitable[Transport]]
+"""Starts a transport on the running event loop: listens, and joins the network through the bootstrap peers.
+
+Raises `ConfigError` (a malformed address), `MachineError` (port in use, a library or binary missing) or
+`UnreachableError` (no bootstrap peer answered), each with a remedy. It is called again without bootstrap peers when
+they were unreachable and the run is already known from disk.
+"""

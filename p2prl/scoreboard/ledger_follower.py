@@ -52,7 +52,7 @@ class LedgerFollower:
                 self._connected_peers = dict(peers)
             case control.EnvelopeArrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None), now)
-            case control.LedgerPage(from_height=height, entries=entries):
+            case control.LedgerArrived(from_height=height, entries=entries):
                 return self._on_page(height, entries, now)
             case control.LedgerWanted(peer=peer, from_height=height):
                 entries = page_of(self._store.entries(height, limits.MAX_LEDGER_ENTRIES_PER_REPLY))
@@ -67,7 +67,7 @@ class LedgerFollower:
         if self._ledger is None or now < max(self._ask_at, self._asked_at + _MIN_ASK_S):
             return []
         self._asked_at, self._ask_at = now, now + ASK_S
-        return [control.QueryLedger(self._ledger.height)]
+        return [control.AskLedger(self._ledger.height)]
 
     def introduce(self) -> list[control.ToNetwork]:
         """Messages for a fresh network process: the height served here, and a final ledger head.
@@ -132,4 +132,4 @@ class LedgerFollower:
         self._learner_step = max(body.step, self._learner_step or 0)
 
     def _height_served(self) -> list[control.ToNetwork]:
-        return [control.LedgerHeight(self._ledger.height)] if self._ledger is not None else []
+        return [control.SetLedgerHeight(self._ledger.height)] if self._ledger is not None else []

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, MachineError
 
 _SCHEMA = """
@@ -106,9 +107,7 @@ class LedgerStore:
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise MachineError(
-                f"the board's ledger cannot be written: {error}", remedy="Free some space and start again."
-            ) from error
+            raise write_error(error, "the board's ledger") from error
 
 
 def read_entries(db: sqlite3.Connection, from_height: int, limit: int) -> list[bytes]:

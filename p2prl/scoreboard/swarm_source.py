@@ -9,12 +9,14 @@ from pathlib import Path
 
 from p2prl.clock import Clock
 from p2prl.errors import MachineError, P2PRLError, RemoteProtocolError
-from p2prl.net.process.handle import NetworkConfig, NetworkHandle
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.scoreboard.ledger_follower import LedgerFollower
 from p2prl.scoreboard.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger_store import LedgerStore
+from p2prl.swarm.node_config import NodeConfig
 
 log = logging.getLogger("p2prl.scoreboard")
 
@@ -51,12 +53,11 @@ class SwarmSource:
             NetworkConfig(
                 key_file=config.key_file,
                 run=config.link.run,
-                role=Role.BOARD,
+                node=NodeConfig(role=Role.BOARD, fetch_policies=False),
                 blob_dir=config.folder / "blobs",
                 listen=config.listen,
                 bootstrap=config.link.bootstrap,
                 manifest=self._store.manifest,
-                fetch_policies=False,
             ),
             on_start=self._introduce,
         )

@@ -24,6 +24,7 @@ from p2prl.learner.run_files import LearnerPaths
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner, LearnerConfig
 from p2prl.models.pretrained import LoadedModel
+from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
@@ -221,8 +222,7 @@ class Swarm:
                 agent=AgentConfig(slots_per_batch=2, backlog=1_000_000),
             ),
             clock=self.network.loop_clock,
-            prepare=self._run.prepare,
-            on_manifest=lambda *_: None,
+            bootstrap=RunBootstrap(self._run.prepare, lambda *_: None),
             on_progress=lambda _: None,
             on_notice=lambda _: None,
         )

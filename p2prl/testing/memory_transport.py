@@ -71,6 +71,9 @@ class MemoryTransport:
         now = self._hub.clock.now()
         return {owner: value for owner, (value, at) in self._hub.records.get(key, {}).items() if at > now}
 
+    async def wait_stopped(self) -> None:
+        await asyncio.Event().wait()
+
     async def close(self) -> None:
         if self._hub.transports.get(self._peer_id) is self:
             del self._hub.transports[self._peer_id]

@@ -20,12 +20,12 @@ from typing import Any
 from blake3 import blake3
 
 from p2prl.clock import SystemClock
-from p2prl.net.process.bandwidth import Uplink
+from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.transports import framing, streams
-from p2prl.net.transports.hivemind.daemon import DaemonConfig
-from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
+from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
+from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol import frames
 from p2prl.protocol.digests import Digest
@@ -87,12 +87,15 @@ async def main(given: dict[str, Any]) -> None:
     run = Digest(bytes.fromhex(given["run"]))
     node = build(identity, run, store, random.Random(1), NodeConfig(role=role, relay=rates), clock.now())
     node.begin(bytes.fromhex(given["run_manifest"]))
-    options = HivemindOptions(daemon=DaemonConfig(nat_port_map=False, auto_nat=False))
+    daemon_config = DaemonConfig(nat_port_map=False, auto_nat=False)
+    budget = UploadBudget(clock, cap_bytes_s=given["upload_bytes_s"], monthly_bytes=0, path=folder / "uploads.json")
     transport = await HivemindTransport.start(
-        identity, listen=("/ip4/127.0.0.1/tcp/0",), bootstrap=given["bootstrap"], options=options
+        identity,
+        listen=("/ip4/127.0.0.1/tcp/0",),
+        bootstrap=given["bootstrap"],
+        daemon_config=daemon_config,
+        pacer=budget.pacer,
     )
-    uplink = Uplink(clock, cap_bytes_s=given["upload_bytes_s"], monthly_bytes=0, path=folder / "uploads.json")
-    transport.pacer = uplink.pacer
 
     def on_event(event: Event) -> None:
         if isinstance(event, VersionReady):
@@ -101,7 +104,7 @@ async def main(given: dict[str, Any]) -> None:
         elif isinstance(event, PeerBanned):
             say(what="banned", peer=event.peer)
 
-    driver = NodeDriver(node, transport, clock, run, on_event, uplink=uplink)
+    driver = NodeDriver(node, transport, clock, run, on_event, budget=budget)
     driver.wake()
     say(what="up", peer=identity.peer_id, addresses=transport.addresses)
     while line := await asyncio.to_thread(sys.stdin.readline):

@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from p2prl.errors import TransportError
-from p2prl.net.transports.libp2p import Libp2pTransport
+from p2prl.net.transports.libp2p.transport import Libp2pTransport
 from p2prl.protocol.identity import Identity, PeerId
 
 

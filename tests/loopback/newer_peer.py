@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from pathlib import Path
 
 from p2prl.net.process import control
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.network_process import NetworkProcess
 from p2prl.protocol import limits
 from p2prl.protocol.kinds import Role
+from p2prl.swarm.node_config import NodeConfig
 
 limits.WIRE_VERSION += 1
 
@@ -25,18 +28,13 @@ async def main() -> None:
     role_writer.write(
         control.pack(
             control.Start(
-                key_file=sys.argv[1],
-                run=bytes.fromhex(sys.argv[2]),
-                role=int(Role.LEARNER),
-                blob_dir=sys.argv[3],
-                listen=("/ip4/127.0.0.1/tcp/0",),
-                bootstrap=(),
-                manifest=b"",
-                fetch_policies=True,
-                keep_versions=2,
-                rebuilds=False,
-                disk_bytes=0,
-                source_patience_s=1.5,
+                NetworkConfig(
+                    key_file=Path(sys.argv[1]),
+                    run=bytes.fromhex(sys.argv[2]),
+                    node=NodeConfig(role=Role.LEARNER, keep_versions=2),
+                    blob_dir=Path(sys.argv[3]),
+                    listen=("/ip4/127.0.0.1/tcp/0",),
+                ),
                 seed=1,
             )
         )

@@ -18,8 +18,8 @@ import pytest
 from p2prl.errors import TransportError
 from p2prl.net.storage.key_file import create_identity
 from p2prl.net.transports import framing
-from p2prl.net.transports.hivemind.daemon import DaemonConfig
-from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
+from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
+from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import seal
@@ -63,9 +63,9 @@ def test_garbage_bans_its_sender(live: tuple[Path, RunningRole]) -> None:
     garbage = [b"\x00", os.urandom(200), b"\xff" * 4096, frames.pack(Push(bytes(forged)))]
 
     async def attack() -> None:
-        options = HivemindOptions(daemon=DaemonConfig(nat_port_map=False, auto_nat=False))
+        daemon_config = DaemonConfig(nat_port_map=False, auto_nat=False)
         transport = await HivemindTransport.start(
-            rogue, listen=("/ip4/127.0.0.1/tcp/0",), bootstrap=[address], options=options
+            rogue, listen=("/ip4/127.0.0.1/tcp/0",), bootstrap=[address], daemon_config=daemon_config
         )
         transport.set_receiver(lambda peer, frame: None)
         try:
@@ -92,9 +92,9 @@ def test_an_oversized_frame_ends_its_stream_only(live: tuple[Path, RunningRole])
     hello = Hello(limits.WIRE_VERSION, link.run, int(Role.BOARD), int(time.time() * 1000), -1, 0)
 
     async def attack() -> bytes:
-        options = HivemindOptions(daemon=DaemonConfig(nat_port_map=False, auto_nat=False))
+        daemon_config = DaemonConfig(nat_port_map=False, auto_nat=False)
         transport = await HivemindTransport.start(
-            Identity(os.urandom(16)), listen=("/ip4/127.0.0.1/tcp/0",), bootstrap=[address], options=options
+            Identity(os.urandom(16)), listen=("/ip4/127.0.0.1/tcp/0",), bootstrap=[address], daemon_config=daemon_config
         )
         transport.set_receiver(lambda peer, frame: None)
         try:

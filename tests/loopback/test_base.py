@@ -50,7 +50,7 @@ def test_a_newcomer_starts_from_the_runs_base_and_is_told_of_another(tmp_path: P
     assert weights_bytes / 4 < told["spared_bytes"] <= weights_bytes
     assert untold["spared_bytes"] == 0
     assert untold["brought_bytes"] > 0
-    assert "the base spared" in right.log
+    assert "the base saved" in right.log
     assert "not what this run started from" in wrong.log
     assert not list(tmp_path.glob("*/*/*/blobs/base.new"))
     assert {path: path.read_bytes() for folder in (public, other) for path in folder.iterdir()} == before

@@ -23,7 +23,8 @@ import pytest
 from p2prl.clock import SystemClock
 from p2prl.errors import MachineError
 from p2prl.net.process import control
-from p2prl.net.process.handle import NetworkConfig, NetworkHandle
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
@@ -31,6 +32,7 @@ from p2prl.protocol.ledger_chain import page_of
 from p2prl.scoreboard.ledger_sources import LedgerSource
 from p2prl.scoreboard.service import BoardServer
 from p2prl.scoreboard.swarm_source import SwarmSource, SwarmSourceConfig
+from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
 
 pytestmark = pytest.mark.loopback
@@ -112,12 +114,12 @@ class _Learner:
             NetworkConfig(
                 key_file=folder / "key",
                 run=writer.run,
-                role=Role.LEARNER,
+                node=NodeConfig(role=Role.LEARNER),
                 blob_dir=folder / "blobs",
                 listen=("/ip4/127.0.0.1/tcp/0",),
                 manifest=writer.manifest_raw,
             ),
-            on_start=lambda network: network.send(control.LedgerHeight(len(writer.entries))),
+            on_start=lambda network: network.send(control.SetLedgerHeight(len(writer.entries))),
         )
 
     def turn(self) -> None:

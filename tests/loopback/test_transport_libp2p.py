@@ -1,4 +1,4 @@
-"""py-libp2p and the go daemon on one wire: frames both ways, timeouts, and no plaintext anywhere.
+"""The libp2p transport: frames to and from the go daemon, no plaintext, and whole roles that run over it.
 
 Runs where py-libp2p is importable: by this interpreter, or by the one that P2PRL_LIBP2P_PYTHON names.
 """
@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from p2prl.errors import TransportError
-from p2prl.net.transports.hivemind.daemon import DaemonConfig
-from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
+from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
+from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import limits
 from p2prl.protocol.identity import Identity, PeerId
 
@@ -79,10 +79,10 @@ def light_peer() -> Iterator[Callable[..., LightPeer]]:
 
 def with_daemon(scenario: Callable[[HivemindTransport], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        options = HivemindOptions(daemon=DaemonConfig(nat_port_map=False, auto_nat=False))
+        daemon_config = DaemonConfig(nat_port_map=False, auto_nat=False)
         async with asyncio.timeout(60):
             peer = await HivemindTransport.start(
-                Identity.generate(os.urandom(16)), listen=("/ip4/127.0.0.1/tcp/0",), options=options
+                Identity.generate(os.urandom(16)), listen=("/ip4/127.0.0.1/tcp/0",), daemon_config=daemon_config
             )
             try:
                 await scenario(peer)
@@ -148,3 +148,20 @@ def test_plaintext_is_refused_by_both_and_only_by_our_choice(light_peer: Callabl
     # The same dial succeeds against py-libp2p's defaults, so what was refused above was refused for being plaintext.
     careless = light_peer("open")
     assert light_peer("plaintext", careless.up["addresses"][0]).up == {"outcome": "connected"}
+
+
+@pytest.mark.parametrize(("learner", "volunteer"), [("libp2p", "libp2p"), ("hivemind", "libp2p")])
+def test_roles_run_over_libp2p_and_keep_the_upload_cap(tmp_path: Path, learner: str, volunteer: str) -> None:
+    assert PYTHON is not None
+    here = Path(__file__)
+    ended = subprocess.run(
+        [PYTHON, str(here.with_name("two_roles.py")), learner, volunteer, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(here.parents[2])},
+    )
+    told = json.loads(ended.stdout)
+    assert (told["intact"], told["slot"], told["peers"]) == (True, 1, {"volunteer": 1})
+    assert told["rate_bytes_s"] < 1_600_000, "the learner's cap is 1.5 MB/s"

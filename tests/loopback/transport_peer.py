@@ -14,16 +14,16 @@ import sys
 import psutil
 
 from p2prl.errors import TransportError
-from p2prl.net.transports.hivemind.daemon import DaemonConfig
-from p2prl.net.transports.hivemind.transport import HivemindOptions, HivemindTransport
+from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
+from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol.identity import Identity, PeerId
 
 
 async def main() -> None:
     identity = Identity.generate(bytes.fromhex(sys.argv[1]))
-    options = HivemindOptions(daemon=DaemonConfig(nat_port_map=False, auto_nat=False))
+    daemon_config = DaemonConfig(nat_port_map=False, auto_nat=False)
     peer = await HivemindTransport.start(
-        identity, listen=("/ip4/127.0.0.1/tcp/0",), bootstrap=sys.argv[2:], options=options
+        identity, listen=("/ip4/127.0.0.1/tcp/0",), bootstrap=sys.argv[2:], daemon_config=daemon_config
     )
 
     async def answer(sender: PeerId, frame: bytes) -> None:
@@ -38,7 +38,7 @@ async def main() -> None:
         task.add_done_callback(tasks.discard)
 
     peer.set_receiver(echo)
-    up = {"peer_id": peer.peer_id, "addresses": peer.addresses, "daemon_pid": peer.daemon_pid}
+    up = {"peer_id": peer.peer_id, "addresses": peer.addresses, "daemon_pid": peer._daemon.pid}
     print(json.dumps(up), flush=True)  # noqa: T201
     while await asyncio.to_thread(sys.stdin.readline):
         heavy = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]

@@ -149,8 +149,8 @@ class _Bench:
         target = self._folder / f"weights-{kind}"
         rebuild(
             control.PatchesReady(
-                policy=b"",
-                state=self._states[kind],
+                digest=b"",
+                weights_digest=self._states[kind],
                 size_bytes=self._layout.size_bytes,
                 dtype=self._config.dtype,
                 base=str(self._folder / f"weights-{1 - kind}"),

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError, MachineError
 
 
@@ -76,7 +77,7 @@ class SeedFile(Generic[S, R]):
             with self._path.open("ab") as file:
                 file.writelines(msgspec.json.encode(Line(setting=setting, result=result)) + b"\n" for result in results)
         except OSError as error:
-            raise MachineError(f"cannot write {self._path}: {error}", remedy="Free some space.") from error
+            raise write_error(error, self._path) from error
         self._results.setdefault(setting, {}).update({result.seed: result for result in results})
 
     def of(self, setting: S, seeds: Iterable[int]) -> list[R]:

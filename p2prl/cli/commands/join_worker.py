@@ -21,12 +21,13 @@ from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_p
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.config.network_options import UploadCaps, peer_network
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home
-from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
-    from p2prl.client.service import Progress
+    from p2prl.client.progress import Progress
     from p2prl.models.engine_port import Engine
     from p2prl.protocol.manifests import RunManifest
 

@@ -14,7 +14,8 @@ from p2prl.client.seeder import Seeder, Seeding
 from p2prl.clock import SystemClock
 from p2prl.config.network_options import UploadCaps, peer_network, remember_run
 from p2prl.config.worker_folder import claim_worker_folder, default_home
-from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest

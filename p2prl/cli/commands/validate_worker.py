@@ -19,7 +19,8 @@ from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
 from p2prl.config.network_options import UploadCaps, peer_network
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home
-from p2prl.net.process.handle import DEFAULT_LISTEN, NetworkHandle
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.kinds import Role
 

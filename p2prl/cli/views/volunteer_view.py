@@ -15,7 +15,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.scoreboard.display_names import display_name
 
 if TYPE_CHECKING:
-    from p2prl.client.service import Progress
+    from p2prl.client.progress import Progress
 
 _RATE_MEMORY_S = 15.0
 """Seconds after which a shown rate has forgotten two thirds of its old value."""

@@ -1,4 +1,4 @@
-"""What a volunteer or validator shows before it starts: the run, its cost, what leaves the machine, the identity."""
+"""The introduction of a run to the owner of a machine: its cost, what leaves the machine, the identity used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One machine's uplink as its owner limits it: a pace, a month's bytes, and a file that remembers them.
+"""Upload budget of one machine: a rate cap, a monthly limit, and the file that remembers the month's bytes.
 
-The node's driver tells it of every chunk that leaves and every one that is acknowledged. It answers with a rate for
-the relay, and says when the month's bytes are used up.
+The node's driver reports every chunk that leaves and every one that is acknowledged. The budget answers with a rate
+for the relay, and tells when the monthly limit is reached.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from p2prl.protocol.identity import PeerId
 from p2prl.swarm.relay.upload_budget import GIVEN_SHARE, MonthlyBudget, UplinkMeter
 
 _SAVE_BYTES = 16 * 1024 * 1024
-"""The file is written again after this much: what a power cut forgets of a month."""
+"""The file is written again after this many bytes: the most a power cut forgets."""
 
 log = logging.getLogger("p2prl.net")
 
 
-class Uplink:
-    """Caps of one seat. Build it on the event loop."""
+class UploadBudget:
+    """Upload caps of one worker folder. Build it on the event loop."""
 
     def __init__(self, clock: Clock, *, cap_bytes_s: float, monthly_bytes: int, path: Path) -> None:
-        """`cap_bytes_s` 0 measures the uplink and uses 80 % of it; `monthly_bytes` 0 is no limit; `path` is where the
-        month's bytes are kept."""
+        """`cap_bytes_s` 0 measures the uplink and uses 80 % of it; `monthly_bytes` 0 is no limit; `path` is the file
+        that remembers the month's bytes."""
         self._clock = clock
         self._cap_bytes_s = cap_bytes_s
         self._meter = UplinkMeter()
@@ -38,20 +38,20 @@ class Uplink:
 
     @property
     def rate_bytes_s(self) -> float:
-        """What the relay may count on: the cap, or what was measured of it; 0 while unknown."""
+        """Upload rate the relay may count on: the cap, or the measured share; 0 while unknown."""
         return self._cap_bytes_s or GIVEN_SHARE * self._meter.measured_bytes_s
 
     @property
     def spent_bytes(self) -> int:
-        """Uploaded this month."""
+        """Bytes uploaded this month."""
         return self._budget.spent_bytes
 
     def is_spent(self) -> bool:
-        """Whether the month's bytes are used up."""
+        """Whether the monthly limit is reached."""
         return self._budget.is_spent(self._clock.now())
 
-    def sending(self, size_bytes: int) -> None:
-        """A chunk leaves now."""
+    def chunk_leaves(self, size_bytes: int) -> None:
+        """A chunk is handed to the transport now."""
         now = self._clock.now()
         if not self._cap_bytes_s and self.pacer.rate_bytes_s and self._meter.wants_probe(now):
             self.pacer.set_rate(0.0)
@@ -60,8 +60,8 @@ class Uplink:
         if abs(self._budget.spent_bytes - self._saved_bytes) >= _SAVE_BYTES:
             self.save()
 
-    def sent(self, peer: PeerId, size_bytes: int) -> bool:
-        """A chunk is acknowledged, or has failed (0 bytes). Returns whether `rate_bytes_s` has changed."""
+    def chunk_done(self, peer: PeerId, size_bytes: int) -> bool:
+        """A chunk was acknowledged, or has failed (0 bytes). Returns whether `rate_bytes_s` has changed."""
         measured = self._meter.sent(peer, size_bytes, self._clock.now())
         if measured and not self._cap_bytes_s:
             self.pacer.set_rate(self.rate_bytes_s)
@@ -69,7 +69,7 @@ class Uplink:
         return False
 
     def save(self) -> None:
-        """Write the month's bytes down. A disk that takes no file costs the memory of them, not the work."""
+        """Write the month's bytes to disk. When the disk refuses, a restart forgets them; the work goes on."""
         self._saved_bytes = self._budget.spent_bytes
         new = self._path.with_suffix(".new")
         try:
@@ -81,7 +81,7 @@ class Uplink:
 
 
 def _load(path: Path, limit_bytes: int) -> MonthlyBudget:
-    """The month so far; an empty one where there is no file, or the disk has damaged it."""
+    """The month so far; an empty one when there is no file or it is damaged."""
     budget = MonthlyBudget(limit_bytes)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text())

@@ -1,6 +1,6 @@
-"""Between a node and its role: events become control messages, control messages become calls. No I/O.
+"""Translation between a node and its role: control messages become method calls, events become control messages.
 
-The network process does this over a socket, the simulator in one thread; a role cannot tell the difference.
+The network process uses it over a socket, the simulator in one thread; a role cannot tell the difference. No I/O.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from p2prl.swarm.node import Node
 
 
 class NetworkPort(Protocol):
-    """A role's side of the network: what `p2prl.net.process.handle.NetworkHandle` is, and the simulator's stand-in."""
+    """A role's side of the network: `p2prl.net.process.handle.NetworkHandle`, or the simulator's stand-in."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where this node can be dialled; empty until it is up."""
+        """Addresses of this node; empty until it is up."""
         ...
 
     @property
     def status(self) -> control.Status | None:
-        """The last status heard, if any."""
+        """The last status received, if any."""
         ...
 
     def send(self, message: control.ToNetwork) -> None:
@@ -44,19 +44,19 @@ class NetworkPort(Protocol):
 
 
 def apply_message(node: Node, message: control.ToNetwork, now: float) -> None:
-    """Carry out one message of the role's."""
+    """Make the call on the node that one of the role's messages stands for."""
     match message:
         case control.Publish(envelope=raw):
             node.publish(raw, now)
-        case control.FetchPolicy(policy=name):
+        case control.FetchPolicy(digest=name):
             node.fetch_policy(Digest(name), now)
-        case control.StartFrom(state=state):
-            node.start_from(Digest(state) if state else None, now)
-        case control.VersionRebuilt(policy=name, ok=ok):
+        case control.StartFrom(weights_digest=name):
+            node.start_from(Digest(name) if name else None, now)
+        case control.VersionRebuilt(digest=name, ok=ok):
             node.rebuilt(Digest(name), ok, now)
-        case control.LedgerHeight(height=height):
+        case control.SetLedgerHeight(height=height):
             node.set_ledger_height(height)
-        case control.QueryLedger(from_height=height):
+        case control.AskLedger(from_height=height):
             node.ask_ledger(height)
         case control.SendLedger(peer=peer, from_height=height, entries=entries):
             node.send_ledger(PeerId(peer), height, entries)
@@ -67,7 +67,7 @@ def apply_message(node: Node, message: control.ToNetwork, now: float) -> None:
 def message_of(
     event: events.Event, *, path_of: Callable[[bytes], Path], status: Callable[[], control.Status]
 ) -> control.FromNetwork:
-    """The message an event becomes. `path_of` says where a blob lies, `status` makes a fresh status."""
+    """The control message for an event. `path_of` gives a blob's path, `status` makes a fresh status."""
     match event:
         case events.RunKnown(raw=raw):
             return control.RunKnown(raw)
@@ -79,8 +79,8 @@ def message_of(
             return control.VersionReady(policy, encode(manifest), str(path_of(manifest.weights.root)))
         case events.PatchesReady(manifest=manifest, digest=policy, dtype=dtype, base=base, patches=patches):
             return control.PatchesReady(
-                policy=policy,
-                state=manifest.weights_digest,
+                digest=policy,
+                weights_digest=manifest.weights_digest,
                 size_bytes=manifest.weights.size_bytes,
                 dtype=dtype,
                 base="" if base is None else str(path_of(base)),
@@ -88,24 +88,24 @@ def message_of(
                 target=str(path_of(manifest.weights.root)),
             )
         case events.BaseReleased():
-            return _base_news(event)
+            return _base_notice(event)
         case events.LearnerSilent(version=version, since_s=since):
             return control.Warned(
-                f"no word from the run's learner for {since / 60:.0f} minutes; going on with version {version}",
-                "It may be down, or this machine cut off; what is sampled meanwhile is kept.",
+                f"nothing heard from the run's learner for {since / 60:.0f} minutes; going on with version {version}",
+                "It may be down, or this machine cut off; finished groups are kept.",
             )
         case events.EnvelopeArrived(opened=opened):
             return control.EnvelopeArrived(opened.raw)
         case events.LedgerWanted(peer=peer, from_height=height):
             return control.LedgerWanted(peer, height)
         case events.LedgerArrived(from_height=height, entries=entries):
-            return control.LedgerPage(height, entries)
+            return control.LedgerArrived(height, entries)
         case events.PeersChanged():
             return status()
         case events.ClockOff(offset_s=offset):
-            way = "behind" if offset > 0 else "ahead of"
+            side = "behind" if offset > 0 else "ahead of"
             return control.Warned(
-                f"this machine's clock is {abs(offset):.0f} s {way} its peers'; they refuse what it signs",
+                f"this machine's clock is {abs(offset):.0f} s {side} its peers'; they refuse what it signs",
                 "Switch on automatic time (for example: timedatectl set-ntp true).",
             )
         case events.WireMismatch(wire_version=version):
@@ -123,20 +123,20 @@ def message_of(
             )
 
 
-def _base_news(settled: events.BaseReleased) -> control.Warned:
-    """What became of a base, for the person who named it."""
+def _base_notice(settled: events.BaseReleased) -> control.Warned:
+    """The outcome for the person who named a base model."""
     if settled.matches_run is False:
         return control.Warned(
-            "the base is not what this run started from: the learner signed other words. Going on without it",
+            "the base is not the model this run started from; going on without it",
             "Name the very model the run started from, unchanged.",
         )
     if settled.version is None:
         return control.Warned("the base could not be used; going on without it", "")
     if settled.saved_bytes:
-        spared, took = _size_text(settled.saved_bytes), _size_text(settled.patch_bytes)
-        way = f"came by {took} of patches" if settled.patch_bytes else "is the base itself"
-        return control.Warned(f"the base spared {spared}: version {settled.version} {way}", "")
-    return control.Warned(f"the base was not needed: no way to version {settled.version} is shorter by it", "")
+        saved, patches = _size_text(settled.saved_bytes), _size_text(settled.patch_bytes)
+        route = f"took {patches} of patches" if settled.patch_bytes else "is the base itself"
+        return control.Warned(f"the base saved {saved}: version {settled.version} {route}", "")
+    return control.Warned(f"the base was not needed: it makes no route to version {settled.version} shorter", "")
 
 
 def _size_text(size_bytes: int) -> str:

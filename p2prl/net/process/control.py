@@ -1,14 +1,19 @@
-"""What a role's process and its network process say to each other, over a socket pair only they hold.
+"""Control messages between a role's process and its network process, over a socket pair only the two of them hold.
 
-Both ends are the same program started together, so this is not part of the wire and needs no versions; it is msgpack
-behind a length, as elsewhere, so that nothing is ever unpickled.
+Both ends are the same program started together, so this is not part of the wire and needs no versions. It is msgpack
+behind a length, as elsewhere, so that nothing is ever unpickled. A message has the name of the node's method it calls,
+or of the event (`p2prl.swarm.events`) it reports.
 """
 
 from __future__ import annotations
 
 import struct
+from pathlib import Path
+from typing import Any
 
 import msgspec
+
+from p2prl.net.process.network_config import NetworkConfig
 
 LENGTH = struct.Struct("<I")
 
@@ -21,33 +26,11 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Start(Message, frozen=True, array_like=True, tag=True):
-    """First message: who to be and where."""
+    """First message: the settings of the node and its process."""
 
-    key_file: str
-    run: bytes
-    role: int
-    blob_dir: str
-    listen: tuple[str, ...]
-    bootstrap: tuple[str, ...]
-    manifest: bytes
-    """The run manifest's envelope when it is known already, else empty."""
-    fetch_policies: bool
-    keep_versions: int
-    rebuilds: bool
-    """Whether the role answers `Patched`; otherwise weights are fetched whole."""
-    disk_bytes: int
-    """Most bytes of weights and patches kept; 0 sets no bound but `keep_versions`."""
-    source_patience_s: float
+    config: NetworkConfig
     seed: int
-    """Of the node's random choices; drawn by the owner."""
-    upload_bytes_s: float = 0.0
-    """What chunks may use of the uplink; 0 measures it."""
-    download_bytes_s: float = 0.0
-    """What the downlink carries; 0 when unknown."""
-    monthly_bytes: int = 0
-    """Bytes of chunks that may leave in a calendar month; 0 is no limit."""
-    awaits_base: bool = False
-    """Whether a `Base` follows, and no weights are to be fetched before."""
+    """Seed of the node's random choices; drawn by the role."""
 
 
 class Publish(Message, frozen=True, array_like=True, tag=True):
@@ -57,33 +40,34 @@ class Publish(Message, frozen=True, array_like=True, tag=True):
 
 
 class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
-    """Fetch one policy by its manifest envelope's digest."""
+    """Download one policy version by its manifest envelope's digest."""
 
-    policy: bytes
+    digest: bytes
 
 
 class StartFrom(Message, frozen=True, array_like=True, tag=True):
-    """The role has looked for weights to start from: their words lie in the blob directory, under their digest."""
+    """The role has looked for a base model on disk: its weights lie in the blob directory, under their digest."""
 
-    state: bytes
-    """Digest of all the words; empty when there are none."""
+    weights_digest: bytes
+    """Empty when there is none."""
 
 
 class VersionRebuilt(Message, frozen=True, array_like=True, tag=True):
-    """The answer to `Patched`: the weights lie at its target, or could not be made."""
+    """Answer to `PatchesReady`: the weights lie at its target, or could not be made."""
 
-    policy: bytes
+    digest: bytes
+    """Of the policy manifest's envelope."""
     ok: bool
 
 
-class LedgerHeight(Message, frozen=True, array_like=True, tag=True):
-    """This many ledger entries can be served."""
+class SetLedgerHeight(Message, frozen=True, array_like=True, tag=True):
+    """Number of ledger entries this role can serve."""
 
     height: int
 
 
-class QueryLedger(Message, frozen=True, array_like=True, tag=True):
-    """Ask the best neighbour for entries from a height on."""
+class AskLedger(Message, frozen=True, array_like=True, tag=True):
+    """Ask the neighbor with the longest ledger for entries from a height on."""
 
     from_height: int
 
@@ -96,26 +80,26 @@ class SendLedger(Message, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
-ToNetwork = Start | Publish | FetchPolicy | StartFrom | VersionRebuilt | LedgerHeight | QueryLedger | SendLedger
+ToNetwork = Start | Publish | FetchPolicy | StartFrom | VersionRebuilt | SetLedgerHeight | AskLedger | SendLedger
 
 
 # --- from the network process -------------------------------------------------------------------------------------
 
 
 class NetworkUp(Message, frozen=True, array_like=True, tag=True):
-    """The node runs and can be dialled at these addresses."""
+    """The node runs and can be dialed at these addresses."""
 
     addresses: tuple[str, ...]
 
 
 class RunKnown(Message, frozen=True, array_like=True, tag=True):
-    """The run manifest's envelope arrived and matches the link."""
+    """The run manifest's envelope arrived and matches the join link."""
 
     manifest: bytes
 
 
 class FileReady(Message, frozen=True, array_like=True, tag=True):
-    """A run file lies at `path`."""
+    """A run file lies at `path`, verified."""
 
     name: str
     path: str
@@ -132,28 +116,30 @@ class VersionReady(Message, frozen=True, array_like=True, tag=True):
     """A policy's weights lie at `path`, verified."""
 
     digest: bytes
+    """Of the policy manifest's envelope."""
     manifest: bytes
-    """The manifest body, msgpack."""
+    """The manifest's body, msgpack."""
     path: str
 
 
 class PatchesReady(Message, frozen=True, array_like=True, tag=True):
-    """The patches that lead to a policy are here; the role makes its weights of them and answers `Rebuilt`.
+    """The patches that lead to a policy version are here; the role decodes them and answers `VersionRebuilt`.
 
-    Decoding is the role's: this process must answer its neighbours meanwhile, and stays as light as it is.
+    Decoding is the role's job: this process must answer its neighbors meanwhile, and stay as light as it is.
     """
 
-    policy: bytes
-    state: bytes
-    """Digest that all words together must have."""
+    digest: bytes
+    """Of the policy manifest's envelope."""
+    weights_digest: bytes
+    """Digest the decoded weights must have."""
     size_bytes: int
     dtype: str
     base: str
-    """Path of the weights the first patch starts from; empty for a keyframe."""
+    """Path of the weights the first patch applies to; empty for a keyframe."""
     patches: tuple[str, ...]
-    """Paths of the streams, in the order in which they apply."""
+    """Paths of the patch streams, in the order in which they apply."""
     target: str
-    """Where the weights must lie."""
+    """Path the decoded weights must get."""
 
 
 class EnvelopeArrived(Message, frozen=True, array_like=True, tag=True):
@@ -163,45 +149,55 @@ class EnvelopeArrived(Message, frozen=True, array_like=True, tag=True):
 
 
 class LedgerWanted(Message, frozen=True, array_like=True, tag=True):
-    """A neighbour asks for ledger entries."""
+    """A neighbor asks for ledger entries."""
 
     peer: str
     from_height: int
 
 
-class LedgerPage(Message, frozen=True, array_like=True, tag=True):
-    """Ledger entries arrived, unchecked."""
+class LedgerArrived(Message, frozen=True, array_like=True, tag=True):
+    """Ledger entries, unchecked: the role follows the chain itself."""
 
     from_height: int
     entries: tuple[bytes, ...]
 
 
 class Status(Message, frozen=True, array_like=True, tag=True):
-    """Sent every few seconds and whenever the neighbourhood changes."""
+    """Peers, traffic and memory of the node; sent every two seconds and whenever the links change.
+
+    It has more than twelve fields because it is a report of figures.
+    """
 
     peers: tuple[tuple[str, int], ...]
+    """Links by the peers' role names."""
     received_from_source: int
+    """Weight bytes from the learner."""
     received_from_peers: int
+    """Weight bytes from everybody else."""
     sent: int
+    """Weight bytes sent."""
     wasted: int
+    """Weight bytes that arrived twice or unasked."""
     fetching: tuple[int, int, int]
-    """(version, chunks held, chunks in all); version −1 when idle."""
+    """(version, chunks here, chunks in all) of the newest download; version −1 when idle."""
     resident_bytes: int
+    """Memory of the network process."""
     daemon_bytes: int
+    """Memory of its children: the transport's daemon."""
     patch_bytes: int = 0
-    """Bytes of the patches versions were rebuilt from."""
-    whole_bytes: int = 0
-    """Bytes of versions that were fetched whole."""
-    brought_bytes: int = 0
-    """What all versions that came would have cost whole."""
-    spared_bytes: int = 0
-    """What they would have cost more without the role's own base."""
+    """Bytes of the patches that versions were decoded from."""
+    full_bytes: int = 0
+    """Bytes of versions downloaded as full weights."""
+    version_bytes: int = 0
+    """Size of all downloaded versions as full weights."""
+    saved_bytes: int = 0
+    """Bytes saved by the local base model."""
     upload_bytes_s: float = 0.0
-    """What chunks may use of the uplink, set or measured; 0 while unknown."""
+    """Upload rate for chunks, set or measured; 0 while unknown."""
     uploaded_bytes_month: int = 0
-    """Bytes of chunks this calendar month."""
+    """Bytes of chunks uploaded this calendar month."""
     budget_spent: bool = False
-    """Whether the month's bytes are used up."""
+    """Whether the monthly upload limit is reached."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):
@@ -228,14 +224,26 @@ FromNetwork = (
     | PatchesReady
     | EnvelopeArrived
     | LedgerWanted
-    | LedgerPage
+    | LedgerArrived
     | Status
     | Warned
     | Failed
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_to_network: msgspec.msgpack.Decoder[ToNetwork] = msgspec.msgpack.Decoder(ToNetwork)
+
+def _encode_path(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} is no part of a control message")
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    assert kind is Path
+    return Path(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_path)
+_to_network: msgspec.msgpack.Decoder[ToNetwork] = msgspec.msgpack.Decoder(ToNetwork, dec_hook=_decode_path)
 _from_network: msgspec.msgpack.Decoder[FromNetwork] = msgspec.msgpack.Decoder(FromNetwork)
 
 
@@ -246,10 +254,10 @@ def pack(message: Message) -> bytes:
 
 
 def parse_to_network(body: bytes) -> ToNetwork:
-    """A message for the network process."""
+    """Decode a message for the network process."""
     return _to_network.decode(body)
 
 
 def parse_from_network(body: bytes) -> FromNetwork:
-    """A message from the network process."""
+    """Decode a message from the network process."""
     return _from_network.decode(body)

@@ -1,8 +1,8 @@
-"""A role's handle on its network process: send it messages, take its messages, restart it when it dies.
+"""A role's handle on its network process: exchange messages with it, decode patches for it, restart it when it dies.
 
 Networking has a process of its own because a busy Python thread beside it would stall every peer's messages a
-hundredfold (1.2 ms to 108 ms, measured). The role's process computes; this handle's one thread only moves bytes
-between a socket and a queue.
+hundredfold (1.2 ms to 108 ms, measured). The role's process computes; on this side one thread only moves bytes between
+a socket and a queue, and another decodes patches.
 """
 
 from __future__ import annotations
@@ -10,77 +10,37 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import select
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
 from p2prl import errors
 from p2prl.net.process import control
+from p2prl.net.process.control_channel import ControlChannel
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.storage.patch_decoder import PatchDecoder
-from p2prl.protocol.kinds import Role
 
 log = logging.getLogger("p2prl.net")
 
-DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
-"""Any free TCP port on every interface."""
-
-_RESTARTS = 5
+_MAX_RESTARTS = 5
 """A network process that dies this often in one role's life will not get better by trying again."""
 
-_MOST_WAITING_BYTES = 64 * 1024 * 1024
-"""Messages kept for a network process that takes none. Spool and journal offer again what is dropped past it."""
+_CLOSE_S = 2.0
+"""How long `close` waits for the network process to take what is left."""
 
-_LAST_WORDS_S = 2.0
-"""How long `close` waits for a network process to take what is left."""
+_EXIT_S = 10.0
+"""How long a network process may take to end after that; then it is killed."""
 
 _SILENT_S = 8.0
 """The network process reports every two seconds; one that has not for this long has stopped."""
 
 _RETRY_S = 0.02
 """Longest wait for messages while some of ours have not been taken."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NetworkConfig:
-    """How a role takes part in the network."""
-
-    key_file: Path
-    """Identity of this peer."""
-    run: bytes
-    """Digest of the run manifest's envelope."""
-    role: Role
-    blob_dir: Path
-    """Where weight chunks are kept; owned by the network process."""
-    listen: tuple[str, ...] = DEFAULT_LISTEN
-    """Multiaddrs to listen on. TCP only by default: the bundled daemon's QUIC has known flaws."""
-    bootstrap: tuple[str, ...] = ()
-    """Peers to start from; empty only for the first peer of a run."""
-    manifest: bytes = b""
-    """The run manifest's envelope, when it is on disk already."""
-    fetch_policies: bool = True
-    keep_versions: int = 4
-    rebuilds: bool = False
-    """Whether the role decodes patches (`p2prl.net.storage.patch_decoder`)."""
-    disk_bytes: int = 0
-    """Most bytes of weights and patches kept on disk; 0 sets no bound but `keep_versions`."""
-    source_patience_s: float = 1.5
-    """Seconds without progress after which the learner is asked for chunks volunteers hold too."""
-    upload_bytes_s: float = 0.0
-    """What chunks may use of the uplink, bytes/s; 0 measures it and uses 80 %."""
-    download_bytes_s: float = 0.0
-    """What the downlink carries, bytes/s; 0 when unknown."""
-    monthly_bytes: int = 0
-    """Bytes of chunks that may leave in a calendar month; 0 is no limit."""
-    awaits_base: bool = False
-    """Whether the role says first what weights it has to start from (`control.StartFrom`)."""
 
 
 class NetworkHandle:
@@ -92,12 +52,10 @@ class NetworkHandle:
         self._on_start = on_start
         self._restarts = 0
         self._closing = False
-        self._events: queue.SimpleQueue[control.FromNetwork | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[control.FromNetwork | None] = queue.SimpleQueue()
         self._last_status: control.Status | None = None
         self._heard_at = time.monotonic()
-        self._outgoing = bytearray()
-        self._sending = threading.Lock()
-        self._rebuilder = PatchDecoder(self._rebuilt)
+        self._decoder = PatchDecoder(self._on_decoded)
         self.addresses: tuple[str, ...] = ()
         self._start()
 
@@ -108,11 +66,11 @@ class NetworkHandle:
 
     @property
     def status(self) -> control.Status | None:
-        """The last status heard, if any."""
+        """The last status received, if any."""
         return self._last_status
 
     def remember_manifest(self, raw: bytes) -> None:
-        """Start with this run manifest from now on."""
+        """Use this run manifest when the network process is started again."""
         self._config = replace(self._config, manifest=raw)
 
     def send(self, message: control.ToNetwork) -> None:
@@ -120,16 +78,9 @@ class NetworkHandle:
 
         A dying process loses it; `on_start` tells the next one. A role never stands still because its network does.
         """
-        if isinstance(message, control.StartFrom):
-            self._config = replace(
-                self._config, awaits_base=False
-            )  # a restarted process is told nothing, and waits not
-        if len(self._outgoing) > _MOST_WAITING_BYTES:
-            log.warning("the network process takes no messages; one was dropped")
-            return
-        with self._sending:  # the thread that rebuilds weights answers by itself
-            self._outgoing += control.pack(message)
-        self._flush()
+        if isinstance(message, control.StartFrom):  # a restarted process is told nothing, so it must not wait for it
+            self._config = replace(self._config, node=replace(self._config.node, awaits_base=False))
+        self._channel.send(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         """Messages that arrived, waiting up to `timeout_s` for the first. Restarts a dead network process.
@@ -137,121 +88,71 @@ class NetworkHandle:
         Raises the network's own error when it cannot go on (port in use, disk full, no peer reachable).
         """
         messages: list[control.FromNetwork] = []
-        self._flush()
-        if self._outgoing:
+        self._channel.flush()
+        if self._channel.has_waiting:
             timeout_s = min(timeout_s, _RETRY_S)
         try:
-            message = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+            message = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
             while True:
                 if message is None:
                     self._restart()
                 elif isinstance(message, control.Failed):
-                    self._raise(message)
+                    _raise(message)
                 else:
                     self._note(message)
                     messages.append(message)
-                message = self._events.get_nowait()
+                message = self._inbox.get_nowait()
         except queue.Empty:
             return messages or self._presume_alone()
 
     def close(self) -> None:
         """Stop the network process and wait for it."""
         self._closing = True
-        self._flush()
-        if self._outgoing and select.select([], [self._socket], [], _LAST_WORDS_S)[1]:
-            self._flush()
+        self._channel.hang_up(timeout_s=_CLOSE_S)
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            log.debug("network process was gone already")
-        self._socket.close()
-        try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=_EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._thread.join(timeout=5)
-        self._rebuilder.close(timeout_s=_LAST_WORDS_S)
+        self._channel.join(5.0)
+        self._decoder.close(timeout_s=_CLOSE_S)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "p2prl.net.process", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in the terminal is the role's to handle; it closes this socket
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         theirs.close()
-        with self._sending:
-            self._socket = ours
-            self._outgoing.clear()
-        self._thread = threading.Thread(target=self._read, args=(ours,), name="p2prl-network", daemon=True)
-        self._thread.start()
-        config = self._config
-        self.send(
-            control.Start(
-                key_file=str(config.key_file),
-                run=config.run,
-                role=int(config.role),
-                blob_dir=str(config.blob_dir),
-                listen=config.listen,
-                bootstrap=config.bootstrap,
-                manifest=config.manifest,
-                fetch_policies=config.fetch_policies,
-                keep_versions=config.keep_versions,
-                rebuilds=config.rebuilds,
-                disk_bytes=config.disk_bytes,
-                source_patience_s=config.source_patience_s,
-                seed=int.from_bytes(os.urandom(7), "little"),
-                upload_bytes_s=config.upload_bytes_s,
-                download_bytes_s=config.download_bytes_s,
-                monthly_bytes=config.monthly_bytes,
-                awaits_base=config.awaits_base,
-            )
-        )
+        self._channel = ControlChannel(ours, self._on_message)
+        self.send(control.Start(self._config, seed=int.from_bytes(os.urandom(7), "little")))
         if self._on_start is not None:
             self._on_start(self)
-
-    def _presume_alone(self) -> list[control.FromNetwork]:
-        """A stopped network process has no neighbours: a role must not wait for a learner nobody hears."""
-        last = self._last_status
-        if last is None or not last.peers or time.monotonic() - self._heard_at < _SILENT_S:
-            return []
-        self._last_status = msgspec.structs.replace(last, peers=())
-        return [self._last_status]
-
-    def _flush(self) -> None:
-        with self._sending:
-            try:
-                while self._outgoing:
-                    del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_DONTWAIT)]
-            except BlockingIOError:
-                return  # the rest goes with the next message or poll
-            except OSError:
-                log.debug("network process is gone; %d bytes dropped", len(self._outgoing))
-                self._outgoing.clear()
-
-    def _rebuilt(self, answer: control.VersionRebuilt, fault: str) -> None:
-        """On the rebuilder's thread."""
-        if fault:
-            self._events.put(control.Warned(f"patches could not be used, another way is taken: {fault}", ""))
-        self.send(answer)
 
     def _restart(self) -> None:
         if self._closing:
             return
         code = self._process.wait()
         self._restarts += 1
-        if self._restarts > _RESTARTS:
+        if self._restarts > _MAX_RESTARTS:
             raise errors.TransportError(
                 f"the network process ended {self._restarts} times (last exit status {code})",
                 remedy="Start again; if it repeats, report what was printed before this.",
             )
         log.warning("the network process ended (status %s); starting it again", code)
-        self._socket.close()
+        self._channel.abandon()
         self._start()
+
+    def _presume_alone(self) -> list[control.FromNetwork]:
+        """A stopped network process has no links: a role must not wait for a learner it cannot hear."""
+        last = self._last_status
+        if last is None or not last.peers or time.monotonic() - self._heard_at < _SILENT_S:
+            return []
+        self._last_status = msgspec.structs.replace(last, peers=())
+        return [self._last_status]
 
     def _note(self, message: control.FromNetwork) -> None:
         self._heard_at = time.monotonic()
@@ -267,37 +168,26 @@ class NetworkHandle:
             case _:
                 pass
 
-    def _raise(self, failed: control.Failed) -> None:
-        kind = getattr(errors, failed.error, errors.P2PRLError)
-        raise kind(failed.message, remedy=failed.remedy)
+    def _on_message(self, message: control.FromNetwork | None) -> None:
+        """On the channel's thread."""
+        if isinstance(message, control.PatchesReady):
+            self._decoder.take(message)  # at once: a role may be minutes into a batch
+        else:
+            self._inbox.put(message)
 
-    def _read(self, source: socket.socket) -> None:
-        try:
-            for body in _bodies(source):
-                message = control.parse_from_network(body)
-                if isinstance(message, control.PatchesReady):
-                    self._rebuilder.take(message)  # at once: a role may be minutes into a batch
-                else:
-                    self._events.put(message)
-        except OSError as error:
-            log.debug("reading from the network process failed: %s", error)
-        self._events.put(None)  # whatever ended it, `poll` must learn that nothing more will come
+    def _on_decoded(self, answer: control.VersionRebuilt, fault: str) -> None:
+        """On the decoder's thread."""
+        if fault:
+            self._inbox.put(control.Warned(f"patches could not be used, trying another route: {fault}", ""))
+        self.send(answer)
 
 
-def _bodies(source: socket.socket) -> Iterable[bytes]:
-    with source.makefile("rb") as stream:
-        while True:
-            header = stream.read(control.LENGTH.size)
-            if len(header) < control.LENGTH.size:
-                return
-            size = control.LENGTH.unpack(header)[0]
-            body = stream.read(size)
-            if len(body) < size:
-                return  # the process died in the middle of a message
-            yield body
+def _raise(failed: control.Failed) -> None:
+    kind = getattr(errors, failed.error, errors.P2PRLError)
+    raise kind(failed.message, remedy=failed.remedy)
 
 
 def _listen_again(listen: tuple[str, ...], addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Replace port 0 by the port that was taken, so that a restart keeps every peer's address book right."""
+    """Replace port 0 by the port that was taken, so that after a restart other peers' known addresses stay right."""
     ports = [address.split("/")[4] for address in addresses if address.split("/")[3:4] == ["tcp"]]
     return tuple(a.replace("/tcp/0", f"/tcp/{ports[0]}") if ports else a for a in listen)

@@ -1,9 +1,7 @@
-"""The network process: `python -m p2prl.net.process FD`, started by `p2prl.net.process.handle`, light and without
-torch.
+"""The network process: runs a transport and a node, without torch, and obeys its role over an inherited socket.
 
-It owns the transport and the node, and speaks `p2prl.net.process.control` with its role over an inherited socket.
-When the
-role dies the socket closes and this process ends too, with its daemon.
+`p2prl.net.process.handle` starts it as `python -m p2prl.net.process FD`. When the role dies, the socket closes, and
+this process ends too, with its daemon.
 """
 
 from __future__ import annotations
@@ -12,32 +10,32 @@ import asyncio
 import contextlib
 import random
 import socket
-from pathlib import Path
 
 import psutil
 
 from p2prl.clock import SystemClock
 from p2prl.errors import P2PRLError, TransportError, UnreachableError
+from p2prl.net.ports import Transport, TransportConfig
 from p2prl.net.process import bridge, control
-from p2prl.net.process.bandwidth import Uplink
+from p2prl.net.process.bandwidth import UploadBudget
+from p2prl.net.process.key_use import KeyUse
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
-from p2prl.net.transports.hivemind.transport import HivemindTransport
+from p2prl.net.transports.registry import TRANSPORTS
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import events
 from p2prl.swarm.node import Node
-from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
 
 _STATUS_S = 2.0
 
-_LAST_WORDS_S = 3.0
-"""How long neighbours get to take what the role said last. A link that needs longer is as good as dead."""
+_FLUSH_S = 3.0
+"""How long neighbors get to take the role's last messages. A link that needs longer is as good as dead."""
 
 _REDIAL_S = 3.0
 """How often a node without a learner tries its bootstrap peers."""
@@ -46,11 +44,17 @@ _EAGER_S = 300.0
 """A learner gone for longer is not expected back within seconds."""
 
 _PATIENT_REDIAL_S = 20.0
-"""How often its neighbours try it from then on."""
+"""How often the bootstrap peers are tried from then on."""
+
+
+KEY_SHARED = control.Warned(
+    "another machine uses this key: peers answer only one of them",
+    "Stop one, or start this one with another --home, which makes a key of its own.",
+)
 
 
 class NetworkProcess:
-    """Glue between the control socket, the node and its driver."""
+    """Connects the control socket, the node and its driver."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -60,160 +64,178 @@ class NetworkProcess:
 
     async def run(self) -> None:
         """Serve until the role hangs up or the node fails."""
-        start = await self._next()
+        start = await self._next_message()
         if not isinstance(start, control.Start):
             return
         try:
-            await self._serve(start)
+            await self._serve(start.config, seed=start.seed)
         except P2PRLError as error:
-            self._tell(control.Failed(type(error).__name__, str(error), error.remedy))
+            self._report(control.Failed(type(error).__name__, str(error), error.remedy))
             with contextlib.suppress(ConnectionError):
                 await self._writer.drain()
 
-    async def _serve(self, start: control.Start) -> None:
-        identity = load_identity(Path(start.key_file))
-        # A learner is the run itself, and stays for whoever speaks its version.
-        self._wire = VersionCheck(() if start.role == Role.LEARNER else start.bootstrap)
-        self._blobs = DiskBlobStore(Path(start.blob_dir))
-        self._uplink = Uplink(
+    async def _serve(self, config: NetworkConfig, *, seed: int) -> None:
+        identity = load_identity(config.key_file)
+        # A learner is the run itself: it stays for the peers that speak its version.
+        self._versions = VersionCheck(() if config.node.role is Role.LEARNER else config.bootstrap)
+        self._blobs = DiskBlobStore(config.blob_dir)
+        self._budget = UploadBudget(
             self._clock,
-            cap_bytes_s=start.upload_bytes_s,
-            monthly_bytes=start.monthly_bytes,
-            path=Path(start.key_file).parent / "uploads.json",  # a month's bytes are the seat's, whatever the run
+            cap_bytes_s=config.node.relay.upload_bytes_s,
+            monthly_bytes=config.monthly_bytes,
+            path=config.key_file.parent / "uploads.json",  # the limit is the worker folder's, over all its runs
         )
         self._node = Node(
             identity,
-            Digest(start.run),
+            Digest(config.run),
             self._blobs,
-            random.Random(start.seed),  # noqa: S311 - shuffles neighbours and chunks; secrets never come from it
-            NodeConfig(
-                role=Role(start.role),
-                fetch_policies=start.fetch_policies,
-                keep_versions=start.keep_versions,
-                rebuilds=start.rebuilds,
-                awaits_base=start.awaits_base,
-                disk_bytes=start.disk_bytes,
-                relay=RelayConfig(
-                    source_patience_s=start.source_patience_s,
-                    upload_bytes_s=start.upload_bytes_s,
-                    download_bytes_s=start.download_bytes_s,
-                ),
-            ),
+            random.Random(seed),  # noqa: S311 - shuffles neighbors and chunks; secrets never come from it
+            config.node,
             self._clock.now(),
         )
-        self._holdings = KeptVersions(Path(start.blob_dir))
-        if start.manifest:
-            self._node.begin(start.manifest, self._holdings.found(start.manifest) if start.rebuilds else ())
-        transport = await self._transport(identity, start)
+        self._kept = KeptVersions(config.blob_dir)
+        if config.manifest:
+            self._node.begin(config.manifest, self._kept.found(config.manifest) if config.node.rebuilds else ())
+        transport = await self._start_transport(identity, config)
         try:
-            transport.pacer = self._uplink.pacer
             self._driver = NodeDriver(
-                self._node, transport, self._clock, start.run, self._on_event, uplink=self._uplink
+                self._node,
+                transport,
+                self._clock,
+                config.run,
+                self._on_event,
+                budget=self._budget,
+                key_use=KeyUse(identity.peer_id, self._clock.now(), lambda: self._report(KEY_SHARED)),
             )
-            self._tell(control.NetworkUp(transport.addresses))
+            self._report(control.NetworkUp(transport.addresses))
             self._driver.wake()
-            work = (self._driver.wait(), self._obey(), self._report(), self._stay_linked(transport, start.bootstrap))
-            tasks = [asyncio.ensure_future(part) for part in (*work, transport.wait_stopped())]
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                await self._driver.close()
+            await self._work(transport, config.bootstrap)
         finally:
             await transport.close()
-            self._uplink.save()
+            self._budget.save()
             self._blobs.close()
 
-    async def _transport(self, identity: Identity, start: control.Start) -> HivemindTransport:
-        """Join the directory; a run that is known already is worked on alone until its peers are back."""
+    async def _work(self, transport: Transport, bootstrap: tuple[str, ...]) -> None:
+        """Run until the role hangs up, the node fails or the transport stops."""
+        parts = (
+            self._driver.wait(),
+            self._obey(),
+            self._report_status(),
+            self._stay_linked(transport, bootstrap),
+            transport.wait_stopped(),
+        )
+        tasks = [asyncio.ensure_future(part) for part in parts]
         try:
-            return await HivemindTransport.start(identity, listen=start.listen, bootstrap=start.bootstrap)
-        except UnreachableError as error:
-            if not start.manifest:
-                raise
-            self._tell(control.Warned(f"{error}; going on alone and trying again", ""))
-            return await HivemindTransport.start(identity, listen=start.listen)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._driver.close()
 
-    async def _stay_linked(self, transport: HivemindTransport, bootstrap: tuple[str, ...]) -> None:
-        """Dial the bootstrap peers at the start, and again while no learner is a neighbour.
+    async def _start_transport(self, identity: Identity, config: NetworkConfig) -> Transport:
+        """Start the configured transport and join the run's peers.
+
+        When none of them answers and the run is already known from disk, start alone and try them again later.
+        """
+        start = TRANSPORTS.get(config.transport)
+
+        def options(bootstrap: tuple[str, ...]) -> TransportConfig:
+            return TransportConfig(
+                identity=identity,
+                listen=config.listen,
+                bootstrap=bootstrap,
+                clock=self._clock,
+                pacer=self._budget.pacer,
+            )
+
+        try:
+            return await start(options(config.bootstrap))
+        except UnreachableError as error:
+            if not config.manifest:
+                raise
+            self._report(control.Warned(f"{error}; going on alone and trying again", ""))
+            return await start(options(()))
+
+    async def _stay_linked(self, transport: Transport, bootstrap: tuple[str, ...]) -> None:
+        """Dial the bootstrap peers at the start, and again while no learner is a neighbor.
 
         The directory cannot stand in for this: a learner that comes back from a crash knows nobody's address, so the
-        others have to come to it, and their own dialling may have backed off to a minute by then.
+        others have to come to it, and their own dialing may have backed off to a minute by then.
         """
-        bereft_since = self._clock.now()
+        without_learner_since = self._clock.now()
         while True:
             if "learner" in dict(self._node.roles()):
-                bereft_since = self._clock.now()
+                without_learner_since = self._clock.now()
             else:
                 for address in bootstrap:
                     with contextlib.suppress(TransportError):
                         self._node.connected(await transport.connect(address), self._clock.now())
                         self._driver.wake()
-            patient = self._clock.now() - bereft_since > _EAGER_S
+            patient = self._clock.now() - without_learner_since > _EAGER_S
             await asyncio.sleep(_PATIENT_REDIAL_S if patient else _REDIAL_S)
 
     async def _obey(self) -> None:
-        """Carry out the role's messages until it hangs up; what it said last still reaches the neighbours."""
-        while (message := await self._next()) is not None:
+        """Carry out the role's messages until it hangs up; the last ones still reach the neighbors."""
+        while (message := await self._next_message()) is not None:
             bridge.apply_message(self._node, message, self._clock.now())
             self._driver.wake()
-        await self._driver.say_last_words(_LAST_WORDS_S)
+        await self._driver.flush_control(_FLUSH_S)
 
-    async def _report(self) -> None:
+    async def _report_status(self) -> None:
         was_spent = False
         while True:
             status = self._status()
             if status.budget_spent and not was_spent:
-                self._tell(control.Warned("this month's bytes are used up; weights go to nobody until the next", ""))
+                self._report(
+                    control.Warned("the monthly upload limit is reached; no weights are uploaded until next month", "")
+                )
             was_spent = status.budget_spent
-            self._tell(status)
+            self._report(status)
             await asyncio.sleep(_STATUS_S)
 
     def _status(self) -> control.Status:
-        stats, brought = self._node.relay_stats, self._node.download_stats
-        daemons = self._process.children(recursive=True)
+        relay, downloads = self._node.relay_stats, self._node.download_stats
         daemon_bytes = 0
-        for daemon in daemons:
+        for daemon in self._process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 daemon_bytes += daemon.memory_info().rss
         return control.Status(
             peers=self._node.roles(),
-            received_from_source=stats.received_from_source,
-            received_from_peers=stats.received_from_peers,
-            sent=stats.sent,
-            wasted=stats.wasted,
+            received_from_source=relay.received_from_source,
+            received_from_peers=relay.received_from_peers,
+            sent=relay.sent,
+            wasted=relay.wasted,
             fetching=self._node.transfer_progress(),
             resident_bytes=self._process.memory_info().rss,
             daemon_bytes=daemon_bytes,
-            patch_bytes=brought.patch_bytes,
-            whole_bytes=brought.full_bytes,
-            brought_bytes=brought.version_bytes,
-            spared_bytes=brought.saved_bytes,
-            upload_bytes_s=self._uplink.rate_bytes_s,
-            uploaded_bytes_month=self._uplink.spent_bytes,
-            budget_spent=self._uplink.is_spent(),
+            patch_bytes=downloads.patch_bytes,
+            full_bytes=downloads.full_bytes,
+            version_bytes=downloads.version_bytes,
+            saved_bytes=downloads.saved_bytes,
+            upload_bytes_s=self._budget.rate_bytes_s,
+            uploaded_bytes_month=self._budget.spent_bytes,
+            budget_spent=self._budget.is_spent(),
         )
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.WireMismatch) and not self._wire.met(
-            event.peer, event.wire_version, neighbours=len(self._node.roles())
+        if isinstance(event, events.WireMismatch) and not self._versions.met(
+            event.peer, event.wire_version, neighbors=len(self._node.roles())
         ):
             return
         if isinstance(event, events.VersionReady):
-            self._holdings.keep(event.raw, event.manifest)
+            self._kept.keep(event.raw, event.manifest)
         elif isinstance(event, events.BaseReleased):
             self._blobs.drop(event.digest)
-        self._tell(bridge.message_of(event, path_of=self._blobs.path, status=self._status))
+        self._report(bridge.message_of(event, path_of=self._blobs.path, status=self._status))
 
-    def _tell(self, message: control.FromNetwork) -> None:
+    def _report(self, message: control.FromNetwork) -> None:
         if not self._writer.is_closing():
             self._writer.write(control.pack(message))
 
-    async def _next(self) -> control.ToNetwork | None:
+    async def _next_message(self) -> control.ToNetwork | None:
         try:
             header = await self._reader.readexactly(control.LENGTH.size)
             return control.parse_to_network(await self._reader.readexactly(control.LENGTH.unpack(header)[0]))

@@ -1,35 +1,26 @@
-"""The shell of a node: pumps the pure core over a transport on asyncio.
+"""The shell of a node: feeds the pure state machine from a transport on asyncio, and carries out its commands.
 
-Frames to one neighbour leave in order, one at a time; weight chunks queue apart from the rest, so a transfer never
-delays gossip. Every input is followed by one pump, and inputs of one turn of the event loop share it: that is what
-lets the core coalesce messages into frames.
+Every input is followed by one pump, and the inputs of one turn of the event loop share it: that is what lets the core
+put several messages into one frame.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from p2prl.clock import Clock
 from p2prl.errors import P2PRLError, TransportError
 from p2prl.net.ports import Transport
-from p2prl.net.process.bandwidth import Uplink
+from p2prl.net.process.bandwidth import UploadBudget
+from p2prl.net.process.key_use import KeyUse
+from p2prl.net.process.send_queues import SendQueues
 from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.events import Dial, Event, LookUp, Register, Send
 from p2prl.swarm.node import Node
-
-_SEND_TIMEOUT_S = 10.0
-"""A control frame not handed over within this time means the link is dead."""
-
-_BULK_TIMEOUT_S = 120.0
-"""A 4 MiB chunk at 300 kbit/s; slower links follow only every few versions."""
-
-_QUEUED_FRAMES = 512
-"""Control frames waiting for one neighbour before it counts as dead: it has stopped reading."""
 
 log = logging.getLogger("p2prl.net")
 
@@ -45,21 +36,22 @@ class NodeDriver:
         run: bytes,
         on_event: Callable[[Event], None],
         *,
-        uplink: Uplink | None = None,
+        budget: UploadBudget | None = None,
+        key_use: KeyUse | None = None,
     ) -> None:
-        """With an uplink, chunks are counted and their senders' budget and measured rate reach the node."""
+        """With a budget, chunks are counted, and the monthly limit and the measured rate reach the node."""
         self._node = node
         self._transport = transport
         self._clock = clock
         self._on_event = on_event
-        self._uplink = uplink
+        self._budget = budget
+        self._key_use = key_use
         self._directory_key = digest("p2prl/directory/v1", run)
-        self._control: dict[PeerId, deque[bytes]] = {}
-        self._bulk: dict[PeerId, deque[bytes]] = {}
+        self._queues = SendQueues(
+            node, transport, budget, spawn=self._spawn, on_lost=self._lost, on_chunk_done=self.wake
+        )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._speaking: set[asyncio.Task[None]] = set()
-        """Tasks that hand over control frames; each ends when its neighbour has them all."""
-        self._looking_up = False
+        self._lookup: asyncio.Task[None] | None = None
         self._pump_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -69,11 +61,10 @@ class NodeDriver:
         """Return only by raising: the error that ended the node."""
         await self._failure
 
-    async def say_last_words(self, timeout_s: float) -> None:
-        """Wait until neighbours have every control frame there is for them, and at most `timeout_s`."""
+    async def flush_control(self, timeout_s: float) -> None:
+        """Wait until the neighbors have every control frame there is for them, and at most `timeout_s`."""
         self._pump()
-        if self._speaking:
-            await asyncio.wait(self._speaking, timeout=timeout_s)
+        await self._queues.flush_control(timeout_s)
 
     async def close(self) -> None:
         """Stop every task; the transport is the caller's to close."""
@@ -86,7 +77,7 @@ class NodeDriver:
             self._failure.cancel()
 
     def wake(self) -> None:
-        """Something changed in the node: pump once in this turn of the loop."""
+        """Pump once in this turn of the loop: something changed in the node."""
         if not self._pump_due:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -101,24 +92,23 @@ class NodeDriver:
 
     def _pump_node(self) -> None:
         now = self._clock.now()
-        self._node.set_addresses(self._transport.addresses, now)  # they change as relays and routers come
-        if self._uplink is not None:
-            self._node.allow_uploads(not self._uplink.is_spent())
+        self._node.set_addresses(self._transport.addresses, now)  # they change as relays and routers do
+        if self._budget is not None:
+            self._node.allow_uploads(not self._budget.is_spent())
         if self._node.next_deadline() <= now:
             self._node.handle_timer(now)
         for command in self._node.commands(now):
             match command:
                 case Send(peer=peer, frame=frame, bulk=bulk):
-                    self._enqueue(peer, frame, bulk=bulk)
+                    self._queues.add(peer, frame, bulk=bulk)
                 case Dial(peer=peer, addresses=addresses):
                     self._spawn(self._dial(peer, addresses))
                 case Register(record=record, expires_at=expires_at):
                     self._spawn(self._register(record, expires_at))
-                case LookUp() if not self._looking_up:
-                    self._looking_up = True
-                    self._spawn(self._look_up())
+                case LookUp() if self._lookup is None:
+                    self._lookup = self._spawn(self._look_up())
                 case LookUp():
-                    pass  # the last one is still on its way
+                    pass  # the last one is not done yet
         while (event := self._node.next_event()) is not None:
             self._on_event(event)
         if self._timer is not None:
@@ -127,59 +117,12 @@ class NodeDriver:
         self._timer = asyncio.get_running_loop().call_later(delay, self.wake)
 
     def _guard(self, step: Callable[[], None]) -> None:
-        """Run a step of the core; what it raises (a full disk) ends the node and reaches `wait`."""
+        """Run a step of the core; an error it raises (a full disk) ends the node and reaches `wait`."""
         try:
             step()
         except P2PRLError as error:
             if not self._failure.done():
                 self._failure.set_exception(error)
-
-    def _enqueue(self, peer: PeerId, frame: bytes, *, bulk: bool) -> None:
-        queues = self._bulk if bulk else self._control
-        queue = queues.get(peer)
-        if queue is None:
-            queue = queues[peer] = deque()
-            if bulk:
-                self._spawn(self._send_bulk(peer, queue))
-            else:
-                speaking = self._spawn(self._send_control(peer, queue))
-                self._speaking.add(speaking)
-                speaking.add_done_callback(self._speaking.discard)
-        if len(queue) >= _QUEUED_FRAMES:
-            self._lost(peer)
-            return
-        queue.append(frame)
-
-    async def _send_control(self, peer: PeerId, queue: deque[bytes]) -> None:
-        """Send until the queue is empty, then end: a peer that went away leaves nothing behind."""
-        while queue:
-            try:
-                await self._transport.send(peer, queue.popleft(), timeout_s=_SEND_TIMEOUT_S)
-            except TransportError as error:
-                log.debug("send to %s failed: %s", peer, error)
-                queue.clear()
-                self._lost(peer)
-        del self._control[peer]
-
-    async def _send_bulk(self, peer: PeerId, queue: deque[bytes]) -> None:
-        while queue:
-            done, frame, carried = 1, queue.popleft(), 0
-            if self._uplink is not None:
-                self._uplink.sending(len(frame))
-            try:
-                await self._transport.send(peer, frame, timeout_s=_BULK_TIMEOUT_S)
-                carried = len(frame)
-            except TransportError as error:
-                log.debug("chunk to %s failed: %s", peer, error)
-                # Chunks nobody waits for any more: a peer that came back never asked for them and would blame us.
-                done += len(queue)
-                queue.clear()
-            if self._uplink is not None and self._uplink.sent(peer, carried):
-                self._node.set_upload_rate(self._uplink.rate_bytes_s)
-            for _ in range(done):
-                self._node.upload_done(peer)
-            self.wake()
-        del self._bulk[peer]
 
     async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         for address in addresses:
@@ -196,7 +139,11 @@ class NodeDriver:
         self.wake()
 
     async def _register(self, record: bytes, expires_at: float) -> None:
+        if self._lookup is not None:  # our record would replace the one that shows who else uses our key
+            await asyncio.wait([self._lookup])
         try:
+            if self._key_use is not None:
+                self._key_use.wrote(record)
             await self._transport.put_record(self._directory_key, record, expires_at)
         except TransportError as error:
             log.debug("directory record not stored: %s", error)
@@ -208,7 +155,9 @@ class NodeDriver:
             log.debug("directory lookup failed: %s", error)
             return
         finally:
-            self._looking_up = False
+            self._lookup = None
+        if self._key_use is not None:
+            self._key_use.read(records)
         self._node.looked_up(list(records.values()), self._clock.now())
         self.wake()
 

@@ -1,7 +1,7 @@
-"""Whether the run has moved on without this program: what peers of other wire versions mean for a worker. Pure.
+"""Decide when peers of other wire versions mean that this program is outdated. Pure.
 
-Anybody can claim any version, so one stranger's claim is only news. When every peer that the join link names speaks
-another version and nobody here speaks ours, there is no run to work for, and waiting would not help.
+Anybody can claim any version, so one stranger's claim is only worth a notice. When every peer of the join link speaks
+another version and no neighbor speaks ours, this worker can do nothing for the run, and waiting would not help.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ class VersionCheck:
         self._bootstrap = {address.rpartition("/p2p/")[2] for address in bootstrap}
         self._foreign: dict[str, int] = {}
 
-    def met(self, peer: str, version: int, *, neighbours: int) -> bool:
-        """A peer speaks `version`; `neighbours` is how many speak ours. Whether a person should be told: once a peer.
+    def met(self, peer: str, version: int, *, neighbors: int) -> bool:
+        """Note that a peer speaks `version` while `neighbors` peers speak ours. True when a person should be told:
+        once per peer and version.
 
         Raises `UpdateRequiredError` when there is nobody left to work with.
         """
         news = self._foreign.get(peer) != version
         self._foreign[peer] = version
-        if self._bootstrap and self._bootstrap <= set(self._foreign) and not neighbours:
+        if self._bootstrap and self._bootstrap <= set(self._foreign) and not neighbors:
             if version > limits.WIRE_VERSION:
                 remedy = "Bring this program up to date: pip install --upgrade p2prl"
             else:

@@ -1,29 +1,28 @@
-"""Weight blobs on disk: one file per blob, named by its root, chunk by chunk.
+"""Blob store on disk: weights and patches chunk by chunk, one file per blob, named by its root.
 
-A blob that is still arriving ends in `.part`; the rename to its final name happens when its last chunk is verified
-and on disk. After a restart nothing is believed: every chunk is hashed again.
+The file of an incomplete blob ends in `.part`; it gets its final name once its last chunk is verified and on disk.
+After a restart nothing is trusted: every chunk is hashed again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from p2prl.errors import MachineError
+from p2prl.disk_full import write_error
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.manifests import BlobRef
 
 _BLOB_FILE = re.compile(r"[0-9a-f]{64}(\.[a-z-]+)?")
-"""A blob's name, and the suffix of what is unfinished or written beside it."""
+"""A blob's file name, with the suffix of an unfinished blob or of a file kept beside it."""
 
 
 class DiskBlobStore:
-    """A `BlobStore` in one directory. One process writes; others may read finished blobs by path."""
+    """A `BlobStore` in one directory. One process writes; others may read complete blobs by path."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -31,14 +30,14 @@ class DiskBlobStore:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _disk_error(error, directory) from error
+            raise write_error(error, f"in {directory}") from error
 
     def path(self, root: bytes) -> Path:
-        """Where a finished blob lies."""
+        """Path of a complete blob."""
         return self._directory / root.hex()
 
     def add(self, ref: BlobRef, data: bytes | memoryview) -> Path:
-        """Write a blob made here, whole, and return its path. It survives a crash once this returns."""
+        """Write a complete blob made here and return its path. It survives a crash once this returns."""
         path = self.path(ref.root)
         part = path.with_suffix(".new")
         try:
@@ -49,14 +48,14 @@ class DiskBlobStore:
             part.rename(path)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise _disk_error(error, self._directory) from error
+            raise write_error(error, f"in {self._directory}") from error
         return path
 
     def keep_as(self, root: Digest, name: Digest) -> None:
-        """Keep a finished blob's bytes under another name too, whatever becomes of the blob; nothing if it is gone.
+        """Keep a complete blob's bytes under another name too, even when the blob is dropped; no-op if it is gone.
 
-        A second link to the same file where there are links: it costs nothing as long as the blob is here. A file of
-        another size, as a power cut may leave one, is replaced.
+        A hard link where the disk has them: it costs nothing while the blob is here. A file of another size, as a
+        power cut may leave one, is replaced.
         """
         path, other = self.path(root), self.path(name)
         if not path.exists() or (other.exists() and other.stat().st_size == path.stat().st_size):
@@ -74,7 +73,7 @@ class DiskBlobStore:
                 part.rename(other)
             except OSError as error:
                 part.unlink(missing_ok=True)
-                raise _disk_error(error, self._directory) from error
+                raise write_error(error, f"in {self._directory}") from error
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
         """See `BlobStore.begin`."""
@@ -83,7 +82,7 @@ class DiskBlobStore:
             file = os.open(path if path.exists() else path.with_suffix(".part"), os.O_RDWR | os.O_CREAT, 0o600)
             os.truncate(file, ref.size_bytes)
         except OSError as error:
-            raise _disk_error(error, self._directory) from error
+            raise write_error(error, f"in {self._directory}") from error
         before = self._files.get(ref.root)
         if before is not None:
             os.close(before)
@@ -99,7 +98,7 @@ class DiskBlobStore:
         try:
             os.pwrite(self._files[ref.root], data, ref.span(index)[0])
         except OSError as error:
-            raise _disk_error(error, self._directory) from error
+            raise write_error(error, f"in {self._directory}") from error
 
     def read(self, ref: BlobRef, index: int) -> bytes:
         """See `BlobStore.read`."""
@@ -115,7 +114,7 @@ class DiskBlobStore:
                 os.fsync(self._files[ref.root])
                 part.rename(path)
             except OSError as error:
-                raise _disk_error(error, self._directory) from error
+                raise write_error(error, f"in {self._directory}") from error
 
     def drop(self, root: Digest) -> None:
         """See `BlobStore.drop`."""
@@ -126,9 +125,9 @@ class DiskBlobStore:
         self.path(root).with_suffix(".part").unlink(missing_ok=True)
 
     def keep_only(self, names: AbstractSet[bytes]) -> None:
-        """Remove every other blob, whole or half written, that a process which is gone has left here.
+        """Delete every other blob, complete or not, that a process which is gone has left here.
 
-        What is open, and files that are not named as blobs are, stay. What cannot be removed costs only its space.
+        Open blobs stay, and so do files that are not named like blobs. A file that cannot be deleted costs only space.
         """
         kept = {name.hex() for name in (*names, *self._files)}
         with contextlib.suppress(OSError):
@@ -141,11 +140,3 @@ class DiskBlobStore:
         for file in self._files.values():
             os.close(file)
         self._files.clear()
-
-
-def _disk_error(error: OSError, directory: Path) -> MachineError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return MachineError(f"no space left in {directory}", remedy="Free some space and start again; nothing is lost.")
-    return MachineError(
-        f"cannot write in {directory}: {error.strerror}", remedy="Choose another directory or fix its permissions."
-    )

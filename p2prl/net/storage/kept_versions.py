@@ -1,7 +1,7 @@
-"""Which policies lie on this disk, remembered over restarts: each version's signed manifest beside its weights.
+"""Policy versions kept on disk across restarts: each version's signed manifest beside its weights.
 
-A peer that was away for a day then starts from the version it had, and its way to the newest one is a few patches.
-Nothing is believed: the manifest is verified again and every chunk hashed again before it counts.
+A peer that was away for a day starts from the version it had, and reaches the newest one by a few patches. Nothing is
+trusted: the manifest is verified again and every chunk hashed again before it counts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from p2prl.protocol.manifests import PolicyManifest, RunManifest
 _SUFFIX = ".policy"
 
 _HALF_WRITTEN = frozenset({".new", ".new-policy", ".rebuilt"})
-"""Suffixes of what only a process that was killed leaves behind."""
+"""Suffixes of files that only a killed process leaves behind."""
 
-_MOST = 256
-"""Manifests looked at; a learner's window is far smaller, and a directory full of them must not delay the start."""
+_MAX_MANIFESTS = 256
+"""Manifests read at a start; a run keeps far fewer, and a directory full of them must not delay the start."""
 
 
 class KeptVersions:
@@ -31,7 +31,7 @@ class KeptVersions:
     def keep(self, raw: bytes, manifest: PolicyManifest) -> None:
         """Remember a version whose weights are here, and forget those whose weights are gone.
 
-        Only a convenience: a full disk is noticed elsewhere.
+        A failure is ignored: remembering is only a convenience, and a full disk is reported elsewhere.
         """
         path = self._directory / (manifest.weights.root.hex() + _SUFFIX)
         new = path.with_suffix(".new-policy")
@@ -45,16 +45,16 @@ class KeptVersions:
     def found(self, run_manifest: bytes) -> list[bytes]:
         """Envelopes of versions of this run whose weights are still here, oldest first.
 
-        What no version needs is removed on the way: files of versions dropped long ago, and what a process that was
-        killed left half written. What came after the newest version that is here stays: it may be the patch that leads
-        to the next one, and is swept at a later start if it is not.
+        Deletes files that no version needs: those of versions dropped long ago, and half-written ones of a killed
+        process. Files newer than the newest version here stay: they may be the patch that leads to the next one, and
+        are deleted at a later start if they are not.
         """
         run = open_envelope(run_manifest, now=None)
         manifest = body_of(run, RunManifest)
         versions: list[tuple[int, bytes]] = []
         needed = {file.blob.root.hex() for file in manifest.files}
         newest_at = 0.0
-        for path in sorted(self._directory.glob(f"*{_SUFFIX}"))[:_MOST]:
+        for path in sorted(self._directory.glob(f"*{_SUFFIX}"))[:_MAX_MANIFESTS]:
             held = self._read(path, run, manifest.learner)
             if held is None or not path.with_suffix("").exists():
                 continue
@@ -62,7 +62,7 @@ class KeptVersions:
             newest_at = max(newest_at, path.stat().st_mtime)
             needed |= {path.name, *(ref.root.hex() for ref in (held.weights, *(p.blob for p in held.patches)))}
         for path in self._directory.iterdir():
-            # What is half fetched of a version not known yet may be wanted again; it is no larger than one version.
+            # An incomplete download of a version not known yet may be resumed; it is no larger than one version.
             if path.name in needed or path.suffix == ".part" or not path.is_file():
                 continue
             if path.suffix in (*_HALF_WRITTEN, _SUFFIX) or path.stat().st_mtime < newest_at:

@@ -1,7 +1,7 @@
-"""The identity's file: its 16 bytes of entropy in JSON, readable by their owner alone.
+"""The key file of an identity: its 16 bytes of entropy in JSON, readable by its owner alone.
 
-Losing this file to a stranger is losing one's standing in the swarm, so it is held to ssh's rule: a file that group or
-others can read is refused, not repaired, because it may have been read already.
+Whoever has this file can act as this peer, so ssh's rule applies: a file that group or others can read is refused, not
+repaired, because it may have been read already.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from p2prl.errors import IdentityError
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 
 FORMAT = "p2prl/key/1"
-"""First thing in the file; its number changes when the file's meaning does."""
+"""Format mark in the file; its number changes when the meaning of the file does."""
 
 _MAX_FILE_BYTES = 4096
 _RESTORE = "Restore it from its twelve words: p2prl key restore"
 
 
 def load_identity(path: Path) -> Identity:
-    """The identity in `path`. Raises `IdentityError` with a remedy: absent, too open, unreadable or no key."""
+    """The identity in `path`. Raises `IdentityError` with a remedy: missing, too open, unreadable or no key."""
     try:
         with path.open("rb") as file:
             info = os.fstat(file.fileno())
@@ -48,7 +48,7 @@ def load_identity(path: Path) -> Identity:
 
 
 def create_identity(path: Path, identity: Identity) -> None:
-    """Writes a new key file, whole or not at all. Raises `IdentityError` when one is there already or it cannot."""
+    """Write a new key file in one step. Raises `IdentityError` when there is one already or it cannot be written."""
     document = {"format": FORMAT, "entropy": identity.entropy.hex(), "peer_id": identity.peer_id}
     temporary: Path | None = None
     try:
@@ -59,7 +59,7 @@ def create_identity(path: Path, identity: Identity) -> None:
             file.write(json.dumps(document, indent=2).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)  # unlike rename, it never replaces a key that appeared meanwhile
+        os.link(temporary, path)  # unlike rename, this never replaces a key that appeared meanwhile
         _sync_folder(path.parent)
     except FileExistsError as error:
         raise IdentityError(
@@ -81,7 +81,7 @@ def load_or_create_identity(path: Path) -> Identity:
         try:
             create_identity(path, Identity.generate(os.urandom(ENTROPY_BYTES)))
         except IdentityError:
-            if not path.exists():  # else another process made it first, and what it made decides
+            if not path.exists():  # otherwise another process made it first, and its key counts
                 raise
     return load_identity(path)
 

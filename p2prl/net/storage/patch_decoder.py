@@ -1,8 +1,8 @@
-"""A policy's weights made from patches, in a thread of the role's process: a volunteer samples meanwhile.
+"""Decodes patches into a policy's weights, in a thread of the role's process: a volunteer samples meanwhile.
 
-Segment after segment goes through all patches of the way at once, so that whatever the number of patches and the size
-of the model, a few segments are in memory and the weights are written once. The file appears under its name when
-every segment and the whole have the digests the learner signed, and survives a crash from then on.
+Each segment goes through all patches of the route before the next one, so whatever the number of patches and the size
+of the model, only a few segments are in memory and the weights are written once. The file gets its name once every
+segment and the weights as a whole have the digests the learner signed, and survives a crash from then on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.patches.decode import apply_route
@@ -30,10 +31,10 @@ log = logging.getLogger("p2prl.net")
 
 
 def rebuild(order: control.PatchesReady) -> None:
-    """Write the weights of `order` to its target.
+    """Decode the patches of `order` and write the weights to its target.
 
-    Raises `IntegrityError` or `RemoteProtocolError` when the patches do not lead from the base to what was signed, and
-    `MachineError` when the disk refuses.
+    Raises `IntegrityError` or `RemoteProtocolError` when the patches do not lead from the base to the signed weights,
+    and `MachineError` when the disk refuses.
     """
     word_type = WORD_TYPES[order.dtype]
     target = Path(order.target)
@@ -42,32 +43,29 @@ def rebuild(order: control.PatchesReady) -> None:
     state = blake3()
     try:
         with part.open("wb") as file:
-            for words in _rebuilt_words(order, word_type, kernels):
+            for words in _decoded_words(order, word_type, kernels):
                 data = np.ascontiguousarray(words).view(np.uint8).data
                 state.update(data)
                 file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if state.digest() != order.state:
-            raise IntegrityError("patches: the weights are not those of the manifest")
+        if state.digest() != order.weights_digest:
+            raise IntegrityError("patches: the decoded weights are not those of the manifest")
         part.rename(target)
     except OSError as error:
-        raise MachineError(
-            f"cannot rebuild weights in {target.parent}: {error.strerror}",
-            remedy="Free some space or fix the directory's permissions.",
-        ) from error
+        raise write_error(error, f"in {target.parent}") from error
     finally:
         part.unlink(missing_ok=True)
 
 
-def _rebuilt_words(order: control.PatchesReady, word_type: WordType, kernels: Kernels) -> Iterator[Words]:
-    """The new words, segment after segment."""
+def _decoded_words(order: control.PatchesReady, word_type: WordType, kernels: Kernels) -> Iterator[Words]:
+    """The decoded words, segment by segment."""
     if not order.base:  # a keyframe starts from zeros
         yield from _applied(order, lambda _, count: np.zeros(count, dtype=word_type.dtype), word_type, kernels)
         return
     with Path(order.base).open("rb") as file:
         if os.fstat(file.fileno()).st_size != order.size_bytes:
-            raise IntegrityError("patches: the weights they start from are not of this model")
+            raise IntegrityError("patches: the weights they apply to are not of this model")
 
         def old_words(start: int, count: int) -> Words:
             data = os.pread(file.fileno(), count * word_type.word_bytes, start * word_type.word_bytes)
@@ -92,36 +90,36 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 
 def carry_out(order: control.PatchesReady) -> tuple[control.VersionRebuilt, str]:
-    """Rebuild, and say how it went: the answer for the network process, and what went wrong for a person."""
+    """Decode, and return the answer for the network process and an error message for a person, empty on success."""
     fault = ""
     try:
         rebuild(order)
     except (IntegrityError, RemoteProtocolError, MachineError) as error:
         fault = str(error)
-    except Exception as error:  # the outermost loop of its thread: a node must not wait for an answer for ever
-        log.exception("rebuilding weights failed")
+    except Exception as error:  # the outermost loop of its thread: a node must always get an answer
+        log.exception("decoding patches failed")
         fault = f"{type(error).__name__}: {error}"
-    return control.VersionRebuilt(order.policy, not fault), fault
+    return control.VersionRebuilt(order.digest, not fault), fault
 
 
 class PatchDecoder:
-    """Carries out orders one after the other in a thread of its own."""
+    """Decodes one version after the other in a thread of its own."""
 
     def __init__(self, on_done: Callable[[control.VersionRebuilt, str], None]) -> None:
-        """`on_done` gets each answer and its fault, on that thread."""
+        """`on_done` gets each answer and its error message, on that thread."""
         self._on_done = on_done
         self._orders: queue.SimpleQueue[control.PatchesReady | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def take(self, order: control.PatchesReady) -> None:
-        """Begin, or queue behind what is under way."""
+        """Decode now, or after the orders before it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="p2prl-rebuild", daemon=True)
             self._thread.start()
         self._orders.put(order)
 
     def close(self, *, timeout_s: float) -> None:
-        """Finish what was taken, for so long; what is half written by then is swept at the next start."""
+        """Finish the orders taken, for at most `timeout_s`; a half-written file is deleted at the next start."""
         if self._thread is not None:
             self._orders.put(None)
             self._thread.join(timeout_s)

@@ -1,1 +1,1 @@
-"""Transports behind the transport port, and the framing they share."""
+"""Transports: adapters of network libraries to `p2prl.net.ports`, and the parts they share."""

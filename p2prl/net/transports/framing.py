@@ -1,9 +1,10 @@
-"""The wire of frames between two peers: one libp2p stream per direction and size class, kept open. Pure.
+"""Framing of messages on a stream between two peers. Pure.
 
-The opener writes `uint32 length (little-endian) ‖ frame`, repeated; the acceptor answers each frame, in order, with the
-byte `ACK` once its process holds the whole frame. Either side may close at any time; what was not answered counts as
-not sent. A kept-open stream costs a fraction of the daemon's unary calls, which negotiate a new stream for every
-call, and any libp2p implementation can speak it.
+A peer opens one stream per direction and size class and keeps it open. The opener writes `uint32 length
+(little-endian) ‖ frame`, repeated. The acceptor answers each frame, in order, with the byte `ACK` once its process
+holds the complete frame. Either side may close at any time; a frame without an answer counts as not sent. A kept-open
+stream costs a fraction of the daemon's unary calls, which negotiate a new stream for every call, and any libp2p
+implementation can speak it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ ACK = b"\x06"
 HEADER_BYTES = 4
 
 MAX_INBOUND_STREAMS_PER_PEER = 4
-"""A peer needs two (control and bulk); two more cover its reconnecting before we notice the old ones died."""
+"""A peer needs two (control and bulk); two more cover a reconnect before we notice that the old ones died."""
 
 MAX_INBOUND_STREAMS = 512
-"""All peers together: bounds file descriptors, and memory to one frame each."""
+"""All peers together: bounds file descriptors, and memory, one frame each."""
 
 _HEADER = struct.Struct("<I")
 _CHUNK = bytes((Kind.CHUNK,))
-"""A chunk travels alone in its frame, which so begins with its kind."""
+"""A chunk is alone in its frame, so the frame begins with its kind."""
 
 
 def header(frame: bytes) -> bytes:
@@ -47,8 +48,8 @@ def frame_length(received: bytes) -> int:
 
 
 def is_bulk(frame: bytes) -> bool:
-    """Whether the frame takes the bulk stream, so that control frames never queue behind a weight chunk.
+    """Whether the frame goes on the bulk stream, so that control frames never queue behind a weight chunk.
 
-    Chunks of small models are small: what a frame begins with decides, and its size where that says nothing.
+    Every chunk is bulk, also the small chunks of a small model, and so is any other frame above the control limit.
     """
     return frame[:1] == _CHUNK or len(frame) > limits.MAX_CONTROL_FRAME_BYTES

@@ -1,4 +1,4 @@
-"""A network library's log, made ours: its errors under our logger's name, its warnings (weather) at debug level."""
+"""Log output of network libraries, under our logger's name and at debug level."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class _Forward(logging.Handler):
 
 
 def route(library: str) -> None:
-    """Sends the log of `library` to `p2prl.net.<library>` and nowhere else.
+    """Send the log of `library` to `p2prl.net.<library>` and nowhere else.
 
-    These libraries log every peer that vanished as an error, traceback and all; to a swarm of volunteers that is an
-    ordinary minute. What matters reaches callers as exceptions.
+    These libraries log every peer that went away as an error with its traceback; in a swarm of volunteers that happens
+    every minute. Errors that matter reach callers as exceptions.
     """
     ours = logging.getLogger(f"p2prl.net.{library}")
     theirs = logging.getLogger(library)

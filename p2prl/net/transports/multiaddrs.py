@@ -1,7 +1,7 @@
-"""Multiaddrs between text and bytes (multiformats/multiaddr), for the protocols a peer of this swarm can have.
+"""Multiaddr codec (multiformats/multiaddr) between text and bytes, for the protocols peers of a swarm use. Pure.
 
 Written here because the codec inside hivemind encodes `/p2p/<id>` as a CID where the daemon wants the multihash, so
-that every relay address it touches is undialable. Peer ids are Ed25519 only, as everywhere in p2prl. Pure.
+every relay address it touches cannot be dialed. Peer ids are Ed25519 only, as everywhere in p2prl.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from p2prl.errors import ConfigError, IdentityError
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, PeerId, peer_id_of, public_key_of
 
-Shape = Literal["none", "ip4", "ip6", "port", "text", "peer"]
+ValueKind = Literal["none", "ip4", "ip6", "port", "text", "peer"]
 
-# Code and argument of each protocol; the codes are the multiformats table's.
-_PROTOCOLS: dict[str, tuple[int, Shape]] = {
+# Code and argument of each protocol; the codes are from the multiformats table.
+_PROTOCOLS: dict[str, tuple[int, ValueKind]] = {
     "ip4": (4, "ip4"),
     "tcp": (6, "port"),
     "ip6": (41, "ip6"),
@@ -32,7 +32,7 @@ _PROTOCOLS: dict[str, tuple[int, Shape]] = {
     "ws": (477, "none"),
     "wss": (478, "none"),
 }
-_BY_CODE = {code: (name, shape) for name, (code, shape) in _PROTOCOLS.items()}
+_BY_CODE = {code: (name, kind) for name, (code, kind) in _PROTOCOLS.items()}
 
 # Identity multihash of the protobuf of an Ed25519 public key (libp2p peer-id specification).
 _MULTIHASH_PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
@@ -49,21 +49,21 @@ def to_bytes(address: str) -> bytes:
         name = parts.pop(0)
         if name not in _PROTOCOLS:
             raise _bad(address, f"unknown part {name[:40]!r}")
-        code, shape = _PROTOCOLS[name]
+        code, kind = _PROTOCOLS[name]
         out += _varint(code)
-        if shape == "none":
+        if kind == "none":
             continue
         if not parts or not parts[0]:
             raise _bad(address, f"/{name} needs a value")
         try:
-            out += _encode(shape, parts.pop(0))
+            out += _encode(kind, parts.pop(0))
         except (ValueError, IdentityError) as error:
             raise _bad(address, f"/{name}: {error}") from error
     return bytes(out)
 
 
 def from_bytes(data: bytes) -> str | None:
-    """The text of a binary multiaddr, or None for one with a part this swarm does not use."""
+    """The text of a binary multiaddr, or None for one with a part that is not in the table above."""
     if len(data) > _MAX_ENCODED_BYTES:
         return None
     text, rest = "", data
@@ -71,11 +71,11 @@ def from_bytes(data: bytes) -> str | None:
         code, rest = _take_varint(rest)
         if code not in _BY_CODE:
             return None
-        name, shape = _BY_CODE[code]
+        name, kind = _BY_CODE[code]
         text += f"/{name}"
-        if shape == "none":
+        if kind == "none":
             continue
-        value, rest = _decode(shape, rest)
+        value, rest = _decode(kind, rest)
         if value is None:
             return None
         text += f"/{value}"
@@ -92,7 +92,7 @@ def split_peer(address: str) -> tuple[str, PeerId]:
 
 
 def multihash_of(peer: PeerId) -> bytes:
-    """The bytes libp2p calls a peer by. Raises `IdentityError` for anything but an Ed25519 peer id."""
+    """The binary form of a peer id. Raises `IdentityError` for anything but an Ed25519 peer id."""
     return _MULTIHASH_PREFIX + public_key_of(peer)
 
 
@@ -110,31 +110,31 @@ def _bad(address: str, why: str) -> ConfigError:
     )
 
 
-def _encode(shape: Shape, value: str) -> bytes:
-    if shape == "ip4":
+def _encode(kind: ValueKind, value: str) -> bytes:
+    if kind == "ip4":
         return ipaddress.IPv4Address(value).packed
-    if shape == "ip6":
+    if kind == "ip6":
         return ipaddress.IPv6Address(value).packed
-    if shape == "port":
+    if kind == "port":
         if not (value.isascii() and value.isdigit() and int(value) < 1 << 16):
             raise ValueError(f"{value[:20]!r} is not a port")
         return int(value).to_bytes(2, "big")
-    data = multihash_of(PeerId(value)) if shape == "peer" else value.encode()
+    data = multihash_of(PeerId(value)) if kind == "peer" else value.encode()
     return _varint(len(data)) + data
 
 
-def _decode(shape: Shape, data: bytes) -> tuple[str | None, bytes]:
-    if shape == "ip4":
+def _decode(kind: ValueKind, data: bytes) -> tuple[str | None, bytes]:
+    if kind == "ip4":
         return (str(ipaddress.IPv4Address(data[:4])) if len(data) >= 4 else None), data[4:]
-    if shape == "ip6":
+    if kind == "ip6":
         return (str(ipaddress.IPv6Address(data[:16])) if len(data) >= 16 else None), data[16:]
-    if shape == "port":
+    if kind == "port":
         return (str(int.from_bytes(data[:2], "big")) if len(data) >= 2 else None), data[2:]
     size, rest = _take_varint(data)
     value = rest[:size]
     if size <= 0 or len(value) < size:
         return None, b""
-    if shape == "peer":
+    if kind == "peer":
         return peer_of_multihash(value), rest[size:]
     try:
         name = value.decode("utf-8")

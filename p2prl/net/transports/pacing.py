@@ -1,8 +1,8 @@
-"""Chunks at the pace of an uplink's cap: a few kilobytes at a time, the oldest chunk first.
+"""Upload pacing: chunks leave at the capped rate, a few kilobytes at a time, the oldest chunk first.
 
-Frames of one size class to one peer leave in order, but chunks to several peers share the uplink. Sent side by side
-each would arrive late; sent one after the other, the first can be passed on while the second is still leaving. A lane
-whose receiver takes nothing does not ask for its turn, so it holds up nobody.
+Frames of one size class to one peer leave in order, but chunks to several peers share the uplink. Sent side by side,
+each would arrive late. Sent one after the other, the first can be passed on while the second is still leaving. A stream
+whose receiver takes nothing does not ask for its turn, so it delays no other.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from p2prl.clock import Clock
 from p2prl.swarm.relay.upload_budget import TokenBucket
 
 SLICE_BYTES = 16 * 1024
-"""What leaves at once: 25 ms of a 5 Mbit/s uplink, which is what a control message waits at most."""
+"""Bytes written at once: 25 ms of a 5 Mbit/s uplink, the longest a control message waits."""
 
 
 class Pacer:
-    """Turns at one uplink, on one event loop."""
+    """Shares one uplink among frames, on one event loop."""
 
     def __init__(self, clock: Clock, rate_bytes_s: float) -> None:
-        """A rate of 0 lets everything pass."""
+        """A rate of 0 is no cap."""
         self._clock = clock
         self._bucket = TokenBucket(rate_bytes_s, clock.now())
         self._tickets = itertools.count()
@@ -35,16 +35,16 @@ class Pacer:
         return self._bucket.rate_bytes_s
 
     def set_rate(self, rate_bytes_s: float) -> None:
-        """Another cap from now on."""
+        """Change the cap."""
         self._bucket = TokenBucket(rate_bytes_s, self._clock.now())
         self._serve()
 
     def ticket(self) -> int:
-        """A place in the order, for one frame."""
+        """A place in the queue, for one frame."""
         return next(self._tickets)
 
     def charge(self, size_bytes: int) -> None:
-        """A control message leaves: it never waits, and chunks wait for it."""
+        """Count a control message: it never waits, and chunks wait for it."""
         self._bucket.take(size_bytes, self._clock.now())
 
     async def turn(self, ticket: int, size_bytes: int) -> None:
@@ -67,6 +67,6 @@ class Pacer:
                 self._timer = asyncio.get_running_loop().call_later(wait_s, self._serve)
                 return
             _, size_bytes, turn = heapq.heappop(self._waiting)
-            if not turn.done():  # given up meanwhile
+            if not turn.done():  # it is done when it was cancelled meanwhile
                 self._bucket.take(size_bytes, self._clock.now())
                 turn.set_result(None)

@@ -1,8 +1,8 @@
-"""Frames over asyncio streams: the sending lane to one peer and the loop that serves one incoming stream.
+"""Frames over asyncio streams: `FrameStream` sends to one peer, `serve` receives on one incoming stream.
 
-A lane opens its stream on the first frame, keeps it, and closes it when idle. Frames are written one behind the other
-without waiting for the answers, so a lane carries as much as the connection does; each sender waits for its own
-frame's answer. A lane that fails takes its unanswered frames with it and nothing else.
+A frame stream opens its connection on the first frame, keeps it, and closes it when idle. Frames are written one
+behind the other without waiting for the acknowledgements, so a stream carries as much as the connection does; each
+sender waits for its own frame's acknowledgement. When a stream fails, its unacknowledged frames fail and nothing else.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from p2prl.net.transports.pacing import SLICE_BYTES, Pacer
 OpenStream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 IDLE_S = 120.0
-"""An unused lane closes after this long: it holds a file descriptor here, in the daemon and at the peer."""
+"""An unused stream closes after this long: it holds a file descriptor here, in the daemon and at the peer."""
 
 
 class FrameStream:
-    """The outgoing stream of one size class to one peer. Build it on the event loop; `closed` lanes are thrown away."""
+    """The outgoing stream of one size class to one peer. Build it on the event loop; make a new one when `closed`."""
 
     def __init__(self, open_stream: OpenStream, *, pacer: Pacer | None = None, bulk: bool = False) -> None:
-        """With a pacer, bulk frames leave at its pace and the others are charged to it."""
+        """With a pacer, bulk frames leave at its rate and the others are charged to it."""
         self.closed = False
         self._pacer = pacer
         self._bulk = bulk
         self._open_stream = open_stream
-        self._turn = asyncio.Lock()
+        self._writing = asyncio.Lock()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._unanswered: deque[asyncio.Future[None]] = deque()
-        self._answers = 0
+        self._unacknowledged: deque[asyncio.Future[None]] = deque()
+        self._acknowledged = 0
 
     async def send(self, frame: bytes) -> None:
-        """Writes the frame and waits for its answer. Cancel it to give up; a lane that made no progress then closes."""
+        """Write the frame and wait for its acknowledgement. A cancelled send without progress closes the stream."""
         head = framing.header(frame)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        before = self._answers
+        before = self._acknowledged
         try:
-            async with self._turn:
+            async with self._writing:
                 if self.closed:
                     raise TransportError("the connection ended")
                 writer = self._writer or await self._open()
-                self._unanswered.append(answer)
+                self._unacknowledged.append(answer)
                 writer.write(head)
                 if self._pacer is not None and self._bulk:
                     await self._write_paced(writer, frame, self._pacer)
@@ -60,7 +60,7 @@ class FrameStream:
             self.close()
             raise TransportError(f"the connection broke: {error}") from error
         except asyncio.CancelledError:
-            if self._writer is not None and self._answers == before:
+            if self._writer is not None and self._acknowledged == before:
                 self.close()
             raise
         finally:
@@ -76,11 +76,11 @@ class FrameStream:
                 writer.write(part)
                 await writer.drain()
         except asyncio.CancelledError:
-            self.close()  # half a frame stands on the stream: nothing can follow it
+            self.close()  # half a frame is on the stream: nothing can follow it
             raise
 
     def close(self, why: str = "the connection ended") -> None:
-        """Drops the stream; unanswered frames fail with `TransportError`."""
+        """Drop the connection; unacknowledged frames fail with `TransportError`."""
         if self.closed:
             return
         self.closed = True
@@ -88,8 +88,8 @@ class FrameStream:
             self._writer.transport.abort()
         if self._reading is not None:
             self._reading.cancel()
-        while self._unanswered:
-            answer = self._unanswered.popleft()
+        while self._unacknowledged:
+            answer = self._unacknowledged.popleft()
             if not answer.done():
                 answer.set_exception(TransportError(why))
 
@@ -97,7 +97,7 @@ class FrameStream:
         try:
             reader, writer = await self._open_stream()
         except BaseException:
-            self.close()  # everyone who waits for the turn fails with us instead of dialling again
+            self.close()  # every sender in the queue fails with us instead of dialing again
             raise
         if self.closed:
             writer.transport.abort()
@@ -112,16 +112,16 @@ class FrameStream:
                 async with asyncio.timeout(IDLE_S):
                     answers = await reader.read(4096)
             except TimeoutError:
-                if self._unanswered:
+                if self._unacknowledged:
                     continue
                 break
             except OSError:
                 break
-            if answers.strip(framing.ACK) or not 0 < len(answers) <= len(self._unanswered):
-                break  # the end of the stream, or a peer that does not keep to the wire
-            self._answers += len(answers)
+            if answers.strip(framing.ACK) or not 0 < len(answers) <= len(self._unacknowledged):
+                break  # the end of the stream, or a peer that breaks the protocol
+            self._acknowledged += len(answers)
             for _ in answers:
-                answer = self._unanswered.popleft()
+                answer = self._unacknowledged.popleft()
                 if not answer.done():
                     answer.set_result(None)
         self._reading = None
@@ -129,7 +129,7 @@ class FrameStream:
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deliver: Callable[[bytes], None]) -> None:
-    """Delivers each whole frame and answers it, until the stream ends.
+    """Deliver each complete frame and acknowledge it, until the stream ends.
 
     Raises `RemoteProtocolError` for a length outside the limits, `EOFError` or `OSError` when the stream ends.
     """

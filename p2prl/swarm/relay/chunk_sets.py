@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
-
-def bits_of(indices: Iterable[int]) -> int:
-    """The set of these chunk indices."""
-    bits = 0
-    for index in indices:
-        bits |= 1 << index
-    return bits
+from collections.abc import Iterator
 
 
 def indices_of(bits: int) -> Iterator[int]:

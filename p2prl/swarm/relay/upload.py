@@ -63,10 +63,10 @@ class ChunkUploads:
         if transfer is None or interest is None:
             return
         held = self._state.neighbors[source].held[root]
-        elsewhere = (held & ~interest.uploaded).bit_count()
-        if elsewhere > interest.from_others:
+        from_others = (held & ~interest.uploaded).bit_count()
+        if from_others > interest.from_others:
             interest.from_others_at = now
-        interest.from_others = elsewhere
+        interest.from_others = from_others
         if held == transfer.all_chunks:
             del transfer.interested[source]
             if not transfer.downloading:

@@ -7,7 +7,7 @@ from pathlib import Path
 from p2prl.cli.commands.join_worker import progress_document
 from p2prl.cli.commands.sim_run import simulation_document
 from p2prl.cli.commands.validate_worker import audit_document
-from p2prl.client.service import Progress
+from p2prl.client.progress import Progress
 from p2prl.config.run_settings import open_run
 from p2prl.sim.swarm import SwarmConfig, SwarmResult
 from p2prl.validator.service import Audit

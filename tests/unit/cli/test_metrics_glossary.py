@@ -12,7 +12,7 @@ from p2prl.algorithms.registry import LOSSES, build_loss
 from p2prl.cli.commands.join_worker import progress_document
 from p2prl.cli.commands.validate_worker import audit_document
 from p2prl.cli.commands.worker_session import StatusFile
-from p2prl.client.service import Progress
+from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.reference_policy import ReferenceConfig

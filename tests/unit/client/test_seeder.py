@@ -85,7 +85,7 @@ def test_it_says_that_the_months_bytes_are_used_up() -> None:
 
     made._on_progress = stop_then
     assert made.run(Script(clock, [control.RunKnown(MANIFEST), spent])) is False
-    assert seen[-1].state == "paused: the month's bytes are used up"
+    assert seen[-1].state == "paused: the monthly upload limit is reached"
 
 
 def test_a_run_nobody_knows_is_given_up_after_a_minute() -> None:

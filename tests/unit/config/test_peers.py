@@ -25,26 +25,26 @@ def seat(tmp_path: Path) -> Iterator[WorkerFolder]:
 
 
 def test_a_disk_cap_is_in_bytes_and_none_is_none(seat: WorkerFolder) -> None:
-    assert peer_network(LINK, seat, Role.VOLUNTEER, ()).disk_bytes == 0
-    assert peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=1.5).disk_bytes == 1_500_000_000
+    assert peer_network(LINK, seat, Role.VOLUNTEER, ()).node.disk_bytes == 0
+    assert peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=1.5).node.disk_bytes == 1_500_000_000
 
 
 @pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
 def test_whoever_keeps_weights_makes_them_of_patches(seat: WorkerFolder, role: Role) -> None:
-    assert peer_network(LINK, seat, role, ()).rebuilds
+    assert peer_network(LINK, seat, role, ()).node.rebuilds
 
 
 def test_only_a_worker_with_a_base_keeps_its_network_waiting(seat: WorkerFolder) -> None:
-    assert peer_network(LINK, seat, Role.VOLUNTEER, (), has_base=True).awaits_base
-    assert not peer_network(LINK, seat, Role.VOLUNTEER, ()).awaits_base
+    assert peer_network(LINK, seat, Role.VOLUNTEER, (), has_base=True).node.awaits_base
+    assert not peer_network(LINK, seat, Role.VOLUNTEER, ()).node.awaits_base
 
 
 @pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
 def test_upload_caps_reach_the_network_in_bytes(seat: WorkerFolder, role: Role) -> None:
     capped = peer_network(LINK, seat, role, (), UploadCaps(upload_mbit=8.0, monthly_gb=0.5))
-    assert (capped.upload_bytes_s, capped.monthly_bytes) == (1_000_000.0, 500_000_000)
+    assert (capped.node.relay.upload_bytes_s, capped.monthly_bytes) == (1_000_000.0, 500_000_000)
     free = peer_network(LINK, seat, role, ())
-    assert (free.upload_bytes_s, free.monthly_bytes) == (0.0, 0)
+    assert (free.node.relay.upload_bytes_s, free.monthly_bytes) == (0.0, 0)
 
 
 @pytest.mark.parametrize("disk_gb", [-1.0, float("nan"), float("inf")])

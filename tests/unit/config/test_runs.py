@@ -58,7 +58,7 @@ def test_a_made_run_opens_and_its_manifest_is_the_plan(made: Path) -> None:
 
 def test_a_learners_upload_caps_reach_its_network(made: Path) -> None:
     network = learner_network(open_run(made), (), UploadCaps(upload_mbit=100.0, monthly_gb=2.0))
-    assert (network.upload_bytes_s, network.monthly_bytes) == (12_500_000.0, 2_000_000_000)
+    assert (network.node.relay.upload_bytes_s, network.monthly_bytes) == (12_500_000.0, 2_000_000_000)
 
 
 def test_a_folder_in_use_is_left_alone(made: Path, model: Path) -> None:

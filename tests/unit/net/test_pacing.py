@@ -1,4 +1,4 @@
-"""The pacer and the uplink's memory: order, shares, and what survives a restart."""
+"""The pacer and the upload budget: order, rates, and the file that survives a restart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from p2prl.net.process.bandwidth import Uplink
+from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol.identity import PeerId
 
@@ -15,13 +15,18 @@ NOVEMBER = 1_795_262_400.0
 
 
 class LoopClock:
-    """The event loop's own clock, from a date."""
+    """The event loop's own clock, from a date; it stands still until `start` when asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, started: bool = True) -> None:
+        self._start: float | None = None
+        if started:
+            self.start()
+
+    def start(self) -> None:
         self._start = asyncio.get_running_loop().time()
 
     def now(self) -> float:
-        return NOVEMBER + asyncio.get_running_loop().time() - self._start
+        return NOVEMBER if self._start is None else NOVEMBER + asyncio.get_running_loop().time() - self._start
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -32,9 +37,10 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_the_oldest_frame_leaves_first_and_a_frame_that_does_not_ask_holds_up_nobody() -> None:
+def test_the_oldest_frame_leaves_first_and_an_idle_frame_delays_none() -> None:
     async def scenario() -> None:
-        pacer = Pacer(LoopClock(), 1_000_000.0)
+        clock = LoopClock(started=False)
+        pacer = Pacer(clock, 1_000_000.0)
         left: list[str] = []
 
         async def send(name: str, ticket: int, slices: int) -> None:
@@ -45,13 +51,16 @@ def test_the_oldest_frame_leaves_first_and_a_frame_that_does_not_ask_holds_up_no
         first, stalled, second = pacer.ticket(), pacer.ticket(), pacer.ticket()
         assert stalled > first
         pacer.charge(40_000)  # so that both have to wait
-        await asyncio.gather(send("second", second, 3), send("first", first, 3))
+        sending = [asyncio.ensure_future(send("second", second, 3)), asyncio.ensure_future(send("first", first, 3))]
+        await asyncio.sleep(0)
+        clock.start()
+        await asyncio.gather(*sending)
         assert left == ["first"] * 3 + ["second"] * 3
 
     run(scenario)
 
 
-def test_what_leaves_is_the_rate_and_control_messages_are_part_of_it() -> None:
+def test_chunks_and_control_messages_share_the_rate() -> None:
     async def scenario() -> None:
         clock = LoopClock()
         pacer, began = Pacer(clock, 1_000_000.0), clock.now()
@@ -65,7 +74,7 @@ def test_what_leaves_is_the_rate_and_control_messages_are_part_of_it() -> None:
     run(scenario)
 
 
-def test_a_turn_that_was_given_up_is_passed_over() -> None:
+def test_a_cancelled_turn_is_skipped() -> None:
     async def scenario() -> None:
         pacer = Pacer(LoopClock(), 1_000_000.0)
         pacer.charge(60_000)
@@ -77,26 +86,26 @@ def test_a_turn_that_was_given_up_is_passed_over() -> None:
     run(scenario)
 
 
-def test_a_months_bytes_survive_a_restart_and_a_damaged_file_does_not_stop_anybody(tmp_path: Path) -> None:
+def test_the_months_bytes_survive_a_restart_and_a_damaged_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "seat" / "uploads.json"
-        first = Uplink(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
-        first.sending(600)
+        first = UploadBudget(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
+        first.chunk_leaves(600)
         assert not first.is_spent()
         first.save()
-        again = Uplink(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
-        again.sending(400)
+        again = UploadBudget(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
+        again.chunk_leaves(400)
         assert again.is_spent()
         again.save()
         assert json.loads(path.read_text()) == {"month": "2026-11", "uploaded_bytes": 1_000}
         for damage in ("", "[]", '{"month": 3, "uploaded_bytes": 1}', '{"month": "2026-11"}', "\x00"):
             path.write_text(damage)
-            assert Uplink(LoopClock(), cap_bytes_s=0, monthly_bytes=10, path=path).spent_bytes == 0
+            assert UploadBudget(LoopClock(), cap_bytes_s=0, monthly_bytes=10, path=path).spent_bytes == 0
 
     run(scenario)
 
 
-def test_an_uplink_without_a_cap_is_measured_and_four_fifths_of_it_are_used(tmp_path: Path) -> None:
+def test_without_a_cap_the_uplink_is_measured_and_80_percent_used(tmp_path: Path) -> None:
     class Clock:
         time = NOVEMBER
 
@@ -105,18 +114,18 @@ def test_an_uplink_without_a_cap_is_measured_and_four_fifths_of_it_are_used(tmp_
 
     async def scenario() -> None:
         clock = Clock()
-        uplink = Uplink(clock, cap_bytes_s=0.0, monthly_bytes=0, path=tmp_path / "uploads.json")
-        assert uplink.rate_bytes_s == uplink.pacer.rate_bytes_s == 0.0
+        budget = UploadBudget(clock, cap_bytes_s=0.0, monthly_bytes=0, path=tmp_path / "uploads.json")
+        assert budget.rate_bytes_s == budget.pacer.rate_bytes_s == 0.0
         changed = False
         for number in range(12):
-            uplink.sending(1_000_000)
+            budget.chunk_leaves(1_000_000)
             clock.time += 0.5
-            changed |= uplink.sent(PeerId(str(number % 3)), 1_000_000)
+            changed |= budget.chunk_done(PeerId(str(number % 3)), 1_000_000)
         assert changed
-        assert abs(uplink.rate_bytes_s - 1.6e6) < 1.0
-        assert uplink.pacer.rate_bytes_s == uplink.rate_bytes_s
+        assert abs(budget.rate_bytes_s - 1.6e6) < 1.0
+        assert budget.pacer.rate_bytes_s == budget.rate_bytes_s
         clock.time += 3_600
-        uplink.sending(1_000_000)
-        assert uplink.pacer.rate_bytes_s == 0.0, "measured again"
+        budget.chunk_leaves(1_000_000)
+        assert budget.pacer.rate_bytes_s == 0.0, "measured again"
 
     run(scenario)

@@ -34,8 +34,8 @@ def started(store: LedgerStore) -> LedgerFollower:
     return follower
 
 
-def page(entries: list[bytes], start: int, count: int = 64) -> control.LedgerPage:
-    return control.LedgerPage(start, tuple(entries[start : start + count]))
+def page(entries: list[bytes], start: int, count: int = 64) -> control.LedgerArrived:
+    return control.LedgerArrived(start, tuple(entries[start : start + count]))
 
 
 def height(follower: LedgerFollower) -> int:
@@ -59,15 +59,15 @@ def test_asks_for_entries_and_announces_its_height(store: LedgerStore) -> None:
     assert follower.handle_timer(0.0) == []
     assert follower.snapshot().run is None
     follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
-    assert follower.handle_timer(0.0) == [control.QueryLedger(0)]
+    assert follower.handle_timer(0.0) == [control.AskLedger(0)]
     assert follower.handle_timer(1.0) == []
     told = follower.receive(page(WRITER.entries, 0, 8), 1.0)
-    assert told == [control.LedgerHeight(8)]
-    assert follower.handle_timer(1.0) == [control.QueryLedger(8)]
+    assert told == [control.SetLedgerHeight(8)]
+    assert follower.handle_timer(1.0) == [control.AskLedger(8)]
     follower.receive(page(WRITER.entries, 5), 1.5)  # a page may overlap what is held
     assert height(follower) == len(WRITER.entries)
     assert follower.receive(page(WRITER.entries, 5), 1.6) == []
-    assert follower.receive(control.LedgerPage(len(WRITER.entries) + 1, (b"x",)), 1.7) == []
+    assert follower.receive(control.LedgerArrived(len(WRITER.entries) + 1, (b"x",)), 1.7) == []
     assert store.entries(0, 999) == WRITER.entries
 
 
@@ -100,7 +100,7 @@ def test_a_reply_is_bounded_in_count_and_size() -> None:
 
 def test_a_page_is_used_up_to_its_first_bad_entry(store: LedgerStore) -> None:
     follower = started(store)
-    follower.receive(control.LedgerPage(0, (*WRITER.entries[:3], b"junk", *WRITER.entries[4:9])), 0.0)
+    follower.receive(control.LedgerArrived(0, (*WRITER.entries[:3], b"junk", *WRITER.entries[4:9])), 0.0)
     assert height(follower) == 3
     follower.receive(page(WRITER.entries, 3), 0.0)
     assert height(follower) == len(WRITER.entries)
@@ -203,8 +203,8 @@ def test_resumes_from_disk_after_a_crash(tmp_path: Path, store: LedgerStore) -> 
     resumed = LedgerFollower(again, run=WRITER.run)
     assert height(resumed) == 7
     assert resumed.snapshot().signed_height == 6
-    assert resumed.introduce() == [control.LedgerHeight(7)]
-    assert resumed.handle_timer(9.0) == [control.QueryLedger(7)]
+    assert resumed.introduce() == [control.SetLedgerHeight(7)]
+    assert resumed.handle_timer(9.0) == [control.AskLedger(7)]
     again.close()
 
 

@@ -13,7 +13,7 @@ from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.chunk_sets import bits_of, to_bitmap
+from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
 
 CHUNK = 4096
@@ -74,7 +74,8 @@ class RelayMesh:
 
 
 def bitmap(indices: Iterable[int], total: int) -> bytes:
-    return to_bitmap(bits_of(indices), total)
+    """The wire's bitmap of these chunks."""
+    return to_bitmap(sum(1 << index for index in set(indices)), total)
 
 
 def fetcher(ref: BlobRef, *peers: PeerId, config: RelayConfig | None = None) -> Relay:

@@ -88,6 +88,6 @@ def test_everything_else_passes_at_once_and_in_order() -> None:
     ]
     line.inbox = [others[0], control.EnvelopeArrived(GROUPS[0]), *others[1:]]
     assert late.poll(0.0) == others
-    late.send(control.LedgerHeight(3))
+    late.send(control.SetLedgerHeight(3))
     late.close()
-    assert (line.sent, line.closed, late.addresses) == ([control.LedgerHeight(3)], True, line.addresses)
+    assert (line.sent, line.closed, late.addresses) == ([control.SetLedgerHeight(3)], True, line.addresses)

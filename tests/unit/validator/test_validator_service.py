@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from p2prl.learner.published_policies import Published
 from p2prl.models.group_work import Prepared
 from p2prl.net.process import control
+from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.ledger_messages import LedgerHead, Verdict
@@ -51,7 +52,7 @@ def test_the_share_is_the_rate_and_another_key_chooses_others() -> None:
 def test_a_docket_is_bounded_oldest_first() -> None:
     world_free = [digest("e", bytes([n])) for n in range(6)]
     policies = [digest("p", bytes([n % 2])) for n in range(6)]
-    docket = ReplayQueue(most=4)
+    docket = ReplayQueue(max_groups=4)
     opened = []
     for n in range(6):
         raw = seal(PEER, LedgerHead(n, world_free[n], 0, False), run=bytes(32), now=NOW)
@@ -62,7 +63,7 @@ def test_a_docket_is_bounded_oldest_first() -> None:
     assert docket.policies() == [policies[2], policies[3]]
     assert docket.take(policies[2], 1) == [opened[2]]
     assert docket.take(policies[2], 9) == [opened[4]]
-    assert docket.drop(policies[3]) == 2
+    docket.drop(policies[3])
     assert docket.policies() == []
 
 
@@ -83,7 +84,7 @@ class Ear:
         if isinstance(message, control.Publish):
             self.verdicts.append(body_of(open_envelope(message.envelope, now=None), Verdict))
         elif isinstance(message, control.FetchPolicy):
-            self.fetched.append(message.policy)
+            self.fetched.append(message.digest)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         messages, self.inbox = self.inbox, []
@@ -122,8 +123,7 @@ def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) 
         run=world.run,
         config=ValidatorConfig(rate=1.0),
         clock=HandClock(),
-        prepare=lambda manifest, files: Prepared(world.engine, world.work),
-        on_manifest=lambda manifest, raw: None,
+        bootstrap=RunBootstrap(lambda _, __: Prepared(world.engine, world.work), lambda _, __: None),
         on_audit=audits.append,
         on_notice=notices.append,
     )

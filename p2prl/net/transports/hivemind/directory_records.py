@@ -1,9 +1,9 @@
-"""Owner-signed directory records: the validator every node of the directory runs.
+"""Owner-signed directory records: the validator that every node of the directory runs.
 
-A record lives under (key, owner): its subkey is the owner's peer id and its value ends in the owner's Ed25519
+A record is stored under (key, owner): its subkey is the owner's peer id, and its value ends in the owner's Ed25519
 signature over key, owner, value and expiry. Nothing else is stored, forwarded or believed, so a stranger can neither
-forge nor overwrite nor prolong another peer's record. It has the shape of hivemind's `RecordValidatorBase` without
-importing it. Pure, but for the clock it is given.
+forge nor overwrite nor prolong another peer's record. The class has the interface of hivemind's `RecordValidatorBase`
+without importing it. Pure, but for the clock it is given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEAD = struct.Struct("<IIId")
 
 
 class Record(Protocol):
-    """What hivemind hands a validator: `key` is the key's hash, `subkey` msgpack, `expiration_time` Unix seconds."""
+    """Record as hivemind hands it to a validator: `key` is a hash, `subkey` msgpack, `expiration_time` Unix seconds."""
 
     @property
     def key(self) -> bytes: ...
@@ -43,18 +43,18 @@ class Record(Protocol):
 
 
 class OwnerSignedRecords:
-    """Signs this peer's records and judges everybody's."""
+    """Signs this peer's records and validates everybody's."""
 
     def __init__(self, identity: Identity, clock: Clock) -> None:
         self._identity = identity
         self._clock = clock
 
     def sign_value(self, record: Record) -> bytes:
-        """The value with this peer's signature behind it. Under another owner it would not verify anywhere."""
+        """The value with this peer's signature appended. Under another owner it would not verify anywhere."""
         return record.value + self._identity.sign_raw(_signed_bytes(record, record.value))
 
     def validate(self, record: Record) -> bool:
-        """Whether the record's owner signed it and it keeps the limits. Never raises on any bytes."""
+        """Whether the record's owner signed it and it is within the limits. Never raises, whatever the bytes."""
         expires_at = record.expiration_time
         if type(record.value) is not bytes or type(expires_at) not in (float, int):
             return False  # a stored dictionary brings types of the sender's choosing
@@ -70,7 +70,7 @@ class OwnerSignedRecords:
         return verify_raw(public_key_of(owner), _signed_bytes(record, value), signature)
 
     def strip_value(self, record: Record) -> bytes:
-        """The value without its signature; called on validated records alone."""
+        """The value without its signature; called on validated records only."""
         return record.value[:-SIGNATURE_BYTES]
 
 

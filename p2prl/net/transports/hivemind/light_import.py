@@ -1,11 +1,11 @@
-"""hivemind's daemon client and directory without the rest of hivemind.
+"""Import of hivemind's daemon client and directory without the rest of hivemind.
 
 `import hivemind` runs a package initialiser that imports torch and its trainers: 280 MB and seconds, in a process
 that only moves bytes. The modules used here (`p2p`, `dht.node`, `proto`) need none of it, but Python always runs a
 parent package's `__init__` first. So the three heavy parents, `hivemind`, `hivemind.utils` and `hivemind.dht`, are
 entered into `sys.modules` as empty packages that know their folder and look up the few re-exported names when asked. If
 the real hivemind is already loaded, it is used as it is. After `load`, `import hivemind` elsewhere in this process
-gives the empty package, and reaching for anything in it says so.
+gives the empty package, and using any other name of it raises an error that says so.
 
 The network process is the only one that may call `load`. Measured: 39 MB resident after it.
 """
@@ -31,7 +31,7 @@ VERSION = "1.1.12"
 
 _REMEDY = f"Install it again: pip install hivemind=={VERSION}"
 
-# Names that the used modules import from the heavy packages, and where they really live.
+# Names that the used modules import from the heavy packages, and the modules that define them.
 _REEXPORTS: dict[str, dict[str, str]] = {
     "hivemind": {},
     "hivemind.dht": {},
@@ -78,7 +78,7 @@ def load() -> Hivemind:
         parts = _import_parts(root)
     except (ImportError, AttributeError) as error:
         raise MachineError(f"this hivemind is not release {VERSION}: {error}", remedy=_REMEDY) from error
-    # hivemind writes coloured lines to stderr and renames a level of the whole process. Undo both.
+    # hivemind writes colored lines to stderr and renames a level of the whole process. Undo both.
     logging.addLevelName(logging.WARNING, "WARNING")
     library_logs.route("hivemind")
     return parts

@@ -11,7 +11,7 @@ from rich.console import Console
 from p2prl.cli.views.validator_view import audit_line
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
 from p2prl.cli.views.worker_introduction import validator_introduction, volunteer_introduction
-from p2prl.client.service import Progress
+from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest

@@ -102,7 +102,7 @@ def test_a_full_disk_is_a_machine_error_with_a_remedy(blobs: DiskBlobStore, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(MachineError, match="no space left") as caught:
+    with pytest.raises(MachineError, match="No space left") as caught:
         blobs.write(REF, 0, piece(REF, DATA, 0))
     assert caught.value.remedy
     blobs.close()

@@ -49,8 +49,8 @@ class Disk:
         """From the first version of a route over the others; −1 is nothing."""
         new = self.versions[route[-1]].tobytes()
         return control.PatchesReady(
-            policy=bytes(32),
-            state=blake3(new).digest(),
+            digest=bytes(32),
+            weights_digest=blake3(new).digest(),
             size_bytes=len(new),
             dtype="bfloat16",
             base="" if route[0] < 0 else str(self.words_at(route[0])),
@@ -112,7 +112,7 @@ def short_base(disk: Disk, order: control.PatchesReady) -> control.PatchesReady:
 
 
 def other_state(disk: Disk, order: control.PatchesReady) -> control.PatchesReady:
-    return msgspec.structs.replace(order, state=bytes(32))
+    return msgspec.structs.replace(order, weights_digest=bytes(32))
 
 
 def missing_patch(disk: Disk, order: control.PatchesReady) -> control.PatchesReady:
@@ -153,14 +153,14 @@ def test_no_flipped_bit_gives_other_words(disk: Disk) -> None:
 def test_every_order_is_answered_in_turn_and_failures_are_told(disk: Disk) -> None:
     answers: list[tuple[control.VersionRebuilt, str]] = []
     rebuilder = PatchDecoder(lambda answer, fault: answers.append((answer, fault)))
-    good = msgspec.structs.replace(disk.order(0, 1), policy=b"good" * 8)
-    bad = msgspec.structs.replace(disk.order(0, 2), policy=b"fail" * 8, state=bytes(32))
+    good = msgspec.structs.replace(disk.order(0, 1), digest=b"good" * 8)
+    bad = msgspec.structs.replace(disk.order(0, 2), digest=b"fail" * 8, weights_digest=bytes(32))
     for order in (bad, good):
         rebuilder.take(order)
     rebuilder.close(timeout_s=60.0)
     assert [answer for answer, _ in answers] == [
-        control.VersionRebuilt(bad.policy, False),
-        control.VersionRebuilt(good.policy, True),
+        control.VersionRebuilt(bad.digest, False),
+        control.VersionRebuilt(good.digest, True),
     ]
     assert [bool(fault) for _, fault in answers] == [True, False]
     assert disk.target.read_bytes() == disk.versions[1].tobytes()

@@ -140,7 +140,7 @@ def test_last_words_reach_the_neighbours_before_the_end() -> None:
         await volunteer.until(lambda: volunteer.node.roles() == (("learner", 1),))
         await learner.until(lambda: learner.node.roles() == (("volunteer", 1),))
         volunteer.node.publish(seal(volunteer.identity, group_of(1), run=RUN, now=hub.clock.now()), hub.clock.now())
-        await volunteer.driver.say_last_words(5.0)
+        await volunteer.driver.flush_control(5.0)
         await volunteer.close()
         await learner.until(lambda: any(isinstance(e, EnvelopeArrived) for e in learner.events))
         await learner.close()
@@ -161,7 +161,7 @@ def test_last_words_wait_no_longer_than_they_are_given() -> None:
         volunteer.transport.send = stuck  # type: ignore[method-assign]
         volunteer.node.publish(seal(volunteer.identity, group_of(1), run=RUN, now=hub.clock.now()), hub.clock.now())
         async with asyncio.timeout(5):
-            await volunteer.driver.say_last_words(0.01)
+            await volunteer.driver.flush_control(0.01)
         for peer in (learner, volunteer):
             await peer.close()
 

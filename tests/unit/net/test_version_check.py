@@ -17,29 +17,29 @@ NEWER, OLDER = limits.WIRE_VERSION + 1, limits.WIRE_VERSION - 1
 
 def test_a_strangers_claim_is_news_once() -> None:
     watch = VersionCheck(LINK)
-    assert watch.met("stranger", NEWER, neighbours=0)
-    assert not watch.met("stranger", NEWER, neighbours=0)
-    assert watch.met("stranger", NEWER + 1, neighbours=0)
+    assert watch.met("stranger", NEWER, neighbors=0)
+    assert not watch.met("stranger", NEWER, neighbors=0)
+    assert watch.met("stranger", NEWER + 1, neighbors=0)
 
 
 @pytest.mark.parametrize(("version", "remedy"), [(NEWER, "pip install --upgrade p2prl"), (OLDER, "operator")])
 def test_every_peer_of_the_link_must_have_moved_on(version: int, remedy: str) -> None:
     watch = VersionCheck(LINK)
-    assert watch.met("one", version, neighbours=0)
+    assert watch.met("one", version, neighbors=0)
     with pytest.raises(UpdateRequiredError, match=f"wire version {version}") as caught:
-        watch.met("two", version, neighbours=0)
+        watch.met("two", version, neighbors=0)
     assert remedy in caught.value.remedy
     assert caught.value.exit_code == 5
 
 
 def test_whoever_speaks_our_version_keeps_us_here() -> None:
     watch = VersionCheck(LINK)
-    watch.met("one", NEWER, neighbours=1)
-    assert watch.met("two", NEWER, neighbours=1)
+    watch.met("one", NEWER, neighbors=1)
+    assert watch.met("two", NEWER, neighbors=1)
 
 
 def test_a_learner_has_no_link_and_stays() -> None:
-    assert VersionCheck(()).met("one", NEWER, neighbours=0)
+    assert VersionCheck(()).met("one", NEWER, neighbors=0)
 
 
 @pytest.mark.parametrize(("offset_s", "words"), [(240.0, "240 s behind"), (-61.4, "61 s ahead of")])

@@ -81,12 +81,12 @@ def test_without_a_base_nothing_is_told(world: World) -> None:
 @pytest.mark.parametrize(
     ("settled", "words"),
     [
-        (BaseReleased(STATE, True, 64, 23_000_000, 512_000_000), "spared 512.0 MB: version 64 came by 23.0 MB"),
-        (BaseReleased(STATE, True, 0, 0, 512_000), "spared 512.0 kB: version 0 is the base itself"),
-        (BaseReleased(STATE, True, 64, 0, 0), "not needed: no way to version 64"),
-        (BaseReleased(STATE, None, 64, 0, 0), "not needed: no way to version 64"),
+        (BaseReleased(STATE, True, 64, 23_000_000, 512_000_000), "saved 512.0 MB: version 64 took 23.0 MB"),
+        (BaseReleased(STATE, True, 0, 0, 512_000), "saved 512.0 kB: version 0 is the base itself"),
+        (BaseReleased(STATE, True, 64, 0, 0), "not needed: it makes no route to version 64 shorter"),
+        (BaseReleased(STATE, None, 64, 0, 0), "not needed: it makes no route to version 64 shorter"),
         (BaseReleased(STATE, None, None, 0, 0), "could not be used"),
-        (BaseReleased(STATE, False, None, 0, 0), "not what this run started from"),
+        (BaseReleased(STATE, False, None, 0, 0), "not the model this run started from"),
     ],
 )
 def test_a_person_hears_what_became_of_the_base(settled: BaseReleased, words: str) -> None:

@@ -1,0 +1,166 @@
+"""Delivery of finished groups to the learner: send again what is unconfirmed, and settle each group by its receipt.
+
+A state machine over the spool. It reads no clock and sends nothing: each call takes `now`, and `due` returns the
+messages to send.
+
+A group is published once when it is sampled. The learner answers with a storage receipt, then with a receipt for its
+verdict. A group without a storage receipt is sent again while a learner is in reach. A receipt that gossip did not
+bring is read from the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2prl.client.spool import Spool
+from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.net.process import control
+from p2prl.protocol import ledger_chain, limits
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import Receipt, Receipts, StorageReceipt
+
+_MAX_REDELIVERED = 16
+"""Groups sent again at once, together with those the learner holds and has not settled. Fewer than the fresh ones it
+takes between two receipts, so that groups sampled while cut off never make up most of a batch."""
+
+_CATCH_UP_S = 10.0
+"""How often the ledger is asked for receipts that gossip did not bring."""
+
+_EXPIRE_S = 10.0
+"""How often the spool drops groups that are too old or too many."""
+
+_LAST_RECEIPTS_S = 5.0
+"""How long a volunteer stays for the next receipt after the learner has ended the run."""
+
+_SETTLING_S = 30.0
+"""The same while a learner is in reach that holds groups of ours: a busy one checks them in its time."""
+
+
+class Delivery:
+    """Groups on their way to the learner, and when to send them again."""
+
+    def __init__(
+        self, spool: Spool, *, author: bytes, run: Digest, redeliver_s: float, on_rejected: Callable[[Receipt], None]
+    ) -> None:
+        """`author` is this volunteer's public key. `on_rejected` gets each receipt that says why a group earned
+        nothing."""
+        self._spool = spool
+        self._author = author
+        self._run = run
+        self._redeliver_s = redeliver_s
+        self._on_rejected = on_rejected
+        self._learner_in_reach = False
+        self._redeliver_at = 0.0
+        self._redelivered = 0
+        """Groups of the last redelivery that have no storage receipt yet."""
+        self._has_more = False
+        """Whether that redelivery left groups for the next one."""
+        self._catch_up_at = 0.0
+        self._expire_at = 0.0
+        self._end = _EndWait()
+
+    @property
+    def learner_in_reach(self) -> bool:
+        """Whether a learner is linked to this node."""
+        return self._learner_in_reach
+
+    def set_learner_in_reach(self, in_reach: bool) -> None:
+        """The links changed. When a learner comes into reach, groups are sent again at once."""
+        if in_reach and not self._learner_in_reach:
+            self._redeliver_at = 0.0
+        self._learner_in_reach = in_reach
+
+    def on_storage_receipt(self, receipt: StorageReceipt) -> None:
+        """The learner has these groups on disk."""
+        self._redelivered -= self._spool.stored(receipt.groups)
+        self._redeliver_more()
+
+    def on_receipts(self, receipts: Receipts) -> None:
+        """The learner has judged these groups, some of them ours."""
+        self._settle(receipts)
+        self._redeliver_more()
+
+    def on_ledger(self, from_height: int, entries: tuple[bytes, ...], *, learner: bytes, now: float) -> None:
+        """Settle groups by a page of the ledger: receipts that gossip did not bring, for instance while this machine
+        was off."""
+        height, head = self._spool.ledger_position
+        if from_height != height:
+            return
+        try:
+            for raw in entries:
+                opened, head = ledger_chain.follow(raw, height=height, head=head, run=self._run, learner=learner)
+                height += 1
+                if opened.kind is Kind.RECEIPTS:
+                    self._settle(body_of(opened, Receipts))
+        except RemoteProtocolError:
+            return  # another peer will be asked next time
+        except IntegrityError:
+            # This page or an earlier one was not the learner's; receipts may be read twice without harm.
+            self._spool.ledger_position = (0, ledger_chain.GENESIS)
+            return
+        self._spool.ledger_position = (height, head)
+        if entries:  # a page is cut by count or by size; a peer that has nothing more to send is not asked
+            self._catch_up_at = now + 1 / limits.MAX_LEDGER_QUERIES_PER_S
+
+    def due(self, now: float, *, run_known: bool) -> list[control.ToNetwork]:
+        """Messages to send now: unconfirmed groups again, and a question for missed receipts. Drops old groups."""
+        messages: list[control.ToNetwork] = []
+        if now >= self._expire_at:  # whether or not a learner is in reach: a disk fills up most when none is
+            self._expire_at = now + _EXPIRE_S
+            self._spool.expire(now=now)
+        if now >= self._redeliver_at and self._learner_in_reach:
+            self._redeliver_at = now + self._redeliver_s
+            room = max(0, _MAX_REDELIVERED - self._spool.delivered())
+            unconfirmed = self._spool.undelivered(room, created_before=now - self._redeliver_s)
+            messages += [control.Publish(raw) for raw in unconfirmed]
+            self._redelivered, self._has_more = len(unconfirmed), len(unconfirmed) == room
+        if now >= self._catch_up_at and self._learner_in_reach and run_known:
+            self._catch_up_at = now + _CATCH_UP_S
+            if self._spool.has_delivered(created_before=now - _CATCH_UP_S):
+                messages.append(control.AskLedger(self._spool.ledger_position[0]))
+        return messages
+
+    def backlog(self, now: float) -> int:
+        """Groups the learner has to deal with: those it holds and those on their way.
+
+        Older groups that no learner has taken wait in the spool for their turn; fresh ones need not wait for them.
+        """
+        return self._spool.with_learner(created_after=now - self._redeliver_s, now=now)
+
+    def is_over(self, now: float, *, run_ended: bool) -> bool:
+        """Whether to leave: the run has ended, and no receipt is missing or the next one took too long."""
+        if not run_ended:
+            self._end = _EndWait()
+            return False
+        outstanding = self._spool.outstanding()
+        settling = self._learner_in_reach and self._spool.delivered() > 0
+        waited_s = self._end.waited_s(outstanding, now)
+        return not outstanding or waited_s > (_SETTLING_S if settling else _LAST_RECEIPTS_S)
+
+    def _redeliver_more(self) -> None:
+        """When the learner has dealt with the groups last sent again, send the next at once, if there are more.
+
+        Never all at once: thousands of old groups of a volunteer that was cut off would keep fresh ones waiting.
+        """
+        if self._has_more and self._redelivered <= 0:
+            self._redeliver_at = 0.0
+
+    def _settle(self, receipts: Receipts) -> None:
+        for receipt in receipts.receipts:
+            if receipt.peer == self._author and self._spool.settle(receipt) and receipt.reason:
+                self._on_rejected(receipt)
+
+
+class _EndWait:
+    """Time since the last receipt, once the run has ended."""
+
+    def __init__(self) -> None:
+        self._outstanding: int | None = None
+        self._since = 0.0
+
+    def waited_s(self, outstanding: int, now: float) -> float:
+        if outstanding != self._outstanding:
+            self._outstanding, self._since = outstanding, now
+        return now - self._since

@@ -1,0 +1,127 @@
+"""Progress reports of a volunteer: a snapshot of its state, its groups and its traffic, a few times a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from p2prl.client.spool import Spool
+from p2prl.net.process import control
+
+_REPORT_S = 0.2
+"""Progress is reported this often at most: counting the spool costs more than a small model's batch."""
+
+_REWARD_WEIGHT = 0.1
+"""Weight of the newest group in the moving average of rewards."""
+
+_REMEMBERED_REWARDS = 40
+"""Groups of earlier starts that the average begins with: older ones weigh less than 2 % in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Snapshot of a volunteer for a person and its status file. Many fields, because it is a report of figures."""
+
+    state: str
+    version: int
+    """Version in the engine; −1 before the first."""
+    announced_version: int
+    """Newest version announced by the learner; −1 before the first."""
+    peers: Mapping[str, int]
+    """Links by the peers' role names."""
+    groups: Mapping[str, int]
+    """Groups by `SpoolState`."""
+    reasons: Mapping[str, int]
+    """Groups that earned nothing, by reason."""
+    verified_tokens: int
+    reward_recent: float | None
+    """Moving average of the groups' mean rewards."""
+    tokens_per_s: float
+    """Of the last batch."""
+    fetching: tuple[int, int, int]
+    """(version, chunks here, chunks in all) of the newest download; version −1 when idle."""
+    weight_bytes_from_learner: int
+    weight_bytes_from_peers: int
+    weight_bytes_sent: int
+    network_resident_bytes: int
+    network_daemon_bytes: int
+    patch_bytes: int = 0
+    """Bytes of the patches that versions were decoded from."""
+    whole_bytes: int = 0
+    """Bytes of versions downloaded as full weights."""
+    spared_bytes: int = 0
+    """Bytes saved by the local base model."""
+    brought_bytes: int = 0
+    """Size of all downloaded versions as full weights."""
+    step: int = -1
+    """Learner step of the newest announced version; −1 before the first."""
+
+
+NO_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
+"""The network's status before its first report."""
+
+
+class ProgressReporter:
+    """Keeps what only progress reports need, and makes them."""
+
+    def __init__(self, spool: Spool, on_progress: Callable[[Progress], None]) -> None:
+        self._spool = spool
+        self._on_progress = on_progress
+        self._tokens_per_s = 0.0
+        self._reward_recent: float | None = None
+        self._add_rewards(spool.newest_rewards(_REMEMBERED_REWARDS))
+        self._report_at = 0.0
+        self.peers: Mapping[str, int] = {}
+        """Links by the peers' role names."""
+        self.announced_version = -1
+        """Newest version announced by the learner."""
+        self.announced_step = -1
+        """Its learner step."""
+
+    def announce(self, version: int, step: int) -> None:
+        """Note a version announced by the learner, unless a newer one was."""
+        if version > self.announced_version:
+            self.announced_version, self.announced_step = version, step
+
+    def add_batch(self, rewards: Iterable[float], *, tokens: int, seconds: float) -> None:
+        """Note a batch: the mean reward of each group, and what it took to decode."""
+        self._add_rewards(rewards)
+        self._tokens_per_s = tokens / max(seconds, 1e-9)
+
+    def report(
+        self, now: float, *, state: str, version: int, status: control.Status | None, final: bool = False
+    ) -> None:
+        """Report, unless the last report is too recent and this is not the final one."""
+        if now < self._report_at and not final:
+            return
+        self._report_at = now + _REPORT_S
+        network = status or NO_STATUS
+        self._on_progress(
+            Progress(
+                state=state,
+                step=self.announced_step,
+                version=version,
+                announced_version=self.announced_version,
+                peers=self.peers,
+                groups=self._spool.counts(),
+                reasons=self._spool.reasons(),
+                verified_tokens=self._spool.verified_tokens(),
+                reward_recent=self._reward_recent,
+                tokens_per_s=self._tokens_per_s,
+                fetching=network.fetching,
+                weight_bytes_from_learner=network.received_from_source,
+                weight_bytes_from_peers=network.received_from_peers,
+                weight_bytes_sent=network.sent,
+                patch_bytes=network.patch_bytes,
+                whole_bytes=network.full_bytes,
+                brought_bytes=network.version_bytes,
+                spared_bytes=network.saved_bytes,
+                network_resident_bytes=network.resident_bytes,
+                network_daemon_bytes=network.daemon_bytes,
+            )
+        )
+
+    def _add_rewards(self, rewards: Iterable[float]) -> None:
+        for reward in rewards:
+            before = reward if self._reward_recent is None else self._reward_recent
+            self._reward_recent = before + _REWARD_WEIGHT * (reward - before)

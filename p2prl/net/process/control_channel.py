@@ -1,0 +1,95 @@
+"""The role's end of the socket pair to its network process: never blocks on sending, reads on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterable
+
+from p2prl.net.process import control
+
+log = logging.getLogger("p2prl.net")
+
+_MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""Messages kept for a network process that takes none. Past it new ones are dropped: spool and journal send again."""
+
+
+class ControlChannel:
+    """Messages to and from one network process. A restarted process gets a new channel."""
+
+    def __init__(self, connection: socket.socket, on_message: Callable[[control.FromNetwork | None], None]) -> None:
+        """`on_message` gets each message, on the reading thread, and None once no more can come."""
+        self._socket = connection
+        self._on_message = on_message
+        self._outgoing = bytearray()
+        self._sending = threading.Lock()
+        self._thread = threading.Thread(target=self._read, name="p2prl-network", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether some messages have not been taken by the network process."""
+        return bool(self._outgoing)
+
+    def send(self, message: control.ToNetwork) -> None:
+        """Queue a message and send what the socket takes now. Any thread may call it."""
+        if len(self._outgoing) > _MAX_WAITING_BYTES:
+            log.warning("the network process takes no messages; one was dropped")
+            return
+        with self._sending:  # the thread that decodes patches answers by itself
+            self._outgoing += control.pack(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes now, without waiting."""
+        with self._sending:
+            try:
+                while self._outgoing:
+                    del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_DONTWAIT)]
+            except BlockingIOError:
+                return  # the rest goes with the next message or poll
+            except OSError:
+                log.debug("network process is gone; %d bytes dropped", len(self._outgoing))
+                self._outgoing.clear()
+
+    def hang_up(self, *, timeout_s: float) -> None:
+        """Send what is left, waiting at most `timeout_s`, and close the socket: the network process then ends."""
+        self.flush()
+        if self._outgoing and select.select([], [self._socket], [], timeout_s)[1]:
+            self.flush()
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            log.debug("network process was gone already")
+        self._socket.close()
+
+    def abandon(self) -> None:
+        """Close the socket of a process that has died."""
+        self._socket.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the reading thread."""
+        self._thread.join(timeout_s)
+
+    def _read(self) -> None:
+        try:
+            for body in _bodies(self._socket):
+                self._on_message(control.parse_from_network(body))
+        except OSError as error:
+            log.debug("reading from the network process failed: %s", error)
+        self._on_message(None)  # whatever the reason: the role must learn that nothing more will come
+
+
+def _bodies(source: socket.socket) -> Iterable[bytes]:
+    with source.makefile("rb") as stream:
+        while True:
+            header = stream.read(control.LENGTH.size)
+            if len(header) < control.LENGTH.size:
+                return
+            size = control.LENGTH.unpack(header)[0]
+            body = stream.read(size)
+            if len(body) < size:
+                return  # the process died in the middle of a message
+            yield body

@@ -1,0 +1,35 @@
+"""Settings of a node's network process. The role's process makes them; `control.Start` carries them there unchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.swarm.node_config import NodeConfig
+
+DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
+"""Any free TCP port on every interface."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkConfig:
+    """How a role takes part in the network: the node's own settings, and what its network process needs besides."""
+
+    key_file: Path
+    """Identity of this peer."""
+    run: bytes
+    """Digest of the run manifest's envelope."""
+    node: NodeConfig
+    """Settings of the node. Its `relay` holds the upload cap and the download rate."""
+    blob_dir: Path
+    """Folder of weights and patches; owned by the network process."""
+    listen: tuple[str, ...] = DEFAULT_LISTEN
+    """Multiaddrs to listen on. TCP only by default: the bundled daemon's QUIC has known flaws."""
+    bootstrap: tuple[str, ...] = ()
+    """Peers to join through; empty only for the first peer of a run."""
+    manifest: bytes = b""
+    """The run manifest's envelope, when it is on disk already."""
+    monthly_bytes: int = 0
+    """Most bytes of chunks uploaded in a calendar month; 0 is no limit."""
+    transport: str = "hivemind"
+    """Name of the transport in `p2prl.net.transports.registry`."""

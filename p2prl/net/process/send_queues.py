@@ -1,0 +1,111 @@
+"""Queues of outgoing frames: one of control frames and one of chunks for each neighbor, each sent by a task of its own.
+
+Frames to one neighbor leave in order, one at a time. Chunks queue apart from the rest, so that a transfer never delays
+gossip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from p2prl.errors import TransportError
+from p2prl.net.ports import Transport
+from p2prl.net.process.bandwidth import UploadBudget
+from p2prl.protocol.identity import PeerId
+from p2prl.swarm.node import Node
+
+_SEND_TIMEOUT_S = 10.0
+"""A control frame not handed over within this time means the link is dead."""
+
+_BULK_TIMEOUT_S = 120.0
+"""A 4 MiB chunk at 300 kbit/s; slower links follow only every few versions."""
+
+_MAX_QUEUED_FRAMES = 512
+"""Control frames waiting for one neighbor before it counts as dead: it has stopped reading."""
+
+log = logging.getLogger("p2prl.net")
+
+
+class SendQueues:
+    """Sends a node's frames over a transport."""
+
+    def __init__(
+        self,
+        node: Node,
+        transport: Transport,
+        budget: UploadBudget | None,
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        on_lost: Callable[[PeerId], None],
+        on_chunk_done: Callable[[], None],
+    ) -> None:
+        """`on_lost` gets a neighbor that takes no frames; `on_chunk_done` runs after the node was told of a chunk.
+
+        With a budget, chunks are counted, and a measured upload rate reaches the node.
+        """
+        self._node = node
+        self._transport = transport
+        self._budget = budget
+        self._spawn = spawn
+        self._on_lost = on_lost
+        self._on_chunk_done = on_chunk_done
+        self._control: dict[PeerId, deque[bytes]] = {}
+        self._bulk: dict[PeerId, deque[bytes]] = {}
+        self._control_tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, peer: PeerId, frame: bytes, *, bulk: bool) -> None:
+        """Queue a frame."""
+        queues = self._bulk if bulk else self._control
+        queue = queues.get(peer)
+        if queue is None:
+            queue = queues[peer] = deque()
+            if bulk:
+                self._spawn(self._send_bulk(peer, queue))
+            else:
+                sending = self._spawn(self._send_control(peer, queue))
+                self._control_tasks.add(sending)
+                sending.add_done_callback(self._control_tasks.discard)
+        if len(queue) >= _MAX_QUEUED_FRAMES:
+            self._on_lost(peer)
+            return
+        queue.append(frame)
+
+    async def flush_control(self, timeout_s: float) -> None:
+        """Wait until the neighbors have every queued control frame, and at most `timeout_s`."""
+        if self._control_tasks:
+            await asyncio.wait(self._control_tasks, timeout=timeout_s)
+
+    async def _send_control(self, peer: PeerId, queue: deque[bytes]) -> None:
+        """Send until the queue is empty, then end: a peer that went away leaves nothing behind."""
+        while queue:
+            try:
+                await self._transport.send(peer, queue.popleft(), timeout_s=_SEND_TIMEOUT_S)
+            except TransportError as error:
+                log.debug("send to %s failed: %s", peer, error)
+                queue.clear()
+                self._on_lost(peer)
+        del self._control[peer]
+
+    async def _send_bulk(self, peer: PeerId, queue: deque[bytes]) -> None:
+        while queue:
+            done, frame, sent_bytes = 1, queue.popleft(), 0
+            if self._budget is not None:
+                self._budget.chunk_leaves(len(frame))
+            try:
+                await self._transport.send(peer, frame, timeout_s=_BULK_TIMEOUT_S)
+                sent_bytes = len(frame)
+            except TransportError as error:
+                log.debug("chunk to %s failed: %s", peer, error)
+                # Drop the chunks behind it: a peer that comes back never asked for them and would blame us.
+                done += len(queue)
+                queue.clear()
+            if self._budget is not None and self._budget.chunk_done(peer, sent_bytes):
+                self._node.set_upload_rate(self._budget.rate_bytes_s)
+            for _ in range(done):
+                self._node.upload_done(peer)
+            self._on_chunk_done()
+        del self._bulk[peer]

@@ -1,0 +1,100 @@
+"""Settings of the go-libp2p daemon, its command line, and its start-up errors as sentences with a remedy."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.errors import ConfigError, MachineError
+from p2prl.net.transports import multiaddrs
+from p2prl.net.transports.hivemind import light_import
+
+DAEMON_VARIABLE = "P2PRL_P2PD"
+"""Environment variable with the path of another p2pd, for instance a newer build of hivemind's fork."""
+
+_UNCLAIMED_S = 5
+"""A daemon that no client connects to ends after this long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonConfig:
+    """How this peer appears on the libp2p network below the swarm."""
+
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Multiaddrs to listen on; none to only dial. TCP alone by default: the bundled daemon's QUIC (quic-go 0.40.0) has
+    known holes (CVE-2023-49295, CVE-2024-22189)."""
+    relays: tuple[str, ...] = ()
+    """Relay candidates, multiaddrs ending in /p2p/<id>. When this peer cannot be dialed, it reserves a slot at relays
+    and is dialed through them; it takes about four candidates. The bundled daemon's relays often end a circuit after
+    128 KiB, whatever their data limit: enough for gossip, not for weights."""
+    nat_port_map: bool = True
+    """Ask the home router for a port (UPnP, NAT-PMP)."""
+    auto_nat: bool = True
+    """Help others find out whether they can be dialed."""
+
+
+class PortTakenError(MachineError):
+    """The port to listen on is in use, perhaps only for seconds."""
+
+    def as_machine_error(self) -> MachineError:
+        """The same as an error class that callers in other processes know."""
+        return MachineError(str(self), remedy=self.remedy)
+
+
+def daemon_binary() -> Path:
+    """The p2pd to run: the environment's or the one in hivemind's wheel."""
+    return Path(os.environ.get(DAEMON_VARIABLE) or light_import.load().daemon_path)
+
+
+def daemon_arguments(config: DaemonConfig, *, control_path: Path, key_file: Path) -> list[str]:
+    """The daemon's command line. Raises `ConfigError` for a malformed address."""
+    arguments = [
+        f"-listen=/unix{control_path}",
+        f"-id={key_file}",
+        f"-idleTimeout={_UNCLAIMED_S}s",
+        "-dhtServer=1",  # libp2p's own routing: finds the addresses of peers that the directory knows by id alone
+        "-tls=1",
+        "-noise=1",
+        "-connManager=1",
+        "-relay=1",
+        "-relayService=1",  # carry others' traffic when publicly reachable, within the daemon's own limits
+        f"-autoRelay={int(bool(config.relays))}",
+        f"-autonat={int(config.auto_nat)}",
+        f"-natPortMap={int(config.nat_port_map)}",
+    ]
+    for flag, values in (("hostAddrs", config.listen), ("trustedRelays", config.relays)):
+        for value in values:
+            multiaddrs.to_bytes(value)
+        if values:
+            arguments.append(f"-{flag}={','.join(values)}")
+    if not config.listen:
+        arguments.append("-noListenAddrs=1")
+    return arguments
+
+
+def binary_error(binary: Path, why: str) -> MachineError:
+    """The error for a daemon that the operating system cannot run."""
+    if os.environ.get(DAEMON_VARIABLE) == str(binary):
+        remedy = f"{DAEMON_VARIABLE} names it: point it at a p2pd for this machine, or unset it."
+    else:
+        remedy = f"Install it again: pip install --force-reinstall --no-deps hivemind=={light_import.VERSION}"
+    return MachineError(f"the network daemon {binary} cannot run: {why}", remedy=remedy)
+
+
+def startup_error(last_line: str, config: DaemonConfig) -> MachineError | ConfigError:
+    """The error for a daemon that ended before it listened, from the last line it printed."""
+    reason = last_line.split(" ", 2)[-1] if last_line[:2] == "20" else last_line  # the line starts with date and time
+    listen = ", ".join(config.listen)
+    if "address already in use" in reason:
+        return PortTakenError(
+            f"another program already uses the port of {listen}",
+            remedy="Close it, or listen on another port (0 takes any free one).",
+        )
+    if "cannot assign requested address" in reason or "can't assign requested address" in reason:
+        return MachineError(f"{listen} is not an address of this machine", remedy="Listen on 0.0.0.0.")
+    if "permission denied" in reason and "listen" in reason:
+        return MachineError(f"this user may not listen on {listen}", remedy="Choose a port above 1023.")
+    return MachineError(
+        f"the network daemon did not start: {reason or 'it printed nothing'}", remedy="Run p2prl doctor."
+    )

@@ -1,0 +1,38 @@
+"""Private folder of one daemon: its sockets and key file, under a lock; folders of killed processes are removed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO
+
+_FOLDERS = Path("/tmp")  # noqa: S108 - private folders; not TMPDIR, macOS's makes socket paths pass 104 bytes
+_PREFIX = "p2prl-"
+
+
+class DaemonFolder:
+    """A folder that only this user can enter, until `remove`."""
+
+    def __init__(self) -> None:
+        """Makes the folder, and removes those of processes that are gone: SIGKILL leaves one behind.
+
+        A lock file appears under its name only once it is held. A folder without one is being made just now, and is
+        left alone.
+        """
+        for old in _FOLDERS.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError), (old / "lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(old, ignore_errors=True)
+        # mkdtemp makes the folder 0700, which is what keeps other users of the machine off the sockets and the key.
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_FOLDERS))
+        self._lock: IO[str] = (self.path / "lock.new").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (self.path / "lock.new").rename(self.path / "lock")
+
+    def remove(self) -> None:
+        """Delete the folder and release its lock. May be called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()

@@ -1,0 +1,43 @@
+"""py-libp2p's names, imported when a transport starts and not before."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+from p2prl.errors import MachineError
+from p2prl.net.transports import library_logs
+
+
+class Library:
+    """The parts of py-libp2p and trio in use. Many attributes, because each holds one imported name."""
+
+    def __init__(self) -> None:
+        """Raises `MachineError` when the library is absent or hivemind is loaded: both register the same protobuf
+        names."""
+        if "hivemind" in sys.modules:
+            raise MachineError("hivemind and libp2p cannot share a process", remedy="Start a process for each.")
+        if importlib.util.find_spec("libp2p") is None:
+            raise MachineError("py-libp2p is not installed", remedy="pip install 'p2prl[libp2p]'")
+        load = importlib.import_module
+        self.trio: Any = load("trio")
+        self.new_host: Any = load("libp2p").new_host
+        self.ed25519: Any = load("libp2p.crypto.ed25519")
+        self.x25519: Any = load("libp2p.crypto.x25519")
+        self.noise: Any = load("libp2p.security.noise.transport")
+        self.multiaddr: Any = load("multiaddr").Multiaddr
+        self.peer_info: Any = load("libp2p.peer.peerinfo").info_from_p2p_addr
+        self.peer_id: Any = load("libp2p.peer.id").ID
+        self.failures: tuple[type[BaseException], ...] = (
+            load("libp2p.exceptions").BaseLibp2pError,
+            self.trio.BrokenResourceError,
+            self.trio.ClosedResourceError,
+            self.trio.EndOfChannel,
+            OSError,
+            EOFError,
+            ValueError,  # addresses and states, depending on where a connection died
+        )
+        """What a connection that broke may raise."""
+        library_logs.route("libp2p")

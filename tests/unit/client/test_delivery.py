@@ -1,0 +1,127 @@
+"""Delivery: redelivery in portions, the learner's backlog, and the wait after the end of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2prl.client.delivery import Delivery
+from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.net.process import control
+from p2prl.protocol.digests import Digest, digest
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
+
+NOW = 1_800_000_000.0
+AUTHOR, RUN = b"a" * 32, Digest(bytes(32))
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    made = Spool(tmp_path / "spool.db", SpoolConfig())
+    yield made
+    made.close()
+
+
+def delivery(spool: Spool, rejected: list[Receipt] | None = None) -> Delivery:
+    report = [] if rejected is None else rejected
+    return Delivery(spool, author=AUTHOR, run=RUN, redeliver_s=5.0, on_rejected=report.append)
+
+
+def name(slot: int) -> Digest:
+    return digest("p2prl/test-group", bytes([slot]))
+
+
+def add(spool: Spool, *slots: int, now: float = NOW) -> None:
+    for slot in slots:
+        spool.add(name(slot), b"group %d" % slot, version=0, slot=slot, tokens=1, reward=0.0, now=now)
+
+
+def published(messages: list[control.ToNetwork]) -> list[bytes]:
+    return [message.envelope for message in messages if isinstance(message, control.Publish)]
+
+
+def receipt(slot: int, state: ReceiptState = ReceiptState.VERIFIED, reason: str = "", peer: bytes = AUTHOR) -> Receipt:
+    return Receipt(name(slot), peer, 0, slot, int(state), reason, 1, 1, 0.0)
+
+
+def test_nothing_is_sent_again_without_a_learner(spool: Spool) -> None:
+    subject = delivery(spool)
+    add(spool, 0)
+    assert subject.due(NOW + 60, run_known=True) == []
+    subject.set_learner_in_reach(True)
+    assert published(subject.due(NOW + 60, run_known=True)) == [b"group 0"]
+    assert subject.due(NOW + 61, run_known=True) == [], "not before the next period"
+    assert published(subject.due(NOW + 66, run_known=True)) == [b"group 0"]
+
+
+def test_a_long_backlog_is_sent_in_portions_as_receipts_come(spool: Spool) -> None:
+    subject = delivery(spool)
+    subject.set_learner_in_reach(True)
+    add(spool, *range(40))
+    now, sent = NOW + 60, 0
+    for portion in (16, 16, 8):
+        messages = published(subject.due(now, run_known=True))
+        assert len(messages) == portion
+        stored = tuple(name(slot) for slot in range(sent, sent + portion))
+        subject.on_storage_receipt(StorageReceipt(stored))
+        assert published(subject.due(now, run_known=True)) == [], "the learner holds as many as it may"
+        subject.on_receipts(Receipts(0, tuple(receipt(slot) for slot in range(sent, sent + portion))))
+        sent += portion
+    assert spool.counts() == {"verified": 40}
+
+
+def test_a_learner_that_comes_back_gets_groups_at_once(spool: Spool) -> None:
+    subject = delivery(spool)
+    subject.set_learner_in_reach(True)
+    add(spool, 0)
+    assert len(subject.due(NOW + 60, run_known=True)) == 1
+    subject.set_learner_in_reach(True)
+    assert subject.due(NOW + 61, run_known=True) == []
+    subject.set_learner_in_reach(False)
+    subject.set_learner_in_reach(True)
+    assert len(subject.due(NOW + 61, run_known=True)) == 1
+
+
+def test_an_overdue_receipt_is_asked_of_the_ledger(spool: Spool) -> None:
+    subject = delivery(spool)
+    subject.set_learner_in_reach(True)
+    add(spool, 0)
+    subject.on_storage_receipt(StorageReceipt((name(0),)))
+    assert subject.due(NOW + 5, run_known=True) == []
+    assert subject.due(NOW + 16, run_known=False) == []
+    assert subject.due(NOW + 16, run_known=True) == [control.AskLedger(0)]
+
+
+def test_only_our_rejected_groups_are_reported(spool: Spool) -> None:
+    rejected: list[Receipt] = []
+    subject = delivery(spool, rejected)
+    add(spool, 0, 1)
+    ours = receipt(0, ReceiptState.REJECTED, "bad_tokens")
+    subject.on_receipts(Receipts(0, (ours, receipt(1, ReceiptState.REJECTED, "bad_tokens", peer=b"b" * 32), ours)))
+    assert rejected == [ours]
+    assert spool.counts() == {"generated": 1, "rejected": 1}
+
+
+def test_backlog_counts_groups_with_the_learner_and_fresh_ones(spool: Spool) -> None:
+    subject = delivery(spool)
+    add(spool, 0, 1, now=NOW - 60)
+    add(spool, 2, now=NOW - 1)
+    subject.on_storage_receipt(StorageReceipt((name(0),)))
+    assert subject.backlog(NOW) == 2
+
+
+def test_waits_for_the_last_receipts_and_longer_while_the_learner_holds_groups(spool: Spool) -> None:
+    subject = delivery(spool)
+    assert not subject.is_over(NOW, run_ended=False)
+    assert subject.is_over(NOW, run_ended=True), "nothing to wait for"
+    add(spool, 0, 1)
+    assert not subject.is_over(NOW, run_ended=True)
+    assert subject.is_over(NOW + 6, run_ended=True)
+    subject.set_learner_in_reach(True)
+    subject.on_storage_receipt(StorageReceipt((name(0),)))
+    assert not subject.is_over(NOW + 6, run_ended=True)
+    subject.on_receipts(Receipts(0, (receipt(0),)))
+    assert not subject.is_over(NOW + 7, run_ended=True), "the wait begins again with each receipt"
+    assert subject.is_over(NOW + 13, run_ended=True)

@@ -1,0 +1,126 @@
+"""A volunteer of a small run, with a network port and a clock that the test controls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from p2prl.client.agent import AgentConfig
+from p2prl.client.progress import Progress
+from p2prl.client.service import Volunteer, VolunteerConfig
+from p2prl.models.group_work import Prepared
+from p2prl.net.process import control
+from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.protocol import ledger_chain
+from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
+from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.wire_codec import encode
+from tests.unit.learner.world import NOW, World, identity
+
+ME = identity("volunteer")
+STATUS = control.Status((("learner", 1),), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
+
+
+class InboxPort:
+    """A network port that hands over the messages a test puts into its inbox."""
+
+    addresses: tuple[str, ...] = ()
+    status = None
+
+    def __init__(self) -> None:
+        self.inbox: list[control.FromNetwork] = []
+        self.published: list[bytes] = []
+        self.asked: list[int] = []
+
+    def send(self, message: control.ToNetwork) -> None:
+        if isinstance(message, control.Publish):
+            self.published.append(message.envelope)
+        elif isinstance(message, control.AskLedger):
+            self.asked.append(message.from_height)
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def close(self) -> None:
+        pass
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.time = NOW
+
+    def now(self) -> float:
+        self.time += 0.001
+        return self.time
+
+
+class VolunteerRig:
+    """A volunteer of a small run, its network and its clock."""
+
+    def __init__(self, directory: Path) -> None:
+        self.small_run = World(directory / "learner")
+        self.spool = directory / "seat" / "spool.db"
+        self.clock = HandClock()
+        self.notices: list[str] = []
+        self.progress: list[Progress] = []
+        self.start()
+
+    def start(self, *, background: bool = False) -> None:
+        self.port = InboxPort()
+        self.volunteer = Volunteer(
+            identity=ME,
+            run=self.small_run.run,
+            spool_path=self.spool,
+            config=VolunteerConfig(agent=AgentConfig(slots_per_batch=2), background=background),
+            clock=self.clock,
+            bootstrap=RunBootstrap(
+                lambda _, __: Prepared(self.small_run.engine, self.small_run.work), lambda _, __: None
+            ),
+            on_progress=self.progress.append,
+            on_notice=self.notices.append,
+        )
+        self.volunteer.attach(self.port)
+
+    def close(self) -> None:
+        self.volunteer.close()
+        self.small_run.close()
+
+    def introduce(self) -> None:
+        """The run, its files, and a learner in reach."""
+        self.port.inbox.append(control.RunKnown(self.small_run.manifest_raw))
+        self.port.inbox += [control.FileReady(file.name, "/nowhere") for file in self.small_run.manifest.files]
+        self.port.inbox.append(STATUS)
+
+    def offer(self, version: int) -> None:
+        """Weights of a version are on disk."""
+        policy = self.small_run.publish(version, step=version)
+        path = str(self.small_run.blobs.path(policy.manifest.weights.root))
+        self.port.inbox.append(control.VersionReady(policy.digest, encode(policy.manifest), path))
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.clock.time += 0.25  # longer than the pause between two reports
+            self.volunteer.turn(wait_s=0.0)
+
+    def groups(self) -> list[RolloutGroup]:
+        """Groups published so far."""
+        return [body_of(open_envelope(raw, now=None), RolloutGroup) for raw in self.port.published]
+
+    def says(self, body: Any, author: Identity | None = None) -> bytes:
+        return seal(author or self.small_run.learner, body, run=self.small_run.run, now=NOW)
+
+
+def settled(raw: bytes, state: ReceiptState = ReceiptState.VERIFIED, reason: str = "") -> Receipt:
+    group = body_of(open_envelope(raw, now=None), RolloutGroup)
+    return Receipt(envelope_digest(raw), ME.public_key, group.version, group.slot, int(state), reason, 9, 2, 0.5)
+
+
+def chain(*envelopes: bytes) -> tuple[bytes, ...]:
+    entries, head = [], ledger_chain.GENESIS
+    for height, envelope in enumerate(envelopes):
+        raw, head = ledger_chain.append(height, head, envelope)
+        entries.append(raw)
+    return tuple(entries)

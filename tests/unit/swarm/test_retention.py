@@ -1,0 +1,74 @@
+"""Retention of policy versions: how many are kept, the disk budget, shared blobs."""
+
+from __future__ import annotations
+
+import random
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import open_envelope, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.manifests import PolicyManifest, blob_of
+from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
+from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
+from p2prl.swarm.policies.local_base import LocalBase
+from p2prl.swarm.policies.retention import Retention
+from p2prl.swarm.policies.routing import RoutePlanner
+from p2prl.swarm.relay.chunk_relay import Relay
+from p2prl.swarm.relay.config import RelayConfig
+
+LEARNER = Identity(b"l" * 16)
+SIZE_BYTES = 5_000
+
+
+class Disk:
+    """A catalog of versions whose weights are all on disk; the versions in `equal` have the same weights."""
+
+    def __init__(self, versions: int, *, keep_versions: int, disk_bytes: int = 0, equal: tuple[int, ...] = ()) -> None:
+        self.store = MemoryBlobs()
+        self.gossip = Gossip(Role.VOLUNTEER, random.Random(1), GossipConfig())
+        relay = Relay(self.store, random.Random(1), RelayConfig())
+        catalog = PolicyCatalog(LEARNER.public_key)
+        planner = RoutePlanner(catalog, LocalBase(awaited=False), rebuilds=True)
+        self.retention = Retention(
+            catalog, planner, relay, self.gossip, keep_versions=keep_versions, disk_bytes=disk_bytes
+        )
+        self.versions: list[PolicyVersion] = []
+        for version in range(versions):
+            data = bytes((255 if version in equal else version,)) * SIZE_BYTES
+            weights = blob_of(data, 4096)
+            previous = self.versions[-1].digest if self.versions else Digest(b"")
+            manifest = PolicyManifest(version, version, weights, bytes(32), previous, bytes(32), 0)
+            opened = open_envelope(seal(LEARNER, manifest, run=bytes(32), now=1e9 + version), now=None)
+            self.versions.append(catalog.admit(opened))
+            self.gossip.pin(opened.raw, opened.digest)
+            self.store.add(weights, data)
+            relay.fetch(weights, 0.0)
+
+    def stored(self) -> list[int]:
+        return [v.manifest.version for v in self.versions if self.store.holds(v.manifest.weights.root)]
+
+
+def released(disk: Disk, *in_use: int) -> list[int]:
+    return sorted(v.manifest.version for v in disk.retention.apply({disk.versions[number].digest for number in in_use}))
+
+
+def test_the_newest_versions_are_kept_and_the_others_forgotten() -> None:
+    disk = Disk(6, keep_versions=2)
+    assert [disk.retention.is_past(version) for version in range(6)] == [True] * 4 + [False] * 2
+    assert released(disk, 1) == [0, 2, 3], "version 1 is in use"
+    assert disk.stored() == [1, 4, 5]
+    assert [disk.gossip.is_new(version.digest) for version in disk.versions] == [True, False, True, True, False, False]
+
+
+def test_the_budget_drops_older_versions_that_are_not_in_use() -> None:
+    disk = Disk(5, keep_versions=10, disk_bytes=2 * SIZE_BYTES + 1)
+    assert released(disk, 0, 4) == [1, 2]
+    assert disk.stored() == [0, 3, 4]
+
+
+def test_a_blob_that_another_version_shares_stays() -> None:
+    disk = Disk(3, keep_versions=1, equal=(0, 2))
+    assert released(disk) == [0, 1]
+    assert disk.stored() == [0, 2], "one blob, both versions"

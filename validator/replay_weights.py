@@ -1,0 +1,66 @@
+"""Weights for replays: which policies are on disk, which were asked for, and which one the engine holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from p2prl.models.engine_port import Engine
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.manifests import PolicyManifest
+
+_PATIENCE_S = 30.0
+"""How long groups wait for the weights of their policy before they are dropped."""
+
+
+class ReplayWeights:
+    """Policies by the digest of their manifest's envelope."""
+
+    def __init__(self) -> None:
+        self._on_disk: dict[Digest, tuple[PolicyManifest, Path]] = {}
+        self._asked_at: dict[Digest, float] = {}
+        self._loaded: Digest | None = None
+
+    def __contains__(self, policy: Digest) -> bool:
+        """Whether the weights are on disk."""
+        return policy in self._on_disk
+
+    @property
+    def newest_version(self) -> int:
+        """Newest version on disk; −1 before the first."""
+        return max((manifest.version for manifest, _ in self._on_disk.values()), default=-1)
+
+    def add(self, policy: Digest, manifest: PolicyManifest, path: Path) -> None:
+        """The weights of a policy are on disk."""
+        self._on_disk[policy] = (manifest, path)
+
+    def manifest_of(self, policy: Digest) -> PolicyManifest:
+        """The manifest of a policy that is on disk."""
+        return self._on_disk[policy][0]
+
+    def load(self, engine: Engine, policy: Digest) -> bool:
+        """Make the engine hold a policy that is on disk. False when its file is gone; `IntegrityError` when damaged."""
+        if self._loaded == policy:
+            return True
+        self._loaded = None  # after a failure too, the engine may no longer hold the policy before
+        try:
+            engine.load_weights(self._on_disk[policy][1].read_bytes())
+        except FileNotFoundError:
+            del self._on_disk[policy]
+            return False
+        self._loaded = policy
+        return True
+
+    def ask(self, policy: Digest, now: float) -> bool:
+        """Note that a policy is missing. True the first time: ask the network for it."""
+        if policy in self._asked_at:
+            return False
+        self._asked_at[policy] = now
+        return True
+
+    def is_overdue(self, policy: Digest, now: float) -> bool:
+        """Whether a policy was asked for too long ago."""
+        return now - self._asked_at[policy] > _PATIENCE_S
+
+    def stop_waiting(self, policy: Digest) -> None:
+        """Forget that a policy was asked for."""
+        del self._asked_at[policy]

@@ -1,0 +1,54 @@
+"""Verdicts on rollout groups: inspect each group, replay the sound ones in one batch, state what was found."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+
+from p2prl.models.group_work import Prepared, replay_groups
+from p2prl.protocol.envelope import Opened, body_of
+from p2prl.protocol.ledger_messages import Verdict
+from p2prl.protocol.manifests import PolicyManifest
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import RolloutGroup
+
+
+def judge(prepared: Prepared, manifest: PolicyManifest, groups: Sequence[Opened]) -> list[Verdict]:
+    """One verdict for each group. All groups declare the policy of `manifest`, and the engine holds its weights."""
+    bodies = [body_of(opened, RolloutGroup) for opened in groups]
+    inspections = [
+        prepared.work.inspect(body, peer=opened.author, beacon=manifest.beacon)
+        for opened, body in zip(groups, bodies, strict=True)
+    ]
+    # A group must name the version its policy has, or it would be credited to another one.
+    faults = [
+        inspection.reason if body.version == manifest.version else RejectionReason.UNKNOWN_POLICY
+        for body, inspection in zip(bodies, inspections, strict=True)
+    ]
+    sound = [i for i, fault in enumerate(faults) if not fault]
+    replays = dict(
+        zip(sound, replay_groups(prepared.engine, [(bodies[i], inspections[i]) for i in sound]), strict=True)
+    )
+    verdicts = []
+    for i, (opened, body) in enumerate(zip(groups, bodies, strict=True)):
+        replay = replays.get(i)
+        reason = faults[i] or (replay.reason if replay else "")
+        verdicts.append(
+            Verdict(
+                group=opened.digest,
+                peer=opened.author,
+                version=body.version,
+                passed=not reason,
+                reason=str(reason),
+                tokens=replay.tokens if replay else 0,
+                mismatched=replay.mismatched if replay else 0,
+                worst_margin=_finite(replay.worst_margin) if replay else 0.0,
+            )
+        )
+    return verdicts
+
+
+def _finite(margin: float) -> float:
+    """A margin that a verdict can carry: a policy whose logits are not numbers gives the largest."""
+    return margin if math.isfinite(margin) else sys.float_info.max
