@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from p2prl.algorithms.loss_selection import CHOICES
-from p2prl.algorithms.registry import LOSSES, build_loss
+from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
 from p2prl.learner.guards import GuardConfig
 from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.probation import ProbationConfig
@@ -109,14 +109,15 @@ def step_cost(model: GPT2LMHeadModel, steps: int) -> float:
 def measured_losses() -> dict[str, LossPipelineConfig]:
     """Every loss as a run uses it, and the default with every guard."""
     found = {
-        name: LossPipelineConfig(objectives={name: build_loss(name, max_completion_tokens=TOKENS)}) for name in LOSSES
+        name: LossPipelineConfig(objectives={name: build_loss(name, max_completion_tokens=TOKENS)})
+        for name in BUILTIN_LOSSES
     }
     found["auto"] = LossPipelineConfig(objectives={name: build_loss(name) for name in CHOICES})
     found["gepo_t with all guards and probation"] = LossPipelineConfig(
         objectives={"gepo_t": build_loss("gepo_t")},
         guards=GuardConfig(kl_brake=0.05, vcpo=True, second_moment=0.04, negative_tail=0.5),
-        trust=ProbationConfig(probation_groups=4, loss="asympo"),
-        unverified=build_loss("asympo"),
+        probation=ProbationConfig(probation_groups=4, loss="asympo"),
+        probation_loss=build_loss("asympo"),
     )
     return found
 
@@ -124,10 +125,10 @@ def measured_losses() -> dict[str, LossPipelineConfig]:
 def loss_cost(config: LossPipelineConfig, repeats: int) -> float:
     """Median CPU seconds from log-probs to their gradient, on ragged groups of four stalenesses."""
     policy, rollouts = batch()
-    estimator = LossPipeline(config)
+    pipeline = LossPipeline(config)
 
     def compute() -> None:
-        torch.autograd.grad(estimator.estimate(policy, rollouts).loss, policy)
+        torch.autograd.grad(pipeline.estimate(policy, rollouts).loss, policy)
 
     return cpu_seconds(compute, warm_up=2, repeats=repeats)
 

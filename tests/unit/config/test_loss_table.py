@@ -1,0 +1,152 @@
+"""The `[loss]` table: the pipeline it builds, and refusals that name the setting and a remedy."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from p2prl.algorithms.loss_selection import CHOICES
+from p2prl.algorithms.registry import BUILTIN_LOSSES, loss_by_name
+from p2prl.algorithms.reward_spec import parse_reward
+from p2prl.config.run_settings import RunSettings
+from p2prl.config.toml_tables import parse
+from p2prl.errors import ConfigError
+from p2prl.learner.loss_pipeline import LossPipelineConfig
+from p2prl.protocol.manifests import Sampling
+
+SAMPLING = Sampling(1.0, 8, 8)
+
+
+def built(text: str, sampling: Sampling = SAMPLING, reward: str = "success") -> LossPipelineConfig:
+    settings = parse(RunSettings, tomllib.loads(text), where="run.toml")
+    return settings.loss.build(sampling, parse_reward(reward))
+
+
+@pytest.mark.parametrize("name", BUILTIN_LOSSES)
+def test_every_loss_can_be_named_in_a_run(name: str) -> None:
+    (objective,) = built(f'[loss]\nname = "{name}"').objectives.values()
+    assert objective.spec.name == name
+    assert objective.advantage.kind == loss_by_name(name).advantage
+    if objective.aggregation.kind == "fixed_length":
+        assert objective.aggregation.max_completion_tokens == SAMPLING.max_new_tokens
+
+
+def test_options_and_guards_are_applied() -> None:
+    config = built(
+        """
+        [loss]
+        name = "gex"
+        options = {cap = 3.0, taper = "token"}
+        advantage = "mean_std"
+        aggregation = "delta_l"
+        guards = {kl_brake = 0.05, vcpo = true, second_moment = 0.04, negative_tail = 0.5, ess_warning = 0.1}
+        trust = {probation_groups = 8, cap = 0.5, max_rise_nats = 0.2}
+        reference = {kind = "ema", beta = 0.01, ema_rate = 0.002}
+        """
+    )
+    objective = config.objectives["gex"]
+    assert (objective.config.cap, objective.config.taper) == (3.0, "token")
+    assert (objective.advantage.kind, objective.aggregation.kind) == ("mean_std", "delta_l")
+    assert objective.aggregation.max_completion_tokens == 8
+    assert (config.guards.kl_brake, config.guards.vcpo, config.guards.ess_warning) == (0.05, True, 0.1)
+    assert config.probation_loss is None
+    assert (config.probation.cap, config.reference.beta) == (0.5, 0.01)
+
+
+def test_probation_loss_is_applied() -> None:
+    probation_loss = built('[loss]\ntrust = {probation_groups = 8, loss = "asymre"}').probation_loss
+    assert probation_loss is not None
+    assert probation_loss.spec.name == "asymre"
+
+
+def test_auto_builds_all_its_losses() -> None:
+    assert tuple(built('[loss]\nname = "auto"\nauto = {near_ess = 0.9}').objectives) == CHOICES
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "remedy"),
+    [
+        ('name = "gepot"', "loss.name", "gepo_t"),
+        ('name = "zzz"', "loss.name", "auto"),
+        ("options = {capp = 2}", "capp", "cap"),
+        ("options = {cap = -1}", "cap", "within"),
+        ('options = {cap = "two"}', "cap", "number"),
+        ('advantage = "men"', "loss.advantage", "mean"),
+        ('aggregation = "tokenmean"', "loss.aggregation", "token_mean"),
+        ("guard = {}", "'guard'", "guards"),
+        ("guards = {kl_break = 0.05}", "kl_break", "kl_brake"),
+        ("guards = {kl_brake = 0}", "loss.guards.kl_brake", "above 0"),
+        ("trust = {cap = 9}", "loss.trust.cap", "trusted_cap"),
+        ('name = "auto"\noptions = {cap = 2}', "loss.options", "Remove"),
+        ('name = "auto"\nadvantage = "mean"', "advantage", "Remove"),
+        ('name = "asymre"\nadvantage = "mean_std"', "advantage.kind", "mean"),
+        ('name = "dpo"\naggregation = "token_mean"', "aggregation.kind", "seq_mean"),
+        ('name = "m2po"\nguards = {second_moment = 0.04}', "second_moment", "budget"),
+        ('name = "dpo"\nguards = {negative_tail = 0.5}', "negative_tail", "Remove"),
+        ('name = "dpo"\ntrust = {probation_groups = 8}', "probation_groups", "Remove"),
+        ('trust = {probation_groups = 8, loss = "gspo"}', "loss.trust.loss", "asympo"),
+        ('trust = {probation_groups = 8, loss = "asimpo"}', "loss.trust.loss", "asympo"),
+        ('trust = {loss = "asympo"}', "loss.trust.loss", "probation_groups"),
+        ('trust = {probation_groups = 8, loss = "reinforce"}', "loss.trust.loss", "asympo, asymre"),
+        ("trust = {cap = 0.5}", "loss.trust.cap", "probation_groups"),
+        ("trust = {max_fall_nats = 1.0}", "loss.trust.max_fall_nats", "probation_groups"),
+        ('trust = {probation_groups = 8, loss = "asympo", cap = 0.5}', "loss.trust.cap", "loss.trust.loss"),
+        ('trust = {probation_groups = 8, loss = "asympo", max_rise_nats = 0.2}', "max_rise_nats", "loss.trust.loss"),
+        ("auto = {near_ess = 0.9}", "loss.auto", "auto"),
+        ('reference = {kind = "first", beta = 0.1, ema_rate = 0.01}', "loss.reference.ema_rate", "ema"),
+        ("options = {nll_floor = 0.1}", "nll_floor", "sharpness"),
+        ("reference = {beta = 0.1}", "loss.reference.beta", "kind"),
+        ('reference = {kind = "first"}', "loss.reference.kind", "beta"),
+        ('reference = {kind = "last"}', "kind", ""),
+        ('reference = {kind = "ema", ema_rate = 0.0}', "loss.reference.ema_rate", "within"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_by_name(text: str, named: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built(f"[loss]\n{text}")
+    assert named in str(caught.value)
+    assert remedy in caught.value.remedy
+
+
+def test_one_completion_per_prompt_has_no_baseline() -> None:
+    single = Sampling(1.0, 8, 1)
+    with pytest.raises(ConfigError, match=r"loss\.advantage") as caught:
+        built("[loss]", single)
+    assert "--group-size" in caught.value.remedy
+    built('[loss]\nname = "reinforce"\nadvantage = "none"', single)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'name = "auto"',
+        'name = "asymre"',
+        'name = "dpo"\nadvantage = "none"',
+        'advantage = "none"\ntrust = {probation_groups = 8, loss = "asympo"}',
+    ],
+)
+def test_losses_that_need_several_completions_say_so(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built(f"[loss]\n{text}", Sampling(1.0, 8, 1))
+    assert "--group-size 2 or more" in caught.value.remedy
+    assert "advantage" not in caught.value.remedy
+
+
+def test_nll_floor_needs_sharpness_or_asympo() -> None:
+    built("[loss]\noptions = {sharpness = 1.0, nll_floor = 0.1}")
+    built('[loss]\nname = "asympo"\noptions = {nll_floor = 0.1}')
+
+
+def test_dpo_takes_a_reference_without_a_penalty() -> None:
+    assert built('[loss]\nname = "dpo"\nreference = {kind = "first"}').reference.beta == 0
+
+
+@pytest.mark.parametrize("reward", ["success+0.2*process:clip", "success+outcome", "2*success"])
+@pytest.mark.parametrize("loss", ['name = "bnpo"', 'advantage = "beta"'])
+def test_beta_advantage_refuses_rewards_above_one(loss: str, reward: str) -> None:
+    with pytest.raises(ConfigError, match="beta") as caught:
+        built(f"[loss]\n{loss}", reward=reward)
+    assert 'loss.advantage = "mean"' in caught.value.remedy
+    built(f"[loss]\n{loss}", reward="0.5*success")
+    built('[loss]\nname = "bnpo"\nadvantage = "mean"', reward=reward)

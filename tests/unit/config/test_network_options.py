@@ -1,0 +1,53 @@
+"""Network settings made from a worker's options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2prl.config.network_options import UploadCaps, peer_network
+from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder
+from p2prl.errors import ConfigError
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.join_link import JoinLink
+from p2prl.protocol.kinds import Role
+
+LINK = JoinLink("unit", Digest(bytes(32)), ())
+
+
+@pytest.fixture
+def seat(tmp_path: Path) -> Iterator[WorkerFolder]:
+    taken = claim_worker_folder(tmp_path)
+    yield taken
+    taken.release()
+
+
+def test_disk_cap_is_in_bytes(seat: WorkerFolder) -> None:
+    assert peer_network(LINK, seat, Role.VOLUNTEER, ()).node.disk_bytes == 0
+    assert peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=1.5).node.disk_bytes == 1_500_000_000
+
+
+@pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
+def test_every_worker_rebuilds_versions_from_patches(seat: WorkerFolder, role: Role) -> None:
+    assert peer_network(LINK, seat, role, ()).node.rebuilds
+
+
+def test_only_a_worker_with_a_base_delays_downloads(seat: WorkerFolder) -> None:
+    assert peer_network(LINK, seat, Role.VOLUNTEER, (), has_base=True).node.awaits_base
+    assert not peer_network(LINK, seat, Role.VOLUNTEER, ()).node.awaits_base
+
+
+@pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
+def test_upload_caps_are_in_bytes(seat: WorkerFolder, role: Role) -> None:
+    capped = peer_network(LINK, seat, role, (), UploadCaps(upload_mbit=8.0, monthly_gb=0.5))
+    assert (capped.node.relay.upload_bytes_s, capped.monthly_bytes) == (1_000_000.0, 500_000_000)
+    free = peer_network(LINK, seat, role, ())
+    assert (free.node.relay.upload_bytes_s, free.monthly_bytes) == (0.0, 0)
+
+
+@pytest.mark.parametrize("disk_gb", [-1.0, float("nan"), float("inf")])
+def test_impossible_cap_names_its_option(seat: WorkerFolder, disk_gb: float) -> None:
+    with pytest.raises(ConfigError, match="--disk-gb"):
+        peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=disk_gb)

@@ -1,0 +1,67 @@
+"""Requirements of a run by its manifest, and a disk without room for it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from p2prl.config.requirements import Requirements, check_room, requirements_of, size_text
+from p2prl.errors import MachineError
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.manifests import RunFile, blob_of
+from p2prl.testing.sample_ledgers import manifest
+
+NEEDS = Requirements(files_bytes=1_000, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_requirements_follow_from_the_manifest() -> None:
+    files = tuple(RunFile(name, blob_of(bytes(5_000), 4096)) for name in ("config.json", "tokenizer.json"))
+    run = msgspec.structs.replace(manifest(), parameters=1_000_000, dtype="bfloat16", files=files)
+    volunteer, validator = requirements_of(run, Role.VOLUNTEER), requirements_of(run, Role.VALIDATOR)
+    assert volunteer.download_bytes == 2_010_000
+    assert volunteer.disk_bytes == 10_000 + 4 * 2_000_000
+    assert validator.disk_bytes > volunteer.disk_bytes
+    wide = requirements_of(msgspec.structs.replace(run, dtype="float32"), Role.VOLUNTEER)
+    assert wide.weights_bytes == 2 * volunteer.weights_bytes
+    assert wide.memory_bytes - volunteer.memory_bytes == 2 * 2_000_000
+    computed_wide = requirements_of(msgspec.structs.replace(run, compute_dtype="float32"), Role.VOLUNTEER)
+    assert computed_wide.weights_bytes == volunteer.weights_bytes
+    assert computed_wide.memory_bytes - volunteer.memory_bytes == 2_000_000
+
+
+def test_disk_without_room_for_two_versions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 201_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, free))
+    check_room(NEEDS, tmp_path)
+    free = 200_999
+    with pytest.raises(MachineError, match=r"needs 201 kB of disk .* 201 kB are free") as caught:
+        check_room(NEEDS, tmp_path)
+    assert "P2PRL_HOME" in caught.value.remedy
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "a").write_bytes(bytes(1))
+    check_room(NEEDS, tmp_path)
+
+
+def test_unreadable_disk_is_not_refused(tmp_path: Path) -> None:
+    check_room(Requirements(files_bytes=0, weights_bytes=1 << 60, disk_bytes=0, memory_bytes=0), tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1_000, "1.0 kB"), (99_940, "99.9 kB"), (123_456, "123 kB"),
+        (999_499, "999 kB"), (999_500, "1.0 MB"), (2_500_000_000, "2.5 GB"), (1_234_000_000_000, "1,234.0 GB"),
+    ],
+)  # fmt: skip
+def test_sizes_read_well(size: int, text: str) -> None:
+    assert size_text(size) == text

@@ -1,0 +1,129 @@
+"""Worker folders: one per process, locks that end with the process, keys only the owner can read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2prl.config.network_options import known_run, remember_run
+from p2prl.config.worker_folder import claim_worker_folder, default_home, try_lock, write_status
+from p2prl.errors import IdentityError, MachineError
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
+
+HOLD = """
+import sys
+from pathlib import Path
+from p2prl.config.worker_folder import claim_worker_folder
+seat = claim_worker_folder(Path(sys.argv[1]))
+print(seat.directory.name, seat.identity.peer_id, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_workers_claim_two_folders_with_two_keys(tmp_path: Path) -> None:
+    first, second = claim_worker_folder(tmp_path), claim_worker_folder(tmp_path)
+    assert (first.directory.name, second.directory.name) == ("seat-1", "seat-2")
+    assert first.identity.public_key != second.identity.public_key
+    first.release()
+    again = claim_worker_folder(tmp_path)
+    assert again.directory == first.directory
+    assert again.identity.public_key == first.identity.public_key
+    validator = claim_worker_folder(tmp_path, kind="validator")
+    assert validator.directory.name == "validator-1"
+    for seat in (second, again, validator):
+        seat.release()
+
+
+def test_killed_worker_releases_its_folder(tmp_path: Path) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None
+    name, peer = worker.stdout.readline().split()
+    other = claim_worker_folder(tmp_path)
+    assert (name, other.directory.name) == ("seat-1", "seat-2")
+    worker.send_signal(signal.SIGKILL)
+    worker.communicate()
+    mine = claim_worker_folder(tmp_path)
+    assert (mine.directory.name, mine.identity.peer_id) == ("seat-1", peer)
+    other.release()
+    mine.release()
+
+
+def test_only_the_owner_can_read_a_folder_and_its_key(tmp_path: Path) -> None:
+    seat = claim_worker_folder(tmp_path / "home")
+    assert stat.S_IMODE(seat.directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(seat.key_file.stat().st_mode) == 0o600
+    seat.release()
+    seat.key_file.chmod(0o640)
+    with pytest.raises(IdentityError, match="open to other users") as caught:
+        claim_worker_folder(tmp_path / "home")
+    assert caught.value.remedy == f"chmod 600 {seat.key_file}"
+    seat.key_file.chmod(0o600)
+    claim_worker_folder(tmp_path / "home").release()  # the refusal left the seat free
+
+
+def test_unusable_home_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="cannot use") as caught:
+        claim_worker_folder(tmp_path / "file")
+    assert "P2PRL_HOME" in caught.value.remedy
+
+
+def test_full_disk_under_a_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(IdentityError, match=r"cannot write the key file .*No space left"):
+            claim_worker_folder(tmp_path)
+    claim_worker_folder(tmp_path).release()
+
+
+def test_lock_is_held_once(tmp_path: Path) -> None:
+    lock = try_lock(tmp_path)
+    assert lock is not None
+    assert try_lock(tmp_path) is None
+    lock.close()
+    again = try_lock(tmp_path)
+    assert again is not None
+    again.close()
+
+
+def test_home_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PRL_HOME", str(tmp_path))
+    assert default_home() == tmp_path
+    monkeypatch.delenv("P2PRL_HOME")
+    assert default_home().name == "p2prl"
+
+
+def test_status_is_written_completely_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "status.json"
+    write_status(path, {"state": "sampling"})
+    written = json.loads(path.read_text())
+    assert (written["state"], written["pid"]) == ("sampling", os.getpid())
+    assert written["resident_bytes"] > 1_000_000
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(MachineError, match="cannot write"):
+        write_status(path, {})
+
+
+def test_damaged_run_manifest_is_ignored(tmp_path: Path) -> None:
+    raw = b"manifest envelope"
+    run = envelope_digest(raw)
+    assert known_run(tmp_path / "run", run) == b""
+    remember_run(tmp_path / "run", raw)
+    assert known_run(tmp_path / "run", run) == raw
+    assert known_run(tmp_path / "run", Digest(bytes(32))) == b""
+    (tmp_path / "run" / "run.manifest").write_bytes(raw[:-1])  # what a failing disk gives back
+    assert known_run(tmp_path / "run", run) == b""

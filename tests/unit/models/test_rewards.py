@@ -1,0 +1,104 @@
+"""The reward of a run: parts, refinements and weights against sums written out, through the slots of a real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2prl.errors import ConfigError
+from p2prl.learner.run_plan import RunPlan
+from p2prl.models.group_work import GroupWork
+from p2prl.models.rewards import RunReward
+from p2prl.models.text_codec import TextCodec
+from p2prl.protocol.rollout_group import Completion
+from tests.unit.learner.small_run import SmallRun, altered, identity
+
+PROMPT = "3+4*2-7="  # 7, 4, 7
+GOOD, REPEATED, SHORTCUT, WRONG = ("747#7", True), ("777747#7", True), ("#7", True), ("748#8", True)
+ME = identity("volunteer")
+
+
+def of(text: str, *completions: tuple[str, bool]) -> list[float]:
+    return list(RunReward(text, ["chain4"]).rewards("chain4", PROMPT, completions))
+
+
+def test_reward_of_each_part() -> None:
+    group = (GOOD, REPEATED, SHORTCUT, WRONG, ("74", False))
+    assert of("success", *group) == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert of("2*success+outcome", *group) == [3.0, 3.0, 2.0, 1.0, 0.0]
+    assert of("success+process", *group) == [5.0, 8.0, 2.0, 2.0, 2.0]
+    assert of("success+process:clip", *group) == [1.0, 1.0, 1.0, -1.0, 0.0]
+    assert of("success+process:delta", *group) == [2.0, 2.0, 1.0, 1.0, 1.0]
+    assert of("success+0.5*process:clip+delta", *group, ("848#7", True)) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.75]
+
+
+@given(st.integers(0, 30), st.integers(0, 2))
+def test_repetition_pays_only_without_refinement(times: int, place: int) -> None:
+    once = "747#7"
+    again = once[: place + 1] + once[place] * times + once[place + 1 :]
+    for refined in ("success+process:clip", "success+process:delta", "success+process:clip+delta"):
+        first, second = of(refined, (once, True), (again, True))
+        assert second == pytest.approx(first)
+    first, second = of("success+process", (once, True), (again, True))
+    assert second == pytest.approx(first + times)
+
+
+@given(st.text("0123456789", max_size=20), st.sampled_from(["", "#", "#7", "#8"]))
+def test_refined_process_rewards_are_bounded(digits: str, end: str) -> None:
+    bare, clipped, both, delta = (
+        of(f"success+process{kind}", (digits + end, False))[0] for kind in ("", ":clip", ":clip+delta", ":delta")
+    )
+    assert 0 <= bare <= len(digits) + 1
+    assert clipped <= 0
+    assert -0.5 <= both <= 0
+    assert 0 <= delta <= 1
+
+
+def test_learner_and_volunteer_compute_the_same_reward(tmp_path: Path) -> None:
+    """The learner's inspection and the volunteer's packing agree, and success stays what an evaluation measures."""
+    world = SmallRun(tmp_path)
+    manifest = msgspec.structs.replace(world.manifest, reward="success+0.25*process")
+    work = GroupWork(manifest, world.run, TextCodec(world.loaded.tokenizer, world.loaded.model))
+    policy = world.publish(0, step=0)
+    honest = world.group(policy, ME, 3)
+    assignment = work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=3)
+    codec = TextCodec(world.loaded.tokenizer, world.loaded.model)
+    stop = min(codec.stop_ids)
+    first = str(eval_chain(assignment.prompt)[0])
+    plain = codec.encode(first + first)[-2:]
+    made = [Completion(np.asarray([*plain, stop], "<u4").tobytes(), b"", True, 9.0)] * 2
+    inspection = work.inspect(
+        altered(honest, completions=tuple(made)), peer=ME.public_key, beacon=policy.manifest.beacon
+    )
+    assert inspection.rewards == (0.5, 0.5)
+    assert work.score(assignment, [*plain, stop]).reward == 0.0
+    assert work.rewards(assignment, [[*plain, stop]]) == (0.5,)
+    world.close()
+
+
+def test_unknown_reward_says_what_to_install(tmp_path: Path) -> None:
+    world = SmallRun(tmp_path)
+    manifest = msgspec.structs.replace(world.manifest, reward="success+style")
+    with pytest.raises(ConfigError, match=r"cannot work for the run.*style") as caught:
+        GroupWork(manifest, world.run, TextCodec(world.loaded.tokenizer, world.loaded.model))
+    assert "Install" in caught.value.remedy
+    world.close()
+
+
+def eval_chain(prompt: str) -> list[int]:
+    """Running values from unreduced integers."""
+    total, values = int(prompt[0]), []
+    for sign, digit in zip(prompt[1:-1:2], prompt[2:-1:2], strict=True):
+        total = {"+": total + int(digit), "-": total - int(digit), "*": total * int(digit)}[sign]
+        values.append(total % 10)
+    return values
+
+
+def test_plan_with_unknown_reward_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sucess"):
+        RunPlan(name="r", goal="g", task="chain4", model=None, reward="sucess")
