@@ -116,8 +116,8 @@ def measured_losses() -> dict[str, LossPipelineConfig]:
     found["gepo_t with all guards and probation"] = LossPipelineConfig(
         objectives={"gepo_t": build_loss("gepo_t")},
         guards=GuardConfig(kl_brake=0.05, vcpo=True, second_moment=0.04, negative_tail=0.5),
-        trust=ProbationConfig(probation_groups=4, loss="asympo"),
-        unverified=build_loss("asympo"),
+        probation=ProbationConfig(probation_groups=4, loss="asympo"),
+        probation_loss=build_loss("asympo"),
     )
     return found
 
@@ -125,10 +125,10 @@ def measured_losses() -> dict[str, LossPipelineConfig]:
 def loss_cost(config: LossPipelineConfig, repeats: int) -> float:
     """Median CPU seconds from log-probs to their gradient, on ragged groups of four stalenesses."""
     policy, rollouts = batch()
-    estimator = LossPipeline(config)
+    pipeline = LossPipeline(config)
 
     def compute() -> None:
-        torch.autograd.grad(estimator.estimate(policy, rollouts).loss, policy)
+        torch.autograd.grad(pipeline.estimate(policy, rollouts).loss, policy)
 
     return cpu_seconds(compute, warm_up=2, repeats=repeats)
 

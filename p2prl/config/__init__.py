@@ -1,4 +1,5 @@
-"""Configuration: where things live, what a run's TOML says, and how the roles are put together from it.
+"""Configuration: read and check run folders, worker folders and run.toml, and assemble the roles from them.
 
-Every setting is a field of the frozen dataclass of its owner; this room only reads, checks and assembles.
+Every setting is a field of a frozen dataclass beside the code that uses it; this package only reads, checks and
+assembles.
 """

@@ -1,4 +1,4 @@
-"""The `[loss]` table of run.toml: which loss, which knobs, which guards; and what of it fits together."""
+"""The `[loss]` table of run.toml: the loss, its options and what is put around it, checked to fit together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from p2prl.learner.reference_policy import ReferenceConfig
 from p2prl.protocol.manifests import Sampling
 
 AUTO = "auto"
-"""The name that lets what is measured choose the loss."""
+"""Name that lets measurements choose the loss (`p2prl.algorithms.loss_selection`)."""
 
 _FOR_PROBATION = ("asympo", "asymre")
 """Built-in losses for groups on probation. `reinforce` reads no log-probs either, but it collapses under delay."""
@@ -35,14 +35,14 @@ def _suits_probation(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceTable:
-    """The `[loss.reference]` table: the policy that training is pulled towards, or that `dpo` compares with."""
+    """The `[loss.reference]` table: the policy of the KL penalty, or the one `dpo` compares with."""
 
     kind: Literal["none", "first", "ema"] = "none"
-    """none; the run's first weights; or a slow average of all since."""
+    """`none`; `first`, the run's first weights; or `ema`, a slow average of all since."""
     beta: float = 0.0
-    """Strength of the pull, a k3 penalty; 0 for none."""
+    """Coefficient of the penalty (k3); 0 for none."""
     ema_rate: float = 1e-3
-    """Of `ema`: share of the way to the policy's weights that the reference moves in one update."""
+    """Of `ema`: share of the difference to the policy's weights that the reference moves in one update."""
 
     def __post_init__(self) -> None:
         require("loss.reference.beta", self.beta, 0.0 <= self.beta < float("inf"), "0 or more")
@@ -51,44 +51,44 @@ class ReferenceTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossConfig:
-    """Which loss trains the policy, and what is put around it."""
+    """The loss that trains the policy, and what is put around it."""
 
     name: str = "gepo_t"
     """A name of `p2prl.algorithms.registry`, or `auto`."""
     options: dict[str, object] = field(default_factory=dict)
-    """Fields of that loss's own configuration."""
+    """Options of that loss (docs/algorithms.md)."""
     advantage: str = ""
-    """How rewards become advantages; empty: as in the loss's paper."""
+    """How rewards become advantages; empty for the choice of the loss's paper."""
     aggregation: str = ""
-    """How token losses become one number; empty: as in the loss's paper."""
+    """How token losses become one number; empty for the choice of the loss's paper."""
     guards: GuardConfig = field(default_factory=GuardConfig)
-    """Brakes, masks and the warning."""
+    """Learning-rate brakes, token masks and the ESS warning."""
     trust: ProbationConfig = field(default_factory=ProbationConfig)
     """Probation of peers without history."""
     reference: ReferenceTable = field(default_factory=ReferenceTable)
-    """A reference policy."""
+    """Reference policy."""
     auto: SelectionConfig = field(default_factory=SelectionConfig)
-    """Borders of `auto`'s choice."""
+    """Thresholds of `auto`'s choice."""
 
     def build(self, sampling: Sampling, reward: RewardConfig) -> LossPipelineConfig:
-        """The loss with its guards, for a run that samples and rewards so. ConfigError names what does not fit."""
+        """The loss pipeline for a run with this sampling and reward. ConfigError names what does not fit."""
         objectives = self._objectives(sampling)
         self._check_reward(reward, objectives)
         self._check_combination(sampling, objectives)
-        unverified = None
+        probation_loss = None
         if self.trust.loss:
-            unverified = build_loss(self.trust.loss, max_completion_tokens=sampling.max_new_tokens)
+            probation_loss = build_loss(self.trust.loss, max_completion_tokens=sampling.max_new_tokens)
         return LossPipelineConfig(
             objectives=objectives,
             guards=self.guards,
-            trust=self.trust,
-            unverified=unverified,
+            probation=self.trust,
+            probation_loss=probation_loss,
             reference=ReferencePenaltyConfig(beta=self.reference.beta),
             selection=self.auto,
         )
 
     def reference_config(self) -> ReferenceConfig | None:
-        """How the reference moves; None when there is none."""
+        """Settings of the reference policy; None when there is none."""
         if self.reference.kind == "none":
             return None
         return ReferenceConfig(ema_rate=self.reference.ema_rate if self.reference.kind == "ema" else 0.0)
@@ -122,7 +122,7 @@ class LossConfig:
         return {self.name: objective}
 
     def _check_reward(self, reward: RewardConfig, objectives: dict[str, Objective]) -> None:
-        """Refuse an advantage made for shares of success where the reward may lie outside 0..1."""
+        """Refuse the `beta` advantage where the reward may lie outside 0..1."""
         # Scores of parts beside the verdict may fall below 0 or add to it, so only a bare verdict is sure to fit.
         bare = reward.outcome_weight == 0.0 and reward.process_weight == 0.0 and reward.success_weight <= 1.0
         if bare or all(each.advantage.kind != "beta" for each in objectives.values()):
@@ -135,7 +135,7 @@ class LossConfig:
         )
 
     def _check_combination(self, sampling: Sampling, objectives: dict[str, Objective]) -> None:
-        """Refuse what would be without effect, or would not do what it says."""
+        """Refuse settings that would have no effect, or not the one they name."""
         guards, trust, reference = self.guards, self.trust, self.reference
         if self.name == "m2po" and guards.second_moment is not None:
             _refuse("loss.guards.second_moment", "m2po drops these tokens itself", "Set the option budget of m2po.")
@@ -161,7 +161,7 @@ class LossConfig:
             self._check_single(objectives)
 
     def _check_probation(self) -> None:
-        """Refuse bounds and a loss of probation that would never be used."""
+        """Refuse probation bounds and a probation loss that would never be used."""
         trust, default = self.trust, ProbationConfig()
         if trust.loss and not _suits_probation(trust.loss):
             raise ConfigError(
@@ -169,23 +169,23 @@ class LossConfig:
                 remedy=f"Choose one of: {', '.join(_FOR_PROBATION)}.",
             )
         if trust.loss and not trust.probation_groups:
-            _refuse("loss.trust.loss", "nobody is on probation", "Set loss.trust.probation_groups.")
+            _refuse("loss.trust.loss", "no peer is on probation", "Set loss.trust.probation_groups.")
         for name in ("cap", "trusted_cap", "max_rise_nats", "max_fall_nats"):
             if getattr(trust, name) == getattr(default, name):
                 continue
             if not trust.probation_groups:
-                _refuse(f"loss.trust.{name}", "nobody is on probation", "Set loss.trust.probation_groups.")
+                _refuse(f"loss.trust.{name}", "no peer is on probation", "Set loss.trust.probation_groups.")
             if trust.loss:
                 why = "groups on probation train with loss.trust.loss, which has no such bound"
                 _refuse(f"loss.trust.{name}", why, "Remove it, or loss.trust.loss.")
 
     def _check_single(self, objectives: dict[str, Objective]) -> None:
-        """Refuse what cannot learn from one completion a prompt."""
-        alone = "with one completion a prompt every baseline is the reward itself"
+        """Refuse losses that cannot learn from one completion per prompt."""
+        alone = "with one completion per prompt every baseline is the reward itself"
         if self.name in (AUTO, "asymre"):
             _refuse(f"loss.name = {self.name!r}", alone, _LARGER)
         if self.name == "dpo":
-            _refuse("loss.name = 'dpo'", "with one completion a prompt there are no pairs", _LARGER)
+            _refuse("loss.name = 'dpo'", "with one completion per prompt there are no pairs", _LARGER)
         if self.trust.loss:
             _refuse("loss.trust.loss", alone, "Remove it, or make a run with --group-size 2 or more.")
         if any(each.advantage.kind != "none" for each in objectives.values()):

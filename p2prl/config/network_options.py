@@ -1,4 +1,4 @@
-"""How workers take part in the network of a run, from a join link and a seat. Needs no torch."""
+"""Network settings of a worker, from a join link, its worker folder and command-line options. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 
 _MOST_CAP = 1e6
-"""1 Tbit/s, or a petabyte a month: more is a slip of the keyboard."""
+"""1 Tbit/s, or a petabyte a month: more is a typing error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadCaps:
-    """What a person gives of an uplink."""
+    """Upload limits a person has set."""
 
     upload_mbit: float = 0.0
-    """Mbit/s chunks may use; 0 measures the uplink and uses 80 %."""
+    """Mbit/s for chunks; 0 measures the upload bandwidth and uses 80 % of it."""
     monthly_gb: float = 0.0
-    """GB (10⁹ bytes) of chunks a calendar month; 0 is no limit."""
+    """GB (10⁹ bytes) of chunks per calendar month; 0 is no limit."""
 
     def __post_init__(self) -> None:
         for name, value in (("--upload-mbit", self.upload_mbit), ("--monthly-gb", self.monthly_gb)):
@@ -38,12 +38,12 @@ class UploadCaps:
 
     @property
     def bytes_s(self) -> float:
-        """Bytes per second chunks may use; 0 measures the uplink."""
+        """Bytes per second for chunks; 0 measures the upload bandwidth."""
         return self.upload_mbit * 125_000.0
 
     @property
     def monthly_bytes(self) -> int:
-        """Bytes of chunks a calendar month; 0 is no limit."""
+        """Bytes of chunks per calendar month; 0 is no limit."""
         return int(self.monthly_gb * 1e9)
 
 
@@ -58,10 +58,10 @@ def peer_network(
     has_base: bool = False,
     transport: str = "hivemind",
 ) -> NetworkConfig:
-    """How a worker takes part in the network; it starts from the run it knows already, when it knows it.
+    """Network settings of a worker. A run manifest kept from an earlier start needs no peer to begin.
 
-    `disk_gb` bounds the weights and patches it keeps for others, GB (10⁹ bytes); 0 leaves it to the number of versions.
-    With `has_base` nothing is fetched until the worker has said what it has to start from.
+    `disk_gb` bounds the weights and patches kept for others, GB (10⁹ bytes); 0 bounds only the number of versions.
+    With `has_base` no weights are downloaded until the worker has announced its local base.
     """
     if not (math.isfinite(disk_gb) and 0.0 <= disk_gb <= _MOST_CAP):
         raise ConfigError(f"--disk-gb {disk_gb:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
@@ -88,12 +88,12 @@ def peer_network(
 
 
 def blobs_of_seat(seat: WorkerFolder, run: Digest) -> Path:
-    """Where a worker's weights and patches of a run lie."""
+    """Folder of a worker's weights and patches of a run."""
     return seat.run_directory(run) / "blobs"
 
 
 def remember_run(directory: Path, raw: bytes) -> None:
-    """Keep the run manifest, so that the next start needs no peer to begin."""
+    """Keep the run manifest on disk, so that the next start needs no peer to begin."""
     new = directory / "run.manifest.new"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def remember_run(directory: Path, raw: bytes) -> None:
 
 
 def known_run(directory: Path, run: Digest) -> bytes:
-    """The run manifest kept by `remember_run`; nothing when there is none, or when the disk has damaged it."""
+    """The run manifest kept by `remember_run`; empty when there is none or the file is damaged."""
     try:
         raw = (directory / "run.manifest").read_bytes()
     except OSError:

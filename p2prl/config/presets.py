@@ -9,7 +9,7 @@ from p2prl.tasks.registry import task_by_name
 
 _CHAIN4_SETTINGS = """\
 # Settings of this run that may change between starts. What volunteers rely on (model, task, sampling, staleness
-# bound) stands in the signed run.manifest and cannot.
+# bound) is in the signed run.manifest and cannot change.
 
 device = "cpu"            # a model this small is faster on a CPU than across a bus
 threads = 1
@@ -18,8 +18,8 @@ threads = 1
 groups_per_update = 16    # prompts per update, with 8 completions each
 updates = {updates:<16}# 0 goes on until stopped
 checkpoint_every = 10     # updates; a crash replays what came after from the journal
-publish = "manifest"      # "auto": no more often than a version takes to reach the swarm
-dead_band_ulp = 0         # words that moved no further are not sent again: docs/benchmarks/dead_band.md
+publish = "manifest"      # "auto": no faster than versions reach the swarm, as measured
+dead_band_ulp = 0         # smaller changes of a weight are not published: docs/benchmarks/dead_band.md
 
 [learner.optimiser]
 learning_rate = 5e-4
@@ -27,7 +27,7 @@ warmup_updates = 10
 
 [loss]
 name = "gepo_t"           # group expectation weights, tapered negatives: stable at any staleness
-options = {{sharpness = 1}} # what is nearly certain still teaches; leave out with another loss
+options = {{sharpness = 1}} # near-certain completions still teach; leave out with another loss
                           # other losses, "auto", guards, probation and a reference: docs/algorithms.md
 
 [network]
@@ -37,7 +37,7 @@ listen = ["/ip4/0.0.0.0/tcp/0"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """What a preset fills in."""
+    """Values a preset fills in. It has this many fields because each sets one option of a run."""
 
     goal: str
     task: str
@@ -45,9 +45,9 @@ class Preset:
     staleness_bound: int
     publish_every: int
     dtype: str
-    """Word type the weights travel in."""
+    """Number type weights are published in."""
     compute_dtype: str
-    """Word type engines compute in."""
+    """Number type engines compute in."""
     settings: str
     """Template of run.toml."""
     updates: int
@@ -64,8 +64,8 @@ PRESETS = {
         max_new_tokens=8,
         staleness_bound=128,
         publish_every=2,
-        dtype="bfloat16",  # patches of bf16 words are a fifth of the weights here, of fp32 words three fifths
-        compute_dtype="float32",  # exact for bf16 words, and as fast on a CPU
+        dtype="bfloat16",  # patches are a fifth of the weights here; in float32 they would be three fifths
+        compute_dtype="float32",  # exact for bfloat16 weights, and as fast on a CPU
         settings=_CHAIN4_SETTINGS,
         updates=200,
     )

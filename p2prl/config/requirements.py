@@ -1,7 +1,7 @@
-"""What a run asks of a machine, told before it is spent: estimates from its manifest alone, and a look at the disk.
+"""Disk, memory and download a run needs of a worker: estimates from its manifest, and a check of the free disk.
 
 The manifest's figures are its learner's claims. They are compared with the model itself before anything of the
-weights' size is allocated (`p2prl.models.run_files`), so a false claim costs a wrong estimate and no more.
+weights' size is allocated (`p2prl.models`), so a false claim costs a wrong estimate and no more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
 
 VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
-"""Newest policy versions a worker keeps on disk. A volunteer serves slower neighbours from them; a validator replays
+"""Newest policy versions a worker keeps on disk. A volunteer serves slower peers from them; a validator replays
 groups that were sampled that many versions ago."""
 
 _PROGRAM_BYTES = 600_000_000
@@ -27,18 +27,18 @@ class Requirements:
     """Estimates, in bytes."""
 
     files_bytes: int
-    """Configuration and tokenizer, fetched once."""
+    """Configuration and tokenizer, downloaded once."""
     weights_bytes: int
-    """One policy version as it travels."""
+    """Full weights of one policy version."""
     disk_bytes: int
-    """On disk once as many versions are here as are kept, without the patches between them; finished work comes on
-    top while no learner takes it."""
+    """On disk when all kept versions are there, without the patches between them. Finished work is added while no
+    learner takes it."""
     memory_bytes: int
     """Of all processes together, before the cache of keys and values, which grows with the slots decoded together."""
 
     @property
     def download_bytes(self) -> int:
-        """Fetched before the first answer can be sampled."""
+        """Downloaded before the first completion can be sampled."""
         return self.files_bytes + self.weights_bytes
 
 
@@ -56,15 +56,15 @@ def requirements_of(manifest: RunManifest, role: Role) -> Requirements:
 
 
 def check_room(needs: Requirements, directory: Path) -> None:
-    """Raise `MachineError` when the disk under `directory` cannot even hold one version beside the one before.
+    """Raise `MachineError` when the disk under `directory` has no room for two versions.
 
-    What `directory` holds already is not needed again.
+    Bytes that `directory` holds already count as free.
     """
     try:
         free = shutil.disk_usage(directory).free
         held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     except OSError:
-        return  # it is about to be written to, and what is wrong with it said then
+        return  # the first write to it reports what is wrong
     least = needs.files_bytes + 2 * needs.weights_bytes
     if free + held < least:
         raise MachineError(
@@ -74,7 +74,7 @@ def check_room(needs: Requirements, directory: Path) -> None:
 
 
 def size_text(size_bytes: float) -> str:
-    """A size in the unit that leaves up to three digits before the point."""
+    """A size for people, in the unit that leaves up to three digits before the point."""
     for unit in ("B", "kB", "MB"):
         if size_bytes < 999.5:
             return f"{size_bytes:.0f} {unit}" if unit == "B" or size_bytes >= 100 else f"{size_bytes:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""The roles, put together from a run folder or a join link."""
+"""Assemble the learner, volunteer and validator of a run from a run folder or a join link."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from p2prl.config.network_options import UploadCaps, blobs_of_seat, remember_run
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.errors import P2PRLError
+from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.loss_pipeline import LossPipeline
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
@@ -71,7 +72,7 @@ def build_learner(
     """The learner of a run folder, resumed to the exact step it had reached."""
     device = choose_device(folder.settings.device)
     use_threads(folder.settings.threads)
-    # Master weights in fp32, whatever they travel in: AdamW's small steps would be lost in shorter words.
+    # Master weights in fp32, whatever they are published in: AdamW's small steps would be lost in 16 bits.
     training = load_pretrained(str(folder.newest_weights()), device=device, dtype="float32")
     replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
@@ -79,30 +80,30 @@ def build_learner(
     blobs = DiskBlobStore(folder.paths.blobs)
     for file, data in run_file_blobs(folder):
         blobs.add(file.blob, data)
-    return Learner(
-        paths=folder.paths,
-        identity=folder.identity,
-        manifest=folder.manifest,
-        run=folder.run,
-        model=training.model,
-        tokenizer=training.tokenizer,
-        layout=layout,
-        engine=TransformersEngine(replaying.model, layout),
-        work=work,
-        estimator=LossPipeline(folder.estimator_config()),
-        reference=folder.settings.loss.reference_config(),
-        config=folder.settings.learner,
-        clock=SystemClock(),
-        random_bytes=os.urandom,
-        on_metrics=on_metrics,
-        on_notice=on_notice,
+    return assemble_learner(
+        LearnerParts(
+            paths=folder.paths,
+            identity=folder.identity,
+            manifest=folder.manifest,
+            run=folder.run,
+            training=training,
+            layout=layout,
+            replaying=Prepared(TransformersEngine(replaying.model, layout), work),
+            loss=LossPipeline(folder.loss_config()),
+            reference=folder.settings.loss.reference_config(),
+            config=folder.settings.learner,
+            clock=SystemClock(),
+            random_bytes=os.urandom,
+            on_metrics=on_metrics,
+            on_notice=on_notice,
+        )
     )
 
 
 def learner_network(
     folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps, *, transport: str = "hivemind"
 ) -> NetworkConfig:
-    """How the run's learner takes part in the network."""
+    """Network settings of a run's learner."""
     return NetworkConfig(
         key_file=folder.key_file,
         run=folder.run,
@@ -123,16 +124,16 @@ def learner_network(
 def base_finder(
     model: Path | None, link: JoinLink, seat: WorkerFolder, on_notice: Callable[[str], None]
 ) -> FindBase | None:
-    """What looks at the model directory a person named, once the run is known. One of no use is no reason to stop."""
+    """Reader of the model directory given as base, called once the run is known. An unusable one is only reported."""
     if model is None:
         return None
 
     def find(manifest: RunManifest) -> bytes:
-        on_notice(f"reading the base {model}")
+        on_notice(f"reading the base model {model}")
         try:
             return flatten_local_base(model, manifest, blobs_of_seat(seat, link.run))
         except P2PRLError as error:
-            on_notice(f"the base is of no use: {error}. Going on without it. {error.remedy}".strip())
+            on_notice(f"the base model cannot be used: {error}. Continuing without it. {error.remedy}".strip())
             return b""
 
     return find

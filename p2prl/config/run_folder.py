@@ -1,13 +1,15 @@
-"""A run's folder: what `p2prl init` makes and the learner, the board and `p2prl eval` read. Opened without torch.
+"""Run folder: the files of a run on its learner's machine, opened and checked without torch.
 
-RUN/run.toml        settings a person may change between starts
-RUN/run.manifest    the signed manifest: what can never change without being another run
+RUN/run.toml        settings that may change between starts
+RUN/run.manifest    the signed run manifest; another manifest is another run
 RUN/key.json        the learner's key
 RUN/model/          the first weights, a Hugging Face directory
-RUN/files/          configuration and tokenizer, as volunteers get them
+RUN/files/          configuration and tokenizer, as volunteers download them
 RUN/checkpoints/    the newest weights, Hugging Face directories
 RUN/journal.db      groups, batches, published policies and the ledger
+RUN/blobs/          published weights and patches
 RUN/metrics.jsonl   one line per update
+RUN/status.json     state of the learner, for `p2prl status`
 RUN/link            the join link, once the learner has been up
 """
 
@@ -20,7 +22,8 @@ from typing import IO, Any
 from p2prl.config.toml_tables import read_toml
 from p2prl.config.worker_folder import try_lock
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError
-from p2prl.learner.run_files import LearnerPaths, newest_checkpoint
+from p2prl.learner.checkpoints import newest_checkpoint
+from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.net.storage.key_file import load_identity
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
@@ -32,7 +35,7 @@ from p2prl.protocol.manifests import RunManifest
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """An existing run folder: its manifest and its key belong together. Its settings have not been looked at."""
+    """A run folder whose key belongs to its manifest. Its settings have not been read."""
 
     directory: Path
     identity: Identity
@@ -41,12 +44,12 @@ class Folder:
 
     @property
     def run(self) -> Digest:
-        """The run's name everywhere: its manifest envelope's digest."""
+        """The run's identity: the digest of its manifest's envelope."""
         return envelope_digest(self.manifest_raw)
 
     @property
     def paths(self) -> LearnerPaths:
-        """Where the learner keeps things."""
+        """Paths of the learner's own files."""
         return LearnerPaths(self.directory)
 
     @property
@@ -61,11 +64,11 @@ class Folder:
 
     @property
     def settings_file(self) -> Path:
-        """What a person may change between starts."""
+        """Settings that may change between starts."""
         return self.directory / "run.toml"
 
     def settings_table(self) -> dict[str, Any]:
-        """The settings as they were typed; nothing of them is checked. Raises `ConfigError` when it is no TOML."""
+        """The settings as they were typed, unchecked. Raises `ConfigError` when the file is not TOML."""
         return read_toml(self.settings_file) if self.settings_file.exists() else {}
 
     def record_planned_updates(self, updates: int) -> None:
@@ -95,7 +98,7 @@ class Folder:
         return JoinLink(self.manifest.name, self.run, addresses[: limits.MAX_ADDRESSES])
 
     def lock(self) -> IO[str]:
-        """Hold the run for this process. `MachineError` when another learner has it."""
+        """Lock the run for this process. `MachineError` when another learner holds it."""
         lock = try_lock(self.directory)
         if lock is None:
             raise MachineError(
@@ -119,7 +122,8 @@ def open_folder(directory: Path) -> Folder:
         manifest.check()
     except RemoteProtocolError as error:
         raise ConfigError(
-            f"{manifest_path} is damaged: {error}", remedy="Restore it from a copy; another would be another run."
+            f"{manifest_path} is damaged: {error}",
+            remedy="Restore it from a copy; any other manifest would be another run.",
         ) from error
     identity = load_identity(directory / "key.json")
     if identity.public_key != manifest.learner:
@@ -130,6 +134,6 @@ def open_folder(directory: Path) -> Folder:
 
 
 def refuse_folder_in_use(directory: Path) -> None:
-    """Raises `ConfigError` when there is something where a run is to be made: nothing is ever overwritten."""
+    """Raise `ConfigError` when a new run's folder exists and holds anything: nothing is ever overwritten."""
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} exists and is not empty", remedy="Choose another name; nothing was touched.")

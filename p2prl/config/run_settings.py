@@ -1,6 +1,6 @@
-"""Making a run folder, and opening one with its settings, as the learner and `p2prl eval` need it.
+"""Settings of a run (run.toml), opening a run folder with them checked, and making a new run folder.
 
-What lies where is `p2prl.config.run_folder`'s to say, which opens a folder without torch.
+`run_folder` lists the files of a folder and opens it without torch, where settings are not needed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from p2prl.config.loss_table import LossConfig
 from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
+from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.loss_pipeline import LossPipelineConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
-from p2prl.learner.service import LearnerConfig
 from p2prl.models.pretrained import LoadedModel, load_pretrained
 from p2prl.models.run_files import export_run_files
 from p2prl.models.text_codec import TextCodec
@@ -39,23 +39,26 @@ from p2prl.tasks.registry import task_by_name
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListenConfig:
-    """How the learner can be reached."""
+    """Addresses of the learner."""
 
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    """Multiaddrs to listen on; port 0 is replaced by a free one at the first start and kept."""
+    """Multiaddrs to listen on; port 0 is replaced by a free port at the first start, which is kept."""
     bootstrap: tuple[str, ...] = ()
-    """Other peers of the directory to join through; usually none."""
+    """Multiaddrs of other peers to join the directory through; usually none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """What `run.toml` may say."""
+    """Settings of a run that may change between starts: the tables of run.toml."""
 
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    """Training, publishing and pacing."""
     loss: LossConfig = field(default_factory=LossConfig)
+    """The loss and what is put around it (docs/algorithms.md)."""
     network: ListenConfig = field(default_factory=ListenConfig)
+    """Addresses of the learner."""
     device: str = "auto"
-    """`auto` takes CUDA, then MPS, then the CPU; or name one."""
+    """Device to train on: `auto` takes CUDA, then MPS, then the CPU; or the name of one, as torch calls it."""
     threads: int = 0
     """CPU threads of the learner; 0 leaves the choice to torch."""
 
@@ -65,28 +68,30 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder(Folder):
-    """A run folder with its settings checked: what a role that computes starts from."""
+    """A run folder with its settings read and checked."""
 
     settings: RunSettings
 
-    def estimator_config(self) -> LossPipelineConfig:
-        """The run's loss with all that is put around it. ConfigError where its settings do not fit the run."""
+    def loss_config(self) -> LossPipelineConfig:
+        """The run's loss and what is put around it. ConfigError where its settings do not fit the run."""
         return self.settings.loss.build(self.manifest.sampling, parse_reward(self.manifest.reward))
 
 
 def open_run(directory: Path) -> RunFolder:
-    """Read a run folder and its settings. Raises `ConfigError` when it is not one, or when they do not fit together."""
+    """Read a run folder and its settings. Raises `ConfigError` when it is not one or its settings do not fit."""
     folder = open_folder(directory)
     settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
     run = RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
-    run.estimator_config()
+    run.loss_config()
     _check_dead_band(settings.learner.dead_band_ulp, folder.manifest.dtype)
     return run
 
 
 def _check_dead_band(band_ulp: int, dtype: str) -> None:
     widest = widest_band_ulp(WORD_TYPES[dtype])
-    require("dead_band_ulp", band_ulp, band_ulp <= widest, f"within 0..{widest}, as the weights travel in {dtype}")
+    require(
+        "dead_band_ulp", band_ulp, band_ulp <= widest, f"within 0..{widest}, as the weights are published in {dtype}"
+    )
 
 
 def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Callable[[str, float], None]) -> RunFolder:
@@ -125,7 +130,7 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
 
 
 def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel) -> None:
-    """Refuse a run that no volunteer could take part in, before anybody has joined it."""
+    """Refuse a run that no volunteer could take part in."""
     try:
         manifest.check()
     except RemoteProtocolError as error:
@@ -163,18 +168,18 @@ def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> 
 
 
 def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:
-    """The run's files with their bytes, for the learner to serve."""
+    """Files of the run with their bytes, for the learner to serve."""
     try:
         return [(file, (folder.directory / "files" / file.name).read_bytes()) for file in folder.manifest.files]
     except OSError as error:
         raise ConfigError(
             f"a file that volunteers need is missing: {error.filename}",
-            remedy=f"Copy it from {folder.directory / 'model'}; it must be the very same.",
+            remedy=f"Copy it from {folder.directory / 'model'}; it must be exactly the same file.",
         ) from error
 
 
 def describe(manifest: RunManifest) -> dict[str, Any]:
-    """What a person should see before joining a run."""
+    """Facts about a run that a person should see before joining it."""
     return {
         "name": manifest.name,
         "goal": manifest.goal,

@@ -1,4 +1,4 @@
-"""TOML tables into frozen dataclasses: unknown keys are errors with a suggestion, wrong types name the key."""
+"""Parse TOML tables into frozen dataclasses; unknown keys and wrong types are errors that name the key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse(kind: type[T], table: Mapping[str, Any], *, where: str) -> T:
-    """`table` as a `kind`. `where` is shown in errors, as in `run.toml [learner]`."""
+    """Parse `table` as a `kind`. `where` is shown in errors, as in `run.toml [learner]`."""
     assert is_dataclass(kind)
     hints = typing.get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}

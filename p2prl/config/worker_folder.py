@@ -1,13 +1,13 @@
-"""Where a volunteer's or validator's things live on this machine, and who holds them.
+"""Worker folder: keys, unfinished work and weights of one worker process, locked while it runs.
 
-    HOME/seat-1/key.json           identity: one key per seat
+    HOME/seat-1/key.json           identity: one key per worker
     HOME/seat-1/RUN/spool.db       undelivered work
     HOME/seat-1/RUN/blobs/         weights
-    HOME/seat-1/RUN/run.manifest   the run, once known
+    HOME/seat-1/RUN/run.manifest   the run manifest, once known
     HOME/seat-1/RUN/status.json    what `p2prl status` shows
 
-A seat is one worker process. Starting `p2prl join` twice takes two seats, each with a key of its own, because two
-workers under one key would do the same slots.
+Each worker process claims one `seat-N` folder. Starting `p2prl join` twice claims two, each with a key of its own,
+because two workers under one key would do the same work slots.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from p2prl.net.storage.key_file import load_or_create_identity
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 
-_MOST_SEATS = 64
+_MOST_FOLDERS = 64
+"""Workers of one kind on a machine: more is a loop that starts them by mistake."""
 
 
 def default_home() -> Path:
-    """`$P2PRL_HOME`, else the platform's place for a user's data."""
+    """`$P2PRL_HOME`, else the platform's folder for user data."""
     chosen = os.environ.get("P2PRL_HOME")
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("p2prl"))
 
 
 @dataclass(slots=True)
 class WorkerFolder:
-    """A locked place to work from; the lock goes with the process."""
+    """A claimed folder. The lock ends with the process."""
 
     directory: Path
     identity: Identity
@@ -47,21 +48,21 @@ class WorkerFolder:
 
     @property
     def key_file(self) -> Path:
-        """Identity of this seat."""
+        """Key of this worker."""
         return self.directory / "key.json"
 
     def run_directory(self, run: Digest) -> Path:
-        """What belongs to one run."""
+        """Folder of one run's files."""
         return self.directory / run.hex()[:16]
 
     def release(self) -> None:
-        """Let another process have the seat."""
+        """Unlock the folder for another process."""
         self._lock.close()
 
 
 def claim_worker_folder(home: Path, *, kind: str = "seat") -> WorkerFolder:
-    """The first free seat under `home`, made if need be, with its key."""
-    for number in range(1, _MOST_SEATS + 1):
+    """Claim the first free worker folder under `home`, created with a key if needed."""
+    for number in range(1, _MOST_FOLDERS + 1):
         directory = home / f"{kind}-{number}"
         lock = try_lock(directory)
         if lock is not None:
@@ -71,12 +72,12 @@ def claim_worker_folder(home: Path, *, kind: str = "seat") -> WorkerFolder:
                 lock.close()
                 raise
     raise MachineError(
-        f"all {_MOST_SEATS} seats under {home} are taken", remedy="Stop a worker, or give another --home."
+        f"all {_MOST_FOLDERS} worker folders under {home} are in use", remedy="Stop a worker, or give another --home."
     )
 
 
 def try_lock(directory: Path) -> IO[str] | None:
-    """Hold a directory for this process; None when another one holds it. Dies with the process, however it dies."""
+    """Lock a directory for this process; None when another process holds it. The lock ends with the process."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = (directory / "lock").open("a+")
@@ -96,10 +97,10 @@ def try_lock(directory: Path) -> IO[str] | None:
 
 
 def holder_of(directory: Path) -> int | None:
-    """The process that holds a directory by `try_lock`, as it wrote itself down; None when nobody does.
+    """Process id of the holder of a directory's lock, 0 when it is not written yet; None when the directory is free.
 
-    A number alone proves nothing: it may be another program's by now. The lock ends with its holder, so it is asked.
-    Asking holds the lock shared for some microseconds, in which a worker that starts would take the next seat.
+    The written number alone proves nothing: it may belong to another program by now. So the lock itself is tested,
+    which takes it shared for some microseconds; a worker that starts just then claims the next folder.
     """
     try:
         file = (directory / "lock").open()
@@ -115,7 +116,7 @@ def holder_of(directory: Path) -> int | None:
 
 
 def write_status(path: Path, status: dict[str, Any]) -> None:
-    """Replace a status file in one step, so that a reader never sees half of it."""
+    """Replace a status file atomically, so that a reader never sees half of it."""
     new = path.with_suffix(".new")
     memory = psutil.Process().memory_info().rss
     try:

@@ -1,4 +1,4 @@
-"""The guards a run may put around any loss: what they are set to, what they drop, and how far they slow an update."""
+"""Optional guards around any loss: learning-rate brakes, token masks and a warning on a low effective sample size."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from p2prl.errors import require
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardConfig:
-    """What may be put around a loss. A guard that is not set is off."""
+    """Settings of the guards. A guard that is not set is off."""
 
     kl_brake: float | None = None
     """δ, nats per token: the learning rate is scaled by min(1, √(δ/KL)). .05 is a start."""
     vcpo: bool = False
     """Scale the learning rate by √(ESS/n) of the whole-sequence ratios (VCPO)."""
     second_moment: float | None = None
-    """τ, nats²: tokens of the largest squared log-ratio are dropped until the mean is at most this (M2PO; .04)."""
+    """τ, nats²: tokens of the largest squared log-ratio are dropped until its mean is at most this (M2PO; .04)."""
     negative_tail: float | None = None
     """δ, nats per token: negatives that the policy has abandoned by more than this are dropped (.5)."""
     ess_warning: float = 0.05
-    """Say so when less than this share of a batch counts (ESS/n, mean of recent updates); 0 never does. In a small
-    batch the border is one and a half completions, since one alone is 1/n of it."""
+    """Warn when the effective sample size falls below this share of the batch (ESS/n, mean of recent updates); 0 never
+    warns. In a small batch the threshold is one and a half completions, since one alone is 1/n of it."""
 
     def __post_init__(self) -> None:
         for name in ("kl_brake", "second_moment"):
@@ -45,8 +45,8 @@ class GuardConfig:
             factor *= float(vcpo_factor(terms.sequence_BG))
         return factor
 
-    def ess_border(self, completions: int) -> float:
-        """ESS/n below which a batch of that many has collapsed."""
+    def ess_threshold(self, completions: int) -> float:
+        """ESS/n below which a batch of this many completions counts as collapsed."""
         return max(self.ess_warning, min(0.75, 1.5 / completions)) if self.ess_warning else 0.0
 
     def keep(self, terms: Terms) -> Tensor | None:
@@ -67,14 +67,14 @@ class GuardConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EssWatch:
-    """Whether the effective sample size has collapsed: one warning when it does, none more until it has recovered."""
+    """Detector of a collapsed effective sample size: one warning, and none more until it has recovered."""
 
     mean: float | None = None
     """Running mean of ESS/n; None before the first batch."""
     warned: bool = False
 
     def observe(self, ess_fraction: float, *, below: float) -> tuple[EssWatch, bool]:
-        """The watch after one more batch, and whether to warn now. It recovers at twice the border."""
+        """The watch after one more batch, and whether to warn now. It recovers at twice `below`."""
         mean = ess_fraction if self.mean is None else self.mean + 0.1 * (ess_fraction - self.mean)
         if mean < below and not self.warned:
             return EssWatch(mean=mean, warned=True), True

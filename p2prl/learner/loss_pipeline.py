@@ -1,7 +1,7 @@
-"""From log-probs to one number to minimise: the run's loss with its guards, probation, reference and choice.
+"""Loss pipeline: from log-probs to one scalar to minimize, through guards, probation, reference pull and loss choice.
 
-Everything a run may set around a loss meets here, and what it measured is described. The state is a handful of plain
-numbers, kept in the checkpoint; apart from it the outcome depends on the batch alone, so that a replay repeats it.
+Everything a run may put around its loss meets here, and its metrics are collected. The state is a few plain numbers,
+kept in the checkpoint. Apart from it the result depends on the batch alone, so a replay repeats it.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -23,28 +23,8 @@ from p2prl.algorithms.loss_selection import SelectionConfig, SelectionState, obs
 from p2prl.algorithms.objective import Objective
 from p2prl.algorithms.ratios import terms_of
 from p2prl.learner.guards import EssWatch, GuardConfig
+from p2prl.learner.loss_diagnostics import STALENESS_EDGES, bucket_figures, bucket_name, collapse_notice
 from p2prl.learner.probation import ProbationConfig
-
-STALENESS_EDGES = (0, 1, 5, 17, 65, 257)
-"""Updates: least staleness of each bucket of the log; the last is open."""
-
-BUCKETS = ("0", "1-4", "5-16", "17-64", "65-256", "257+")
-"""What they are called in the log."""
-
-_BUCKET_FIGURES = {
-    "completions": "completions",
-    "ess": "ess_fraction",
-    "kl_k1": "kl_k1",
-    "kl_k3": "kl_k3",
-    "chi2": "chi2",
-    "m2": "m2",
-    "bounded_fraction": "bounded_fraction",
-    "weight_max": "weight_max",
-    "weight_variance": "weight_variance",
-}
-
-_WITHSTANDS = frozenset({"gepo_t", "gex", "asympo", "asymre"})
-"""Losses whose weights stay bounded however few completions count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,22 +32,22 @@ class LossPipelineConfig:
     """A loss and what is put around it."""
 
     objectives: Mapping[str, Objective]
-    """The loss; or, when a run lets it be chosen, every loss there is to choose from, by name."""
+    """The loss; or, when the run lets it be chosen, every loss to choose from, by name."""
     guards: GuardConfig = field(default_factory=GuardConfig)
     """Masks, brakes and the warning."""
-    trust: ProbationConfig = field(default_factory=ProbationConfig)
-    """Probation."""
-    unverified: Objective | None = None
+    probation: ProbationConfig = field(default_factory=ProbationConfig)
+    """Bounds for peers without history."""
+    probation_loss: Objective | None = None
     """The loss of groups on probation; None: the run's own."""
     reference: ReferencePenaltyConfig = field(default_factory=ReferencePenaltyConfig)
     """The pull towards a reference policy."""
     selection: SelectionConfig = field(default_factory=SelectionConfig)
-    """Borders of the choice, when there is one."""
+    """Thresholds of the choice, when there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
-    """A batch before its advantages: what the learner knows of B groups."""
+    """A batch of B groups before its advantages are computed."""
 
     behavior_logprobs_BGT: Tensor
     """Nats: the learner's own, at the version each group was sampled with."""
@@ -85,20 +65,20 @@ class Rollouts:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What one batch comes to."""
+    """The loss of one batch and what to log about it."""
 
     loss: Tensor
-    """Scalar to minimise."""
+    """Scalar to minimize."""
     rate_factor: float
-    """On the learning rate, in (0, 1]."""
+    """Factor on the learning rate, in (0, 1]."""
     metrics: dict[str, Any]
     """For the log (`docs/metrics.md`)."""
     notices: tuple[str, ...]
-    """Sentences a person should read: a choice and why, a warning and its remedy."""
+    """Sentences a person should read: a choice and its reason, a warning and its remedy."""
 
 
 class LossPipeline:
-    """The run's loss as it stands at an update."""
+    """The run's loss, with its state at the current update."""
 
     def __init__(self, config: LossPipelineConfig) -> None:
         self._config = config
@@ -109,13 +89,13 @@ class LossPipeline:
 
     @classmethod
     def plain(cls, objective: Objective) -> LossPipeline:
-        """This loss and nothing around it."""
+        """A loss with nothing around it."""
         return cls(LossPipelineConfig(objectives={objective.spec.name: objective}))
 
     @property
-    def trust(self) -> ProbationConfig:
-        """The run's rule of probation."""
-        return self._config.trust
+    def probation(self) -> ProbationConfig:
+        """The run's probation rule."""
+        return self._config.probation
 
     @property
     def objective(self) -> Objective:
@@ -124,12 +104,12 @@ class LossPipeline:
         return next(iter(objectives.values())) if self._choice is None else objectives[self._choice.loss]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold: plain numbers and names."""
+        """State for a checkpoint: plain numbers and names."""
         choice = None if self._choice is None else asdict(self._choice)
         return {"ess_watch": asdict(self._watch), "choice": choice}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take a checkpoint's state. What another loss left behind is not taken over."""
+        """Load a checkpoint's state. A choice this run cannot make any more is ignored."""
         if "ess_watch" in state:
             self._watch = EssWatch(**state["ess_watch"])
         choice = state.get("choice")
@@ -137,17 +117,17 @@ class LossPipeline:
             self._choice = SelectionState(**choice)
 
     def estimate(self, policy_logprobs_BGT: Tensor, rollouts: Rollouts) -> Estimate:
-        """The loss of a batch; gradients flow to `policy_logprobs_BGT`. Goes on to the next state.
+        """The loss of a batch; gradients flow to `policy_logprobs_BGT`. Advances the state.
 
         Raises LocalProtocolError where the batch holds NaN, infinity or an empty completion.
         """
         notices: list[str] = []
         plain = _batch(self.objective, rollouts)
-        believed_B = self._believed(policy_logprobs_BGT, plain, rollouts)
+        reliable_B = self._reliable(policy_logprobs_BGT, plain, rollouts)
         if self._choice is not None:
-            notices += self._choose(policy_logprobs_BGT[believed_B], _part(plain, believed_B))
+            notices += self._choose(policy_logprobs_BGT[reliable_B], _select_groups(plain, reliable_B))
         objective, config = self.objective, self._config
-        batch, counts = self._guarded(objective, policy_logprobs_BGT, rollouts, believed_B)
+        batch, counts = self._guarded(objective, policy_logprobs_BGT, rollouts, reliable_B)
         output = self._output(objective, policy_logprobs_BGT, rollouts, batch)
         loss = output.loss
         metrics: dict[str, Any] = {"loss_name": objective.spec.name, **counts}
@@ -155,81 +135,90 @@ class LossPipeline:
             penalty = reference_penalty(policy_logprobs_BGT, batch, config.reference, objective.aggregation)
             loss = loss + penalty
             metrics["reference_penalty"] = float(penalty.detach())
-        believed = policy_logprobs_BGT[believed_B], _part(batch, believed_B), _of(output, believed_B)
-        rate_factor = config.guards.rate_factor(terms_of(*believed[:2]))
-        whole = _whole(*believed)
-        # Groups with a loss of their own are trained on, so they are described, whatever their log-probs are worth.
-        described = believed if config.unverified is None else (policy_logprobs_BGT, batch, output)
-        metrics |= {"rate_factor": rate_factor} | _figures("all", _whole(*described))
+        reliable = (
+            policy_logprobs_BGT[reliable_B],
+            _select_groups(batch, reliable_B),
+            _select_output(output, reliable_B),
+        )
+        rate_factor = config.guards.rate_factor(terms_of(*reliable[:2]))
+        overall = _diagnose_all(*reliable)
+        # Groups with a loss of their own are trained on, so they are described, however wrong their log-probs are.
+        described = reliable if config.probation_loss is None else (policy_logprobs_BGT, batch, output)
+        metrics |= {"rate_factor": rate_factor} | bucket_figures("all", _diagnose_all(*described))
         for bucket in diagnose(*described, edges=STALENESS_EDGES):
-            metrics |= _figures(BUCKETS[STALENESS_EDGES.index(bucket.staleness_from)], bucket)
+            metrics |= bucket_figures(bucket_name(bucket), bucket)
         metrics |= {f"loss/{name}": float(value) for name, value in output.metrics.items()}
         self._watch, collapsed = self._watch.observe(
-            whole.ess_fraction, below=config.guards.ess_border(whole.completions)
+            overall.ess_fraction, below=config.guards.ess_threshold(overall.completions)
         )
         if collapsed:
-            notices.append(_collapse(self._watch.mean or 0.0, objective.spec.name))
+            notices.append(collapse_notice(self._watch.mean or 0.0, objective.spec.name))
         return Estimate(loss=loss, rate_factor=rate_factor, metrics=metrics, notices=tuple(notices))
 
-    def _believed(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, rollouts: Rollouts) -> Tensor:
-        """(B,): groups whose log-probs may decide anything, the learning rate and the choice of the loss among it.
+    def _reliable(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, rollouts: Rollouts) -> Tensor:
+        """(B,): groups whose log-probs may decide the learning rate, the masks and the choice of the loss.
 
-        Not those on probation that are out of bounds, nor any on probation where these train without log-probs. A
-        batch of nothing else is judged as it is.
+        Groups on probation may not when they are out of bounds, nor at all where they train without log-probs. A batch
+        of nothing else is judged as it is.
         """
         on_probation_B = rollouts.trust_B < 1.0
-        believed_B = ~on_probation_B
-        if self._config.unverified is None and bool(on_probation_B.any()):
-            believed_B = self._config.trust.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
-        return believed_B if bool(believed_B.any()) else torch.ones_like(believed_B)
+        reliable_B = ~on_probation_B
+        if self._config.probation_loss is None and bool(on_probation_B.any()):
+            reliable_B = self._config.probation.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
+        return reliable_B if bool(reliable_B.any()) else torch.ones_like(reliable_B)
 
     def _choose(self, policy_logprobs_BGT: Tensor, plain: RolloutBatch) -> list[str]:
-        """Look at the batch before it is trained on, so that the loss in use is the one the batch asks for."""
+        """Choose the loss from the batch before training on it, so that the loss in use fits this very batch."""
         assert self._choice is not None
-        seen = _whole(policy_logprobs_BGT, plain, _nothing(policy_logprobs_BGT))
+        seen = _diagnose_all(policy_logprobs_BGT, plain, _no_output(policy_logprobs_BGT))
         self._choice, reason = observe(
             self._choice, ess_fraction=seen.ess_fraction, kl_per_token=seen.kl_k3, config=self._config.selection
         )
         return [reason] if reason else []
 
     def _guarded(
-        self, objective: Objective, policy_logprobs_BGT: Tensor, rollouts: Rollouts, believed_B: Tensor
+        self, objective: Objective, policy_logprobs_BGT: Tensor, rollouts: Rollouts, reliable_B: Tensor
     ) -> tuple[RolloutBatch, dict[str, int]]:
         """The batch with masks and caps, and how many groups are on probation and how many of them are dropped."""
         batch = _batch(objective, rollouts)
         guard_BGT = self._config.guards.keep(
-            terms_of(policy_logprobs_BGT[believed_B].detach(), _part(batch, believed_B))
+            terms_of(policy_logprobs_BGT[reliable_B].detach(), _select_groups(batch, reliable_B))
         )
-        if guard_BGT is not None:  # the masks read log-probs: they touch no others
+        if guard_BGT is not None:  # the masks read log-probs: they apply to no other groups
             everywhere_BGT = torch.ones_like(batch.mask_BGT, dtype=guard_BGT.dtype)
-            everywhere_BGT[believed_B] = guard_BGT
+            everywhere_BGT[reliable_B] = guard_BGT
             guard_BGT = everywhere_BGT
-        trust = self._config.trust
+        probation = self._config.probation
         on_probation_B = rollouts.trust_B < 1.0
         counts = {"probation_groups": int(on_probation_B.sum()), "deflated_groups": 0}
-        if self._config.unverified is None and bool(on_probation_B.any()):
-            keep_B = trust.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
+        if self._config.probation_loss is None and bool(on_probation_B.any()):
+            keep_B = probation.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
             counts["deflated_groups"] = int((~keep_B).sum())
             kept_BGT = spread(keep_B, batch.mask_BGT)
             guard_BGT = kept_BGT if guard_BGT is None else guard_BGT * kept_BGT
-            batch = replace(batch, weight_cap_BG=trust.caps(rollouts.trust_B, batch.mask_BGT.shape[1]))
+            batch = replace(batch, weight_cap_BG=probation.caps(rollouts.trust_B, batch.mask_BGT.shape[1]))
         return replace(batch, guard_BGT=guard_BGT), counts
 
     def _output(
         self, objective: Objective, policy_logprobs_BGT: Tensor, rollouts: Rollouts, batch: RolloutBatch
     ) -> LossOutput:
-        """The run's loss on all groups; or on the trusted ones, and the log-prob-free one on the others."""
-        unverified, on_probation_B = self._config.unverified, rollouts.trust_B < 1.0
-        if unverified is None or not bool(on_probation_B.any()):
+        """The run's loss on all groups; or on the trusted ones, with the probation loss on the others."""
+        probation_loss, on_probation_B = self._config.probation_loss, rollouts.trust_B < 1.0
+        if probation_loss is None or not bool(on_probation_B.any()):
             return objective.loss(policy_logprobs_BGT, batch)
         lengths_N = batch.mask_BGT.sum(dim=-1).flatten()
-        parts = [(unverified, _batch(unverified, rollouts), on_probation_B), (objective, batch, ~on_probation_B)]
+        parts = [
+            (probation_loss, _batch(probation_loss, rollouts), on_probation_B),
+            (objective, batch, ~on_probation_B),
+        ]
         outputs = [
             (
                 inside_B,
-                loss.loss(policy_logprobs_BGT[inside_B], replace(_part(whole, inside_B), update_lengths_N=lengths_N)),
+                loss.loss(
+                    policy_logprobs_BGT[inside_B], replace(_select_groups(groups, inside_B), update_lengths_N=lengths_N)
+                ),
             )
-            for loss, whole, inside_B in parts
+            for loss, groups, inside_B in parts
             if bool(inside_B.any())
         ]
         weights_BGT = torch.zeros_like(outputs[0][1].weights_BGT[:1]).expand(batch.mask_BGT.shape).clone()
@@ -245,6 +234,7 @@ class LossPipeline:
 
 
 def _batch(objective: Objective, rollouts: Rollouts) -> RolloutBatch:
+    """The batch with the advantages of this loss."""
     mask_BGT = rollouts.mask_BGT
     return RolloutBatch(
         behavior_logprobs_BGT=rollouts.behavior_logprobs_BGT,
@@ -255,7 +245,7 @@ def _batch(objective: Objective, rollouts: Rollouts) -> RolloutBatch:
     )
 
 
-def _part(batch: RolloutBatch, inside_B: Tensor) -> RolloutBatch:
+def _select_groups(batch: RolloutBatch, inside_B: Tensor) -> RolloutBatch:
     """Some groups of a batch."""
     tensors: dict[str, Any] = {
         each.name: value[inside_B] for each in fields(batch) if isinstance(value := getattr(batch, each.name), Tensor)
@@ -263,30 +253,17 @@ def _part(batch: RolloutBatch, inside_B: Tensor) -> RolloutBatch:
     return replace(batch, **tensors)
 
 
-def _of(output: LossOutput, inside_B: Tensor) -> LossOutput:
-    """What the loss gave for some groups."""
+def _select_output(output: LossOutput, inside_B: Tensor) -> LossOutput:
+    """The loss output of some groups."""
     return replace(output, weights_BGT=output.weights_BGT[inside_B], bounded_BGT=output.bounded_BGT[inside_B])
 
 
-def _whole(policy_logprobs_BGT: Tensor, batch: RolloutBatch, output: LossOutput) -> StalenessDiagnostics:
-    """One bucket of everything."""
+def _diagnose_all(policy_logprobs_BGT: Tensor, batch: RolloutBatch, output: LossOutput) -> StalenessDiagnostics:
+    """Diagnostics of the batch as one bucket."""
     return diagnose(policy_logprobs_BGT, replace(batch, staleness_BG=None), output, edges=(0,))[0]
 
 
-def _nothing(policy_logprobs_BGT: Tensor) -> LossOutput:
-    """What is diagnosed before there is a loss."""
+def _no_output(policy_logprobs_BGT: Tensor) -> LossOutput:
+    """A loss output of zeros, for diagnostics before the loss is chosen."""
     zeros_BGT = torch.zeros_like(policy_logprobs_BGT.detach())
     return LossOutput(loss=zeros_BGT.sum(), metrics={}, weights_BGT=zeros_BGT, bounded_BGT=zeros_BGT.bool())
-
-
-def _figures(bucket: str, seen: StalenessDiagnostics) -> dict[str, float]:
-    return {f"stale/{bucket}/{key}": getattr(seen, name) for key, name in _BUCKET_FIGURES.items()}
-
-
-def _collapse(ess: float, loss: str) -> str:
-    remedy = (
-        f"{loss} bounds what that can do; if the reward stalls, publish more often or lower learning_rate."
-        if loss in _WITHSTANDS
-        else 'Set loss.name = "gepo_t" or "auto", lower learning_rate, or make rollouts younger (publish_every).'
-    )
-    return f"only {ess:.1%} of a batch counts (effective sample size): the rollouts are far from the policy. {remedy}"

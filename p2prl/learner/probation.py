@@ -1,8 +1,8 @@
-"""How far a peer's groups may push while it has no history here: probation.
+"""Probation: tighter bounds on the groups of peers whose work has not been trained on yet.
 
-Log-probs that train are always the learner's own, from replaying the group at the version it declares; what a
-volunteer claims is compared with them and never trained on. Replay has a tolerance, though, and an engine of short
-words a wide one, so a run may hold groups of peers it hardly knows to tighter bounds, or train on them with a loss that
+The log-probs used in training are always the learner's own, from replaying the group at the version it declares; what a
+volunteer claims is compared with them and never trained on. But replay has a tolerance, a wide one for an engine that
+computes in 16 bits. So a run may hold groups of unknown peers to tighter bounds, or train on them with a loss that
 reads no sampler's log-probs at all.
 """
 
@@ -20,21 +20,21 @@ from p2prl.errors import require
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbationConfig:
-    """Probation. A peer is on it until so many of its groups have been trained on."""
+    """Probation rule. A peer is on probation until enough of its groups have been trained on."""
 
     probation_groups: int = 0
-    """Groups of a peer that must have been trained on before it is trusted; 0: everybody is, from the first group."""
+    """Groups of a peer that must have been trained on before it is trusted; 0 trusts everybody from the first group."""
     loss: str = ""
     """A loss that reads no sampler's log-probs (`asympo`, `asymre`) for groups of peers on probation; empty: the run's
     own loss, within the bounds below."""
     cap: float = 1.0
     """Largest weight of a completion of a peer without history; rises to `trusted_cap` as its groups are trained on."""
     trusted_cap: float = 2.0
-    """Where that rise ends. A trusted peer's weights have no bound but the loss's own."""
+    """Where that rise ends. A trusted peer's weights are bounded by the loss alone."""
     max_rise_nats: float = 0.5
-    """A group on probation is dropped when mean(log p − log q) per token is above this: deflated log-probs show so."""
+    """A group on probation is dropped when mean(log p − log q) per token is above this, a sign of deflated claims."""
     max_fall_nats: float = 3.0
-    """And when it is below minus this."""
+    """The same, when that mean is below minus this."""
 
     def __post_init__(self) -> None:
         require("loss.trust.probation_groups", self.probation_groups, self.probation_groups >= 0, "0 or more")
@@ -45,7 +45,7 @@ class ProbationConfig:
             require(f"loss.trust.{name}", value, 0.0 <= value < float("inf"), "0 or more")
 
     def trust(self, groups_before: int) -> float:
-        """A peer's trust, 0 to 1, after that many of its groups were trained on."""
+        """Trust of a peer, 0 to 1, after `groups_before` of its groups were trained on."""
         return 1.0 if groups_before >= self.probation_groups else groups_before / self.probation_groups
 
     def caps(self, trust_B: Tensor, completions: int) -> Tensor:
@@ -55,7 +55,7 @@ class ProbationConfig:
         return cap_B.unsqueeze(-1).expand(-1, completions)
 
     def keep(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, trust_B: Tensor) -> Tensor:
-        """Keep-mask (B,): false for groups on probation whose log-probs are out of bounds as a whole."""
+        """Keep-mask (B,): false for groups on probation whose mean log-ratio is out of bounds."""
         within_B = group_deflation_keep(
             policy_logprobs_BGT, batch, max_rise_nats=self.max_rise_nats, max_fall_nats=self.max_fall_nats
         )

@@ -1,15 +1,15 @@
-"""How often a version is worth publishing: κ from what updates and broadcasts take, measured while the run goes on.
+"""How often to publish a version: κ, chosen from measured times of updates and broadcasts.
 
-A new version must reach the swarm well before the next one, and a group sampled on the old one must still be young
-enough when it is used. With S the staleness bound, T_train the seconds of an update and T_bcast those until a version
-works at the last active peer (ECHO-2, arXiv 2602.02192, §4):
+A new version must reach the swarm well before the next one, and a group sampled with the old one must still be within
+the staleness bound when it is used. With S the staleness bound, T_train the seconds of an update and T_bcast those
+until a version is in use at the last active peer (ECHO-2, arXiv 2602.02192, §4):
 
     κ ≥ T_bcast / T_train                                              a version is everywhere before the next is due
-    κ ≤ S − ceil(T_bcast / T_train) − ceil(T_queue / T_train)          what is sampled on it is still in time
+    κ ≤ S − ceil(T_bcast / T_train) − ceil(T_queue / T_train)          groups sampled with it are still in time
 
-The first is for fresh work, the second for any work at all: where both cannot hold, the second decides. T_bcast is the
-time until nearly every active peer has delivered a group of the version, so it holds the sampling of that group too:
-an estimate that errs on the safe side. Pure.
+The first keeps work fresh, the second keeps any work usable at all: where both cannot hold, the second decides. T_bcast
+is the time until nearly every active peer has delivered a group of the version, so it includes the sampling of that
+group: an estimate that errs on the safe side. Pure; `pacing` feeds it.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-_MEMORY = 8
-"""Versions and updates the measurements look back on: enough for a median, few enough to follow a changing swarm."""
+_MEASUREMENTS = 8
+"""Versions and updates that a measurement covers: enough for a median, few enough to follow a changing swarm."""
 
 _NEARLY_ALL = 0.9
 """Share of active peers a version must have reached. The slowest tenth does not slow the learner down."""
 
 _ACTIVE_S = 600.0
-"""A peer that has delivered nothing for so long has left. By time, not by versions: slow peers skip versions, and
-leaving them out for that would publish ever faster and leave out more."""
+"""A peer that has delivered nothing for this long has left. Measured in time, not in versions: slow peers skip
+versions, and dropping them for that would publish ever faster and drop more."""
 
 _OPEN_VERSIONS = 256
-"""Versions that may still be on their way to somebody."""
+"""Versions whose broadcast may still be under way."""
 
-_SETTLED = 3
-"""Measurements before κ is changed for the first time."""
+_LEAST_MEASUREMENTS = 3
+"""Broadcasts and updates to measure before κ changes for the first time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishIntervalConfig:
-    """What the choice is bound to."""
+    """Bounds of the choice."""
 
     staleness_bound: int
     """S: updates."""
     least: int
     """κ is never below this; the run manifest promises it."""
     most: int
-    """κ is never above this: so many updates without a version would look like a stop."""
+    """κ is never above this: a longer silence would look like a learner that stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """κ, and what it was chosen from."""
+    """κ and the times it was chosen from, seconds."""
 
     publish_every: int
     train_s: float
@@ -60,7 +60,7 @@ class Choice:
 
 
 def choose(config: PublishIntervalConfig, *, train_s: float, broadcast_s: float, queue_s: float) -> Choice:
-    """κ for these times, seconds. The smallest that fits: fresher work is better work."""
+    """κ for these times, seconds: the smallest that fits, since fresher work is better."""
     updates = broadcast_s / max(train_s, 1e-9)
     wanted = max(config.least, math.floor(updates) + 1)  # strictly more than a broadcast takes
     in_time = config.staleness_bound - math.ceil(updates) - math.ceil(queue_s / max(train_s, 1e-9))
@@ -69,14 +69,14 @@ def choose(config: PublishIntervalConfig, *, train_s: float, broadcast_s: float,
 
 
 class PublishInterval:
-    """Follows updates, versions and arriving groups, and says how often to publish."""
+    """Measures updates, broadcasts and waiting groups, and chooses κ from them."""
 
     def __init__(self, config: PublishIntervalConfig, *, publish_every: int) -> None:
         """`publish_every` holds until enough has been measured."""
         self._config = config
         self._choice = Choice(publish_every, math.nan, math.nan, math.nan, feasible=True)
-        self._updates: deque[float] = deque(maxlen=_MEMORY)
-        self._broadcasts: deque[float] = deque(maxlen=_MEMORY)
+        self._updates: deque[float] = deque(maxlen=_MEASUREMENTS)
+        self._broadcasts: deque[float] = deque(maxlen=_MEASUREMENTS)
         self._queues: deque[float] = deque(maxlen=64)
         self._published: dict[int, float] = {}
         self._seen: dict[bytes, tuple[int, float]] = {}
@@ -84,22 +84,22 @@ class PublishInterval:
 
     @property
     def choice(self) -> Choice:
-        """What holds now."""
+        """The choice in force."""
         return self._choice
 
     def updated(self, now: float) -> None:
-        """An update is done."""
+        """Record that an update is done."""
         if not math.isnan(self._updated_at):
             self._updates.append(now - self._updated_at)
         self._updated_at = now
 
     def published(self, version: int, now: float) -> None:
-        """A version is out."""
+        """Record that a version was published."""
         self._published[version] = now
         self._published = {v: at for v, at in self._published.items() if v > version - _OPEN_VERSIONS}
 
     def delivered(self, peer: bytes, version: int, now: float) -> None:
-        """A group of `version` arrived from a peer."""
+        """Record that a peer delivered a group of `version`."""
         reached, _ = self._seen.get(peer, (-1, now))
         self._seen[peer] = max(reached, version), now
         self._seen = {who: seen for who, seen in self._seen.items() if now - seen[1] <= _ACTIVE_S}
@@ -110,11 +110,11 @@ class PublishInterval:
                 self._choose()
 
     def used(self, waited_s: float) -> None:
-        """A group was trained on so long after it had arrived."""
+        """Record that a group was trained on `waited_s` after its check."""
         self._queues.append(waited_s)
 
     def _choose(self) -> None:
-        if min(len(self._broadcasts), len(self._updates)) >= _SETTLED:
+        if min(len(self._broadcasts), len(self._updates)) >= _LEAST_MEASUREMENTS:
             self._choice = choose(
                 self._config,
                 train_s=_median(self._updates),

@@ -1,10 +1,9 @@
-"""Published policies and their weights, kept for the whole staleness window so that any group can be replayed."""
+"""Published policy versions, kept with their weights so that any group in the staleness window can be replayed."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import MachineError
@@ -12,18 +11,10 @@ from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.swarm.policies.catalog import PolicyVersion
 
 _CACHED_WEIGHTS = 4
-"""Versions whose bytes stay in memory; one learner update reads two or three."""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A policy the learner has signed."""
-
-    manifest: PolicyManifest
-    digest: Digest
-    raw: bytes
+"""Versions whose weights stay in memory; one learner update reads two or three."""
 
 
 def versions_kept(manifest: RunManifest) -> int:
@@ -32,78 +23,78 @@ def versions_kept(manifest: RunManifest) -> int:
 
 
 class PublishedPolicies:
-    """Policies by version."""
+    """Published versions inside the staleness window, and the first version forever."""
 
     def __init__(self, blobs: DiskBlobStore) -> None:
         self._blobs = blobs
-        self._by_version: dict[int, Published] = {}
-        self._first: Published | None = None
+        self._by_version: dict[int, PolicyVersion] = {}
+        self._first: PolicyVersion | None = None
         self._weights: OrderedDict[int, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_version)
 
     @property
-    def newest(self) -> Published | None:
+    def newest(self) -> PolicyVersion | None:
         """The highest version."""
         return self._by_version[max(self._by_version)] if self._by_version else None
 
-    def add(self, raw: bytes) -> Published:
-        """Put a signed manifest on the shelf."""
-        published = _read(raw)
-        self._by_version[published.manifest.version] = published
-        if published.manifest.version == 0:
-            self._keep_first(published)
-        return published
+    def add(self, raw: bytes) -> PolicyVersion:
+        """Add a signed manifest."""
+        policy = _read(raw)
+        self._by_version[policy.manifest.version] = policy
+        if policy.manifest.version == 0:
+            self._keep_first(policy)
+        return policy
 
-    def recall_first(self, raw: bytes) -> None:
-        """Take up again what the run started from, though it has left the window."""
+    def restore_first(self, raw: bytes) -> None:
+        """Remember version 0 after a restart, although it has left the window."""
         self._keep_first(_read(raw))
 
-    def words_of(self, version: int) -> tuple[Digest, Path] | None:
-        """(digest, file) of a version's words, while they are on this disk. Those of the first version always are."""
-        published = self._first if version == 0 else self._by_version.get(version)
-        if published is None:
+    def weights_file(self, version: int) -> tuple[Digest, Path] | None:
+        """(weights digest, file) of a version, None when its weights are not on this disk. Version 0 always is."""
+        policy = self._first if version == 0 else self._by_version.get(version)
+        if policy is None:
             return None
-        state = Digest(published.manifest.weights_digest)
-        path = self._blobs.path(state if version == 0 else published.manifest.weights.root)
-        whole = path.exists() and path.stat().st_size == published.manifest.weights.size_bytes
-        return (state, path) if whole else None
+        digest = Digest(policy.manifest.weights_digest)
+        path = self._blobs.path(digest if version == 0 else policy.manifest.weights.root)
+        complete = path.exists() and path.stat().st_size == policy.manifest.weights.size_bytes
+        return (digest, path) if complete else None
 
-    def _keep_first(self, published: Published) -> None:
-        """Newcomers may have the run's starting weights from elsewhere: patches lead on from there for ever."""
-        self._first = published
-        self._blobs.keep_as(published.manifest.weights.root, Digest(published.manifest.weights_digest))
+    def _keep_first(self, policy: PolicyVersion) -> None:
+        """Keep version 0 on disk: newcomers may have its weights from elsewhere, and patches start from it forever."""
+        self._first = policy
+        self._blobs.keep_as(policy.manifest.weights.root, Digest(policy.manifest.weights_digest))
 
-    def sweep(self, introduced: Iterable[bytes], *, besides: Iterable[bytes]) -> None:
-        """Free the disk of versions that are neither here nor `introduced` (envelopes): before a fresh network hears of
-        any.
+    def sweep(self, announced: Iterable[bytes], *, besides: Iterable[bytes]) -> None:
+        """Delete blobs of versions that are neither kept here nor `announced` (envelopes).
 
-        A network process lets go only of versions it was told of: what an earlier one kept beyond the window would
-        stay for ever. `besides` are roots of other blobs in the same directory that are needed.
+        Call it before a new network process is told any version: a network process deletes only versions it was told
+        of, so what an earlier one kept beyond the window would stay on disk forever. `besides` are roots of other
+        blobs in the same directory that are needed.
         """
         kept = set(besides)
         if self._first is not None:
             kept.add(self._first.manifest.weights_digest)
-        for manifest in (published.manifest for published in (*self.all(), *map(_read, introduced))):
+        for manifest in (policy.manifest for policy in (*self.all(), *map(_read, announced))):
             kept |= {manifest.weights.root, *(patch.blob.root for patch in manifest.patches)}
         self._blobs.keep_only(kept)
 
-    def at(self, version: int) -> Published | None:
-        """The policy of a version, if it is still kept."""
+    def at(self, version: int) -> PolicyVersion | None:
+        """A version, if it is still in the window."""
         return self._by_version.get(version)
 
-    def all(self) -> list[Published]:
-        """Every policy kept, the newest first."""
+    def all(self) -> list[PolicyVersion]:
+        """Every version in the window, the newest first."""
         return [self._by_version[version] for version in sorted(self._by_version, reverse=True)]
 
-    def get(self, version: int, digest: bytes) -> Published | None:
-        """The policy a group declares, if the learner published exactly that and still keeps it."""
-        published = self._by_version.get(version)
-        return published if published is not None and published.digest == digest else None
+    def get(self, version: int, digest: bytes) -> PolicyVersion | None:
+        """The policy a group declares, if the learner published exactly that and it is still in the window."""
+        policy = self._by_version.get(version)
+        return policy if policy is not None and policy.digest == digest else None
 
     def weights(self, version: int) -> bytes:
-        """The weight bytes of a version on the shelf."""
+        """The weights of a version in the window."""
         if version not in self._weights:
             path: Path = self._blobs.path(self._by_version[version].manifest.weights.root)
             try:
@@ -119,13 +110,13 @@ class PublishedPolicies:
         return self._weights[version]
 
     def drop_before_step(self, step: int) -> None:
-        """Forget versions published before `step`: no group of theirs will be taken any more."""
-        for version, published in list(self._by_version.items()):
-            if published.manifest.step < step and published is not self.newest:
+        """Drop versions published before `step`, never the newest: groups sampled with them are too stale."""
+        for version, policy in list(self._by_version.items()):
+            if policy.manifest.step < step and policy is not self.newest:
                 del self._by_version[version]
                 self._weights.pop(version, None)
 
 
-def _read(raw: bytes) -> Published:
+def _read(raw: bytes) -> PolicyVersion:
     opened = open_envelope(raw, now=None)
-    return Published(body_of(opened, PolicyManifest), opened.digest, raw)
+    return PolicyVersion(body_of(opened, PolicyManifest), raw, opened.digest)

@@ -1,4 +1,4 @@
-"""The reference policy of a run: its first weights, or a slow average of all since. The pull and DPO read it."""
+"""Reference policy: the run's first weights or a slow average since, for the KL penalty and for DPO."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2prl.models.policy_logprobs import completion_logprobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceConfig:
-    """How the reference moves."""
+    """Settings of a moving reference."""
 
     ema_rate: float = 0.0
     """η in [0, 1): θ_ref ← (1 − η) θ_ref + η θ after every update; 0 stays at the first weights."""
@@ -27,7 +27,7 @@ class ReferenceConfig:
 
 
 class Reference:
-    """A second set of weights, which costs a forward pass an update and their size in memory."""
+    """A frozen copy of the model. Costs one more forward pass per update and the model's size in memory."""
 
     def __init__(self, model: Any, config: ReferenceConfig) -> None:
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
@@ -41,7 +41,7 @@ class Reference:
             return completion_logprobs(self._model, prompts, completions, temperature)[0]
 
     def follow(self, parameters: Sequence[Tensor]) -> None:
-        """Move a step towards the policy's parameters."""
+        """Move one step towards the policy's parameters."""
         if self._config.ema_rate > 0:
             ema_update(self._model.parameters(), parameters, rate=self._config.ema_rate)
 
@@ -50,7 +50,7 @@ class Reference:
         return {str(i): p.detach().cpu().contiguous() for i, p in enumerate(self._model.parameters())}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a checkpoint's weights."""
+        """Load a checkpoint's weights."""
         with torch.no_grad():
             for i, parameter in enumerate(self._model.parameters()):
                 parameter.copy_(tensors[str(i)])

@@ -1,4 +1,4 @@
-"""What a new run promises, before it is signed: the plan a person makes, and the manifest it becomes."""
+"""Plan of a new run, as `p2prl init` is asked for it, and the run manifest made from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from p2prl.protocol.manifests import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
-    """What `p2prl init` is asked to make."""
+    """Parameters of a new run. It has this many fields because each is one option of `p2prl init`."""
 
     name: str
     goal: str
@@ -31,20 +31,23 @@ class RunPlan:
     model: str | None
     """A Hugging Face directory or hub id; None makes the preset's own small model."""
     group_size: int = 8
+    """G: completions per prompt."""
     temperature: float = 1.0
+    """Sampling temperature."""
     max_new_tokens: int = 8
+    """Longest completion, tokens."""
     staleness_bound: int = 64
-    """S: how old a rollout may be, in learner updates."""
+    """S: largest staleness of a rollout that is trained on, learner updates."""
     publish_every: int = 1
     """κ: updates between published versions."""
     reward: str = "success"
-    """What training rewards: see `p2prl/algorithms/reward_spec.py`."""
+    """Reward specification: see `p2prl/algorithms/reward_spec.py`."""
     dtype: str = "float32"
-    """Word type the weights travel in. In a short one most words outlive an update, and patches are small."""
+    """Number type weights are published in. In 16 bits an update leaves most weights unchanged: small patches."""
     compute_dtype: str = ""
-    """Word type every engine computes in; empty for the one above."""
+    """Number type every engine computes in; empty for `dtype`."""
     seed: int = 0
-    """Fixes the first weights of a model made here."""
+    """Seed of the first weights of a model made here."""
 
     def __post_init__(self) -> None:
         text = 0 < len(self.goal) <= limits.MAX_TEXT_CHARS and self.goal.isprintable()
@@ -61,7 +64,7 @@ class RunPlan:
         require("dtype", self.dtype, self.dtype in DTYPE_BYTES, f"one of {types}")
         computes = self.compute_dtype or self.dtype
         require("compute_dtype", self.compute_dtype, computes in DTYPE_BYTES, f"empty or one of {types}")
-        # A version is the newest one for κ updates; below κ − 1 all work would be stale before the next came out.
+        # A version stays the newest for κ updates; below κ − 1 all work would be stale before the next version.
         least = self.publish_every - 1
         legal = least <= self.staleness_bound <= limits.MAX_STALENESS
         require(
@@ -75,7 +78,7 @@ class RunPlan:
 def run_manifest(
     plan: RunPlan, loaded: LoadedModel, learner: bytes, files: Mapping[str, bytes], *, now: float
 ) -> RunManifest:
-    """The manifest of a planned run: `files` are what volunteers get (`models.run_files`), `learner` its public key."""
+    """The manifest of a planned run. `files`: what volunteers download; `learner`: its public key."""
     layout = layout_of(loaded.model, plan.dtype)
     blobs = {name: blob_of(data, chunk_bytes_for(len(data), pieces=8)) for name, data in sorted(files.items())}
     return RunManifest(

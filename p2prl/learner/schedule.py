@@ -1,7 +1,7 @@
-"""The learner's rhythm: collect, step, publish, finish. A pure state machine over counts.
+"""Schedule of a run: when to collect groups, take a training step, publish a policy version and finish.
 
-PolicyPublisher follows every κ updates and once more at the end; version 0 goes out before the first group is asked
-for.
+A pure state machine over counts. A version is published before the first group is collected, after every κ updates
+(κ = `publish_every`), and once more at the end. `publish_interval` measures which κ suits the swarm.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Action(Enum):
-    """What the learner does next."""
+    """The learner's next action."""
 
     COLLECT = "collect"
     STEP = "step"
@@ -21,25 +21,29 @@ class Action(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleConfig:
-    """How long a run is and how it is paced."""
+    """Length and pace of a run."""
 
     groups_per_update: int
     """R: groups one update consumes."""
     publish_every: int
     """κ: updates between published versions."""
     updates: int
-    """Updates after which the run ends; 0 means it goes on until stopped."""
+    """Updates after which the run ends; 0 goes on until stopped."""
 
 
 class Schedule:
-    """Steps and versions so far, and what is due."""
+    """Updates and versions so far, and what is due."""
 
     def __init__(self, config: ScheduleConfig, *, step: int, published_step: int | None) -> None:
-        """`published_step` is the step of the newest published version; None before the first."""
+        """`step` is the step resumed at; `published_step` that of the newest version, None before the first."""
         self._config = config
         self._step = step
         self._published_step = published_step
-        self._publish_every = config.publish_every
+        self.publish_every = config.publish_every
+        """κ in force; may be changed while the run goes on."""
+        self.target_updates = max(config.updates, step) if config.updates else 0
+        """Step at which the run ends; 0 when it goes on until stopped. A run that was already past its setting ends
+        where it is."""
 
     @property
     def step(self) -> int:
@@ -48,13 +52,13 @@ class Schedule:
 
     @property
     def finished(self) -> bool:
-        """Whether the run's updates are done."""
-        return bool(self._config.updates) and self._step >= self._config.updates
+        """Whether all updates of the run are done."""
+        return bool(self.target_updates) and self._step >= self.target_updates
 
     def next_action(self, ready_groups: int) -> Action:
         """What is due, given how many verified groups wait."""
         done = self.finished
-        behind = self._published_step is None or self._step - self._published_step >= self._publish_every
+        behind = self._published_step is None or self._step - self._published_step >= self.publish_every
         if behind or (done and self._published_step != self._step):
             return Action.PUBLISH
         if done:
@@ -62,13 +66,9 @@ class Schedule:
         return Action.STEP if ready_groups >= self._config.groups_per_update else Action.COLLECT
 
     def stepped(self) -> None:
-        """One update is done."""
+        """Count one update."""
         self._step += 1
 
     def published(self) -> None:
-        """A version of the current step is out."""
+        """Record that a version of the current step is published."""
         self._published_step = self._step
-
-    def repace(self, publish_every: int) -> None:
-        """Publish every so many updates from now on."""
-        self._publish_every = publish_every

@@ -1,7 +1,7 @@
-"""One optimiser step from one batch of verified groups, and checkpoints that resume it exactly.
+"""One optimizer step from one batch of verified groups, and checkpoints that resume it exactly.
 
-The step depends on nothing but the batch, the weights, and the state of the optimiser and of the estimator: no dropout,
-no random draw. That is what lets the learner replay recorded batches after a crash and arrive at the same parameters.
+The step depends on nothing but the batch, the weights, and the state of the optimizer and of the loss pipeline: no
+dropout, no random draw. So a learner that replays recorded batches after a crash arrives at the same parameters.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ _REFERENCE_FILE = "reference.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OptimiserConfig:
-    """AdamW and its schedule."""
+class OptimizerConfig:
+    """AdamW and its learning-rate schedule."""
 
     learning_rate: float = 5e-4
     """Peak learning rate. 5e-4 suits the 59k-parameter chain4 model; billions of parameters want 1e-6."""
     beta1: float = 0.9
+    """Decay of the gradient's running mean, per update."""
     beta2: float = 0.99
-    """Shorter memory than the usual .999: off-policy gradients change direction faster."""
+    """Decay of the squared gradient's running mean, per update. Less than the usual .999: off-policy gradients change
+    direction faster."""
     weight_decay: float = 0.0
+    """Decoupled weight decay, as a factor on the learning rate; 0 for none."""
     warmup_updates: int = 10
     """Updates over which the learning rate rises linearly, while Adam's second moment is still a guess."""
     gradient_clip: float = 1.0
-    """Largest gradient norm."""
+    """Largest gradient norm; a larger gradient is scaled down to it."""
 
     def __post_init__(self) -> None:
         require("learning_rate", self.learning_rate, 0.0 < self.learning_rate < math.inf, "above 0")
@@ -66,7 +69,7 @@ class TrainingGroup:
     staleness: int
     """Learner updates since the policy it was sampled with."""
     trust: float = 1.0
-    """Of its peer, 0 to 1: below 1 it is on probation."""
+    """Trust of its peer, 0 to 1; below 1 the peer is on probation."""
 
 
 class Trainer:
@@ -75,20 +78,20 @@ class Trainer:
     def __init__(
         self,
         model: Any,
-        estimator: LossPipeline,
-        config: OptimiserConfig,
+        loss: LossPipeline,
+        config: OptimizerConfig,
         *,
         temperature: float,
         reference: ReferenceConfig | None = None,
     ) -> None:
         # Never in training mode: dropout would draw random numbers that a replay after a crash could not repeat.
         self._model = model.eval()
-        self._estimator = estimator
+        self._loss = loss
         self._reference = None if reference is None else Reference(model, reference)
         self._config = config
         self._temperature = temperature
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimiser = torch.optim.AdamW(
+        self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
@@ -104,25 +107,25 @@ class Trainer:
         return self._model
 
     def update(self, groups: Sequence[TrainingGroup]) -> dict[str, Any]:
-        """One optimiser step. Returns the metrics of the update (`docs/metrics.md`)."""
+        """Take one optimizer step. Returns the metrics of the update (`docs/metrics.md`)."""
         prompts = [group.prompt_ids for group in groups for _ in group.completions]
         completions = [ids for group in groups for ids in group.completions]
         rollouts = self._rollouts(groups, prompts, completions)
         learning_rate = self._config.learning_rate * min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         flat_logprobs, _ = completion_logprobs(self._model, prompts, completions, self._temperature)
         policy_logprobs_BGT = flat_logprobs.reshape(rollouts.mask_BGT.shape)
         if not bool(torch.isfinite(policy_logprobs_BGT.detach()).all()):
-            raise self._diverged("the policy")
-        estimate = self._estimator.estimate(policy_logprobs_BGT, rollouts)
+            raise self._not_finite("the policy")
+        estimate = self._loss.estimate(policy_logprobs_BGT, rollouts)
         estimate.loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)
         if not math.isfinite(float(norm)):
-            raise self._diverged("the gradient")
+            raise self._not_finite("the gradient")
         learning_rate *= estimate.rate_factor
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        self._optimiser.step()
+        self._optimizer.step()
         if self._reference is not None:
             self._reference.follow(self._parameters)
         self.step += 1
@@ -135,42 +138,42 @@ class Trainer:
             **estimate.metrics,
         }
 
-    def _diverged(self, what: str) -> MachineError:
+    def _not_finite(self, what: str) -> MachineError:
         return MachineError(
             f"{what} at update {self.step} is not finite",
             remedy="Lower learning_rate in run.toml, then start again: the run resumes before this update.",
         )
 
     def save(self, directory: Path, tokenizer: Any) -> None:
-        """Write a checkpoint: a Hugging Face model directory with the optimiser beside it, complete or not at all."""
+        """Write a checkpoint, complete or not at all: a Hugging Face model directory with the optimizer state."""
         new = directory.with_name(directory.name + ".new")
         shutil.rmtree(new, ignore_errors=True)
         try:
             self._model.save_pretrained(new, safe_serialization=True)
             tokenizer.save_pretrained(new)
-            save_file(self._optimiser_tensors(), new / "optimizer.safetensors")
+            save_file(self._optimizer_tensors(), new / "optimizer.safetensors")
             if self._reference is not None:
                 save_file(self._reference.tensors(), new / _REFERENCE_FILE)
-            (new / "trainer.json").write_text(json.dumps({"step": self.step, "estimator": self._estimator.state()}))
+            (new / "trainer.json").write_text(json.dumps({"step": self.step, "estimator": self._loss.state()}))
             for path in new.iterdir():
                 _sync(path)
             shutil.rmtree(directory, ignore_errors=True)
             new.rename(directory)
             _sync(directory.parent)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(new, ignore_errors=True)  # what there is of it takes the room the journal needs
+            shutil.rmtree(new, ignore_errors=True)  # an unfinished checkpoint takes the space the journal needs
             raise write_error(
                 error, f"the checkpoint {directory}", kept="training resumes from the last checkpoint and the journal"
             ) from error
 
     def restore(self, directory: Path) -> None:
-        """Take all but the weights of a checkpoint; those the model already holds.
+        """Load a checkpoint except its weights, which the model already holds.
 
         A checkpoint written without a reference leaves the reference at those weights.
         """
         tensors = load_file(directory / "optimizer.safetensors")
         for index, parameter in enumerate(self._parameters):
-            state = self._optimiser.state[parameter]
+            state = self._optimizer.state[parameter]
             if f"{index}.step" in tensors:
                 state["step"] = tensors[f"{index}.step"]
                 state["exp_avg"] = tensors[f"{index}.exp_avg"].to(parameter.device)
@@ -178,13 +181,13 @@ class Trainer:
         if self._reference is not None and (directory / _REFERENCE_FILE).exists():
             self._reference.restore(load_file(directory / _REFERENCE_FILE))
         state = json.loads((directory / "trainer.json").read_text())
-        self._estimator.restore(state.get("estimator", {}))
+        self._loss.restore(state.get("estimator", {}))
         self.step = int(state["step"])
 
-    def _optimiser_tensors(self) -> dict[str, Tensor]:
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
         tensors = {}
         for index, parameter in enumerate(self._parameters):
-            for name, value in self._optimiser.state[parameter].items():
+            for name, value in self._optimizer.state[parameter].items():
                 tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
         return tensors
 
@@ -217,7 +220,7 @@ class Trainer:
 
 
 def _metrics(rollouts: Rollouts, policy_logprobs_BGT: Tensor) -> dict[str, float]:
-    """What describes the batch itself."""
+    """Metrics of the batch itself, whatever the loss."""
     mask_BGT = rollouts.mask_BGT
     ratio_BGT = (policy_logprobs_BGT.detach() - rollouts.behavior_logprobs_BGT).masked_fill(~mask_BGT, 0.0)
     staleness = sorted(rollouts.staleness_BG[:, 0].tolist())

@@ -18,11 +18,14 @@ from typing import Any
 from p2prl.algorithms.registry import build_loss
 from p2prl.client.agent import AgentConfig, Sample
 from p2prl.client.service import Volunteer, VolunteerConfig
+from p2prl.learner.assembly import LearnerParts, assemble_learner
+from p2prl.learner.learner_config import LearnerConfig
+from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.loss_pipeline import LossPipeline
 from p2prl.learner.published_policies import versions_kept
-from p2prl.learner.run_files import LearnerPaths
 from p2prl.learner.schedule import Action
-from p2prl.learner.service import Learner, LearnerConfig
+from p2prl.learner.service import Learner
+from p2prl.models.group_work import Prepared
 from p2prl.models.pretrained import LoadedModel
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
@@ -168,22 +171,22 @@ class Swarm:
         blobs = DiskBlobStore(self._directory / "learner" / "blobs")
         for file in run.manifest.files:
             blobs.add(file.blob, run.files[file.name])
-        learner = Learner(
-            paths=LearnerPaths(self._directory / "learner"),
-            identity=run.key,
-            manifest=run.manifest,
-            run=run.run,
-            model=run.loaded.model,
-            tokenizer=run.loaded.tokenizer,
-            layout=run.layout,
-            engine=SharedEngine(run.model),
-            work=run.work,
-            estimator=LossPipeline.plain(build_loss("gepo_t")),
-            config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
-            clock=self.network.loop_clock,
-            random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated
-            on_metrics=self._metrics.append,
-            on_notice=lambda _: None,
+        learner = assemble_learner(
+            LearnerParts(
+                paths=LearnerPaths(self._directory / "learner"),
+                identity=run.key,
+                manifest=run.manifest,
+                run=run.run,
+                training=run.loaded,
+                layout=run.layout,
+                replaying=Prepared(SharedEngine(run.model), run.work),
+                loss=LossPipeline.plain(build_loss("gepo_t")),
+                config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
+                clock=self.network.loop_clock,
+                random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated
+                on_metrics=self._metrics.append,
+                on_notice=lambda _: None,
+            )
         )
         port = self._host(run.key, Role.LEARNER, blobs, versions_kept(run.manifest))
         learner.attach(port)

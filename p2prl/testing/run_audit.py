@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from p2prl.config.run_settings import RunFolder, open_run
+from p2prl.learner.checkpoints import complete_checkpoints
 from p2prl.learner.journal import Journal
 from p2prl.learner.loss_pipeline import LossPipeline
-from p2prl.learner.run_files import complete_checkpoints
 from p2prl.learner.trainer import Trainer, TrainingGroup
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.weight_layout import flatten, layout_of, weights_digest
@@ -229,7 +229,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
         layout = layout_of(loaded.model, folder.manifest.dtype)
         trainer = Trainer(
             loaded.model,
-            LossPipeline(folder.estimator_config()),
+            LossPipeline(folder.loss_config()),
             folder.settings.learner.optimiser,
             temperature=folder.manifest.sampling.temperature,
             reference=folder.settings.loss.reference_config(),

@@ -61,6 +61,6 @@ def test_restarted_volunteers_repeat_no_slot(tmp_path: Path) -> None:
     assert result.updates == 10
     assert result.groups_rejected == 0, "a restarted volunteer repeats no slot with other tokens"
     journal = Journal(tmp_path / "crash" / "learner" / "journal.db")
-    used = [digest for step in range(10) for digest in journal.batch(step) or []]
+    used = [digest for step in range(10) for digest in journal.batches.at_step(step) or []]
     journal.close()
     assert len(used) == len(set(used)) == 10 * 16

@@ -113,7 +113,7 @@ def _published(run: Path, word_type: WordType) -> Iterator[tuple[int, Words]]:
     journal = Journal(run / "journal.db")
     blobs = DiskBlobStore(run / "blobs")
     try:
-        for raw in journal.policies(from_step=0):
+        for raw in journal.policies.since_step(0):
             policy = body_of(open_envelope(raw, now=None), PolicyManifest)
             path = blobs.path(policy.weights.root)
             if path.is_file():

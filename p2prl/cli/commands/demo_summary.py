@@ -50,7 +50,7 @@ def demo_summary(
 def _versions_published(folder: RunFolder) -> int:
     journal = Journal(folder.paths.journal)
     try:
-        return journal.policy_count()
+        return journal.policies.count()
     finally:
         journal.close()
 

@@ -51,16 +51,16 @@ def learn_command(
         if updates is not None:
             settings = replace(folder.settings, learner=replace(folder.settings.learner, updates=updates))
             folder = replace(folder, settings=settings)
-        planned = folder.settings.learner.updates
-        folder.record_planned_updates(planned)
         with tracker(track, folder) as track_metrics:
-            report = _Report(view, folder, planned=planned, track=track_metrics)
+            report = _Report(view, folder, planned=folder.settings.learner.updates, track=track_metrics)
             view.phase("loading the model and the journal")
             learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say)
+            report.planned = learner.target_updates
+            folder.record_planned_updates(learner.target_updates)
 
             def on_up(addresses: tuple[str, ...]) -> None:
                 link = keep_link(folder, addresses)
-                if planned and learner.step >= planned:
+                if learner.finished:
                     view.phase("all updates are done", "telling the volunteers")
                     return
                 say(f"Join link, for volunteers; also in {folder.link_file}:")
@@ -79,7 +79,9 @@ def learn_command(
                     network = wrap_network(network, folder)
                 learner.run(network, on_up=on_up)
             document = {"run": str(directory), "step": learner.step, **report.newest}
-            write_status(directory / "status.json", {"role": "learner", "state": "stopped", **document})
+            state = "finished" if learner.finished else "stopped"
+            status = {"role": "learner", "state": state, **document, **learner.status()}
+            write_status(directory / "status.json", status)
     if as_json:
         emit(document)
     if interrupts.count:
@@ -98,15 +100,17 @@ class _Report:
         self._view = view
         self._name = folder.manifest.name
         self._status_file = folder.directory / "status.json"
-        self._planned = planned
+        self.planned = planned
+        """Step at which the run ends; 0 for no end. Set to the learner's own figure once it is built."""
         self._track = track
 
     def on_metrics(self, metrics: dict[str, Any]) -> None:
         """Take the metrics of an update."""
-        first, planned = not self.newest, self._planned
+        first, planned = not self.newest, self.planned
         self.newest = dict(metrics)
         self._track(metrics)
-        write_status(self._status_file, {"role": "learner", "run": self._name, **metrics})
+        state = {"target_updates": planned, "finished": False}
+        write_status(self._status_file, {"role": "learner", "run": self._name, **metrics, **state})
         self._view.update(
             lambda: update_panel(self._name, metrics, planned=planned, first=first),
             lambda: update_line(self._name, metrics, planned=planned, first=first),

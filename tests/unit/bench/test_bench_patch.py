@@ -19,7 +19,7 @@ from p2prl.cli.app import app
 from p2prl.errors import ConfigError
 from p2prl.patches.simulated_training import entropy_bits, lora_versions
 from p2prl.patches.words import BF16, FP32, WordType
-from tests.unit.learner.world import World
+from tests.unit.learner.small_run import SmallRun
 
 WORDS = 65_536
 CONFIG = PatchBenchConfig(words=WORDS, repeats=1, bands=(0, 1))
@@ -94,13 +94,13 @@ def test_the_files_hold_what_was_measured(report: tuple[PatchReport, Path]) -> N
 
 
 def test_the_versions_of_a_run_are_measured(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = SmallRun(tmp_path)
     (tmp_path / "run.manifest").write_bytes(world.manifest_raw)
     policies = [world.publish(version, step=version) for version in (0, 1, 3)]
     own, rounded = run_updates(tmp_path)
     assert (own.word_type, rounded.word_type, len(own.pairs), len(rounded.pairs)) == (FP32, BF16, 1, 1)
     for words, policy in zip(own.pairs[0], policies, strict=False):
-        assert words.tobytes() == world.shelf.weights(policy.manifest.version)
+        assert words.tobytes() == world.published.weights(policy.manifest.version)
     encode, _ = codecs(FP32)["patch (numpy)"]
     assert sent_bytes(encode(*own.pairs[0])) < own.pairs[0][1].nbytes
     world.close()
@@ -143,11 +143,11 @@ def test_bands_publish_as_a_learner_with_each_would(word_type: WordType) -> None
 
 
 def test_a_run_is_measured_over_its_longest_sequence(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = SmallRun(tmp_path)
     (tmp_path / "run.manifest").write_bytes(world.manifest_raw)
     policies = [world.publish(version, step=version) for version in (0, 1, 3, 4, 5)]
     own, rounded = run_chains(tmp_path)
-    published = [world.shelf.weights(policy.manifest.version) for policy in policies[2:]]
+    published = [world.published.weights(policy.manifest.version) for policy in policies[2:]]
     assert [words.tobytes() for words in own.versions] == published
     assert (own.word_type, rounded.word_type, len(list(rounded.versions))) == (FP32, BF16, 3)
     world.close()

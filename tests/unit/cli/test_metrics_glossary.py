@@ -14,16 +14,16 @@ from p2prl.cli.commands.validate_worker import audit_document
 from p2prl.cli.commands.worker_session import StatusFile
 from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
-from p2prl.learner.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
+from p2prl.learner.loss_diagnostics import BUCKETS
+from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.reference_policy import ReferenceConfig
-from p2prl.learner.schedule import Action
 from p2prl.learner.trainer import Trainer
 from p2prl.models.tiny_models import tiny_model
 from p2prl.protocol.join_link import JoinLink
 from p2prl.validator.service import Audit
-from tests.unit.learner.test_learner_resume import Swarm, learner
+from tests.unit.learner.scripted_swarm import ScriptedSwarm
+from tests.unit.learner.small_run import SmallRun
 from tests.unit.learner.test_trainer import CONFIG, batches
-from tests.unit.learner.world import World
 
 TEXT = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
@@ -60,19 +60,18 @@ def losses_metrics() -> set[str]:
 def metrics_of_settings() -> set[str]:
     """What only a run with a reference writes."""
     (batch,) = batches(1)
-    estimator = LossPipeline(
+    pipeline = LossPipeline(
         LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")}, reference=ReferencePenaltyConfig(beta=0.01))
     )
     model = tiny_model(seed=2).model
-    return set(Trainer(model, estimator, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
+    return set(Trainer(model, pipeline, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
 
 
 def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = SmallRun(tmp_path)
     world.journal.close()
-    swarm = Swarm(world, lambda: learner(world))
-    while swarm.turn() is not Action.FINISH:
-        pass
+    swarm = ScriptedSwarm(world)
+    swarm.finish()
     swarm.learner.close()
     world.blobs.close()
     written: set[str] = set()

@@ -6,7 +6,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt, Verdict
 from tests.unit.client.volunteer_rig import ME, VolunteerRig, chain, settled
-from tests.unit.learner.world import identity
+from tests.unit.learner.small_run import identity
 
 
 def test_receipts_settle_groups_and_give_reasons(rig: VolunteerRig) -> None:

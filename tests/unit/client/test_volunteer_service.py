@@ -34,7 +34,7 @@ def test_after_a_crash_sampling_resumes_at_the_next_slot(rig: VolunteerRig) -> N
     rig.turns(4)
     before = len(rig.groups())
     rig.volunteer.close()
-    policy = rig.small_run.shelf.newest
+    policy = rig.small_run.published.newest
     assert policy is not None
     rig.start()
     rig.introduce()
@@ -54,7 +54,7 @@ def test_damaged_or_missing_weights_are_skipped(rig: VolunteerRig, left: int) ->
     rig.offer(0)
     rig.turns(3)
     rig.offer(1)
-    newest = rig.small_run.shelf.newest
+    newest = rig.small_run.published.newest
     assert newest is not None
     path = rig.small_run.blobs.path(newest.manifest.weights.root)
     path.write_bytes(path.read_bytes()[:left])

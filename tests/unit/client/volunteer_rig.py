@@ -17,7 +17,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import encode
-from tests.unit.learner.world import NOW, World, identity
+from tests.unit.learner.small_run import NOW, SmallRun, identity
 
 ME = identity("volunteer")
 STATUS = control.Status((("learner", 1),), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
@@ -61,7 +61,7 @@ class VolunteerRig:
     """A volunteer of a small run, its network and its clock."""
 
     def __init__(self, directory: Path) -> None:
-        self.small_run = World(directory / "learner")
+        self.small_run = SmallRun(directory / "learner")
         self.spool = directory / "seat" / "spool.db"
         self.clock = HandClock()
         self.notices: list[str] = []

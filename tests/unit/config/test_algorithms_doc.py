@@ -1,4 +1,4 @@
-"""`docs/algorithms.md` says what can be set and to what: its tables are compared with the code."""
+"""`docs/algorithms.md` documents every option: its tables are compared with the code."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def defaults(kind: type[Any]) -> dict[str, str]:
     return {each.name: str(each.default) for each in fields(kind)}
 
 
-def test_every_loss_stands_there_with_its_knobs_and_their_defaults() -> None:
+def test_every_loss_is_documented_with_its_defaults() -> None:
     documented = {name(row[0]): row for row in rows("Losses")}
     assert set(documented) == set(BUILTIN_LOSSES)
     for loss, (_, minimised, paper, knobs, options, use) in documented.items():
         spec = loss_by_name(loss)
         assert knobs == f"{spec.advantage}, {spec.aggregation}", loss
-        said = dict(re.findall(r"`(\w+)` ([^,]+)", options))
-        assert said == defaults(spec.config_type), loss
+        documented_defaults = dict(re.findall(r"`(\w+)` ([^,]+)", options))
+        assert documented_defaults == defaults(spec.config_type), loss
         assert min(len(minimised), len(paper), len(use)) > 3, loss
 
 
 @pytest.mark.parametrize(("title", "kind"), [("Advantage", AdvantageKind), ("Aggregation", AggregationKind)])
-def test_every_kind_stands_there(title: str, kind: Any) -> None:
+def test_every_kind_is_documented(title: str, kind: Any) -> None:
     assert {name(row[0]) for row in rows(title)} == set(get_args(kind))
 
 
@@ -61,7 +61,7 @@ def test_every_kind_stands_there(title: str, kind: Any) -> None:
         ("loss.auto", SelectionConfig),
     ],
 )
-def test_every_key_stands_there_with_its_default(title: str, kind: type[Any]) -> None:
-    spoken = {"None": "off", "False": "false", "": "none"}
-    expected = {key: spoken.get(value, value) for key, value in defaults(kind).items()}
+def test_every_key_is_documented_with_its_default(title: str, kind: type[Any]) -> None:
+    shown = {"None": "off", "False": "false", "": "none"}
+    expected = {key: shown.get(value, value) for key, value in defaults(kind).items()}
     assert {name(key): default for key, default, meaning in rows(title) if len(meaning) > 10} == expected

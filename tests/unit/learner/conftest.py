@@ -1,4 +1,4 @@
-"""One small run per test, closed at its end."""
+"""Fixture: one small run per test, closed at its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.learner.world import World
+from tests.unit.learner.small_run import SmallRun
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def small_run(tmp_path: Path) -> Iterator[SmallRun]:
+    made = SmallRun(tmp_path)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""The journal's promises, with the file reopened between any two calls as a crash would have it."""
+"""Journal: nothing is lost or recorded twice, with the file reopened between any two calls as after a crash."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import MachineError
-from p2prl.learner.journal import Journal, StoredGroup
+from p2prl.learner.journal import Journal
+from p2prl.learner.journal_groups import GroupState, StoredGroup
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.ledger_messages import Receipts, Verdict
-from tests.unit.learner.world import NOW, identity
+from tests.unit.learner.small_run import NOW, identity
 
 LEARNER = identity("learner")
 RUN = digest("p2prl/test-run", b"")
@@ -38,16 +39,16 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "journal.db"
 
 
-def test_a_group_is_stored_once_whatever_follows(path: Path) -> None:
+def test_group_is_stored_once(path: Path) -> None:
     journal = Journal(path)
-    assert journal.store(group(1), NOW)
-    assert not journal.store(group(1), NOW + 5)
-    journal.verified(group(1).digest, behavior=b"b", rewards=b"r")
+    assert journal.groups.store(group(1), NOW)
+    assert not journal.groups.store(group(1), NOW + 5)
+    journal.groups.mark_verified(group(1).digest, behavior=b"b", rewards=b"r")
     journal.close()
     journal = Journal(path)
-    assert not journal.store(group(1), NOW + 9)
-    assert journal.counts() == {"verified": 1}
-    (stored,) = journal.groups([group(1).digest])
+    assert not journal.groups.store(group(1), NOW + 9)
+    assert journal.groups.counts() == {"verified": 1}
+    (stored,) = journal.groups.by_digest([group(1).digest])
     assert (stored.raw, stored.behavior, stored.rewards) == (b"raw1", b"b", b"r")
     journal.close()
 
@@ -57,9 +58,7 @@ STEPS = st.lists(st.sampled_from(["store", "verify", "refuse", "step", "checkpoi
 
 @settings(max_examples=40, deadline=None)
 @given(STEPS)
-def test_a_crash_between_any_two_calls_forgets_nothing(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
-) -> None:
+def test_crash_between_any_two_calls_loses_nothing(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.db"
     journal = Journal(path)
     states: dict[int, str] = {}
@@ -71,88 +70,88 @@ def test_a_crash_between_any_two_calls_forgets_nothing(
             verified = [n for n, state in states.items() if state == "verified"]
             with journal.transaction():
                 if step == "store":
-                    assert journal.store(group(len(states)), NOW)
+                    assert journal.groups.store(group(len(states)), NOW)
                     states[len(states)] = "stored"
                 elif step == "verify" and stored:
-                    journal.verified(group(stored[0]).digest, behavior=b"b", rewards=b"r")
+                    journal.groups.mark_verified(group(stored[0]).digest, behavior=b"b", rewards=b"r")
                     states[stored[0]] = "verified"
                 elif step == "refuse" and stored:
-                    journal.refused(group(stored[0]).digest, state="rejected", reason="bad_tokens")
+                    journal.groups.mark_refused(group(stored[0]).digest, state=GroupState.REJECTED, reason="bad_tokens")
                     states[stored[0]] = "rejected"
                 elif step == "step" and verified:
                     batches.append([group(n).digest for n in verified])
-                    journal.begin_step(len(batches) - 1, batches[-1])
+                    journal.batches.begin(len(batches) - 1, batches[-1])
                     states.update(dict.fromkeys(verified, "used"))
                 elif step == "checkpoint":
-                    journal.forget_batches_before(len(batches) - 1)
+                    journal.batches.forget_before(len(batches) - 1)
                 elif step == "receipt":
                     entries.append(receipts(len(entries)))
-                    journal.append(entries[-1])
+                    journal.ledger.append(entries[-1])
             if step == "crash":
                 journal.close()
                 journal = Journal(path)
-            assert journal.counts() == {s: list(states.values()).count(s) for s in set(states.values())}
-            assert [journal.batch(n) for n in range(len(batches) + 1)] == [*batches, None]
-            assert journal.height == len(entries)
+            assert journal.groups.counts() == {s: list(states.values()).count(s) for s in set(states.values())}
+            assert [journal.batches.at_step(n) for n in range(len(batches) + 1)] == [*batches, None]
+            assert journal.ledger.height == len(entries)
             if batches:  # the last batch can be replayed, bytes and all
-                assert [(g.raw[:3], g.behavior) for g in journal.groups(batches[-1])] == [(b"raw", b"b")] * len(
-                    batches[-1]
-                )
+                assert [(g.raw[:3], g.behavior) for g in journal.groups.by_digest(batches[-1])] == [
+                    (b"raw", b"b")
+                ] * len(batches[-1])
             head = ledger_chain.GENESIS
-            for height, raw in enumerate(journal.entries(0, 100)):
+            for height, raw in enumerate(journal.ledger.entries(0, 100)):
                 opened, head = ledger_chain.follow(raw, height=height, head=head, run=RUN, learner=LEARNER.public_key)
                 assert opened.raw == entries[height]
-            assert head == journal.head
+            assert head == journal.ledger.head
     finally:
         journal.close()
 
 
-def test_a_transaction_that_fails_leaves_no_trace(path: Path) -> None:
+def test_failed_transaction_leaves_no_trace(path: Path) -> None:
     journal = Journal(path)
     with journal.transaction():
-        journal.append(receipts(0))
-    before = (journal.height, journal.head)
+        journal.ledger.append(receipts(0))
+    before = (journal.ledger.height, journal.ledger.head)
 
     def fail() -> None:
         with journal.transaction():
-            journal.store(group(1), NOW)
-            journal.append(receipts(1))
+            journal.groups.store(group(1), NOW)
+            journal.ledger.append(receipts(1))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
-    assert journal.counts() == {}
-    assert (journal.height, journal.head) == before
+    assert journal.groups.counts() == {}
+    assert (journal.ledger.height, journal.ledger.head) == before
     with journal.transaction():
-        journal.append(receipts(2))
-    assert journal.height == 2
+        journal.ledger.append(receipts(2))
+    assert journal.ledger.height == 2
     journal.close()
 
 
-def test_no_version_and_no_update_is_begun_twice(path: Path) -> None:
+def test_no_version_or_update_is_recorded_twice(path: Path) -> None:
     journal = Journal(path)
     with journal.transaction():
-        journal.add_policy(0, 0, b"first")
-        journal.begin_step(0, [group(1).digest])
+        journal.policies.add(0, 0, b"first")
+        journal.batches.begin(0, [group(1).digest])
     with pytest.raises(MachineError), journal.transaction():
-        journal.add_policy(0, 0, b"second")
+        journal.policies.add(0, 0, b"second")
     with pytest.raises(MachineError), journal.transaction():
-        journal.begin_step(0, [group(2).digest])
-    assert journal.policy_at(0) == b"first"
-    assert journal.policy_at(1) is None
-    assert journal.batch(0) == [group(1).digest]
+        journal.batches.begin(0, [group(2).digest])
+    assert journal.policies.at_step(0) == b"first"
+    assert journal.policies.at_step(1) is None
+    assert journal.batches.at_step(0) == [group(1).digest]
     journal.close()
 
 
-def test_policies_of_a_window_and_their_names(path: Path) -> None:
+def test_policies_of_a_window(path: Path) -> None:
     journal = Journal(path)
     for version in range(4):
-        journal.add_policy(version, 3 * version, b"raw%d" % version)
-    assert journal.policies(from_step=6) == [b"raw2", b"raw3"]
-    assert journal.policy_count() == 4
-    assert journal.was_published(2, envelope_digest(b"raw2"))
-    assert not journal.was_published(2, envelope_digest(b"raw3"))
-    assert not journal.was_published(9, envelope_digest(b"raw2"))
+        journal.policies.add(version, 3 * version, b"raw%d" % version)
+    assert journal.policies.since_step(6) == [b"raw2", b"raw3"]
+    assert journal.policies.count() == 4
+    assert journal.policies.was_published(2, envelope_digest(b"raw2"))
+    assert not journal.policies.was_published(2, envelope_digest(b"raw3"))
+    assert not journal.policies.was_published(9, envelope_digest(b"raw2"))
     journal.close()
 
 
@@ -160,124 +159,115 @@ def verdict(on: StoredGroup, **changes: object) -> Verdict:
     return msgspec.structs.replace(Verdict(on.digest, on.peer, on.version, True, "", 8, 0, 0.0), **changes)
 
 
-def test_a_verdict_enters_the_ledger_once_after_its_groups_receipt(path: Path) -> None:
+def test_verdict_enters_the_ledger_once_after_the_receipt(path: Path) -> None:
     journal = Journal(path)
     one, two = group(1), group(2)
-    journal.store(one, NOW)
-    assert journal.add_verdict(verdict(one), b"v" * 32, receipts(1))
-    assert not journal.add_verdict(verdict(one, passed=False), b"v" * 32, receipts(2))
-    assert journal.height == 0, "the receipt comes first"
-    journal.verified(one.digest, behavior=b"", rewards=b"")
+    journal.groups.store(one, NOW)
+    assert journal.ledger.add_verdict(verdict(one), b"v" * 32, receipts(1))
+    assert not journal.ledger.add_verdict(verdict(one, passed=False), b"v" * 32, receipts(2))
+    assert journal.ledger.height == 0, "the receipt comes first"
+    journal.groups.mark_verified(one.digest, behavior=b"", rewards=b"")
     for _ in range(2):
-        journal.settled([one.digest, two.digest])
-        assert journal.height == 1
-    assert journal.add_verdict(verdict(one), b"w" * 32, receipts(3))
-    assert journal.height == 2, "another validator, and the receipt is there"
+        journal.ledger.release_verdicts([one.digest, two.digest])
+        assert journal.ledger.height == 1
+    assert journal.ledger.add_verdict(verdict(one), b"w" * 32, receipts(3))
+    assert journal.ledger.height == 2, "another validator, and the receipt is there"
     journal.close()
 
 
-def test_verdicts_on_nothing_or_without_end_stay_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2prl.learner.journal.VERDICTS_PER_VERSION", 3)
+def test_verdicts_on_unknown_groups_or_above_the_quota_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2prl.learner.journal_ledger.VERDICTS_PER_VERSION", 3)
     journal = Journal(path)
-    assert not journal.add_verdict(verdict(group(1)), b"v" * 32, receipts(1)), "a group nobody delivered"
+    assert not journal.ledger.add_verdict(verdict(group(1)), b"v" * 32, receipts(1)), "a group that was never delivered"
     for number in range(5):
-        journal.store(group(number), NOW)
-        journal.verified(group(number).digest, behavior=b"", rewards=b"")
+        journal.groups.store(group(number), NOW)
+        journal.groups.mark_verified(group(number).digest, behavior=b"", rewards=b"")
     for changes in ({"peer": b"q" * 32}, {"version": 7}):
-        assert not journal.add_verdict(verdict(group(1), **changes), b"v" * 32, receipts(1))
-    taken = [journal.add_verdict(verdict(group(number)), b"v" * 32, receipts(1)) for number in range(5)]
+        assert not journal.ledger.add_verdict(verdict(group(1), **changes), b"v" * 32, receipts(1))
+    taken = [journal.ledger.add_verdict(verdict(group(number)), b"v" * 32, receipts(1)) for number in range(5)]
     assert taken == [True] * 3 + [False] * 2
-    assert journal.height == 3
+    assert journal.ledger.height == 3
     journal.close()
 
 
-def test_a_thousand_keys_of_one_liar_do_not_fill_the_ledger(path: Path) -> None:
+def test_many_keys_of_one_liar_do_not_fill_the_ledger(path: Path) -> None:
     journal = Journal(path)
     one, two = group(1), group(2)
     for each in (one, two):
-        journal.store(each, NOW)
-    journal.verified(two.digest, behavior=b"", rewards=b"")
+        journal.groups.store(each, NOW)
+    journal.groups.mark_verified(two.digest, behavior=b"", rewards=b"")
     keys = [number.to_bytes(32, "big") for number in range(1_000)]
-    waiting = sum(journal.add_verdict(verdict(one), key, receipts(1)) for key in keys)
-    at_once = sum(journal.add_verdict(verdict(two), key, receipts(1)) for key in keys)
-    assert waiting == at_once == journal.height <= 16
-    assert not journal.add_verdict(verdict(two), keys[0], receipts(1)), "one of each key, still"
-    journal.verified(one.digest, behavior=b"", rewards=b"")
-    journal.settled([one.digest])
-    assert journal.height == 2 * waiting
+    waiting = sum(journal.ledger.add_verdict(verdict(one), key, receipts(1)) for key in keys)
+    at_once = sum(journal.ledger.add_verdict(verdict(two), key, receipts(1)) for key in keys)
+    assert waiting == at_once == journal.ledger.height <= 16
+    assert not journal.ledger.add_verdict(verdict(two), keys[0], receipts(1)), "one of each key, still"
+    journal.groups.mark_verified(one.digest, behavior=b"", rewards=b"")
+    journal.ledger.release_verdicts([one.digest])
+    assert journal.ledger.height == 2 * waiting
     journal.close()
 
 
-def test_a_flood_of_one_peer_delays_nobody_else(path: Path) -> None:
+def test_flood_of_one_peer_delays_no_other(path: Path) -> None:
     journal = Journal(path)
     for number in range(20):
-        journal.store(group(number), NOW)
+        journal.groups.store(group(number), NOW)
     for number, peer in enumerate((b"a" * 32, b"b" * 32, b"a" * 32), start=20):
-        journal.store(replace(group(number), peer=peer), NOW + number)
-    turns = [(stored.peer[:1], stored.slot) for stored in journal.unchecked(7)]
+        journal.groups.store(replace(group(number), peer=peer), NOW + number)
+    turns = [(stored.peer[:1], stored.slot) for stored in journal.groups.unchecked(7)]
     assert turns == [(b"p", 0), (b"a", 20), (b"b", 21), (b"p", 1), (b"a", 22), (b"p", 2), (b"p", 3)]
-    assert len(journal.unchecked(100)) == 23
-    assert journal.unchecked_of(b"a" * 32) == 2
-    assert journal.knows(group(3).digest)
-    assert not journal.knows(group(30).digest)
+    assert len(journal.groups.unchecked(100)) == 23
+    assert journal.groups.unchecked_count(b"a" * 32) == 2
+    assert journal.groups.knows(group(3).digest)
+    assert not journal.groups.knows(group(30).digest)
     journal.close()
 
 
-def test_a_slots_gaps_can_be_counted(path: Path) -> None:
-    journal = Journal(path)
-    for number in (0, 1, 4):
-        journal.store(group(number), NOW)
-    assert journal.slots(b"p" * 32, 0) == (3, 5)
-    assert journal.slots(b"p" * 32, 1) == (0, 0)
-    journal.close()
-
-
-def test_a_full_disk_is_one_sentence_and_loses_nothing(path: Path) -> None:
+def test_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     journal = Journal(path)
     with journal.transaction():
-        journal.store(group(1), NOW)
+        journal.groups.store(group(1), NOW)
     pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
     journal._db.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite then says is what it says of a full disk
     big = StoredGroup(Digest(bytes(32)), b"p" * 32, 0, 9, bytes(1_000_000), b"", b"")
     with pytest.raises(MachineError, match="full") as caught, journal.transaction():
-        journal.store(big, NOW)
+        journal.groups.store(big, NOW)
     assert "Free some space" in caught.value.remedy
     journal.close()
     journal = Journal(path)
-    assert journal.counts() == {"stored": 1}
-    assert journal.store(big, NOW)
+    assert journal.groups.counts() == {"stored": 1}
+    assert journal.groups.store(big, NOW)
     journal.close()
 
 
-def test_a_peers_history_at_an_update_is_the_same_whenever_it_is_asked_for(path: Path) -> None:
+def test_history_of_a_peer_at_an_update_never_changes(path: Path) -> None:
     journal = Journal(path)
     for number in range(4):
-        journal.store(replace(group(number), peer=b"ab"[number % 2 : number % 2 + 1] * 32), NOW)
-    journal.begin_step(0, [group(0).digest, group(1).digest])
-    journal.begin_step(3, [group(2).digest])
+        journal.groups.store(replace(group(number), peer=b"ab"[number % 2 : number % 2 + 1] * 32), NOW)
+    journal.batches.begin(0, [group(0).digest, group(1).digest])
+    journal.batches.begin(3, [group(2).digest])
 
     def history(peer: bytes, most: int = 9) -> list[int]:
-        return [journal.trained_on(peer * 32, before_step=step, most=most) for step in range(6)]
+        return [journal.batches.groups_trained(peer * 32, before_step=step, most=most) for step in range(6)]
 
     seen = history(b"a"), history(b"b"), history(b"c"), history(b"a", most=1)
     assert seen == ([0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1], [0] * 6, [0, 1, 1, 1, 1, 1])
-    journal.begin_step(4, [group(3).digest])
-    journal.forget_batches_before(4)
+    journal.batches.begin(4, [group(3).digest])
+    journal.batches.forget_before(4)
     assert history(b"b") == [0, 1, 1, 1, 1, 2], "a later batch changes nothing before it, nor does forgetting one"
     journal.close()
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     path.write_bytes(b"not a database, but long enough to look like a header of one" * 40)
     with pytest.raises(MachineError, match="cannot open the journal"):
         Journal(path)
 
 
-def test_another_process_may_read_meanwhile(path: Path) -> None:
+def test_another_process_can_read(path: Path) -> None:
     journal = Journal(path)
     with journal.transaction():
-        journal.append(receipts(0))
+        journal.ledger.append(receipts(0))
     reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     assert reader.execute("SELECT COUNT(*) FROM ledger").fetchone() == (1,)
     reader.close()

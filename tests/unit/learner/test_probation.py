@@ -1,4 +1,4 @@
-"""What a peer without history can do with wrong log-probs: the table of liars, against every defence there is."""
+"""Probation: wrong log-probs of a peer without history, against every defense."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def honest() -> tuple[Tensor, Rollouts]:
 
 
 def lying(batch: Rollouts, nats: float, members: slice) -> Rollouts:
-    told = batch.behavior_logprobs_BGT.clone()
-    told[NEW, members] -= nats
-    return replace(batch, behavior_logprobs_BGT=told)
+    claimed = batch.behavior_logprobs_BGT.clone()
+    claimed[NEW, members] -= nats
+    return replace(batch, behavior_logprobs_BGT=claimed)
 
 
 def probation(
     name: str, free: str = "", options: dict[str, object] | None = None, guards: GuardConfig | None = None
 ) -> LossPipeline:
-    unverified = build_loss(free) if free else None
+    probation_loss = build_loss(free) if free else None
     names = CHOICES if name == "auto" else (name,)
     return LossPipeline(
         LossPipelineConfig(
             objectives={each: build_loss(each, options=options) for each in names},
             guards=guards or GuardConfig(),
-            trust=ProbationConfig(probation_groups=8, loss=free),
-            unverified=unverified,
+            probation=ProbationConfig(probation_groups=8, loss=free),
+            probation_loss=probation_loss,
         )
     )
 
@@ -67,7 +67,7 @@ def gradient(subject: LossPipeline, policy: Tensor, batch: Rollouts) -> Tensor:
 
 
 @LIES
-def test_one_liar_gains_e_to_the_k_from_gspo_and_nothing_on_probation(nats: float) -> None:
+def test_liar_gains_exp_k_from_gspo_and_nothing_on_probation(nats: float) -> None:
     policy, batch = honest()
     batch = lying(batch, nats, slice(0, 1))
     trusted = replace(batch, trust_B=torch.ones(2))
@@ -78,9 +78,9 @@ def test_one_liar_gains_e_to_the_k_from_gspo_and_nothing_on_probation(nats: floa
     assert held.metrics["probation_groups"] == 1
 
 
-@pytest.mark.parametrize(("means", "told", "factor"), [((-0.1, -2.0), -4.1, 3.84), ((-2.0, -2.0), -0.1, 0.26)])
-def test_the_likeliest_member_of_a_group_moves_all_its_gepo_weights(
-    means: tuple[float, float], told: float, factor: float
+@pytest.mark.parametrize(("means", "claimed", "factor"), [((-0.1, -2.0), -4.1, 3.84), ((-2.0, -2.0), -0.1, 0.26)])
+def test_likeliest_completion_moves_all_gepo_weights_of_its_group(
+    means: tuple[float, float], claimed: float, factor: float
 ) -> None:
     """The limit of GEPO's robustness: Ê = ΣQ²/ΣQ is an average by Q."""
     first, others = means
@@ -88,10 +88,10 @@ def test_the_likeliest_member_of_a_group_moves_all_its_gepo_weights(
     likely = torch.full_like(batch.behavior_logprobs_BGT, others)
     likely[:, 0] = first
     lied = likely.clone()
-    lied[NEW, 0] = told
+    lied[NEW, 0] = claimed
     expectations = [
         (math.exp(2 * claim) + 7 * math.exp(2 * others)) / (math.exp(claim) + 7 * math.exp(others))
-        for claim in (first, told)
+        for claim in (first, claimed)
     ]
     assert expectations[0] / expectations[1] == pytest.approx(factor, abs=0.005)
     plain = LossPipeline.plain(build_loss("gepo", options={"log_weight_bound": 20.0}))
@@ -104,12 +104,12 @@ def test_the_likeliest_member_of_a_group_moves_all_its_gepo_weights(
 
 
 @LIES
-def test_a_lying_group_on_probation_is_dropped_counted_and_hurts_nobody_else(nats: float) -> None:
+def test_lying_group_on_probation_is_dropped_and_counted(nats: float) -> None:
     policy, batch = honest()
     subject = probation("gepo")
-    told = lying(batch, nats, slice(None))
-    assert subject.estimate(policy, told).metrics["deflated_groups"] == 1
-    after, before = gradient(subject, policy, told), gradient(subject, policy, batch)
+    claimed = lying(batch, nats, slice(None))
+    assert subject.estimate(policy, claimed).metrics["deflated_groups"] == 1
+    after, before = gradient(subject, policy, claimed), gradient(subject, policy, batch)
     assert after[NEW].count_nonzero() == 0
     assert before[NEW].count_nonzero() > 0
     torch.testing.assert_close(after[KNOWN], before[KNOWN])
@@ -117,18 +117,18 @@ def test_a_lying_group_on_probation_is_dropped_counted_and_hurts_nobody_else(nat
 
 @LIES
 @pytest.mark.parametrize("free", ["", "asympo"])
-def test_a_lying_group_decides_neither_the_rate_nor_the_choice_nor_what_is_masked(nats: float, free: str) -> None:
+def test_lying_group_decides_neither_rate_nor_choice_nor_masks(nats: float, free: str) -> None:
     guards = GuardConfig(kl_brake=0.05, vcpo=True, second_moment=0.04, negative_tail=0.5, ess_warning=0.5)
     policy, batch = honest()
     drifted = replace(batch, behavior_logprobs_BGT=(batch.behavior_logprobs_BGT + 0.3 * DRIFT).clamp(max=0.0))
-    told = lying(drifted, nats, slice(None))
+    claimed = lying(drifted, nats, slice(None))
     alone = replace(
         drifted, **{name: getattr(drifted, name)[KNOWN:] for name in PER_GROUP if getattr(drifted, name) is not None}
     )
     for name in ("gepo_t", "auto"):
-        lied, spared = (probation(name, free, guards=guards) for _ in range(2))
+        lied, without = (probation(name, free, guards=guards) for _ in range(2))
         for _ in range(30):  # longer than a choice stands
-            got, wanted = lied.estimate(policy, told), spared.estimate(policy[KNOWN:], alone)
+            got, wanted = lied.estimate(policy, claimed), without.estimate(policy[KNOWN:], alone)
             assert got.rate_factor == pytest.approx(wanted.rate_factor)
             assert got.rate_factor < 1.0
             assert got.notices == wanted.notices
@@ -140,28 +140,28 @@ def test_a_lying_group_decides_neither_the_rate_nor_the_choice_nor_what_is_maske
 @LIES
 @pytest.mark.parametrize("free", ["asympo", "asymre"])
 @pytest.mark.parametrize("members", [slice(0, 1), slice(None)])
-def test_a_loss_that_reads_no_log_probs_cannot_be_lied_to(nats: float, free: str, members: slice) -> None:
+def test_loss_without_log_probs_cannot_be_lied_to(nats: float, free: str, members: slice) -> None:
     policy, batch = honest()
     subject = probation("gepo_t", free)
     masked = probation("gepo_t", free, guards=GuardConfig(second_moment=0.04, negative_tail=0.5))
-    told = gradient(subject, policy, lying(batch, nats, members))
-    torch.testing.assert_close(told, gradient(subject, policy, batch))
-    torch.testing.assert_close(told, gradient(masked, policy, lying(batch, nats, members)))
-    assert told[NEW].count_nonzero() > 0
+    lied = gradient(subject, policy, lying(batch, nats, members))
+    torch.testing.assert_close(lied, gradient(subject, policy, batch))
+    torch.testing.assert_close(lied, gradient(masked, policy, lying(batch, nats, members)))
+    assert lied[NEW].count_nonzero() > 0
     trusted = replace(batch, trust_B=torch.ones(2))
     plain = gradient(LossPipeline.plain(build_loss("gepo_t")), policy, trusted)
-    torch.testing.assert_close(told[KNOWN], plain[KNOWN], msg="a trusted group keeps its share of the batch")
+    torch.testing.assert_close(lied[KNOWN], plain[KNOWN], msg="a trusted group keeps its share of the batch")
 
 
-def test_both_kinds_of_groups_add_up_to_one_batch() -> None:
+def test_trusted_and_probation_groups_add_up_to_one_batch() -> None:
     policy, batch = honest()
     split = probation("asympo", "asympo")
-    whole = LossPipeline.plain(build_loss("asympo"))
+    plain = LossPipeline.plain(build_loss("asympo"))
     trusted = replace(batch, trust_B=torch.ones(2))
-    torch.testing.assert_close(gradient(split, policy, batch), gradient(whole, policy, trusted))
+    torch.testing.assert_close(gradient(split, policy, batch), gradient(plain, policy, trusted))
 
 
-def test_weights_of_all_groups_are_described_whichever_loss_made_them() -> None:
+def test_weights_of_both_losses_are_described() -> None:
     policy, batch = honest()
     aged = replace(batch, staleness_BG=torch.tensor([[3], [90]]).expand(2, 8))
     metrics = probation("gepo_t", "asympo").estimate(policy, aged).metrics
@@ -172,7 +172,7 @@ def test_weights_of_all_groups_are_described_whichever_loss_made_them() -> None:
     assert metrics["stale/1-4/weight_max"] == pytest.approx(largest), "asympo's 1/NLL: no claim, and so no cap"
 
 
-def test_trust_grows_with_groups_that_were_trained_on() -> None:
+def test_trust_grows_with_trained_groups() -> None:
     config = ProbationConfig(probation_groups=4, cap=0.5, trusted_cap=2.5)
     assert [config.trust(groups) for groups in (0, 1, 2, 4, 9)] == [0.0, 0.25, 0.5, 1.0, 1.0]
     caps = config.caps(torch.tensor([0.0, 0.25, 0.5, 1.0]), 3)

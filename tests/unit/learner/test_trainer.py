@@ -1,4 +1,4 @@
-"""A step is a function of batch, weights and optimiser state alone: checkpoints and replays are exact to the bit."""
+"""Trainer: checkpoints and replays are exact to the bit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from safetensors import SafetensorError
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, MachineError
+from p2prl.learner.checkpoints import complete_checkpoints, newest_checkpoint
 from p2prl.learner.loss_pipeline import LossPipeline
-from p2prl.learner.run_files import complete_checkpoints, newest_checkpoint
-from p2prl.learner.trainer import OptimiserConfig, Trainer, TrainingGroup
+from p2prl.learner.trainer import OptimizerConfig, Trainer, TrainingGroup
 from p2prl.models.policy_logprobs import completion_logprobs
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
 
-CONFIG = OptimiserConfig(learning_rate=1e-3, warmup_updates=3)
+CONFIG = OptimizerConfig(learning_rate=1e-3, warmup_updates=3)
 CPU = torch.device("cpu")
 
 
@@ -55,7 +55,7 @@ def state(of: Trainer) -> bytes:
     return bytes(flatten(of.model, layout_of(of.model, "float32")))
 
 
-def test_a_restored_checkpoint_takes_the_very_same_next_steps(tmp_path: Path) -> None:
+def test_restored_checkpoint_takes_the_same_next_steps(tmp_path: Path) -> None:
     made = tiny_model(seed=2)
     straight = trainer(made.model)
     work = list(batches(6))
@@ -81,7 +81,7 @@ def test_replayed_batches_give_identical_parameters() -> None:
     assert state(first) != state(trainer(tiny_model(seed=2).model))
 
 
-def test_the_reported_metrics_are_those_of_the_batch() -> None:
+def test_metrics_describe_the_batch() -> None:
     (batch,) = batches(1)
     metrics = trainer(tiny_model(seed=2).model).update(batch)
     rewards = [reward for group in batch for reward in group.rewards]
@@ -95,7 +95,7 @@ def test_the_reported_metrics_are_those_of_the_batch() -> None:
     assert metrics["step"] == 1
 
 
-def test_a_gradient_that_is_not_finite_stops_before_it_is_applied() -> None:
+def test_gradient_that_is_not_finite_is_not_applied() -> None:
     (batch,) = batches(1)
     model = tiny_model(seed=2).model
     honest = build_loss("gepo_t", options={})
@@ -112,7 +112,7 @@ def test_a_gradient_that_is_not_finite_stops_before_it_is_applied() -> None:
     assert (state(subject), subject.step) == (before, 0)
 
 
-def test_a_policy_that_has_diverged_is_one_sentence() -> None:
+def test_diverged_policy_is_reported() -> None:
     (batch,) = batches(1)
     model = tiny_model(seed=2).model
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_a_policy_that_has_diverged_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), SafetensorError("I/O error: no space")])
-def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one_and_no_litter(
+def test_failed_checkpoint_leaves_the_old_one_and_no_litter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     made = tiny_model(seed=2)
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one_and_no_litter(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000000"]
 
 
-def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
+def test_unfinished_checkpoint_is_ignored(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path / "absent") is None
     for name in ("step-00000010", "step-00000020", "step-00000030.new"):
         (tmp_path / name).mkdir()

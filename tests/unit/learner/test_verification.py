@@ -1,4 +1,4 @@
-"""Every way a group can be wrong is named, and an honest one is verified with the engine's own numbers."""
+"""Verification: every fault of a group is named, and honest groups get the engine's own numbers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2prl.learner.journal import StoredGroup
+from p2prl.learner.journal_groups import GroupState, StoredGroup
+from p2prl.learner.receipts import receipt_of
 from p2prl.models.engine_port import Scored
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
-from tests.unit.learner.world import NOW, STALENESS, World, altered, identity, with_completion
+from tests.unit.learner.small_run import NOW, STALENESS, SmallRun, altered, identity, with_completion
 
 PEER = identity("volunteer")
 STRANGER = identity("stranger")
@@ -91,45 +92,47 @@ TAMPERINGS: list[tuple[RejectionReason, Callable[[RolloutGroup], RolloutGroup]]]
 
 @pytest.mark.parametrize(("reason", "tamper"), TAMPERINGS)
 def test_every_tampering_is_named(
-    world: World, reason: RejectionReason, tamper: Callable[[RolloutGroup], RolloutGroup]
+    small_run: SmallRun, reason: RejectionReason, tamper: Callable[[RolloutGroup], RolloutGroup]
 ) -> None:
-    policy = world.publish(0, step=0)
-    honest = world.group(policy, PEER, 3)
-    (outcome,) = world.check(world.sealed(tamper(honest), PEER))
+    policy = small_run.publish(0, step=0)
+    honest = small_run.group(policy, PEER, 3)
+    (outcome,) = small_run.check(small_run.sealed(tamper(honest), PEER))
     assert (outcome.state, outcome.reason) == (ReceiptState.REJECTED, reason)
-    receipt = outcome.receipt
+    receipt = receipt_of(outcome)
     assert (receipt.state, receipt.reason) == (ReceiptState.REJECTED, reason)
     assert (receipt.tokens, receipt.completions, receipt.reward) == (0, 0, 0.0)
 
 
-def test_every_reason_has_a_group_that_meets_it() -> None:
+def test_every_rejection_reason_is_tested() -> None:
     elsewhere = {RejectionReason.TOO_STALE, RejectionReason.DUPLICATE_SLOT}
     assert {reason for reason, _ in TAMPERINGS} | elsewhere == set(RejectionReason)
 
 
-def test_a_lenient_word_type_cannot_be_claimed(world: World) -> None:
+def test_claimed_dtype_does_not_widen_the_tolerance(small_run: SmallRun) -> None:
     """In bfloat16 the tolerance forgives mean log-prob errors of .05; a group of a float32 run must not reach it."""
-    policy = world.publish(0, step=0)
-    honest = world.group(policy, PEER, 0)
+    policy = small_run.publish(0, step=0)
+    honest = small_run.group(policy, PEER, 0)
     for index in range(2):
         claimed = np.frombuffer(honest.completions[index].logprobs, dtype="<f2").astype(np.float32) - 0.035
         honest = with_completion(honest, index, logprobs=claimed.astype("<f2").tobytes())
-    (outcome,) = world.check(world.sealed(altered(honest, engine=LENIENT), PEER))
+    (outcome,) = small_run.check(small_run.sealed(altered(honest, engine=LENIENT), PEER))
     assert outcome.reason == RejectionReason.LOGPROB_MISMATCH
 
 
-def test_another_peers_work_is_not_ones_own(world: World) -> None:
-    policy = world.publish(0, step=0)
-    (outcome,) = world.check(world.sealed(world.group(policy, PEER, 3), STRANGER))
+def test_work_of_another_peer_is_rejected(small_run: SmallRun) -> None:
+    policy = small_run.publish(0, step=0)
+    (outcome,) = small_run.check(small_run.sealed(small_run.group(policy, PEER, 3), STRANGER))
     assert outcome.state is ReceiptState.REJECTED
     assert outcome.reason in (RejectionReason.WRONG_PROMPT, RejectionReason.SEED_MISMATCH)
 
 
-def test_honest_groups_of_several_versions_are_verified_in_order(world: World) -> None:
-    policies = [world.publish(version, step=version) for version in range(3)]
-    groups = [world.group(policies[v], peer, slot) for v, peer, slot in ((2, PEER, 0), (0, STRANGER, 5), (2, PEER, 1))]
-    stored = [world.sealed(g, p) for g, p in zip(groups, (PEER, STRANGER, PEER), strict=True)]
-    outcomes = world.check(*stored, step=2)
+def test_honest_groups_of_several_versions_are_verified(small_run: SmallRun) -> None:
+    policies = [small_run.publish(version, step=version) for version in range(3)]
+    groups = [
+        small_run.group(policies[v], peer, slot) for v, peer, slot in ((2, PEER, 0), (0, STRANGER, 5), (2, PEER, 1))
+    ]
+    stored = [small_run.sealed(g, p) for g, p in zip(groups, (PEER, STRANGER, PEER), strict=True)]
+    outcomes = small_run.check(*stored, step=2)
     assert [outcome.stored for outcome in outcomes] == stored
     for outcome, group in zip(outcomes, groups, strict=True):
         assert (outcome.state, outcome.reason) == (ReceiptState.VERIFIED, "")
@@ -138,19 +141,19 @@ def test_honest_groups_of_several_versions_are_verified_in_order(world: World) -
             claimed = np.frombuffer(completion.logprobs, dtype="<f2")
             assert own == pytest.approx(claimed.tolist(), abs=2e-3)  # what float16 keeps of them
         tokens = sum(len(completion.tokens) // 4 for completion in group.completions)
-        receipt = outcome.receipt
+        receipt = receipt_of(outcome)
         assert (receipt.tokens, receipt.completions) == (tokens, 2)
         assert receipt.reward == pytest.approx(sum(c.reward for c in group.completions) / 2)
 
 
-def test_a_small_lie_about_log_probs_passes_and_is_never_trained_on(world: World) -> None:
+def test_small_log_prob_lie_passes_and_is_never_trained_on(small_run: SmallRun) -> None:
     """Deflated by less than rounding may explain: the group is sound, and what trains are the learner's own."""
-    policy = world.publish(0, step=0)
-    lie = honest = world.group(policy, PEER, 0)
+    policy = small_run.publish(0, step=0)
+    lie = honest = small_run.group(policy, PEER, 0)
     for index in range(2):
         claimed = np.frombuffer(honest.completions[index].logprobs, dtype="<f2").astype(np.float32) - 0.01
         lie = with_completion(lie, index, logprobs=claimed.astype("<f2").tobytes())
-    truth, lied = (world.check(world.sealed(group, PEER))[0] for group in (honest, lie))
+    truth, lied = (small_run.check(small_run.sealed(group, PEER))[0] for group in (honest, lie))
     assert truth.replay is not None
     assert lied.replay is not None
     assert lied.state is ReceiptState.VERIFIED
@@ -158,36 +161,36 @@ def test_a_small_lie_about_log_probs_passes_and_is_never_trained_on(world: World
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_a_replay_without_finite_log_probs_is_rejected_before_it_can_train(
-    world: World, monkeypatch: pytest.MonkeyPatch, value: float
+def test_replay_that_is_not_finite_is_rejected(
+    small_run: SmallRun, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
-    policy = world.publish(0, step=0)
-    group = world.group(policy, PEER, 0)
-    honest = world.engine.replay
+    policy = small_run.publish(0, step=0)
+    group = small_run.group(policy, PEER, 0)
+    honest = small_run.engine.replay
 
     def broken(*arguments: Any) -> list[Scored]:
         first, *others = honest(*arguments)
         return [replace(first, logprobs=(value, *first.logprobs[1:])), *others]
 
-    monkeypatch.setattr(world.engine, "replay", broken)
-    (outcome,) = world.check(world.sealed(group, PEER))
+    monkeypatch.setattr(small_run.engine, "replay", broken)
+    (outcome,) = small_run.check(small_run.sealed(group, PEER))
     assert (outcome.state, outcome.reason) == (ReceiptState.REJECTED, RejectionReason.LOGPROB_MISMATCH)
 
 
-def test_a_claimed_reward_is_never_read(world: World) -> None:
-    policy = world.publish(0, step=0)
-    honest = world.group(policy, PEER, 0)
+def test_claimed_reward_is_never_read(small_run: SmallRun) -> None:
+    policy = small_run.publish(0, step=0)
+    honest = small_run.group(policy, PEER, 0)
     boast = with_completion(with_completion(honest, 0, reward=9.0), 1, reward=9.0)
-    truth, boasted = (world.check(world.sealed(group, PEER))[0].receipt.reward for group in (honest, boast))
+    truth, boasted = (receipt_of(small_run.check(small_run.sealed(group, PEER))[0]).reward for group in (honest, boast))
     assert truth == boasted <= 1.0
 
 
-def test_one_slot_counts_once_within_a_batch(world: World) -> None:
-    policy = world.publish(0, step=0)
-    group = world.group(policy, PEER, 0)
-    first, second = world.sealed(group, PEER), world.sealed(group, PEER, now=NOW + 1)
+def test_one_slot_counts_once_within_a_batch(small_run: SmallRun) -> None:
+    policy = small_run.publish(0, step=0)
+    group = small_run.group(policy, PEER, 0)
+    first, second = small_run.sealed(group, PEER), small_run.sealed(group, PEER, now=NOW + 1)
     assert first.digest != second.digest
-    outcomes = world.check(first, second)
+    outcomes = small_run.check(first, second)
     assert [(o.state, o.reason) for o in outcomes] == [
         (ReceiptState.VERIFIED, ""),
         (ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT),
@@ -195,44 +198,46 @@ def test_one_slot_counts_once_within_a_batch(world: World) -> None:
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_one_slot_counts_once_across_batches(world: World, used: bool) -> None:
-    policy = world.publish(0, step=0)
-    group = world.group(policy, PEER, 0)
-    first, second = world.sealed(group, PEER), world.sealed(group, PEER, now=NOW + 1)
-    world.store(first, second)
-    with world.journal.transaction():
-        world.journal.verified(first.digest, behavior=b"", rewards=b"")
+def test_one_slot_counts_once_across_batches(small_run: SmallRun, used: bool) -> None:
+    policy = small_run.publish(0, step=0)
+    group = small_run.group(policy, PEER, 0)
+    first, second = small_run.sealed(group, PEER), small_run.sealed(group, PEER, now=NOW + 1)
+    small_run.store(first, second)
+    with small_run.journal.transaction():
+        small_run.journal.groups.mark_verified(first.digest, behavior=b"", rewards=b"")
         if used:
-            world.journal.begin_step(0, [first.digest])
-    (outcome,) = world.check(second)
+            small_run.journal.batches.begin(0, [first.digest])
+    (outcome,) = small_run.check(second)
     assert outcome.reason == RejectionReason.DUPLICATE_SLOT
 
 
-def test_a_rejected_group_does_not_take_the_slot(world: World) -> None:
-    policy = world.publish(0, step=0)
-    group = world.group(policy, PEER, 0)
-    bad, good = world.sealed(another_token(group), PEER), world.sealed(group, PEER)
-    world.store(bad, good)
-    with world.journal.transaction():
-        world.journal.refused(bad.digest, state="rejected", reason=RejectionReason.SEED_MISMATCH)
-    assert world.check(good)[0].state is ReceiptState.VERIFIED
+def test_rejected_group_does_not_take_the_slot(small_run: SmallRun) -> None:
+    policy = small_run.publish(0, step=0)
+    group = small_run.group(policy, PEER, 0)
+    bad, good = small_run.sealed(another_token(group), PEER), small_run.sealed(group, PEER)
+    small_run.store(bad, good)
+    with small_run.journal.transaction():
+        small_run.journal.groups.mark_refused(
+            bad.digest, state=GroupState.REJECTED, reason=RejectionReason.SEED_MISMATCH
+        )
+    assert small_run.check(good)[0].state is ReceiptState.VERIFIED
 
 
-def late(world: World) -> StoredGroup:
-    return world.sealed(world.group(world.publish(0, step=0), PEER, 0), PEER)
+def group_of_version_zero(small_run: SmallRun) -> StoredGroup:
+    return small_run.sealed(small_run.group(small_run.publish(0, step=0), PEER, 0), PEER)
 
 
-def test_work_at_the_bound_counts_and_past_it_expires(world: World) -> None:
-    group = late(world)
-    assert world.check(group, step=STALENESS)[0].state is ReceiptState.VERIFIED
-    (outcome,) = world.check(group, step=STALENESS + 1)
+def test_group_at_the_bound_counts_and_above_it_expires(small_run: SmallRun) -> None:
+    group = group_of_version_zero(small_run)
+    assert small_run.check(group, step=STALENESS)[0].state is ReceiptState.VERIFIED
+    (outcome,) = small_run.check(group, step=STALENESS + 1)
     assert (outcome.state, outcome.reason) == (ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
 
 
-def test_work_of_a_version_that_has_left_the_shelf_expires(world: World) -> None:
-    group = late(world)
-    world.publish(1, step=10)
-    world.shelf.drop_before_step(10 - STALENESS)
-    (outcome,) = world.check(group, step=10)
+def test_group_of_a_dropped_version_expires(small_run: SmallRun) -> None:
+    group = group_of_version_zero(small_run)
+    small_run.publish(1, step=10)
+    small_run.published.drop_before_step(10 - STALENESS)
+    (outcome,) = small_run.check(group, step=10)
     assert (outcome.state, outcome.reason) == (ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
-    assert outcome.receipt.tokens == 0
+    assert receipt_of(outcome).tokens == 0

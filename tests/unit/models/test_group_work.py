@@ -13,20 +13,20 @@ from p2prl.models.group_replay import TOLERANCES, replay_groups
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import DTYPE_BYTES
-from tests.unit.learner.world import World, identity
+from tests.unit.learner.small_run import SmallRun, identity
 
 ME, OTHER = identity("volunteer"), identity("other")
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path, group_size=3)
+def world(tmp_path: Path) -> SmallRun:
+    made = SmallRun(tmp_path, group_size=3)
     made.close()
     made.journal = type(made.journal)(tmp_path / "again.db")
     return made
 
 
-def test_assignment_depends_on_every_part_of_its_slot(world: World) -> None:
+def test_assignment_depends_on_every_part_of_its_slot(world: SmallRun) -> None:
     base = {"policy": bytes(32), "beacon": bytes(32), "peer": ME.public_key, "slot": 0}
     first = world.work.assign(**base)  # type: ignore[arg-type]
     assert world.work.assign(**base) == first  # type: ignore[arg-type]
@@ -37,13 +37,13 @@ def test_assignment_depends_on_every_part_of_its_slot(world: World) -> None:
         assert {r.seed for r in other.requests}.isdisjoint(r.seed for r in first.requests)
 
 
-def test_oversized_prompt_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_prompt_is_refused(world: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TextCodec, "encode", lambda self, text: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
     with pytest.raises(RemoteProtocolError, match="prompt of 8193 tokens"):
         world.work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=0)
 
 
-def test_packed_group_passes_inspection_and_replay(world: World) -> None:
+def test_packed_group_passes_inspection_and_replay(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     group = world.group(policy, ME, 5)
     inspection = world.work.inspect(group, peer=ME.public_key, beacon=policy.manifest.beacon)
@@ -58,7 +58,7 @@ def test_packed_group_passes_inspection_and_replay(world: World) -> None:
     world.close()
 
 
-def test_only_finished_right_answers_score(world: World) -> None:
+def test_only_finished_right_answers_score(world: SmallRun) -> None:
     assignment = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=0)
     total, values = int(assignment.prompt[0]), ""
     for operator, number in zip(assignment.prompt[1:-1:2], assignment.prompt[2:-1:2], strict=True):
@@ -78,7 +78,7 @@ def test_every_dtype_has_a_tolerance() -> None:
     assert order == sorted(order)
 
 
-def test_groups_replay_alike_alone_and_in_a_batch(world: World) -> None:
+def test_groups_replay_alike_alone_and_in_a_batch(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     pairs = []
     for slot in range(4):
@@ -93,7 +93,7 @@ def test_groups_replay_alike_alone_and_in_a_batch(world: World) -> None:
     world.close()
 
 
-def test_group_of_two_policies_is_not_packed(world: World) -> None:
+def test_group_of_two_policies_is_not_packed(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     assignment = world.work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=0)
     sampled = world.engine.generate(assignment.requests)

@@ -16,7 +16,7 @@ from p2prl.models.group_work import GroupWork
 from p2prl.models.rewards import RunReward
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol.rollout_group import Completion
-from tests.unit.learner.world import World, altered, identity
+from tests.unit.learner.small_run import SmallRun, altered, identity
 
 PROMPT = "3+4*2-7="  # 7, 4, 7
 GOOD, REPEATED, SHORTCUT, WRONG = ("747#7", True), ("777747#7", True), ("#7", True), ("748#8", True)
@@ -61,7 +61,7 @@ def test_refined_process_rewards_are_bounded(digits: str, end: str) -> None:
 
 def test_learner_and_volunteer_compute_the_same_reward(tmp_path: Path) -> None:
     """The learner's inspection and the volunteer's packing agree, and success stays what an evaluation measures."""
-    world = World(tmp_path)
+    world = SmallRun(tmp_path)
     manifest = msgspec.structs.replace(world.manifest, reward="success+0.25*process")
     work = GroupWork(manifest, world.run, TextCodec(world.loaded.tokenizer, world.loaded.model))
     policy = world.publish(0, step=0)
@@ -82,7 +82,7 @@ def test_learner_and_volunteer_compute_the_same_reward(tmp_path: Path) -> None:
 
 
 def test_unknown_reward_says_what_to_install(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = SmallRun(tmp_path)
     manifest = msgspec.structs.replace(world.manifest, reward="success+style")
     with pytest.raises(ConfigError, match=r"cannot work for the run.*style") as caught:
         GroupWork(manifest, world.run, TextCodec(world.loaded.tokenizer, world.loaded.model))

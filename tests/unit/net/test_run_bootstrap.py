@@ -12,7 +12,7 @@ from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import RunManifest
 from p2prl.swarm.events import BaseReleased
-from tests.unit.learner.world import World
+from tests.unit.learner.small_run import SmallRun
 
 STATE = Digest(bytes(range(32)))
 EMPTY_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
@@ -38,14 +38,14 @@ class Ear:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def world(tmp_path: Path) -> Iterator[SmallRun]:
+    made = SmallRun(tmp_path)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("found", [STATE, b""])
-def test_the_base_is_found_before_the_engine_is_made_and_told_once(world: World, found: bytes) -> None:
+def test_the_base_is_found_before_the_engine_is_made_and_told_once(world: SmallRun, found: bytes) -> None:
     done: list[str] = []
 
     def find(manifest: RunManifest) -> bytes:
@@ -70,7 +70,7 @@ def test_the_base_is_found_before_the_engine_is_made_and_told_once(world: World,
     assert ear.told == [control.StartFrom(found)]
 
 
-def test_without_a_base_nothing_is_told(world: World) -> None:
+def test_without_a_base_nothing_is_told(world: SmallRun) -> None:
     arrival: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: None)
     ear = Ear()
     arrival.take(control.RunKnown(world.manifest_raw))

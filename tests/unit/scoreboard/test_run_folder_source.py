@@ -18,7 +18,7 @@ def test_follows_the_journal_while_the_learner_writes(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     with journal.transaction():
         for envelope in writer.envelopes[:6]:
-            journal.append(envelope)
+            journal.ledger.append(envelope)
     source = RunFolderSource(tmp_path / "journal.db", writer.manifest_raw, planned_updates=lambda: 7)
     first = source.snapshot()
     assert first.board is not None
@@ -27,18 +27,18 @@ def test_follows_the_journal_while_the_learner_writes(tmp_path: Path) -> None:
     with journal.transaction():
         during = source.snapshot()  # inside the learner's write transaction
         for envelope in writer.envelopes[6:]:
-            journal.append(envelope)
-        journal.begin_step(6, [])
-        journal.add_policy(6, 7, b"raw")
+            journal.ledger.append(envelope)
+        journal.batches.begin(6, [])
+        journal.policies.add(6, 7, b"raw")
     after = source.snapshot()
     assert during.board == first.board
     assert after.board is not None
-    assert (after.board.height, after.board.head) == (journal.height, journal.head)
+    assert (after.board.height, after.board.head) == (journal.ledger.height, journal.ledger.head)
     assert (after.policy_version, after.learner_step, after.finished) == (6, 7, True)
     assert source.entries(0, 99) == writer.entries
     with journal.transaction():  # a board that reads does not block the learner's writes
         source.snapshot()
-        journal.add_policy(7, 8, b"raw")
+        journal.policies.add(7, 8, b"raw")
     source.close()
     journal.close()
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.learner.published_policies import Published
 from p2prl.models.group_work import Prepared
 from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
@@ -21,10 +20,11 @@ from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.ledger_messages import LedgerHead, Verdict
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import encode
+from p2prl.swarm.policies.catalog import PolicyVersion
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
-from tests.unit.learner.world import NOW, World, altered, identity, with_completion
+from tests.unit.learner.small_run import NOW, SmallRun, altered, identity, with_completion
 
 ME, PEER = identity("validator"), identity("volunteer")
 
@@ -107,13 +107,13 @@ class HandClock:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def world(tmp_path: Path) -> Iterator[SmallRun]:
+    made = SmallRun(tmp_path)
     yield made
     made.close()
 
 
-def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) -> tuple[Ear, Audit, list[str]]:
+def audit(world: SmallRun, messages: list[control.FromNetwork], *, turns: int = 6) -> tuple[Ear, Audit, list[str]]:
     start: list[control.FromNetwork] = [control.RunKnown(world.manifest_raw)]
     start += [control.FileReady(file.name, "/nowhere") for file in world.manifest.files]
     ear, audits, notices = Ear([*start, *messages]), list[Audit](), list[str]()
@@ -132,17 +132,17 @@ def audit(world: World, messages: list[control.FromNetwork], *, turns: int = 6) 
     return ear, audits[-1], notices
 
 
-def ready(world: World, policy: Published) -> control.VersionReady:
+def ready(world: SmallRun, policy: PolicyVersion) -> control.VersionReady:
     return control.VersionReady(
         policy.digest, encode(policy.manifest), str(world.blobs.path(policy.manifest.weights.root))
     )
 
 
-def arrived(world: World, group: RolloutGroup) -> control.EnvelopeArrived:
+def arrived(world: SmallRun, group: RolloutGroup) -> control.EnvelopeArrived:
     return control.EnvelopeArrived(seal(PEER, group, run=world.run, now=NOW))
 
 
-def test_verdicts_say_what_was_done_to_a_group(world: World) -> None:
+def test_verdicts_say_what_was_done_to_a_group(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     honest = [world.group(policy, PEER, slot) for slot in range(5)]
     ids = np.frombuffer(honest[1].completions[0].tokens, dtype="<u4").copy()
@@ -163,7 +163,7 @@ def test_verdicts_say_what_was_done_to_a_group(world: World) -> None:
     assert len(notices) == 4
 
 
-def test_weights_it_lacks_are_asked_for_once_and_waited_for_not_for_ever(world: World) -> None:
+def test_weights_it_lacks_are_asked_for_once_and_waited_for_not_for_ever(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     group = world.group(policy, PEER, 0)
     ear, totals, _ = audit(world, [arrived(world, group)], turns=6)
@@ -174,7 +174,7 @@ def test_weights_it_lacks_are_asked_for_once_and_waited_for_not_for_ever(world: 
     assert ear.verdicts == []
 
 
-def test_damaged_weights_are_no_verdict(world: World) -> None:
+def test_damaged_weights_are_no_verdict(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     group = world.group(policy, PEER, 0)
     path = world.blobs.path(policy.manifest.weights.root)
@@ -186,14 +186,14 @@ def test_damaged_weights_are_no_verdict(world: World) -> None:
     assert "version 0 cannot be used" in notices[0]
 
 
-def test_the_learners_farewell_ends_it(world: World) -> None:
+def test_the_learners_farewell_ends_it(world: SmallRun) -> None:
     head = seal(world.learner, LedgerHead(0, bytes(32), 0, True), run=world.run, now=NOW)
     _, totals, _ = audit(world, [control.EnvelopeArrived(head)], turns=1000)
     assert totals.waiting == 0
     assert msgspec.structs.asdict(LedgerHead(0, bytes(32), 0, True))["finished"]
 
 
-def test_an_old_farewell_does_not_end_it(world: World) -> None:
+def test_an_old_farewell_does_not_end_it(world: SmallRun) -> None:
     old = seal(world.learner, LedgerHead(0, bytes(32), 0, True), run=world.run, now=NOW)
     newer = seal(world.learner, LedgerHead(1, bytes(32), 1, False), run=world.run, now=NOW + 1)
     policy = world.publish(0, step=0)

@@ -1,4 +1,4 @@
-"""What a run costs a machine, by its manifest, and a disk that has no room for it."""
+"""Requirements of a run by its manifest, and a disk without room for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Usage(NamedTuple):
     free: int
 
 
-def test_costs_follow_from_the_manifest() -> None:
+def test_requirements_follow_from_the_manifest() -> None:
     files = tuple(RunFile(name, blob_of(bytes(5_000), 4096)) for name in ("config.json", "tokenizer.json"))
     run = msgspec.structs.replace(manifest(), parameters=1_000_000, dtype="bfloat16", files=files)
     volunteer, validator = requirements_of(run, Role.VOLUNTEER), requirements_of(run, Role.VALIDATOR)
@@ -39,9 +39,7 @@ def test_costs_follow_from_the_manifest() -> None:
     assert computed_wide.memory_bytes - volunteer.memory_bytes == 2_000_000
 
 
-def test_a_disk_without_room_for_two_versions_is_refused_and_what_is_there_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_without_room_for_two_versions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = 201_000
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, free))
     check_room(NEEDS, tmp_path)
@@ -54,7 +52,7 @@ def test_a_disk_without_room_for_two_versions_is_refused_and_what_is_there_count
     check_room(NEEDS, tmp_path)
 
 
-def test_a_disk_that_cannot_be_asked_is_left_to_whoever_writes_on_it(tmp_path: Path) -> None:
+def test_unreadable_disk_is_not_refused(tmp_path: Path) -> None:
     check_room(Requirements(files_bytes=0, weights_bytes=1 << 60, disk_bytes=0, memory_bytes=0), tmp_path / "nowhere")
 
 

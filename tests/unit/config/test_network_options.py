@@ -1,4 +1,4 @@
-"""What a worker's options become in its network."""
+"""Network settings made from a worker's options."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def seat(tmp_path: Path) -> Iterator[WorkerFolder]:
     taken.release()
 
 
-def test_a_disk_cap_is_in_bytes_and_none_is_none(seat: WorkerFolder) -> None:
+def test_disk_cap_is_in_bytes(seat: WorkerFolder) -> None:
     assert peer_network(LINK, seat, Role.VOLUNTEER, ()).node.disk_bytes == 0
     assert peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=1.5).node.disk_bytes == 1_500_000_000
 
 
 @pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
-def test_whoever_keeps_weights_makes_them_of_patches(seat: WorkerFolder, role: Role) -> None:
+def test_every_worker_rebuilds_versions_from_patches(seat: WorkerFolder, role: Role) -> None:
     assert peer_network(LINK, seat, role, ()).node.rebuilds
 
 
-def test_only_a_worker_with_a_base_keeps_its_network_waiting(seat: WorkerFolder) -> None:
+def test_only_a_worker_with_a_base_delays_downloads(seat: WorkerFolder) -> None:
     assert peer_network(LINK, seat, Role.VOLUNTEER, (), has_base=True).node.awaits_base
     assert not peer_network(LINK, seat, Role.VOLUNTEER, ()).node.awaits_base
 
 
 @pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
-def test_upload_caps_reach_the_network_in_bytes(seat: WorkerFolder, role: Role) -> None:
+def test_upload_caps_are_in_bytes(seat: WorkerFolder, role: Role) -> None:
     capped = peer_network(LINK, seat, role, (), UploadCaps(upload_mbit=8.0, monthly_gb=0.5))
     assert (capped.node.relay.upload_bytes_s, capped.monthly_bytes) == (1_000_000.0, 500_000_000)
     free = peer_network(LINK, seat, role, ())
@@ -48,6 +48,6 @@ def test_upload_caps_reach_the_network_in_bytes(seat: WorkerFolder, role: Role) 
 
 
 @pytest.mark.parametrize("disk_gb", [-1.0, float("nan"), float("inf")])
-def test_an_impossible_cap_names_its_option(seat: WorkerFolder, disk_gb: float) -> None:
+def test_impossible_cap_names_its_option(seat: WorkerFolder, disk_gb: float) -> None:
     with pytest.raises(ConfigError, match="--disk-gb"):
         peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=disk_gb)

@@ -1,4 +1,4 @@
-"""A run small enough for a unit test: the real chain4 model, real keys and envelopes, a journal and a shelf on disk."""
+"""A small run for unit tests: the real chain4 model, real keys and envelopes, a journal and policies on disk."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from pathlib import Path
 import msgspec
 import torch
 
-from p2prl.learner.journal import Journal, StoredGroup
-from p2prl.learner.published_policies import Published, PublishedPolicies
+from p2prl.learner.decoded_groups import DecodedGroups
+from p2prl.learner.journal_groups import StoredGroup
+from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.verification import Outcome, Verification
-from p2prl.models.group_work import GroupWork
+from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.run_files import export_run_files
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import flatten, layout_of, weights_digest
-from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import NO_BASE, Patch, PolicyManifest, blob_of, chunk_bytes_for
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.swarm.policies.catalog import PolicyVersion
 
 NOW = 1_800_000_000.0
 STALENESS = 4
@@ -34,46 +36,48 @@ torch.set_num_threads(1)
 
 
 def identity(name: str) -> Identity:
-    """A key that a name fixes."""
+    """The key derived from a name."""
     return Identity(digest("p2prl/test-identity", name.encode())[:16])
 
 
-class World:
+class SmallRun:
     """One run, and everything its learner has on disk."""
 
-    def __init__(self, directory: Path, *, group_size: int = 2) -> None:
+    def __init__(self, directory: Path, *, group_size: int = 2, staleness_bound: int = STALENESS) -> None:
         self.directory = directory
         self.beacons = itertools.count(1)
-        """Of the versions to come, so that a learner that was killed goes on with the next."""
+        """Beacons of the versions to come, so that a learner that was killed continues with the next."""
         self.learner = identity("learner")
         self.loaded = tiny_model(seed=1)
         self.layout = layout_of(self.loaded.model, "float32")
         self.files = export_run_files(self.loaded)
         plan = RunPlan(
-            name="unit", goal="test", task="chain4", model=None, staleness_bound=STALENESS, group_size=group_size
+            name="unit",
+            goal="test",
+            task="chain4",
+            model=None,
+            staleness_bound=staleness_bound,
+            group_size=group_size,
         )
         self.manifest = run_manifest(plan, self.loaded, self.learner.public_key, self.files, now=NOW)
         self.manifest_raw = seal(self.learner, self.manifest, run=bytes(32), now=NOW)
         self.run = envelope_digest(self.manifest_raw)
         self.work = GroupWork(self.manifest, self.run, TextCodec(self.loaded.tokenizer, self.loaded.model))
         self.engine = TransformersEngine(self.loaded.model, self.layout)
-        self.journal = Journal(directory / "journal.db")
-        self.blobs = DiskBlobStore(directory / "blobs")
-        self.shelf = PublishedPolicies(self.blobs)
+        self.storage = LearnerStorage(LearnerPaths(directory), self.manifest)
+        self.journal = self.storage.journal
+        self.blobs = self.storage.blobs
+        self.published = self.storage.published
 
     def close(self) -> None:
-        self.journal.close()
-        self.blobs.close()
+        self.storage.close()
 
-    def publish(self, version: int, *, step: int, bases: Iterable[int] = ()) -> Published:
-        """Publish weights of their own for a version; the version before must be on the shelf.
-
-        It lists patches from `bases`, which nobody could apply.
-        """
+    def publish(self, version: int, *, step: int, bases: Iterable[int] = ()) -> PolicyVersion:
+        """Publish a version with weights of its own. Its patches from `bases` are listed, but cannot be applied."""
         weights = bytes(flatten(tiny_model(seed=100 + version).model, self.layout))
         ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=4))
         self.blobs.add(ref, weights)
-        newest = self.shelf.newest
+        newest = self.published.newest
         manifest = PolicyManifest(
             version=version,
             step=step,
@@ -86,12 +90,12 @@ class World:
         )
         raw = seal(self.learner, manifest, run=self.run, now=NOW)
         with self.journal.transaction():
-            self.journal.add_policy(version, step, raw)
-        return self.shelf.add(raw)
+            self.journal.policies.add(version, step, raw)
+        return self.published.add(raw)
 
-    def group(self, policy: Published, peer: Identity, slot: int) -> RolloutGroup:
+    def group(self, policy: PolicyVersion, peer: Identity, slot: int) -> RolloutGroup:
         """The honest group of a slot."""
-        self.engine.load_weights(self.shelf.weights(policy.manifest.version))
+        self.engine.load_weights(self.published.weights(policy.manifest.version))
         assignment = self.work.assign(
             policy=policy.digest, beacon=policy.manifest.beacon, peer=peer.public_key, slot=slot
         )
@@ -110,14 +114,14 @@ class World:
         return StoredGroup(envelope_digest(raw), peer.public_key, group.version, group.slot, raw, b"", b"")
 
     def store(self, *groups: StoredGroup) -> None:
-        """Put groups in the journal as the learner does."""
+        """Store groups in the journal as the learner does."""
         with self.journal.transaction():
             for group in groups:
-                self.journal.store(group, NOW)
+                self.journal.groups.store(group, NOW)
 
     def check(self, *groups: StoredGroup, step: int = 0) -> list[Outcome]:
-        """What a fresh verification says of groups."""
-        verification = Verification(self.journal, self.shelf, self.work, self.engine, staleness_bound=STALENESS)
+        """Check groups with a fresh verification."""
+        verification = Verification(self.storage, Prepared(self.engine, self.work), DecodedGroups())
         return verification.check(groups, step)
 
 

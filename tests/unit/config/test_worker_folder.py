@@ -1,4 +1,4 @@
-"""Seats: two workers take two, a lock dies with its process, and nobody else can read a key."""
+"""Worker folders: one per process, locks that end with the process, keys only the owner can read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sys.stdin.read()
 """
 
 
-def test_two_workers_have_two_seats_and_two_keys(tmp_path: Path) -> None:
+def test_two_workers_claim_two_folders_with_two_keys(tmp_path: Path) -> None:
     first, second = claim_worker_folder(tmp_path), claim_worker_folder(tmp_path)
     assert (first.directory.name, second.directory.name) == ("seat-1", "seat-2")
     assert first.identity.public_key != second.identity.public_key
@@ -42,7 +42,7 @@ def test_two_workers_have_two_seats_and_two_keys(tmp_path: Path) -> None:
         seat.release()
 
 
-def test_a_killed_worker_leaves_its_seat(tmp_path: Path) -> None:
+def test_killed_worker_releases_its_folder(tmp_path: Path) -> None:
     worker = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -58,7 +58,7 @@ def test_a_killed_worker_leaves_its_seat(tmp_path: Path) -> None:
     mine.release()
 
 
-def test_nobody_else_can_read_a_seat_or_its_key(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_a_folder_and_its_key(tmp_path: Path) -> None:
     seat = claim_worker_folder(tmp_path / "home")
     assert stat.S_IMODE(seat.directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(seat.key_file.stat().st_mode) == 0o600
@@ -71,14 +71,14 @@ def test_nobody_else_can_read_a_seat_or_its_key(tmp_path: Path) -> None:
     claim_worker_folder(tmp_path / "home").release()  # the refusal left the seat free
 
 
-def test_a_home_that_cannot_be_one_is_a_sentence(tmp_path: Path) -> None:
+def test_unusable_home_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot use") as caught:
         claim_worker_folder(tmp_path / "file")
     assert "P2PRL_HOME" in caught.value.remedy
 
 
-def test_no_room_for_a_key_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_under_a_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -89,7 +89,7 @@ def test_no_room_for_a_key_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     claim_worker_folder(tmp_path).release()
 
 
-def test_a_lock_is_held_once(tmp_path: Path) -> None:
+def test_lock_is_held_once(tmp_path: Path) -> None:
     lock = try_lock(tmp_path)
     assert lock is not None
     assert try_lock(tmp_path) is None
@@ -106,7 +106,7 @@ def test_home_follows_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     assert default_home().name == "p2prl"
 
 
-def test_a_status_is_whole_or_an_error_in_words(tmp_path: Path) -> None:
+def test_status_is_written_completely_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "run" / "status.json"
     write_status(path, {"state": "sampling"})
     written = json.loads(path.read_text())
@@ -118,7 +118,7 @@ def test_a_status_is_whole_or_an_error_in_words(tmp_path: Path) -> None:
         write_status(path, {})
 
 
-def test_a_run_is_remembered_only_whole(tmp_path: Path) -> None:
+def test_damaged_run_manifest_is_ignored(tmp_path: Path) -> None:
     raw = b"manifest envelope"
     run = envelope_digest(raw)
     assert known_run(tmp_path / "run", run) == b""

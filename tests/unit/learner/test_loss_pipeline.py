@@ -1,4 +1,4 @@
-"""What stands around a loss: guards, brakes, the warning, the reference, the choice; and what the buckets say."""
+"""Loss pipeline: guards, brakes, the ESS warning, the reference, the loss choice and the staleness buckets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
 from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, LocalProtocolError
 from p2prl.learner.guards import EssWatch, GuardConfig
-from p2prl.learner.loss_pipeline import BUCKETS, STALENESS_EDGES, LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.loss_diagnostics import BUCKETS, STALENESS_EDGES
+from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.probation import ProbationConfig
 from p2prl.learner.reference_policy import ReferenceConfig
 from p2prl.learner.trainer import Trainer
@@ -43,7 +44,7 @@ def rollouts(seed: int = 0, *, drift: float = 0.4) -> tuple[Tensor, Rollouts]:
     )
 
 
-def estimator(name: str = "gepo_t", **around: Any) -> LossPipeline:
+def pipeline(name: str = "gepo_t", **around: Any) -> LossPipeline:
     return LossPipeline(LossPipelineConfig(objectives={name: build_loss(name)}, **around))
 
 
@@ -57,7 +58,7 @@ def log_ratios(policy: Tensor, batch: Rollouts) -> list[list[np.ndarray[Any, np.
     return [[ell[b, g, :length] for g, length in enumerate(row)] for b, row in enumerate(LENGTHS)]
 
 
-def test_nothing_around_a_loss_is_the_loss_itself() -> None:
+def test_plain_pipeline_is_the_loss() -> None:
     policy, batch = rollouts()
     objective = build_loss("gepo_t")
     got = LossPipeline.plain(objective).estimate(policy, batch)
@@ -66,40 +67,40 @@ def test_nothing_around_a_loss_is_the_loss_itself() -> None:
     assert (got.metrics["probation_groups"], got.metrics["deflated_groups"], got.notices) == (0, 0, ())
 
 
-def test_the_brake_and_vcpo_scale_the_rate_as_their_formulas_say() -> None:
+def test_kl_brake_and_vcpo_scale_the_rate() -> None:
     policy, batch = rollouts(drift=1.5)
     ratios = [row for group in log_ratios(policy, batch) for row in group]
     kl = -sum(float(row.sum()) for row in ratios) / sum(map(sum, LENGTHS))
     weights = np.array([math.exp(float(row.sum())) for row in ratios])
     ess = weights.sum() ** 2 / (weights**2).sum() / len(weights)
     assert kl > 0.05
-    braked = estimator(guards=GuardConfig(kl_brake=0.05)).estimate(policy, batch)
+    braked = pipeline(guards=GuardConfig(kl_brake=0.05)).estimate(policy, batch)
     assert braked.rate_factor == pytest.approx(math.sqrt(0.05 / kl))
-    both = estimator(guards=GuardConfig(kl_brake=0.05, vcpo=True)).estimate(policy, batch)
+    both = pipeline(guards=GuardConfig(kl_brake=0.05, vcpo=True)).estimate(policy, batch)
     assert both.rate_factor == pytest.approx(math.sqrt(0.05 / kl) * math.sqrt(ess))
     assert both.metrics["rate_factor"] == both.rate_factor
 
 
-def test_the_trainer_learns_at_the_scaled_rate() -> None:
+def test_trainer_uses_the_scaled_rate() -> None:
     work = list(batches(3))
     made = tiny_model(seed=2)
-    plain = Trainer(made.model, estimator(), CONFIG, temperature=1.0)
+    plain = Trainer(made.model, pipeline(), CONFIG, temperature=1.0)
     for batch in work:
         plain.update(batch)  # only so that the policy leaves its samplers
     ahead = plain.model
-    guarded = Trainer(ahead, estimator(guards=GuardConfig(vcpo=True)), CONFIG, temperature=1.0)
+    guarded = Trainer(ahead, pipeline(guards=GuardConfig(vcpo=True)), CONFIG, temperature=1.0)
     metrics = guarded.update(work[0])
     assert 0 < metrics["rate_factor"] < 1
     assert metrics["learning_rate"] == pytest.approx(CONFIG.learning_rate / 3 * metrics["rate_factor"])
 
 
-def test_the_masks_take_tokens_out_of_the_gradient_and_no_other() -> None:
+def test_masks_remove_only_their_tokens_from_the_gradient() -> None:
     policy, batch = rollouts(drift=1.0)
-    whole = gradient(estimator(), policy, batch)
-    tail = gradient(estimator(guards=GuardConfig(negative_tail=0.3)), policy, batch)
+    unmasked = gradient(pipeline(), policy, batch)
+    tail = gradient(pipeline(guards=GuardConfig(negative_tail=0.3)), policy, batch)
     squares = np.sort(np.concatenate([row**2 for group in log_ratios(policy, batch) for row in group]))
     kept_squares = [x for i, x in enumerate(squares) if squares[: i + 1].mean() <= 0.2]
-    moment = gradient(estimator(guards=GuardConfig(second_moment=0.2)), policy, batch)
+    moment = gradient(pipeline(guards=GuardConfig(second_moment=0.2)), policy, batch)
     rewards = batch.rewards_BG
     advantages = rewards - rewards.mean(dim=-1, keepdim=True)
     dropped = {"tail": 0, "moment": 0}
@@ -108,18 +109,18 @@ def test_the_masks_take_tokens_out_of_the_gradient_and_no_other() -> None:
             ell = log_ratios(policy, batch)[b][g]
             gone = bool(advantages[b, g] < 0 and -ell.mean() > 0.3)
             dropped["tail"] += gone
-            expected = torch.zeros(5) if gone else whole[b, g]
+            expected = torch.zeros(5) if gone else unmasked[b, g]
             torch.testing.assert_close(tail[b, g], expected, check_dtype=False)
             for t in range(length):
                 over = ell[t] ** 2 > kept_squares[-1] + 1e-12
                 dropped["moment"] += over
-                assert moment[b, g, t] == pytest.approx(0.0 if over else float(whole[b, g, t]))
+                assert moment[b, g, t] == pytest.approx(0.0 if over else float(unmasked[b, g, t]))
     assert min(dropped.values()) > 0
 
 
-def test_each_bucket_is_described_by_its_own_rollouts_alone() -> None:
+def test_each_bucket_describes_its_own_rollouts() -> None:
     policy, batch = rollouts()
-    metrics = estimator().estimate(policy, batch).metrics
+    metrics = pipeline().estimate(policy, batch).metrics
     assert len(BUCKETS) == len(STALENESS_EDGES)
     seen = {key.split("/")[1] for key in metrics if key.startswith("stale/")}
     assert seen == {"all", "0", "5-16", "257+"}
@@ -144,38 +145,38 @@ def test_each_bucket_is_described_by_its_own_rollouts_alone() -> None:
         *((65, "65-256"), (256, "65-256"), (257, "257+"), (9999, "257+")),
     ],
 )
-def test_a_staleness_falls_into_the_bucket_of_its_name(staleness: int, bucket: str) -> None:
+def test_staleness_bucket_names(staleness: int, bucket: str) -> None:
     policy, batch = rollouts()
     aged = replace(batch, staleness_BG=torch.full((3, 4), staleness))
-    metrics = estimator().estimate(policy, aged).metrics
+    metrics = pipeline().estimate(policy, aged).metrics
     assert {key.split("/")[1] for key in metrics if key.startswith("stale/")} == {"all", bucket}
 
 
 @pytest.mark.parametrize("completions", [2, 8, 16, 20, 30, 128])
-def test_in_a_batch_of_any_size_one_completion_that_outweighs_all_is_a_collapse(completions: int) -> None:
-    border = GuardConfig().ess_border(completions)
-    assert EssWatch().observe(1 / completions, below=border)[1]
-    assert not EssWatch().observe(0.8, below=border)[1]
-    assert GuardConfig(ess_warning=0.0).ess_border(completions) == 0.0
-    assert GuardConfig().ess_border(1) < 1.0, "one completion alone is all there is"
+def test_one_completion_that_outweighs_all_is_a_collapse(completions: int) -> None:
+    threshold = GuardConfig().ess_threshold(completions)
+    assert EssWatch().observe(1 / completions, below=threshold)[1]
+    assert not EssWatch().observe(0.8, below=threshold)[1]
+    assert GuardConfig(ess_warning=0.0).ess_threshold(completions) == 0.0
+    assert GuardConfig().ess_threshold(1) < 1.0, "one completion alone is all there is"
 
 
-def test_a_collapse_is_said_once_until_it_is_over() -> None:
-    watch, said = EssWatch(), []
+def test_collapse_is_reported_once_until_it_recovers() -> None:
+    watch, warnings = EssWatch(), []
     for number, ess in enumerate([0.9] * 5 + [0.01] * 60 + [0.08] * 60 + [0.01] * 60 + [0.9] * 30 + [0.01] * 60):
         watch, now = watch.observe(ess, below=0.05)
         if now:
-            said.append(number)
-    assert len(said) == 2
-    assert 5 < said[0] < 65, "after a while below, not at the first bad batch"
-    assert said[1] > 215, "not again before it had recovered to twice the border"
+            warnings.append(number)
+    assert len(warnings) == 2
+    assert 5 < warnings[0] < 65, "after a while below, not at the first bad batch"
+    assert warnings[1] > 215, "not again before it had recovered to twice the threshold"
     assert not any(EssWatch().observe(1e-9, below=0.0)[1] for _ in range(3))
 
 
 @pytest.mark.parametrize(("name", "remedy"), [("grpo", 'loss.name = "gepo_t"'), ("gepo_t", "publish more often")])
-def test_the_warning_comes_with_what_to_do(name: str, remedy: str) -> None:
+def test_warning_has_a_remedy(name: str, remedy: str) -> None:
     policy, batch = rollouts(drift=4.0)
-    subject = estimator(name, guards=GuardConfig(ess_warning=0.5))
+    subject = pipeline(name, guards=GuardConfig(ess_warning=0.5))
     (notice,) = subject.estimate(policy, batch).notices
     assert "effective sample size" in notice
     assert remedy in notice
@@ -184,7 +185,7 @@ def test_the_warning_comes_with_what_to_do(name: str, remedy: str) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf, 0.5])
 @pytest.mark.parametrize("field", ["behavior_logprobs_BGT", "policy_logprobs_BGT"])
-def test_log_probs_that_cannot_be_are_named(field: str, bad: float) -> None:
+def test_impossible_log_probs_are_named(field: str, bad: float) -> None:
     policy, batch = rollouts()
     values = (policy if field == "policy_logprobs_BGT" else batch.behavior_logprobs_BGT).detach().clone()
     values[1, 2, 0] = bad
@@ -193,34 +194,34 @@ def test_log_probs_that_cannot_be_are_named(field: str, bad: float) -> None:
     else:
         batch = replace(batch, behavior_logprobs_BGT=values)
     with pytest.raises(LocalProtocolError, match=field):
-        estimator().estimate(policy, batch)
+        pipeline().estimate(policy, batch)
 
 
-def test_an_empty_completion_is_named_and_equal_rewards_are_counted() -> None:
+def test_empty_completion_and_equal_rewards() -> None:
     policy, batch = rollouts()
     mask = batch.mask_BGT.clone()
     mask[0, 0] = False
     with pytest.raises(LocalProtocolError, match="mask_BGT is empty"):
-        estimator().estimate(policy, replace(batch, mask_BGT=mask))
+        pipeline().estimate(policy, replace(batch, mask_BGT=mask))
     same = batch.rewards_BG.clone()
     same[1] = 1.0
     same[[0, 2], 0] = 1.0 - same[[0, 2], 1]
     equal = replace(batch, rewards_BG=same)
-    assert estimator().estimate(policy, equal).metrics["loss/zero_advantage_groups"] == 1
-    assert gradient(estimator(), policy, equal)[1].count_nonzero() == 0
+    assert pipeline().estimate(policy, equal).metrics["loss/zero_advantage_groups"] == 1
+    assert gradient(pipeline(), policy, equal)[1].count_nonzero() == 0
 
 
 AROUND: dict[str, dict[str, Any]] = {
     "brakes": {"guards": GuardConfig(kl_brake=1e-4, vcpo=True)},
     "masks": {"guards": GuardConfig(second_moment=1e-4, negative_tail=0.0)},
     "reference": {"reference": ReferencePenaltyConfig(beta=0.1)},
-    "probation": {"trust": ProbationConfig(probation_groups=4), "unverified": build_loss("asympo")},
+    "probation": {"probation": ProbationConfig(probation_groups=4), "probation_loss": build_loss("asympo")},
     "auto": {"selection": SelectionConfig(dwell_updates=2, near_kl=0.05, far_kl=0.05, near_ess=0.3)},
 }
 
 
 @pytest.mark.parametrize("around", AROUND)
-def test_a_checkpoint_resumes_to_the_bit_whatever_is_around_the_loss(tmp_path: Path, around: str) -> None:
+def test_checkpoint_resumes_exactly_with_anything_around_the_loss(tmp_path: Path, around: str) -> None:
     names = CHOICES if around == "auto" else ("gepo_t",)
     config = LossPipelineConfig(objectives={name: build_loss(name) for name in names}, **AROUND[around])
     reference = ReferenceConfig(ema_rate=0.2) if around == "reference" else None

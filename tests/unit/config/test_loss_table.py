@@ -1,4 +1,4 @@
-"""The `[loss]` table: what it builds, and that what does not fit together is refused by name, with what to do."""
+"""The `[loss]` table: the pipeline it builds, and refusals that name the setting and a remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_loss_can_be_named_in_a_run(name: str) -> None:
         assert objective.aggregation.max_completion_tokens == SAMPLING.max_new_tokens
 
 
-def test_knobs_and_guards_reach_their_owners() -> None:
+def test_options_and_guards_are_applied() -> None:
     config = built(
         """
         [loss]
@@ -50,17 +50,17 @@ def test_knobs_and_guards_reach_their_owners() -> None:
     assert (objective.advantage.kind, objective.aggregation.kind) == ("mean_std", "delta_l")
     assert objective.aggregation.max_completion_tokens == 8
     assert (config.guards.kl_brake, config.guards.vcpo, config.guards.ess_warning) == (0.05, True, 0.1)
-    assert config.unverified is None
-    assert (config.trust.cap, config.reference.beta) == (0.5, 0.01)
+    assert config.probation_loss is None
+    assert (config.probation.cap, config.reference.beta) == (0.5, 0.01)
 
 
-def test_a_loss_for_probation_reaches_its_owner() -> None:
-    unverified = built('[loss]\ntrust = {probation_groups = 8, loss = "asymre"}').unverified
-    assert unverified is not None
-    assert unverified.spec.name == "asymre"
+def test_probation_loss_is_applied() -> None:
+    probation_loss = built('[loss]\ntrust = {probation_groups = 8, loss = "asymre"}').probation_loss
+    assert probation_loss is not None
+    assert probation_loss.spec.name == "asymre"
 
 
-def test_auto_has_all_its_losses_ready() -> None:
+def test_auto_builds_all_its_losses() -> None:
     assert tuple(built('[loss]\nname = "auto"\nauto = {near_ess = 0.9}').objectives) == CHOICES
 
 
@@ -102,14 +102,14 @@ def test_auto_has_all_its_losses_ready() -> None:
         ('reference = {kind = "ema", ema_rate = 0.0}', "loss.reference.ema_rate", "within"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(text: str, named: str, remedy: str) -> None:
+def test_settings_that_do_not_fit_are_refused_by_name(text: str, named: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         built(f"[loss]\n{text}")
     assert named in str(caught.value)
     assert remedy in caught.value.remedy
 
 
-def test_one_completion_a_prompt_has_no_baseline() -> None:
+def test_one_completion_per_prompt_has_no_baseline() -> None:
     single = Sampling(1.0, 8, 1)
     with pytest.raises(ConfigError, match=r"loss\.advantage") as caught:
         built("[loss]", single)
@@ -126,25 +126,25 @@ def test_one_completion_a_prompt_has_no_baseline() -> None:
         'advantage = "none"\ntrust = {probation_groups = 8, loss = "asympo"}',
     ],
 )
-def test_what_cannot_learn_from_one_completion_says_how_to_have_more(text: str) -> None:
+def test_losses_that_need_several_completions_say_so(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         built(f"[loss]\n{text}", Sampling(1.0, 8, 1))
     assert "--group-size 2 or more" in caught.value.remedy
     assert "advantage" not in caught.value.remedy
 
 
-def test_a_floor_has_a_meaning_with_sharpness_and_in_asympo() -> None:
+def test_nll_floor_needs_sharpness_or_asympo() -> None:
     built("[loss]\noptions = {sharpness = 1.0, nll_floor = 0.1}")
     built('[loss]\nname = "asympo"\noptions = {nll_floor = 0.1}')
 
 
-def test_dpo_may_have_a_reference_without_a_pull() -> None:
+def test_dpo_takes_a_reference_without_a_penalty() -> None:
     assert built('[loss]\nname = "dpo"\nreference = {kind = "first"}').reference.beta == 0
 
 
 @pytest.mark.parametrize("reward", ["success+0.2*process:clip", "success+outcome", "2*success"])
 @pytest.mark.parametrize("loss", ['name = "bnpo"', 'advantage = "beta"'])
-def test_an_advantage_of_shares_of_success_refuses_a_reward_of_more(loss: str, reward: str) -> None:
+def test_beta_advantage_refuses_rewards_above_one(loss: str, reward: str) -> None:
     with pytest.raises(ConfigError, match="beta") as caught:
         built(f"[loss]\n{loss}", reward=reward)
     assert 'loss.advantage = "mean"' in caught.value.remedy

@@ -1,4 +1,4 @@
-"""TOML tables into dataclasses: what is unknown, missing or of the wrong type is named, with what to do."""
+"""TOML tables into dataclasses: errors name the key and a remedy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Outer:
     options: dict[str, object] = field(default_factory=dict)
 
 
-def test_a_whole_table_arrives() -> None:
+def test_complete_table_is_parsed() -> None:
     made = parse(
         Outer,
         {
@@ -84,7 +84,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("table", "message", "remedy"), WRONG)
-def test_what_is_wrong_is_named(table: dict[str, Any], message: str, remedy: str) -> None:
+def test_errors_name_the_key(table: dict[str, Any], message: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(Outer, table, where="f")
     assert message in str(caught.value)
@@ -106,7 +106,7 @@ def test_any_table_is_settings_or_a_config_error(table: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", [b"a = \n", b"\xff\xfe", b"[a\n"])
-def test_what_is_not_toml_names_the_file(tmp_path: Path, text: bytes) -> None:
+def test_invalid_toml_names_the_file(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match="is not TOML") as caught:

@@ -1,4 +1,4 @@
-"""A run folder is made whole or not at all, and one that is damaged is refused in words."""
+"""Run folders: made completely or not at all; damaged ones are refused with a remedy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def entries(path: Path) -> list[str]:
     return sorted(p.name for p in path.iterdir())
 
 
-def test_a_made_run_opens_and_its_manifest_is_the_plan(made: Path) -> None:
+def test_new_run_opens_with_the_planned_manifest(made: Path) -> None:
     folder = open_run(made)
     assert folder.manifest.learner == folder.identity.public_key
     assert folder.manifest.staleness_bound == PLAN.staleness_bound
@@ -56,12 +56,12 @@ def test_a_made_run_opens_and_its_manifest_is_the_plan(made: Path) -> None:
     assert entries(made.parent) == ["run"]
 
 
-def test_a_learners_upload_caps_reach_its_network(made: Path) -> None:
+def test_learner_upload_caps_are_in_bytes(made: Path) -> None:
     network = learner_network(open_run(made), (), UploadCaps(upload_mbit=100.0, monthly_gb=2.0))
     assert (network.node.relay.upload_bytes_s, network.monthly_bytes) == (12_500_000.0, 2_000_000_000)
 
 
-def test_a_folder_in_use_is_left_alone(made: Path, model: Path) -> None:
+def test_folder_in_use_is_not_touched(made: Path, model: Path) -> None:
     before = entries(made)
     with pytest.raises(ConfigError, match="not empty"):
         init_run(made, PLAN, settings=SETTINGS, on_progress=lambda stage, share: None)
@@ -69,7 +69,7 @@ def test_a_folder_in_use_is_left_alone(made: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_an_interrupted_init_leaves_nothing(
+def test_interrupted_init_leaves_nothing(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -84,7 +84,7 @@ def test_an_interrupted_init_leaves_nothing(
     assert entries(tmp_path) == []
 
 
-def test_more_tokens_than_the_model_holds_are_refused(tmp_path: Path, model: Path) -> None:
+def test_completions_longer_than_the_context_are_refused(tmp_path: Path, model: Path) -> None:
     plan = replace(PLAN, model=str(model), max_new_tokens=30)
     with pytest.raises(ConfigError, match="exceed the model's 32") as caught:
         init_run(tmp_path / "run", plan, settings=SETTINGS, on_progress=lambda stage, share: None)
@@ -116,13 +116,13 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
         ("staleness_bound", -1),
     ],
 )
-def test_an_impossible_plan_is_refused_before_any_work(name: str, value: object) -> None:
+def test_impossible_plan_is_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         replace(PLAN, **{name: value})  # type: ignore[arg-type]
     assert caught.value.remedy
 
 
-def test_a_bound_below_the_publishing_rhythm_would_starve_the_learner() -> None:
+def test_staleness_bound_below_the_publish_interval_is_refused() -> None:
     replace(PLAN, publish_every=4, staleness_bound=3)
     with pytest.raises(ConfigError, match="staleness_bound"):
         replace(PLAN, publish_every=4, staleness_bound=2)
@@ -135,14 +135,14 @@ def test_not_a_run_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 40, -1])
-def test_a_damaged_manifest_is_refused(made: Path, cut: int) -> None:
+def test_damaged_manifest_is_refused(made: Path, cut: int) -> None:
     path = made / "run.manifest"
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(ConfigError, match="is damaged"):
         open_run(made)
 
 
-def test_another_key_is_not_the_runs(made: Path) -> None:
+def test_another_key_is_refused(made: Path) -> None:
     (made / "key.json").unlink()
     with pytest.raises(IdentityError, match="no key file"):
         open_run(made)
@@ -154,7 +154,7 @@ def test_another_key_is_not_the_runs(made: Path) -> None:
         open_run(made)
 
 
-def test_a_typo_in_run_toml_is_found(made: Path) -> None:
+def test_typo_in_run_toml_is_named(made: Path) -> None:
     toml = made / "run.toml"
     toml.write_text(toml.read_text().replace("groups_per_update", "groups_per_updat"))
     with pytest.raises(ConfigError, match="groups_per_updat") as caught:
@@ -163,9 +163,7 @@ def test_a_typo_in_run_toml_is_found(made: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "widest"), [("bfloat16", 128), ("float16", 1024), ("float32", 1 << 23)])
-def test_a_dead_band_beyond_a_binade_of_the_runs_words_is_refused(
-    tmp_path: Path, model: Path, dtype: str, widest: int
-) -> None:
+def test_dead_band_beyond_one_binade_is_refused(tmp_path: Path, model: Path, dtype: str, widest: int) -> None:
     plan = replace(PLAN, model=str(model), dtype=dtype)
     banded = SETTINGS.replace("dead_band_ulp = 0", f"dead_band_ulp = {widest}")
     folder = init_run(tmp_path / "run", plan, settings=banded, on_progress=lambda stage, share: None)
@@ -175,7 +173,7 @@ def test_a_dead_band_beyond_a_binade_of_the_runs_words_is_refused(
         open_run(tmp_path / "run")
 
 
-def test_two_learners_cannot_have_one_run(made: Path) -> None:
+def test_one_learner_per_run(made: Path) -> None:
     lock = open_run(made).lock()
     with pytest.raises(MachineError, match="another learner"):
         open_run(made).lock()
@@ -201,7 +199,7 @@ def test_truncated_weights_are_refused(made: Path) -> None:
         build_learner(open_run(made), on_metrics=lambda _: None, on_notice=lambda _: None)
 
 
-def test_a_warm_start_makes_the_presets_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_start_makes_the_model_of_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_settings, "WarmstartConfig", lambda: WarmstartConfig(steps=2))
     stages: list[str] = []
     folder = init_run(tmp_path / "run", PLAN, settings=SETTINGS, on_progress=lambda stage, share: stages.append(stage))
@@ -209,7 +207,7 @@ def test_a_warm_start_makes_the_presets_model(tmp_path: Path, monkeypatch: pytes
     assert folder.manifest.base_model.startswith("made here")
 
 
-def test_a_loss_that_does_not_fit_the_run_is_refused_when_the_folder_is_opened(made: Path) -> None:
+def test_loss_that_does_not_fit_is_refused_on_opening(made: Path) -> None:
     toml = made / "run.toml"
     toml.write_text(toml.read_text().replace('name = "gepo_t"', 'name = "gepo_t"\nadvantage = "mean_sdt"'))
     with pytest.raises(ConfigError, match=r"loss\.advantage") as caught:

@@ -1,0 +1,141 @@
+"""Build a learner from its outside parts and resume its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from p2prl.clock import Clock
+from p2prl.learner.decoded_groups import DecodedGroups
+from p2prl.learner.inbox import Inbox
+from p2prl.learner.intake import Intake
+from p2prl.learner.learner_config import LearnerConfig
+from p2prl.learner.learner_paths import LearnerPaths
+from p2prl.learner.loss_pipeline import LossPipeline
+from p2prl.learner.metrics_log import MetricsLog
+from p2prl.learner.pacing import Pacing
+from p2prl.learner.policy_publisher import PolicyPublisher
+from p2prl.learner.publish_interval import PublishInterval, PublishIntervalConfig
+from p2prl.learner.reference_policy import ReferenceConfig
+from p2prl.learner.resume import resume
+from p2prl.learner.schedule import Schedule, ScheduleConfig
+from p2prl.learner.service import Learner
+from p2prl.learner.shutdown import Shutdown
+from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.staleness_buffer import RolloutBuffer
+from p2prl.learner.storage import LearnerStorage
+from p2prl.learner.trainer import Trainer
+from p2prl.learner.training import Training
+from p2prl.learner.verification import Verification
+from p2prl.models.group_work import Prepared
+from p2prl.models.pretrained import LoadedModel
+from p2prl.models.weight_layout import WeightLayout
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import RunManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerParts:
+    """Everything a learner gets from outside. It has this many fields because it lists each of them once."""
+
+    paths: LearnerPaths
+    identity: Identity
+    manifest: RunManifest
+    run: Digest
+    """Digest of the run manifest's envelope."""
+    training: LoadedModel
+    """The model to train, with the weights of the newest checkpoint, in float32."""
+    layout: WeightLayout
+    """Order and word type in which weights are published."""
+    replaying: Prepared
+    """An engine to replay groups with, and the meaning of the run's slots."""
+    loss: LossPipeline
+    reference: ReferenceConfig | None = None
+    """How the reference policy moves; None for a loss without one."""
+    config: LearnerConfig
+    clock: Clock
+    random_bytes: Callable[[int], bytes]
+    """Draws the beacon of each version."""
+    on_metrics: Callable[[dict[str, Any]], None]
+    """Gets the metrics of every update."""
+    on_notice: Callable[[str], None]
+    """Gets sentences a person should read."""
+
+
+def assemble_learner(parts: LearnerParts) -> Learner:
+    """The learner of a run, resumed to the exact step it had reached."""
+    manifest, config, clock = parts.manifest, parts.config, parts.clock
+    storage = LearnerStorage(parts.paths, manifest)
+    buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound)
+    trainer = Trainer(
+        parts.training.model,
+        parts.loss,
+        config.optimiser,
+        temperature=manifest.sampling.temperature,
+        reference=parts.reference,
+    )
+    training = Training(
+        trainer=trainer,
+        tokenizer=parts.training.tokenizer,
+        probation=parts.loss.probation,
+        storage=storage,
+        buffer=buffer,
+        log=MetricsLog(parts.paths.metrics, clock, on_metrics=parts.on_metrics, on_notice=parts.on_notice),
+        config=config,
+    )
+    resume(storage, trainer, training, parts.on_notice)
+    pacing = _pacing(parts, storage, step=trainer.step)
+    sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
+    decoded = DecodedGroups()
+    intake = Intake(
+        storage=storage,
+        verification=Verification(storage, parts.replaying, decoded),
+        decoded=decoded,
+        buffer=buffer,
+        sender=sender,
+        clock=clock,
+        ready_target=config.ready_groups,
+        on_verified=pacing.group_verified,
+    )
+    intake.refill_buffer()
+    inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice)
+    return Learner(
+        storage=storage,
+        sender=sender,
+        inbox=inbox,
+        intake=intake,
+        training=training,
+        pacing=pacing,
+        publisher=PolicyPublisher(
+            storage=storage,
+            layout=parts.layout,
+            sender=sender,
+            config=config,
+            clock=clock,
+            random_bytes=parts.random_bytes,
+        ),
+        shutdown=Shutdown(inbox, intake, sender, clock),
+    )
+
+
+def _pacing(parts: LearnerParts, storage: LearnerStorage, *, step: int) -> Pacing:
+    manifest, config = parts.manifest, parts.config
+    newest = storage.published.newest
+    schedule = Schedule(
+        ScheduleConfig(
+            groups_per_update=config.groups_per_update, publish_every=manifest.publish_every, updates=config.updates
+        ),
+        step=step,
+        published_step=None if newest is None else newest.manifest.step,
+    )
+    interval = PublishInterval(
+        PublishIntervalConfig(
+            staleness_bound=manifest.staleness_bound,
+            least=manifest.publish_every,
+            most=max(manifest.publish_every, manifest.staleness_bound + 1),
+        ),
+        publish_every=manifest.publish_every,
+    )
+    return Pacing(schedule, interval, parts.clock, automatic=config.publish == "auto", on_notice=parts.on_notice)

@@ -1,0 +1,28 @@
+"""Checkpoint directories on disk: the newest complete one, and removal of old ones. Needs no torch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+_CHECKPOINTS_KEPT = 2
+"""Checkpoints on disk: the newest, and the one before in case the disk fails while the newest is written."""
+
+
+def newest_checkpoint(checkpoints: Path) -> Path | None:
+    """The newest complete checkpoint of a run."""
+    found = complete_checkpoints(checkpoints)
+    return found[-1] if found else None
+
+
+def complete_checkpoints(checkpoints: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first, without one that a crash left unfinished."""
+    return sorted(path for path in checkpoints.glob("step-*") if path.suffix != ".new")
+
+
+def prune_checkpoints(checkpoints: Path) -> int:
+    """Remove all but the newest checkpoints; returns the step of the oldest one kept."""
+    found = complete_checkpoints(checkpoints)
+    for old in found[:-_CHECKPOINTS_KEPT]:
+        shutil.rmtree(old)
+    return int(found[-_CHECKPOINTS_KEPT:][0].name.removeprefix("step-"))

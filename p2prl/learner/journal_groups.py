@@ -1,0 +1,158 @@
+"""Groups table of the journal: every rollout group the learner stored, and its state.
+
+A group's bytes stay until nothing can need them again: a rejected or expired group loses them at once, a trained one
+when a checkpoint covers its update.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2prl.protocol.digests import Digest
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+    digest BLOB PRIMARY KEY,
+    peer BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    raw BLOB,
+    arrived REAL NOT NULL,
+    state TEXT NOT NULL DEFAULT 'stored',
+    reason TEXT NOT NULL DEFAULT '',
+    behavior BLOB,
+    rewards BLOB,
+    used_step INTEGER
+);
+CREATE INDEX IF NOT EXISTS groups_state ON groups (state, arrived);
+CREATE INDEX IF NOT EXISTS groups_waiting ON groups (state, peer, arrived);
+CREATE INDEX IF NOT EXISTS groups_slot ON groups (peer, version, slot);
+"""
+
+
+class GroupState(StrEnum):
+    """Where a stored group stands. The values are on disk; none may change."""
+
+    STORED = "stored"
+    """Acknowledged, not checked yet."""
+    VERIFIED = "verified"
+    """Passed its checks and waits in the buffer."""
+    USED = "used"
+    """In the batch of an update."""
+    UNUSED = "unused"
+    """Passed its checks, then grew too stale: credited, never trained on."""
+    REJECTED = "rejected"
+    """Failed a check."""
+    EXPIRED = "expired"
+    """Too stale when its check came; not its author's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A row of the groups table: the envelope and, once verified, the learner's own log-probs and rewards."""
+
+    digest: Digest
+    peer: bytes
+    version: int
+    slot: int
+    raw: bytes
+    behavior: bytes
+    """Little-endian float32 log-probs at the declared version, completions concatenated; empty until verified."""
+    rewards: bytes
+    """Little-endian float32, one per completion; empty until verified."""
+
+
+class GroupTable:
+    """Stored groups. Every write belongs inside `Journal.transaction`."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def store(self, group: StoredGroup, now: float) -> bool:
+        """Store a group that arrived; False when it is here already."""
+        cursor = self._db.execute(
+            "INSERT OR IGNORE INTO groups (digest, peer, version, slot, raw, arrived) VALUES (?, ?, ?, ?, ?, ?)",
+            (group.digest, group.peer, group.version, group.slot, group.raw, now),
+        )
+        return cursor.rowcount > 0
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether a group was ever stored, in whatever state it is now."""
+        return self._db.execute("SELECT 1 FROM groups WHERE digest = ?", (digest,)).fetchone() is not None
+
+    def by_digest(self, digests: Iterable[bytes]) -> list[StoredGroup]:
+        """These groups, in this order."""
+        found = []
+        for digest in digests:
+            row = self._db.execute(
+                "SELECT digest, peer, version, slot, raw, behavior, rewards FROM groups WHERE digest = ?", (digest,)
+            ).fetchone()
+            found.append(_group(row))
+        return found
+
+    def in_state(self, state: GroupState, limit: int) -> list[StoredGroup]:
+        """Groups of a state in order of arrival."""
+        rows = self._db.execute(
+            "SELECT digest, peer, version, slot, raw, behavior, rewards FROM groups WHERE state = ?"
+            " ORDER BY arrived, rowid LIMIT ?",
+            (state, limit),
+        )
+        return [_group(row) for row in rows]
+
+    def unchecked(self, limit: int) -> list[StoredGroup]:
+        """Groups to check next: the oldest of every peer before the second of any, so a flood delays only its peer."""
+        rows = self._db.execute(
+            "SELECT g.digest, g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards FROM"
+            " (SELECT rowid AS id, arrived, ROW_NUMBER() OVER (PARTITION BY peer ORDER BY arrived, rowid) AS turn"
+            " FROM groups WHERE state = ?) AS q JOIN groups AS g ON g.rowid = q.id"
+            " ORDER BY q.turn, q.arrived, q.id LIMIT ?",
+            (GroupState.STORED, limit),
+        )
+        return [_group(row) for row in rows]
+
+    def unchecked_count(self, peer: bytes) -> int:
+        """Groups of a peer that wait for their check."""
+        row = self._db.execute(
+            "SELECT COUNT(*) FROM groups WHERE state = ? AND peer = ?", (GroupState.STORED, peer)
+        ).fetchone()
+        return int(row[0])
+
+    def slot_taken(self, peer: bytes, version: int, slot: int, *, by_other_than: bytes) -> bool:
+        """Whether another verified group already fills this slot."""
+        row = self._db.execute(
+            "SELECT 1 FROM groups WHERE peer = ? AND version = ? AND slot = ? AND digest != ?"
+            " AND state IN (?, ?) LIMIT 1",
+            (peer, version, slot, by_other_than, GroupState.VERIFIED, GroupState.USED),
+        ).fetchone()
+        return row is not None
+
+    def mark_verified(self, digest: bytes, *, behavior: bytes, rewards: bytes) -> None:
+        """Record that a group passed its checks, with the learner's own log-probs and rewards."""
+        self._db.execute(
+            "UPDATE groups SET state = ?, behavior = ?, rewards = ? WHERE digest = ?",
+            (GroupState.VERIFIED, behavior, rewards, digest),
+        )
+
+    def mark_refused(self, digest: bytes, *, state: GroupState, reason: str) -> None:
+        """Record that a group was rejected or has expired, and drop its bytes."""
+        self._db.execute(
+            "UPDATE groups SET state = ?, reason = ?, raw = NULL, behavior = NULL, rewards = NULL WHERE digest = ?",
+            (state, reason, digest),
+        )
+
+    def mark_unused(self, digest: bytes) -> None:
+        """Record that a verified group grew too stale in the buffer, and drop its envelope."""
+        self._db.execute("UPDATE groups SET state = ?, raw = NULL WHERE digest = ?", (GroupState.UNUSED, digest))
+
+    def counts(self) -> dict[str, int]:
+        """Number of groups by state."""
+        rows = self._db.execute("SELECT state, COUNT(*) FROM groups GROUP BY state")
+        return {str(state): int(count) for state, count in rows}
+
+
+def _group(row: tuple[bytes, bytes, int, int, bytes | None, bytes | None, bytes | None]) -> StoredGroup:
+    digest, peer, version, slot, raw, behavior, rewards = row
+    return StoredGroup(Digest(digest), peer, version, slot, raw or b"", behavior or b"", rewards or b"")

@@ -1,0 +1,49 @@
+"""Settings of a learner that may change between starts: the `[learner]` table of run.toml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from p2prl.errors import require
+from p2prl.learner.trainer import OptimizerConfig
+from p2prl.patches.dead_band import widest_band_ulp
+from p2prl.patches.words import FP32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerConfig:
+    """How a learner trains, publishes and paces itself."""
+
+    groups_per_update: int = 16
+    """R: groups of one update."""
+    updates: int = 200
+    """Updates of the run; 0 goes on until stopped."""
+    checkpoint_every: int = 10
+    """Updates between checkpoints. A crash replays the updates since the last one, which costs time but no work."""
+    ready_updates: float = 1.5
+    """Verified groups to keep ready, as a multiple of `groups_per_update`; more only makes them staler."""
+    chunk_pieces: int = 32
+    """Chunks a version's weights are cut into, so that volunteers relay while they still download."""
+    publish: Literal["manifest", "auto"] = "manifest"
+    """When versions are published: every `publish_every` updates of the run manifest, or, with `auto`, as measured
+    update and broadcast times allow, but never more often than that."""
+    dead_band_ulp: int = 0
+    """Weights that moved at most this many ulp of their word type since they were last published are published
+    unchanged, which makes patches smaller; 0 publishes all. One ulp of bfloat16 is 8 of float16, 65536 of float32."""
+    optimiser: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and its learning rate."""
+
+    def __post_init__(self) -> None:
+        for name in ("groups_per_update", "checkpoint_every", "chunk_pieces"):
+            require(name, value := getattr(self, name), value >= 1, "1 or more")
+        require("updates", self.updates, self.updates >= 0, "0 or more")
+        widest = widest_band_ulp(FP32)  # the run's own word type may allow less (`config.run_settings.open_run`)
+        require("dead_band_ulp", self.dead_band_ulp, 0 <= self.dead_band_ulp <= widest, f"within 0..{widest}")
+        # Below 1 an update's worth would never be ready, and the learner would wait forever.
+        require("ready_updates", self.ready_updates, 1.0 <= self.ready_updates <= 1000.0, "within 1..1000")
+
+    @property
+    def ready_groups(self) -> int:
+        """Verified groups to keep ready."""
+        return int(self.ready_updates * self.groups_per_update)

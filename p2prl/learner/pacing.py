@@ -1,0 +1,76 @@
+"""Pacing: the schedule together with the measured publish interval, which changes κ where the run allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from p2prl.clock import Clock
+from p2prl.learner.publish_interval import PublishInterval
+from p2prl.learner.schedule import Action, Schedule
+from p2prl.learner.verified_group import VerifiedGroup
+
+
+class Pacing:
+    """Says what is due, and measures what updates and broadcasts take."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        interval: PublishInterval,
+        clock: Clock,
+        *,
+        automatic: bool,
+        on_notice: Callable[[str], None],
+    ) -> None:
+        """With `automatic` the measured interval is put into force, otherwise it is only measured."""
+        self._schedule = schedule
+        self._interval = interval
+        self._clock = clock
+        self._automatic = automatic
+        self._on_notice = on_notice
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates of the run are done."""
+        return self._schedule.finished
+
+    @property
+    def target_updates(self) -> int:
+        """Step at which the run ends; 0 when it goes on until stopped."""
+        return self._schedule.target_updates
+
+    @property
+    def publish_every(self) -> int:
+        """Updates between versions, as in force now."""
+        return self._schedule.publish_every
+
+    def next_action(self, ready_groups: int) -> Action:
+        """What is due, given how many verified groups wait."""
+        return self._schedule.next_action(ready_groups)
+
+    def group_verified(self, group: VerifiedGroup) -> None:
+        """Measure that a peer delivers groups of a version: the version has reached it."""
+        assert group.verified_at is not None
+        self._interval.delivered(group.peer, group.group.version, group.verified_at)
+
+    def version_published(self, version: int) -> None:
+        """Record that a version of the current step is published."""
+        self._schedule.published()
+        self._interval.published(version, self._clock.now())
+
+    def batch_trained(self, batch: Sequence[VerifiedGroup]) -> None:
+        """Count one update, and change the interval when the measurements ask for it."""
+        self._schedule.stepped()
+        now = self._clock.now()
+        self._interval.updated(now)
+        for group in batch:
+            if group.verified_at is not None:
+                self._interval.used(now - group.verified_at)
+        choice = self._interval.choice
+        if self._automatic and choice.publish_every != self._schedule.publish_every:
+            self._schedule.publish_every = choice.publish_every
+            fits = "" if choice.feasible else "; the staleness bound allows no longer interval"
+            self._on_notice(
+                f"publishing a version every {choice.publish_every} updates from now on: it takes"
+                f" {choice.broadcast_s:.0f} s to reach the swarm, an update takes {choice.train_s:.1f} s{fits}"
+            )

@@ -1,0 +1,49 @@
+"""End of a run: announce the final ledger head until the swarm is quiet, and give late groups their receipts."""
+
+from __future__ import annotations
+
+from p2prl.clock import Clock
+from p2prl.learner.inbox import Inbox
+from p2prl.learner.intake import GROUPS_PER_CHECK, Intake
+from p2prl.learner.signing_sender import SigningSender
+
+_QUIET_S = 6.0
+"""How long the learner stays after the last group arrived: twice the time in which a peer that lost it redials."""
+
+_REPEAT_S = 1.0
+"""How often the end is announced again meanwhile, for peers that have just reconnected."""
+
+_LONGEST_S = 15.0
+"""A swarm that never falls quiet does not keep the learner longer than this."""
+
+
+class Shutdown:
+    """Keeps a finished learner reachable until the groups under way have their receipts."""
+
+    def __init__(self, inbox: Inbox, intake: Intake, sender: SigningSender, clock: Clock) -> None:
+        self._inbox = inbox
+        self._intake = intake
+        self._sender = sender
+        self._clock = clock
+
+    def announce_end(self, *, step: int) -> None:
+        """Tell everyone that the run has ended at `step`; returns when no group has arrived for `_QUIET_S`."""
+        self._announce(step)
+        began = announced_at = quiet_since = self._clock.now()
+        while (now := self._clock.now()) - quiet_since < _QUIET_S and now - began < _LONGEST_S:
+            self._inbox.read(0.2, step=step, finished=True)
+            if now - announced_at >= _REPEAT_S:
+                announced_at = now
+                self._announce(step)
+            if self._intake.has_unchecked():
+                self._check_all(step)
+                quiet_since = now
+
+    def _check_all(self, step: int) -> None:
+        """Give every group that was stored its receipt."""
+        while self._intake.check(GROUPS_PER_CHECK, step=step):
+            self._announce(step)
+
+    def _announce(self, step: int) -> None:
+        """Send the head as finished, always: a peer whose last head says otherwise would wait for nothing."""
+        self._sender.send_ledger_head(step=step, finished=True)

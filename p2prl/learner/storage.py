@@ -1,0 +1,48 @@
+"""A learner's files, opened: the journal, the published blobs, and the policy versions inside the staleness window."""
+
+from __future__ import annotations
+
+from p2prl.learner.journal import Journal
+from p2prl.learner.learner_paths import LearnerPaths
+from p2prl.learner.published_policies import PublishedPolicies
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.protocol.manifests import RunManifest
+
+
+class LearnerStorage:
+    """Everything of one run that outlives the process, except the checkpoints' contents."""
+
+    def __init__(self, paths: LearnerPaths, manifest: RunManifest) -> None:
+        self.paths = paths
+        self.manifest = manifest
+        self.journal = Journal(paths.journal)
+        self.blobs = DiskBlobStore(paths.blobs)
+        self.published = PublishedPolicies(self.blobs)
+
+    @property
+    def version(self) -> int:
+        """Newest published version; −1 before the first."""
+        newest = self.published.newest
+        return -1 if newest is None else newest.manifest.version
+
+    def window_start(self, step: int) -> int:
+        """First step whose policies a group may still name at learner step `step`."""
+        return step - self.manifest.staleness_bound
+
+    def restore_published(self, step: int) -> None:
+        """Load the policy versions of the window at `step` from the journal, after a start."""
+        if (first := self.journal.policies.at_step(0)) is not None:
+            self.published.restore_first(first)
+        for raw in self.journal.policies.since_step(self.window_start(step)):
+            self.published.add(raw)
+
+    def policies_to_announce(self, step: int) -> list[bytes]:
+        """Manifest envelopes a volunteer may still need at `step`, oldest first. Frees the disk of all others."""
+        policies = self.journal.policies.since_step(self.window_start(step))
+        self.published.sweep(policies, besides=[file.blob.root for file in self.manifest.files])
+        return policies
+
+    def close(self) -> None:
+        """Close the files; everything is already on disk."""
+        self.journal.close()
+        self.blobs.close()

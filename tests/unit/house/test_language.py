@@ -1,0 +1,44 @@
+"""Docstrings open with what a thing is, in the field's own words."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.unit.house.source_tree import ALL_FOLDERS, PRODUCT_FOLDERS, name_of, parsed, python_files
+
+OPENING = re.compile(r"(What|Who|Whoever|Whatever|Whom|How|Which|Where|When|So many)\b")
+
+DIALECT = re.compile(
+    r"\b(for ever|nought|by lot|of no use|whoever|whomsoever|thereby|hereby|in life|as in life|let go of|takes? up|taken up|took up"
+    r"|com(?:es?|ing) to nothing|came to nothing|said to be|the weather|once and for|so many|rehears\w+|neighbour\w*|behaviour\w*"
+    r"|colour\w*|honour\w*|favour\w*|appetite|farewell|docket|shelf|seat's|pursuits?|last words|founding)\b",
+    re.IGNORECASE,
+)
+"""Phrases of an earlier style that a newcomer had to learn; docs/glossary.md has the words to use."""
+
+WORDS = re.compile(r"\bwords\b", re.IGNORECASE)
+WORDS_ALLOWED = ("p2prl/patches/", "p2prl/testing/", "p2prl/bench/patch/", "p2prl/scoreboard/display_names.py")
+"""Where bit patterns of weights, or a key's mnemonic words, are the subject."""
+
+
+def test_module_docstrings_name_the_thing() -> None:
+    opening = {
+        name_of(path): docstring.partition("\n")[0]
+        for path in python_files(*ALL_FOLDERS)
+        if OPENING.match(docstring := ast.get_docstring(parsed(path)) or "")
+    }
+    assert opening == {}
+
+
+@pytest.mark.parametrize("folder", PRODUCT_FOLDERS)
+def test_no_dialect(folder: str) -> None:
+    found = {
+        f"{name_of(path)}:{number}": line.strip()
+        for path in python_files(folder)
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if DIALECT.search(line)
+    }
+    assert found == {}

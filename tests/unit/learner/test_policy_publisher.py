@@ -1,0 +1,272 @@
+"""Policy publisher: patches lead to the published weights, heads list them, and useless patches are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from p2prl.clock import Clock
+from p2prl.learner.learner_config import LearnerConfig
+from p2prl.learner.patch_publishing import PatchBase, make_patches
+from p2prl.learner.policy_publisher import PolicyPublisher
+from p2prl.learner.published_policies import PublishedPolicies
+from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.storage import LearnerStorage
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.net.process import control
+from p2prl.net.storage.patch_decoder import rebuild
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.manifests import NO_BASE, PolicyManifest
+from p2prl.protocol.policy_head import PolicyHead
+from p2prl.swarm.policies.routing import cheapest_route
+from tests.unit.learner.small_run import NOW, SmallRun
+
+
+class RecordingPort:
+    """A network port that keeps what is sent."""
+
+    addresses: tuple[str, ...] = ()
+    status = None
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: control.ToNetwork) -> None:
+        assert isinstance(message, control.Publish)
+        self.sent.append(open_envelope(message.envelope, now=None).body)
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+    def manifests(self) -> list[PolicyManifest]:
+        return [body for body in self.sent if isinstance(body, PolicyManifest)]
+
+    def heads(self) -> list[PolicyHead]:
+        return [body for body in self.sent if isinstance(body, PolicyHead)]
+
+
+class HandClock(Clock):
+    time = NOW
+
+    def now(self) -> float:
+        return self.time
+
+
+def run_in(directory: Path) -> SmallRun:
+    return SmallRun(directory, staleness_bound=64)
+
+
+class Publishing:
+    """A learner's publisher, and a model that moves a little between versions."""
+
+    def __init__(self, small_run: SmallRun, *, dead_band_ulp: int = 0, dtype: str = "bfloat16") -> None:
+        self.small_run, self.port, self.clock = small_run, RecordingPort(), HandClock()
+        self.model = tiny_model(seed=3).model
+        self.layout = layout_of(self.model, dtype)
+        self.dead_band_ulp = dead_band_ulp
+        self.training: list[bytes] = []
+        self.generator = torch.Generator().manual_seed(7)
+        self.start(small_run.storage)
+
+    def start(self, storage: LearnerStorage) -> None:
+        """The publisher of a learner that has just started, with what it finds on disk."""
+        sender = SigningSender(self.small_run.learner, self.small_run.run, self.small_run.journal.ledger, self.clock)
+        sender.attach(self.port)
+        self.publisher = PolicyPublisher(
+            storage=storage,
+            layout=self.layout,
+            sender=sender,
+            config=LearnerConfig(chunk_pieces=4, dead_band_ulp=self.dead_band_ulp),
+            clock=self.clock,
+            random_bytes=bytes,
+        )
+
+    def publish(self, versions: int) -> None:
+        for _ in range(versions):
+            step = len(self.port.manifests())
+            self.training.append(bytes(flatten(self.model, self.layout)))
+            self.publisher.publish(self.model, step=step)
+            self.clock.time += 30.0
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter += 1e-4 * torch.randn(parameter.shape, generator=self.generator)
+
+    def published(self) -> list[bytes]:
+        """The weights of every version published so far."""
+        return [self.small_run.blobs.path(m.weights.root).read_bytes() for m in self.port.manifests()]
+
+
+@pytest.fixture
+def publishing(tmp_path: Path) -> Iterator[Publishing]:
+    small_run = run_in(tmp_path)
+    yield Publishing(small_run)
+    small_run.close()
+
+
+def test_patch_spans(publishing: Publishing) -> None:
+    publishing.publish(33)
+    manifests = publishing.port.manifests()
+    listed = {m.version: sorted(patch.base for patch in m.patches) for m in manifests}
+    assert listed[0] == [NO_BASE]
+    assert listed[1] == [0]
+    assert listed[4] == [0, 3]
+    assert listed[8] == [4, 7]
+    assert listed[16] == [NO_BASE, 0, 12, 15]
+    assert listed[32] == [NO_BASE, 0, 16, 28, 31]
+    for manifest in manifests:
+        manifest.check(max_weight_bytes=1 << 30)
+        for patch in manifest.patches:
+            assert patch.base == NO_BASE or patch.base_digest == manifests[patch.base].weights_digest
+
+
+def test_every_patch_leads_to_the_published_weights(publishing: Publishing, tmp_path: Path) -> None:
+    publishing.publish(18)
+    blobs = publishing.small_run.blobs
+    manifests = publishing.port.manifests()
+    for manifest in (manifests[1], manifests[16], manifests[17]):
+        for patch in manifest.patches:
+            base = "" if patch.base == NO_BASE else str(blobs.path(manifests[patch.base].weights.root))
+            target = tmp_path / "rebuilt"
+            stream = str(blobs.path(patch.blob.root))
+            size = manifest.weights.size_bytes
+            rebuild(control.PatchesReady(b"", manifest.weights_digest, size, "bfloat16", base, (stream,), str(target)))
+            assert target.read_bytes() == blobs.path(manifest.weights.root).read_bytes()
+
+
+def test_head_lists_patches_and_is_renewed_before_it_expires(publishing: Publishing) -> None:
+    publishing.publish(18)
+    head = publishing.port.heads()[-1]
+    manifests = publishing.port.manifests()
+    assert head.version == 17
+    assert head.oldest == 0
+    assert head.target_ms == manifests[-1].created_ms + 30_000, "the next version is due in as long as the last took"
+    assert len(head.edges) == sum(len(m.patches) for m in manifests)
+    route = cheapest_route(head.edges, held={1}, target=17, full_bytes=head.weight_bytes)
+    assert route is not None
+    heads = len(publishing.port.heads())
+    publishing.publisher.heads.renew()
+    assert len(publishing.port.heads()) == heads
+    publishing.clock.time += 200.0
+    publishing.publisher.heads.renew()
+    publishing.publisher.heads.renew()
+    again = publishing.port.heads()
+    assert len(again) == heads + 1
+    assert again[-1].version == 17
+    assert again[-1].expires_ms > again[-2].expires_ms > publishing.clock.time * 1000
+
+
+def test_patch_as_large_as_the_weights_is_not_published(publishing: Publishing, tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 1 << 16, 20_000, dtype=np.uint16)
+    other = np.random.default_rng(2).integers(0, 1 << 16, 20_000, dtype=np.uint16)
+    (tmp_path / "old").write_bytes(other.tobytes())
+    bases = [PatchBase(0, bytes(32), tmp_path / "old"), PatchBase(NO_BASE, b"", None)]
+    assert (
+        make_patches(memoryview(noise.tobytes()), "bfloat16", bases, publishing.small_run.blobs, chunk_pieces=4) == ()
+    )
+
+
+def test_version_sent_again_after_a_crash_is_the_same(publishing: Publishing) -> None:
+    publishing.publish(3)
+    publishing.publisher.publish(publishing.model, step=1)
+    assert publishing.port.manifests()[-1] == publishing.port.manifests()[1]
+    assert body_of(open_envelope(publishing.small_run.published.all()[0].raw, now=None), PolicyManifest).version == 2
+
+
+def ordinals(weights: bytes) -> Any:
+    """Ordinals of bf16 words, −0 below +0."""
+    words = np.frombuffer(weights, dtype="<u2").astype(np.int64)
+    return np.where(words < 0x8000, words, 0x7FFF - words)
+
+
+@pytest.mark.parametrize("band", [1, 6])
+def test_weights_within_the_dead_band_stay_as_published(tmp_path: Path, band: int) -> None:
+    small_run = run_in(tmp_path)
+    publishing = Publishing(small_run, dead_band_ulp=band)
+    publishing.publish(5)
+    own = {name: tensor.clone() for name, tensor in publishing.model.state_dict().items()}
+    publishing.training.append(bytes(flatten(publishing.model, publishing.layout)))
+    publishing.publisher.publish(publishing.model, step=5)
+    assert all(torch.equal(tensor, own[name]) for name, tensor in publishing.model.state_dict().items())
+    published = publishing.published()
+    assert published[0] == publishing.training[0], "the first version is published without dead band"
+    held = ordinals(published[0])
+    for version in range(1, 6):
+        now = ordinals(publishing.training[version])
+        held = np.where(np.abs(now - held) > band, now, held)
+        assert np.array_equal(ordinals(published[version]), held)
+        assert np.count_nonzero(held != now) > 0, "otherwise nothing was tested"
+        patch = next(p for p in publishing.port.manifests()[version].patches if p.base == version - 1)
+        target, stream = tmp_path / "rebuilt", str(small_run.blobs.path(patch.blob.root))
+        base = str(small_run.blobs.path(publishing.port.manifests()[version - 1].weights.root))
+        state = publishing.port.manifests()[version].weights_digest
+        rebuild(control.PatchesReady(b"", state, len(published[version]), "bfloat16", base, (stream,), str(target)))
+        assert target.read_bytes() == published[version]
+    small_run.close()
+
+
+def test_restart_continues_from_the_published_weights(tmp_path: Path) -> None:
+    straight = Publishing(run_in(tmp_path / "straight"), dead_band_ulp=3)
+    straight.publish(6)
+    killed = Publishing(run_in(tmp_path / "killed"), dead_band_ulp=3)
+    for _ in range(6):
+        killed.publish(1)
+        storage = killed.small_run.storage
+        storage.published = PublishedPolicies(storage.blobs)
+        storage.restore_published(0)
+        killed.start(storage)
+    assert killed.published() == straight.published()
+    for publishing in (straight, killed):
+        publishing.small_run.close()
+
+
+def test_dead_band_makes_patches_smaller(tmp_path: Path) -> None:
+    shares, sizes = [], []
+    for band in (0, 2, 8):
+        publishing = Publishing(run_in(tmp_path / str(band)), dead_band_ulp=band)
+        publishing.publish(1)
+        assert publishing.publisher.figures == {}, "the first version has none before it"
+        publishing.publish(5)
+        before, after = (np.frombuffer(weights, dtype="<u2") for weights in publishing.published()[-2:])
+        figures = publishing.publisher.figures
+        assert figures["published/changed_share"] == np.count_nonzero(before != after) / len(after)
+        (short,) = (patch.blob for patch in publishing.port.manifests()[-1].patches if patch.base == 4)
+        assert figures["published/patch_bytes"] == short.size_bytes
+        shares.append(figures["published/changed_share"])
+        sizes.append(figures["published/patch_bytes"])
+        publishing.small_run.close()
+    assert shares[0] > 1.5 * shares[1] > 2 * shares[2] > 0
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_version_without_a_patch_costs_its_weights(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(1)
+    with torch.no_grad():
+        for parameter in publishing.model.parameters():
+            words = torch.randint(-0x7F80, 0x7F80, parameter.shape, generator=publishing.generator, dtype=torch.int16)
+            parameter.copy_(torch.where(words < 0, -0x8000 - words - 1, words).to(torch.int16).view(torch.bfloat16))
+    publishing.publish(1)
+    assert publishing.port.manifests()[-1].patches == ()
+    assert publishing.publisher.figures["published/patch_bytes"] == publishing.layout.size_bytes
+    assert publishing.publisher.figures["published/changed_share"] > 0.99
+    publishing.small_run.close()
+
+
+def test_lost_weights_are_published_without_dead_band(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path), dead_band_ulp=6)
+    publishing.publish(2)
+    publishing.small_run.blobs.path(publishing.port.manifests()[-1].weights.root).unlink()
+    publishing.publish(1)
+    newest = publishing.port.manifests()[-1].weights
+    assert publishing.small_run.blobs.path(newest.root).read_bytes() == publishing.training[-1]
+    assert publishing.publisher.figures == {}
+    publishing.small_run.close()
