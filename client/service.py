@@ -31,6 +31,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, StorageReceipt
 from p2prl.protocol.manifests import PolicyManifest
+from p2prl.protocol.rejection_reasons import explain
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.wire_codec import decode
 
@@ -192,7 +193,7 @@ class Volunteer:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
     def _on_rejected(self, receipt: Receipt) -> None:
-        self._on_notice(f"slot {receipt.slot} of version {receipt.version} earned nothing: {receipt.reason}")
+        self._on_notice(f"slot {receipt.slot} of version {receipt.version} was rejected: {explain(receipt.reason)}")
 
     # --- work --------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,14 @@ class RejectionReason(StrEnum):
         return _EXPLANATIONS[self]
 
 
+def explain(code: str) -> str:
+    """The sentence of a code. An unknown code is not repeated: a stranger may have written it."""
+    try:
+        return RejectionReason(code).explanation
+    except ValueError:
+        return "A reason that this release does not know."
+
+
 _EXPLANATIONS = {
     RejectionReason.UNKNOWN_POLICY: "The group names a policy version that the learner never published.",
     RejectionReason.TOO_STALE: "The policy that sampled the group was too old when the learner checked it; "

@@ -197,7 +197,7 @@ def test_a_newer_wire_version_ends_the_volunteer(tmp_path: Path) -> None:
         link = JoinLink("newer", run_name, (address,))
         result = p2prl("join", link, "--home", tmp_path / "home", *LISTEN)
         refused(result, 5, f"speak wire version {limits.WIRE_VERSION + 1}")
-        assert "pip install --upgrade p2prl" in result.stderr
+        assert "git pull && pip install" in result.stderr
     finally:
         peer.kill()
         peer.communicate()

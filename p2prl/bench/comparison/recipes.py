@@ -27,7 +27,7 @@ _Reader = Callable[[str, str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A loss and the training around it. More than twelve fields: each is an option of the text."""
+    """A loss and the training around it. Many fields, because each is an option of the text."""
 
     text: str
     """As it is written."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, UploadMbit
+from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, Transport, UploadMbit
 
 if TYPE_CHECKING:
     from p2prl.models.engine_port import Engine
@@ -22,6 +22,7 @@ def make_join(wrap_engine: Callable[[Engine], Engine] | None = None) -> Callable
         device: Device = "auto",
         threads: Threads = 0,
         listen: Listen = None,
+        transport: Transport = "hivemind",
         slots: Annotated[
             int, typer.Option("--slots", min=0, help="Slots decoded together; 0 measures this machine.")
         ] = 0,
@@ -46,6 +47,7 @@ def make_join(wrap_engine: Callable[[Engine], Engine] | None = None) -> Callable
             device=device,
             threads=threads,
             listen=listen,
+            transport=transport,
             slots=slots,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,

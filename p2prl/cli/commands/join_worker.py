@@ -39,6 +39,7 @@ def join_run(
     device: str,
     threads: int,
     listen: list[str] | None,
+    transport: str,
     slots: int,
     upload_mbit: float,
     monthly_gb: float,
@@ -84,7 +85,14 @@ def join_run(
             view.phase("finding the run")
             addresses = tuple(listen or DEFAULT_LISTEN)
             network = peer_network(
-                link, worker, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=model is not None
+                link,
+                worker,
+                Role.VOLUNTEER,
+                addresses,
+                caps,
+                disk_gb=disk_gb,
+                has_base=model is not None,
+                transport=transport,
             )
             finished = volunteer.run(NetworkHandle(network))
     kept = "Stopped. Finished groups are kept, and delivered at the next start."

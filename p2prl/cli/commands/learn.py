@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Listen, MonthlyGb, RunFolderPath, UploadMbit
+from p2prl.cli.options import AsJson, Listen, MonthlyGb, RunFolderPath, Transport, UploadMbit
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
@@ -20,6 +20,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
     def learn(
         run: RunFolderPath,
         listen: Listen = None,
+        transport: Transport = "hivemind",
         updates: Annotated[
             int | None,
             typer.Option("--updates", min=0, help="Updates of the run; 0 for no end. Default: run.toml's."),
@@ -38,6 +39,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         learn_command(
             run,
             listen=listen,
+            transport=transport,
             updates=updates,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,

@@ -29,6 +29,7 @@ def learn_command(
     directory: Path,
     *,
     listen: list[str] | None,
+    transport: str,
     updates: int | None,
     upload_mbit: float,
     monthly_gb: float,
@@ -73,7 +74,7 @@ def learn_command(
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():
                 view.phase("starting the network")
-                config = learner_network(folder, kept_listen(folder, tuple(listen or ())), caps)
+                config = learner_network(folder, kept_listen(folder, tuple(listen or ())), caps, transport=transport)
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)

@@ -27,10 +27,10 @@ def verify_command(source: Path, *, as_json: bool) -> None:
         return
     say(f"Source     {what}, of run {result.name} ({result.run_id[:16]}…)")
     say(f"Chain      {result.height:,} entries, each follows the one before; every signature holds")
-    signed = (
-        "none in this source" if result.signed_height is None else f"signed by the learner at {result.signed_height:,}"
-    )
-    say(f"Head       {signed}; root {result.root}", unwrapped=True)
+    height = result.signed_height
+    signed = "no signed head in this source" if height is None else f"the learner has signed the first {height:,}"
+    say(f"Head       {signed}")
+    say(f"Root       {result.root}", unwrapped=True)
     for person in result.people:
         groups, tokens = person.verified_groups, person.verified_tokens
         sys.stdout.write(f"{person.handle:<24} {groups:>9,} groups {tokens:>13,} tokens\n")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from p2prl.cli.options import AsJson, Home, Link, Listen, MonthlyGb, UploadMbit
+from p2prl.cli.options import AsJson, Home, Link, Listen, MonthlyGb, Transport, UploadMbit
 
 
 def seed(
     link: Link,
     home: Home = None,
     listen: Listen = None,
+    transport: Transport = "hivemind",
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
     as_json: AsJson = False,
@@ -19,4 +20,12 @@ def seed(
     """
     from p2prl.cli.commands.seed_worker import seed_run
 
-    seed_run(link, home=home, listen=listen, upload_mbit=upload_mbit, monthly_gb=monthly_gb, as_json=as_json)
+    seed_run(
+        link,
+        home=home,
+        listen=listen,
+        transport=transport,
+        upload_mbit=upload_mbit,
+        monthly_gb=monthly_gb,
+        as_json=as_json,
+    )

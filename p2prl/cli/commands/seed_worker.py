@@ -26,6 +26,7 @@ def seed_run(
     *,
     home: Path | None,
     listen: list[str] | None,
+    transport: str,
     upload_mbit: float,
     monthly_gb: float,
     as_json: bool,
@@ -51,7 +52,7 @@ def seed_run(
     interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; the weights on disk are kept.")
     with view.shown(), interrupts.handled():
         view.phase("finding the run")
-        network = peer_network(link, worker, Role.SEEDER, tuple(listen or DEFAULT_LISTEN), caps)
+        network = peer_network(link, worker, Role.SEEDER, tuple(listen or DEFAULT_LISTEN), caps, transport=transport)
         finished = seeder.run(NetworkHandle(network))
     status.write(seeding_document(seeder.progress()))
     end_session(status, interrupts, finished=finished, as_json=as_json, kept="Stopped. The weights on disk are kept.")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, UploadMbit
+from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, Transport, UploadMbit
 
 
 def validate(
@@ -15,6 +15,7 @@ def validate(
     device: Device = "auto",
     threads: Threads = 0,
     listen: Listen = None,
+    transport: Transport = "hivemind",
     rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
@@ -33,6 +34,7 @@ def validate(
         device=device,
         threads=threads,
         listen=listen,
+        transport=transport,
         rate=rate,
         upload_mbit=upload_mbit,
         monthly_gb=monthly_gb,

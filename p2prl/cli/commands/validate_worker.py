@@ -36,6 +36,7 @@ def validate_run(
     device: str,
     threads: int,
     listen: list[str] | None,
+    transport: str,
     rate: float,
     upload_mbit: float,
     monthly_gb: float,
@@ -73,7 +74,9 @@ def validate_run(
         with interrupts.handled():
             view.phase("finding the run")
             addresses = tuple(listen or DEFAULT_LISTEN)
-            network = peer_network(link, worker, Role.VALIDATOR, addresses, caps, has_base=model is not None)
+            network = peer_network(
+                link, worker, Role.VALIDATOR, addresses, caps, has_base=model is not None, transport=transport
+            )
             finished = validator.run(NetworkHandle(network))
     end_session(
         screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."

@@ -72,7 +72,8 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
         median, largest = worker["staleness_p50"], worker.get("staleness_max", worker["staleness_p50"])
         rows.append(("staleness", f"median {median:.0f}, largest {largest:.0f} updates"))
     if "peers" in worker:
-        rows.append(("batch", f"{worker.get('groups', 0)} groups of {worker['peers']} volunteers"))
+        volunteers = f"{worker['peers']} volunteer{'' if worker['peers'] == 1 else 's'}"
+        rows.append(("batch", f"{worker.get('groups', 0)} groups of {volunteers}"))
     return rows
 
 

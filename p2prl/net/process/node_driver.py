@@ -16,8 +16,8 @@ from p2prl.errors import P2PRLError, TransportError
 from p2prl.net.ports import Transport
 from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.key_use import KeyUse
+from p2prl.net.process.run_directory import RunDirectory
 from p2prl.net.process.send_queues import SendQueues
-from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.events import Dial, Event, LookUp, Register, Send
 from p2prl.swarm.node import Node
@@ -39,19 +39,20 @@ class NodeDriver:
         budget: UploadBudget | None = None,
         key_use: KeyUse | None = None,
     ) -> None:
-        """With a budget, chunks are counted, and the monthly limit and the measured rate reach the node."""
+        """With a budget, chunks are counted, and the monthly limit and the measured rate reach the node.
+
+        `key_use` watches the directory for another process that uses our key.
+        """
         self._node = node
         self._transport = transport
         self._clock = clock
         self._on_event = on_event
         self._budget = budget
-        self._key_use = key_use
-        self._directory_key = digest("p2prl/directory/v1", run)
+        self._directory = RunDirectory(transport, run, key_use)
         self._queues = SendQueues(
             node, transport, budget, spawn=self._spawn, on_lost=self._lost, on_chunk_done=self.wake
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lookup: asyncio.Task[None] | None = None
         self._pump_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -104,9 +105,9 @@ class NodeDriver:
                 case Dial(peer=peer, addresses=addresses):
                     self._spawn(self._dial(peer, addresses))
                 case Register(record=record, expires_at=expires_at):
-                    self._spawn(self._register(record, expires_at))
-                case LookUp() if self._lookup is None:
-                    self._lookup = self._spawn(self._look_up())
+                    self._spawn(self._directory.write(record, expires_at))
+                case LookUp() if self._directory.begin_read():
+                    self._spawn(self._look_up())
                 case LookUp():
                     pass  # the last one is not done yet
         while (event := self._node.next_event()) is not None:
@@ -138,28 +139,11 @@ class NodeDriver:
         self._node.dial_failed(peer, self._clock.now())
         self.wake()
 
-    async def _register(self, record: bytes, expires_at: float) -> None:
-        if self._lookup is not None:  # our record would replace the one that shows who else uses our key
-            await asyncio.wait([self._lookup])
-        try:
-            if self._key_use is not None:
-                self._key_use.wrote(record)
-            await self._transport.put_record(self._directory_key, record, expires_at)
-        except TransportError as error:
-            log.debug("directory record not stored: %s", error)
-
     async def _look_up(self) -> None:
-        try:
-            records = await self._transport.get_records(self._directory_key)
-        except TransportError as error:
-            log.debug("directory lookup failed: %s", error)
-            return
-        finally:
-            self._lookup = None
-        if self._key_use is not None:
-            self._key_use.read(records)
-        self._node.looked_up(list(records.values()), self._clock.now())
-        self.wake()
+        records = await self._directory.read()
+        if records is not None:
+            self._node.looked_up(records, self._clock.now())
+            self.wake()
 
     def _lost(self, peer: PeerId) -> None:
         self._node.lost(peer, self._clock.now())

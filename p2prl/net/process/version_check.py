@@ -30,7 +30,7 @@ class VersionCheck:
         self._foreign[peer] = version
         if self._bootstrap and self._bootstrap <= set(self._foreign) and not neighbors:
             if version > limits.WIRE_VERSION:
-                remedy = "Bring this program up to date: pip install --upgrade p2prl"
+                remedy = "Update your clone: git pull && pip install -c constraints.txt ."
             else:
                 remedy = "Install the release that the run's operator names, or ask the operator to update."
             raise UpdateRequiredError(

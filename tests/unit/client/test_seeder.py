@@ -98,7 +98,7 @@ def test_a_run_nobody_knows_is_given_up_after_a_minute() -> None:
 
 def test_neither_of_its_processes_imports_torch() -> None:
     probe = (
-        "import sys, p2prl.cli.seeding, p2prl.net.process.network_process\n"
+        "import sys, p2prl.cli.commands.seed_worker, p2prl.net.process.network_process\n"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", probe], check=True)

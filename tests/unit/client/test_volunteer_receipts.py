@@ -5,6 +5,7 @@ from __future__ import annotations
 from p2prl.net.process import control
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt, Verdict
+from p2prl.protocol.rejection_reasons import explain
 from tests.unit.client.volunteer_rig import ME, VolunteerRig, chain, settled
 from tests.unit.learner.small_run import identity
 
@@ -21,7 +22,7 @@ def test_receipts_settle_groups_and_give_reasons(rig: VolunteerRig) -> None:
         control.EnvelopeArrived(rig.says(Receipts(0, (settled(second, ReceiptState.REJECTED, "seed_mismatch"),)))),
     ]
     rig.turns(1)
-    assert rig.notices == ["slot 1 of version 0 earned nothing: seed_mismatch"]
+    assert rig.notices == [f"slot 1 of version 0 was rejected: {explain('seed_mismatch')}"]
     assert rig.progress[-1].groups["verified"] == rig.progress[-1].groups["rejected"] == 1
     assert rig.progress[-1].reasons == {"seed_mismatch": 1}
 

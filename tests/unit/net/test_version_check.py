@@ -22,7 +22,7 @@ def test_a_strangers_claim_is_news_once() -> None:
     assert watch.met("stranger", NEWER + 1, neighbors=0)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(NEWER, "pip install --upgrade p2prl"), (OLDER, "operator")])
+@pytest.mark.parametrize(("version", "remedy"), [(NEWER, "git pull && pip install"), (OLDER, "operator")])
 def test_every_peer_of_the_link_must_have_moved_on(version: int, remedy: str) -> None:
     watch = VersionCheck(LINK)
     assert watch.met("one", version, neighbors=0)

@@ -20,7 +20,10 @@ class Library:
         if "hivemind" in sys.modules:
             raise MachineError("hivemind and libp2p cannot share a process", remedy="Start a process for each.")
         if importlib.util.find_spec("libp2p") is None:
-            raise MachineError("py-libp2p is not installed", remedy="pip install 'p2prl[libp2p]'")
+            raise MachineError(
+                "py-libp2p is not installed",
+                remedy="In your clone: pip install -c constraints.txt '.[libp2p]'",
+            )
         load = importlib.import_module
         self.trio: Any = load("trio")
         self.new_host: Any = load("libp2p").new_host

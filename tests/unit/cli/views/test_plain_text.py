@@ -12,7 +12,7 @@ from rich.console import Console
 from p2prl.cli.views import console as screen
 from p2prl.cli.views.plain_text import cleaned, wrapped
 
-HOSTILE = "slot 3 earned nothing: \x1b[2J\x1b]0;owned\x07\x9b31m\u202eok\r\np2prl: all is well\x00\u200b\ud800"
+HOSTILE = "slot 3 was rejected: \x1b[2J\x1b]0;owned\x07\x9b31m\u202eok\r\np2prl: all is well\x00\u200b\ud800"
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, text: str, *, terminal: bool, unwrapped: bool = False) -> str:
@@ -25,7 +25,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, text: str, *, terminal: bool, unwrapp
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_hostile_learners_words_are_only_words(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     said = shown(monkeypatch, HOSTILE, terminal=terminal, unwrapped=True)
-    assert said == "slot 3 earned nothing: [2J]0;owned31mok  p2prl: all is well\n"
+    assert said == "slot 3 was rejected: [2J]0;owned31mok  p2prl: all is well\n"
 
 
 def test_markup_is_printed_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
