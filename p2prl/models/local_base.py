@@ -1,7 +1,7 @@
 """A base model that is already on disk, as the first weights of a run.
 
-Whoever has the model a run started from need not download its full weights. The digest of the weights decides, not the
-model's name. Reading costs the memory of one model; nothing in its directory is changed.
+A machine that has the model a run started from need not download its full weights. The digest of the weights decides,
+not the model's name. Reading costs the memory of one model; nothing in its directory is changed.
 """
 
 from __future__ import annotations
