@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from p2prl.algorithms.loss_selection import CHOICES
-from p2prl.algorithms.registry import LOSSES, build_loss
+from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
 from p2prl.learner.guards import GuardConfig
 from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.probation import ProbationConfig
@@ -109,7 +109,8 @@ def step_cost(model: GPT2LMHeadModel, steps: int) -> float:
 def measured_losses() -> dict[str, LossPipelineConfig]:
     """Every loss as a run uses it, and the default with every guard."""
     found = {
-        name: LossPipelineConfig(objectives={name: build_loss(name, max_completion_tokens=TOKENS)}) for name in LOSSES
+        name: LossPipelineConfig(objectives={name: build_loss(name, max_completion_tokens=TOKENS)})
+        for name in BUILTIN_LOSSES
     }
     found["auto"] = LossPipelineConfig(objectives={name: build_loss(name) for name in CHOICES})
     found["gepo_t with all guards and probation"] = LossPipelineConfig(

@@ -6,7 +6,8 @@ import math
 import sys
 from collections.abc import Sequence
 
-from p2prl.models.group_work import Prepared, replay_groups
+from p2prl.models.group_replay import replay_groups
+from p2prl.models.group_work import Prepared
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.manifests import PolicyManifest

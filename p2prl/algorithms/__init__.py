@@ -1,5 +1,43 @@
-"""Losses for stale rollouts: pure functions of tensors, each with one formula, one config and one docstring.
+"""Losses for stale rollouts: pure functions of tensors, for p2prl's learner and for any other trainer.
 
 Advantages, aggregation, guards and rewards are separate knobs in separate files, so that two losses compared on one
-benchmark differ in the loss alone. The learner calls this room; it does no I/O, reads no clock and moves no device.
+benchmark differ in the loss alone. Nothing here does I/O, reads a clock or moves a tensor to another device; torch is
+the only dependency. `examples/foreign_trainer.py` shows these names at work in a loop that knows nothing else of p2prl:
+
+    build_loss          a loss by name, with its options, advantage and aggregation: an `Objective`
+    RolloutBatch        what a loss reads: rollouts of B groups as padded tensors
+    LossOutput          what a loss returns: the scalar, its metrics and the weight of every token
+    microbatch          a part of a batch that fits the device; the losses of the parts add up
+    reference_penalty   the pull towards a reference policy, added to any loss
+    diagnose            effective sample size, KL and weights per bucket of staleness
+
+A new loss is a function and a `LossSpec`: docs/extending.md. Guards around a loss are in `p2prl.algorithms.guards`.
 """
+
+from p2prl.algorithms.advantages import AdvantageConfig, Advantages, compute_advantages
+from p2prl.algorithms.aggregation import AggregationConfig
+from p2prl.algorithms.batch import LossOutput, RolloutBatch
+from p2prl.algorithms.diagnostics import StalenessDiagnostics, diagnose
+from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig, reference_penalty
+from p2prl.algorithms.loss_spec import LossSpec
+from p2prl.algorithms.microbatch import microbatch
+from p2prl.algorithms.objective import Objective
+from p2prl.algorithms.registry import LOSSES, build_loss
+
+__all__ = [
+    "LOSSES",
+    "AdvantageConfig",
+    "Advantages",
+    "AggregationConfig",
+    "LossOutput",
+    "LossSpec",
+    "Objective",
+    "ReferencePenaltyConfig",
+    "RolloutBatch",
+    "StalenessDiagnostics",
+    "build_loss",
+    "compute_advantages",
+    "diagnose",
+    "microbatch",
+    "reference_penalty",
+]

@@ -1,4 +1,4 @@
-"""From rewards to advantages: the baseline and the scale, a knob of its own.
+"""Advantages from rewards: the baseline and the scale, a knob separate from the loss.
 
 Shape legend: B groups, G completions.
 """
@@ -18,7 +18,7 @@ from p2prl.errors import ConfigError, LocalProtocolError
 AdvantageKind = Literal["none", "mean", "mean_std", "opo", "rloo", "beta"]
 
 ZERO_VARIANCE_RANGE = 1e-8
-"""Reward units. Groups whose rewards span no more are skipped: dividing by their spread would amplify rounding."""
+"""Reward units. Groups whose rewards differ by no more are skipped: dividing by their spread would amplify rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class AdvantageConfig:
     std_epsilon: float = 1e-4
     """Reward units, added to the standard deviation of mean_std."""
     beta_density_floor: float = 1e-2
-    """Least Beta density that divides. The authors have none; near 0 and 1 their scale is unbounded."""
+    """Least Beta density to divide by. The authors have none; near 0 and 1 their scale is unbounded."""
 
     def __post_init__(self) -> None:
         require_choice("advantage.kind", self.kind, get_args(AdvantageKind))
@@ -43,7 +43,7 @@ class AdvantageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Advantages:
-    """Advantages and the groups that teach nothing."""
+    """Advantages, and the groups without a learning signal."""
 
     advantages_BG: Tensor
     """No gradient."""
@@ -72,20 +72,20 @@ def compute_advantages(rewards_BG: Tensor, cfg: AdvantageConfig, *, lengths_BG: 
 
 def _raw_advantages(rewards_BG: Tensor, cfg: AdvantageConfig, lengths_BG: Tensor | None) -> Tensor:
     size = rewards_BG.shape[-1]
-    centred_BG = rewards_BG - rewards_BG.mean(dim=-1, keepdim=True)
+    centered_BG = rewards_BG - rewards_BG.mean(dim=-1, keepdim=True)
     match cfg.kind:
         case "none":
             return rewards_BG
         case "mean":
-            return centred_BG
+            return centered_BG
         case "mean_std":
             if size == 1:
-                return centred_BG
-            return centred_BG / (rewards_BG.std(dim=-1, keepdim=True) + cfg.std_epsilon)
+                return centered_BG
+            return centered_BG / (rewards_BG.std(dim=-1, keepdim=True) + cfg.std_epsilon)
         case "rloo":
             if size == 1:
                 raise ConfigError("advantage.kind = 'rloo' needs groups of at least 2", remedy="raise the group size")
-            return centred_BG * (size / (size - 1))
+            return centered_BG * (size / (size - 1))
         case "opo":
             if lengths_BG is None or lengths_BG.shape != rewards_BG.shape:
                 raise ConfigError("advantage.kind = 'opo' needs the completion lengths", remedy="pass lengths_BG")
@@ -94,7 +94,7 @@ def _raw_advantages(rewards_BG: Tensor, cfg: AdvantageConfig, lengths_BG: Tensor
         case "beta":
             if bool((rewards_BG < 0).any()) or bool((rewards_BG > 1).any()):
                 raise ConfigError("advantage.kind = 'beta' needs rewards in [0, 1]", remedy="choose 'mean' instead")
-            return centred_BG / beta_density(rewards_BG.mean(dim=-1)).clamp(min=cfg.beta_density_floor).unsqueeze(-1)
+            return centered_BG / beta_density(rewards_BG.mean(dim=-1)).clamp(min=cfg.beta_density_floor).unsqueeze(-1)
 
 
 def beta_density(success_B: Tensor) -> Tensor:
@@ -111,8 +111,8 @@ def beta_density(success_B: Tensor) -> Tensor:
     concentration = mean * (1 - mean) / variance - 1
     alpha, beta = 1 + mean * concentration / 3, 1 + (1 - mean) * concentration / 3
     p_B = success_B.clamp(1e-6, 1 - 1e-6)
-    log_normaliser = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
-    return ((alpha - 1) * p_B.log() + (beta - 1) * (1 - p_B).log() - log_normaliser).exp()
+    log_normalizer = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+    return ((alpha - 1) * p_B.log() + (beta - 1) * (1 - p_B).log() - log_normalizer).exp()
 
 
 def whiten(advantages: Tensor, mask: Tensor | None = None, *, epsilon: float = 1e-8) -> Tensor:
@@ -126,5 +126,5 @@ def whiten(advantages: Tensor, mask: Tensor | None = None, *, epsilon: float = 1
         raise LocalProtocolError(f"mask {tuple(mask.shape)} does not fit {tuple(advantages.shape)}, or is empty")
     mask = mask.bool()
     on_N = computing(advantages.detach())[mask]
-    centred = computing(advantages.detach()) - on_N.mean()
-    return torch.where(mask, centred / (on_N.std(unbiased=False) + epsilon), torch.zeros_like(centred))
+    centered = computing(advantages.detach()) - on_N.mean()
+    return torch.where(mask, centered / (on_N.std(unbiased=False) + epsilon), torch.zeros_like(centered))

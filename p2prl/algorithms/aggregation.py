@@ -1,6 +1,6 @@
-"""From per-token losses to one number: a knob of its own, orthogonal to the loss.
+"""Aggregation of per-token losses to one number: a knob separate from the loss.
 
-Shape legend: B groups, G completions, T tokens, N completions of the whole update (N = B·G unless told otherwise).
+Shape legend: B groups, G completions, T tokens, N completions of the complete update (N = B·G by default).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class AggregationConfig:
 
     kind: AggregationKind = "seq_mean"
     """seq_mean: c = 1/(N·|y|) (GRPO); token_mean: c = 1/Σ|y| (DAPO); fixed_length: c = 1/(N·Lmax) (Dr. GRPO);
-    delta_l: c = |y|^−α / (Lmax · Σ_j |y_j|^−α) (ΔL normalisation, arXiv 2509.07558)."""
+    delta_l: c = |y|^−α / (Lmax · Σ_j |y_j|^−α) (ΔL normalization, arXiv 2509.07558)."""
     max_completion_tokens: int | None = None
-    """Lmax, tokens: the run's completion limit. Needed by fixed_length and delta_l, meaningless to the others."""
+    """Lmax, tokens: the run's completion limit. Needed by fixed_length and delta_l, ignored by the others."""
     delta_l_alpha: float = 0.75
-    """α of delta_l in [0, 1]: 0 weighs every token alike, 1 every completion by its inverse length."""
+    """α of delta_l in [0, 1]: 0 weights all tokens equally, 1 weights each completion by its inverse length."""
 
     def __post_init__(self) -> None:
         require_choice("aggregation.kind", self.kind, get_args(AggregationKind))
@@ -54,7 +54,7 @@ def aggregate(
 def aggregation_coefficients(
     mask_BGT: Tensor, cfg: AggregationConfig, *, update_lengths_N: Tensor | None = None
 ) -> Tensor:
-    """c_i of each completion as (B, G), in the widest float of the device."""
+    """c_i of each completion, (B, G), in the widest float of the device."""
     lengths_BG = widest(mask_BGT.bool().sum(dim=-1))
     lengths_N = lengths_BG.flatten() if update_lengths_N is None else widest(update_lengths_N)
     count = lengths_N.numel()

@@ -1,7 +1,7 @@
-"""What a loss reads and what it returns: rollouts of B groups as padded tensors, and a loss with its metrics.
+"""Input and output of a loss: rollouts of B groups as padded tensors, and the scalar with its metrics.
 
 Shape legend: B groups (one prompt each), G completions of a group, T tokens of the longest completion, N completions
-of the whole update. A name ends in its shape.
+of the complete update. A name ends in its shape.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ LOGPROB_CEILING = 1e-2
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutBatch:
-    """Rollouts as the learner sees them. Every field but the log-probs of the policy under training.
+    """Rollouts of B groups: everything a loss reads except the log-probs of the policy under training.
 
-    Construction checks shapes and values and raises LocalProtocolError naming the field: what peers send is judged
-    before it becomes a batch, so a fault here is the learner's own.
+    Construction checks shapes and values and raises LocalProtocolError naming the field. What peers send is checked
+    before it becomes a batch, so a fault here is the trainer's own. It has many fields because it is a document: each
+    loss reads the few it needs.
     """
 
     behavior_logprobs_BGT: Tensor
-    """Nats, at the sampling temperature: what the sampler's policy gave each token. Not read off the mask."""
+    """Nats, at the sampling temperature: of each token under the sampler's policy. Not read off the mask."""
     mask_BGT: Tensor
     """Bool, or 0 and 1: true on completion tokens. Every completion needs at least one."""
     advantages_BG: Tensor
-    """Advantage of each completion, in reward units (or in standard deviations where so normalised)."""
+    """Advantage of each completion, in reward units (or in standard deviations where normalized so)."""
     token_advantages_BGT: Tensor | None = None
     """Per-token advantages for `ppo`; None spreads `advantages_BG` over the tokens."""
     staleness_BG: Tensor | None = None
@@ -41,11 +42,11 @@ class RolloutBatch:
     reference_logprobs_BGT: Tensor | None = None
     """Nats: the reference policy, for `dpo` and the reference penalty."""
     group_log_expectation_B: Tensor | None = None
-    """Nats: log Ê of each whole group (`ratios.group_log_expectation`); None computes it from the completions here."""
+    """Nats: log Ê of each complete group (`ratios.group_log_expectation`); None: computed from this batch."""
     update_lengths_N: Tensor | None = None
-    """Tokens: lengths of all completions of the update when this batch is one part of it, so that parts add up."""
+    """Tokens: lengths of all completions of the update where this batch is a part of it, so that parts add up."""
     guard_BGT: Tensor | None = None
-    """Factor in [0, 1] on each token's loss, from `guards`; 0 drops the token and leaves every normaliser alone."""
+    """Factor in [0, 1] on each token's loss, from `guards`; 0 drops the token and leaves every normalizer alone."""
     weight_cap_BG: Tensor | None = None
     """Largest effective weight a completion may have (`guards.trust_caps`); None leaves the loss its own bound."""
     whole_groups: bool = True
@@ -92,7 +93,7 @@ class RolloutBatch:
                 raise LocalProtocolError("update_lengths_N covers fewer completions than this part of the update")
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape each field must have, but for `mask_BGT` (which sets them) and `update_lengths_N`."""
+        """The shape each field must have, except `mask_BGT` (which sets them) and `update_lengths_N`."""
         groups, completions, tokens = self.mask_BGT.shape
         per_token = (groups, completions, tokens)
         return {
@@ -110,10 +111,10 @@ class RolloutBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LossOutput:
-    """What every loss returns."""
+    """Result of a loss."""
 
     loss: Tensor
-    """Scalar to minimise; float64 if the policy's log-probs are, else float32."""
+    """Scalar to minimize; float64 if the policy's log-probs are, else float32."""
     metrics: Mapping[str, Tensor]
     """Detached scalars; each name is defined in `surrogates.summarize` or in the loss's docstring."""
     weights_BGT: Tensor

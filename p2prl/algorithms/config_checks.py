@@ -1,4 +1,4 @@
-"""Checks of configuration values: each names the field and its legal range. Ground of every config in this room."""
+"""Checks of configuration values: each names the field and its legal range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoupled PPO: a trust region around a recent policy, and a weight for how far the sampler is behind it.
+"""Decoupled PPO: a trust region around a recent policy, and a weight that corrects for an older sampler.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import Terms, bounded_exp, on_mask, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 from p2prl.errors import LocalProtocolError
@@ -38,7 +39,7 @@ class DecoupledPpoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class A3poConfig(DecoupledPpoConfig):
-    """Trust region and cap of A-3PO; the fields mean what they mean for decoupled PPO."""
+    """Trust region and cap of A-3PO; fields as in decoupled PPO."""
 
 
 def decoupled_ppo(
@@ -88,3 +89,9 @@ def _decoupled(
     return summarize(
         behind_BGT * loss_BGT, behind_BGT * weights_BGT, clipped_BGT | dropped_BGT, terms, batch, aggregation
     )
+
+
+DECOUPLED_PPO = LossSpec(
+    name="decoupled_ppo", function=decoupled_ppo, config_type=DecoupledPpoConfig, advantage="mean_std"
+)
+A3PO = LossSpec(name="a3po", function=a3po, config_type=A3poConfig, advantage="mean_std")

@@ -1,4 +1,4 @@
-"""How far the sampler's policy is from the learner's, per bucket of staleness. Read-only: nothing here has gradient.
+"""Distance between the sampler's policy and the learner's, per bucket of staleness. Nothing here has a gradient.
 
 Shape legend: B groups, G completions, T tokens, N the completions or tokens of one bucket.
 """
@@ -56,7 +56,7 @@ def diagnose(
 ) -> tuple[StalenessDiagnostics, ...]:
     """Diagnostics of each non-empty bucket, least staleness first; without staleness, one bucket from 0.
 
-    `output` is what the loss gave for this batch. Raises ConfigError unless `edges` rise from 0; LocalProtocolError as
+    `output` is the loss's output for this batch. Raises ConfigError unless `edges` rise from 0; LocalProtocolError as
     `terms_of` does.
     """
     if not edges or edges[0] != 0 or any(low >= high for low, high in itertools.pairwise(edges)):

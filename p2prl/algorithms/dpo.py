@@ -15,6 +15,7 @@ from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_positive
 from p2prl.algorithms.gepo import require_whole_groups
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import computing, masked_mean, on_mask, terms_of
 
 
@@ -23,7 +24,7 @@ class DpoConfig:
     """Strength of the preference."""
 
     beta: float = 0.1
-    """β > 0, per nat: the larger, the sooner a pair counts as learnt."""
+    """β > 0, per nat: the larger, the sooner a pair counts as learned."""
 
     def __post_init__(self) -> None:
         require_positive("beta", self.beta)
@@ -92,3 +93,8 @@ def _groups_of_update(batch: RolloutBatch) -> float:
     """Groups of the whole update, so that parts add up."""
     groups, completions, _ = batch.mask_BGT.shape
     return groups if batch.update_lengths_N is None else batch.update_lengths_N.numel() / completions
+
+
+DPO = LossSpec(
+    name="dpo", function=dpo, config_type=DpoConfig, aggregations=frozenset({"seq_mean"}), needs_whole_groups=True
+)

@@ -14,6 +14,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import Terms, log_expectation_of, mean_k3, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 from p2prl.errors import LocalProtocolError
@@ -72,7 +73,7 @@ class GepoPlusConfig(GepoPaperConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EqpConfig(GepoConfig):
-    """Bounds of the self-normalised weight; the fields mean what they mean for GEPO."""
+    """Bounds of the self-normalized weight; fields as in GEPO."""
 
 
 def gepo(
@@ -82,9 +83,9 @@ def gepo(
 
     Differs from the authors' code: no PPO clip by default (their equation 1 has none, their code has ε = .2), log w
     clamped, no k3 term, and a group is one prompt. G = 1 or equal LQ give GSPO's weight. In a group of alike members
-    one that deflates its own log-probs hardly moves any weight. Ê is an average by Q, however: a member that is, or
-    says that it is, far likelier than the others sets it nearly alone, and a lie of its moves every weight of its
-    group; a whole group that deflates by k nats moves them by e^k, which `guards.group_deflation_keep` catches. Shapes
+    one that deflates its own log-probs hardly moves any weight. But Ê averages by Q: a member that is, or claims to be,
+    far likelier than the others sets it almost alone, and its lie moves every weight of its group. A group deflated as
+    a whole by k nats moves them by e^k, which `guards.group_deflation_keep` catches. Shapes
     (B, G, T); nats. Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
@@ -190,3 +191,9 @@ def _released_surrogate(
     return summarize(
         token_loss_BG1, effective_BG1, clipped_BG1 | outside_BG1, terms, batch, aggregation, extra_metrics=metrics
     )
+
+
+GEPO = LossSpec(name="gepo", function=gepo, config_type=GepoConfig)
+GEPO_PAPER = LossSpec(name="gepo_paper", function=gepo_paper, config_type=GepoPaperConfig)
+GEPO_PLUS = LossSpec(name="gepo_plus", function=gepo_plus, config_type=GepoPlusConfig)
+EQP = LossSpec(name="eqp", function=eqp, config_type=EqpConfig, needs_whole_groups=True)

@@ -15,6 +15,7 @@ from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.gepo import require_whole_groups
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.negative_taper import Taper, require_taper, taper_negatives
 from p2prl.algorithms.ratios import Terms, effective_sample_size, log_expectation_of, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
@@ -27,15 +28,15 @@ class GepoTConfig:
     cap: float = 2.0
     """Largest weight, > 0: no completion counts more than this at any staleness."""
     taper: Taper = "sequence"
-    """What bounds the weight of a negative: see `tapers.Taper`."""
+    """Bound on the weight of a negative: see `negative_taper.Taper`."""
     negatives: float = 1.0
     """ν in [0, 1]: factor on the weight of every negative after the taper. Below 1, successes teach more than failures,
     and the policy keeps closer to its samplers."""
     sharpness: float = 0.0
     """κ in [0, 1]: every weight is divided by max(NLL, nll_floor)^κ, NLL = −LP, after cap and taper. log p of a nearly
-    certain completion has hardly a gradient left; κ = 1 gives it back, as ASymPO does. Weights then exceed the cap."""
+    certain completion has almost no gradient left; κ = 1 restores it, as ASymPO does. Weights then exceed the cap."""
     nll_floor: float = 0.01
-    """Nats a token, > 0: least NLL that divides. Without sharpness it does nothing."""
+    """Nats a token, > 0: least NLL to divide by. No effect without sharpness."""
 
     def __post_init__(self) -> None:
         require_positive("cap", self.cap)
@@ -47,7 +48,7 @@ class GepoTConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GexConfig(GepoTConfig):
-    """Cap and taper of gex; the fields mean what they mean for GEPO-T."""
+    """Cap and taper of gex; the fields are those of GEPO-T."""
 
 
 def gepo_t(
@@ -103,3 +104,7 @@ def _capped_and_tapered(
     if cfg.sharpness > 0:
         weights = weights * (-terms.policy_mean_BG.detach()).clamp(min=cfg.nll_floor).unsqueeze(-1) ** -cfg.sharpness
     return weighted_logprob(weights, capped_BG1 | tapered, terms, batch, aggregation, extra_metrics)
+
+
+GEPO_T = LossSpec(name="gepo_t", function=gepo_t, config_type=GepoTConfig)
+GEX = LossSpec(name="gex", function=gex, config_type=GexConfig, needs_whole_groups=True)

@@ -1,4 +1,4 @@
-"""Token-level clipped surrogates: GRPO and the losses that differ from it in clip, scale or normaliser.
+"""Token-level clipped surrogates: GRPO and the losses that differ from it in clip, scale or normalizer.
 
 Dr. GRPO, DAPO and BNPO share GRPO's surrogate; their own parts are the aggregation and the advantage, which the
 registry sets as their defaults. Shape legend: B groups, G completions, T tokens.
@@ -14,6 +14,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 
@@ -42,7 +43,7 @@ class DapoConfig(GrpoConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoSidedConfig(GrpoConfig):
-    """GRPO's clip and a bound on the branch PPO leaves open."""
+    """GRPO's clip, and a bound on the branch that PPO leaves open."""
 
     delta: float = 4.0
     """δ > 1 + ε_high: ceiling of the ratio where the advantage is negative."""
@@ -106,7 +107,7 @@ def two_sided(
     """INTELLECT-2's two-sided clip (arXiv 2505.07291 §4.1): −min(min(r, δ) A, clip(r, 1−ε_low, 1+ε_high) A).
 
     PPO leaves r unbounded where A < 0; δ bounds it, and beyond δ the token has no gradient. The authors divide by the
-    token limit; here that is the aggregation's business. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    token limit; here that is the aggregation's job. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     log_delta = torch.tensor(cfg.delta, dtype=torch.float64).log().item()
@@ -117,3 +118,10 @@ def two_sided(
     )
     weights_BGT = torch.where(beyond_BGT, torch.zeros_like(weights_BGT), weights_BGT)
     return summarize(token_loss_BGT, weights_BGT, clipped_BGT | beyond_BGT, terms, batch, aggregation)
+
+
+GRPO = LossSpec(name="grpo", function=grpo, config_type=GrpoConfig, advantage="mean_std")
+DR_GRPO = LossSpec(name="dr_grpo", function=dr_grpo, config_type=GrpoConfig, aggregation="fixed_length")
+DAPO = LossSpec(name="dapo", function=dapo, config_type=DapoConfig, advantage="mean_std", aggregation="token_mean")
+BNPO = LossSpec(name="bnpo", function=bnpo, config_type=GrpoConfig, advantage="beta", aggregation="token_mean")
+TWO_SIDED = LossSpec(name="two_sided", function=two_sided, config_type=TwoSidedConfig, advantage="mean_std")

@@ -12,6 +12,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 
@@ -43,3 +44,6 @@ def gspo(
         terms.geometric_BG.unsqueeze(-1), terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
     )
     return summarize(token_loss_BG1, weights_BG1, clipped_BG1, terms, batch, aggregation)
+
+
+GSPO = LossSpec(name="gspo", function=gspo, config_type=GspoConfig, advantage="mean_std")

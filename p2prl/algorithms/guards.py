@@ -1,7 +1,7 @@
-"""Guards orthogonal to the loss: learning-rate factors, masks and caps that a learner puts around any of them.
+"""Guards around any loss: learning-rate factors, keep-masks and weight caps.
 
-Masks are keep-masks for `RolloutBatch.guard_BGT`, which leave every normaliser alone: dropping work must not amplify
-the rest. Shape legend: B groups, G completions, T tokens, N completions of an update.
+Keep-masks go to `RolloutBatch.guard_BGT` and leave every normalizer alone: dropping work must not amplify the rest.
+Shape legend: B groups, G completions, T tokens, N completions of an update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from p2prl.errors import LocalProtocolError
 def kl_brake(kl_per_token: Tensor, *, target_kl: float = 0.05) -> Tensor:
     """Learning-rate factor min(1, sqrt(δ/KL)), in (0, 1]; KL(q‖p) in nats per token, from k1 or k3.
 
-    A measured second line at aggressive learning rates, this project's own. A KL at or below 0 (k1's noise) brakes
+    This project's own: a second line of defense at aggressive learning rates. A KL at or below 0 (k1's noise) brakes
     nothing; NaN raises LocalProtocolError, because it would silently release the brake. δ > 0 or ConfigError.
     """
     require_positive("target_kl", target_kl)
@@ -95,7 +95,7 @@ def trust_caps(trust_BG: Tensor, *, unverified_cap: float = 1.0, verified_cap: f
     """Largest weight of each completion (B, G): from unverified_cap at trust 0, linearly, to verified_cap at trust 1.
 
     For `RolloutBatch.weight_cap_BG`. Trust in [0, 1] is the sender's audited standing; a weight that rests on
-    log-probs nobody recomputed may not amplify a completion.
+    log-probs nobody recomputed must not amplify a completion.
     """
     require_between("unverified_cap", unverified_cap, 0.0, verified_cap)
     require_positive("verified_cap", verified_cap)

@@ -1,4 +1,4 @@
-"""The pull towards a reference policy, a term of its own that a learner adds to any loss.
+"""KL penalty towards a reference policy, a separate term that can be added to any loss.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -35,7 +35,7 @@ def reference_penalty(
 ) -> Tensor:
     """Scalar β · aggregate(e^x − x − 1), x = log ref − log p: k3, GRPO's KL(p‖ref) (arXiv 2402.03300 §4.1).
 
-    Unbiased only for samples of p; for stale rollouts it is a regulariser, not an estimate. Raises LocalProtocolError
+    Unbiased only for samples of p; for stale rollouts it is a regularizer, not an estimate. Raises LocalProtocolError
     (see `terms_of`), also where the batch has no reference log-probs.
     """
     if batch.reference_logprobs_BGT is None:

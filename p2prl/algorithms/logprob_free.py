@@ -1,4 +1,4 @@
-"""Losses that never read the sampler's log-probs, so a peer cannot game them: for groups not yet trusted.
+"""Losses that never read the sampler's log-probs: for groups of peers that are not trusted yet.
 
 Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
 """
@@ -13,16 +13,17 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import terms_of
 from p2prl.algorithms.surrogates import summarize, weighted_logprob
 
 
 @dataclass(frozen=True, kw_only=True)
 class AsympoConfig:
-    """Floor of the normaliser."""
+    """Floor of the normalizer."""
 
     nll_floor: float = 0.01
-    """Nats per token, > 0: least mean NLL that divides; a nearly certain completion would divide by zero."""
+    """Nats per token, > 0: least mean NLL to divide by; a nearly certain completion would divide by zero."""
 
     def __post_init__(self) -> None:
         require_positive("nll_floor", self.nll_floor)
@@ -66,3 +67,15 @@ def asymre(
     token_loss_BGT = -(terms.advantages_BG1 - cfg.delta_v) * terms.policy_BGT
     ones_BG1 = torch.ones_like(terms.advantages_BG1)
     return summarize(token_loss_BGT, ones_BG1, ones_BG1 > 1, terms, batch, aggregation)
+
+
+ASYMPO = LossSpec(
+    name="asympo", function=asympo, config_type=AsympoConfig, advantage="mean_std", uses_behavior_logprobs=False
+)
+ASYMRE = LossSpec(
+    name="asymre",
+    function=asymre,
+    config_type=AsymreConfig,
+    advantages=frozenset({"mean", "opo", "rloo"}),
+    uses_behavior_logprobs=False,
+)

@@ -1,10 +1,10 @@
-"""Which loss a run uses when it is told to choose: a pure state machine over what each batch measures.
+"""Automatic choice of the loss (`loss = "auto"`): a pure state machine over measurements of each batch.
 
-Of three losses without options: on policy GRPO, the field's own; far from the samplers GEPO-T, which keeps learning
-where GRPO does not; between the two gex. (GEPO-T with `sharpness` does better than any of them at any distance in
-`docs/benchmarks/staleness.md`; a run may simply name it.) What decides is measured, not the delay: the effective sample
-size of the whole-sequence ratios and the KL per token. Both are smoothed, a move needs both a margin and some updates
-since the last one, and the state is plain numbers, so that a replay after a crash chooses the same.
+It chooses among three losses without options: GRPO near the policy, GEPO-T far from the samplers, where GRPO stops
+learning, and gex in between. (GEPO-T with `sharpness` beats all of them at any distance in
+`docs/benchmarks/staleness.md`; a run can simply name it.) Not the delay decides but two measurements: the effective
+sample size of the whole-sequence ratios and the KL per token. Both are smoothed. A change needs a margin and some
+updates since the last one. The state is plain numbers, so a replay after a crash chooses the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHOICES = ("grpo", "gex", "gepo_t")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionConfig:
-    """Where near ends and far begins. The defaults are what `loss = "auto"` uses."""
+    """Borders between near, middle and far. The defaults are those of `loss = "auto"`."""
 
     near_ess: float = 0.8
     """ESS/n at or above which the samplers are near, if the KL agrees."""
@@ -53,10 +53,10 @@ class SelectionConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionState:
-    """What is remembered between batches."""
+    """State kept between batches."""
 
     loss: str = CHOICES[-1]
-    """The loss in use. The first is the one that no staleness hurts."""
+    """The loss in use. The first is the one that works at any staleness."""
     ess: float | None = None
     """Running mean of ESS/n; None before the first batch."""
     kl: float | None = None

@@ -14,6 +14,7 @@ from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_positive
 from p2prl.algorithms.guards import second_moment_keep
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import bounded_exp, on_mask, terms_of
 from p2prl.algorithms.surrogates import summarize
 
@@ -43,3 +44,6 @@ def m2po(
     ratio_BGT = torch.where(keep_BGT, bounded_exp(terms.log_ratio_BGT), torch.zeros_like(terms.log_ratio_BGT))
     token_loss_BGT = -ratio_BGT * terms.advantages_BG1
     return summarize(token_loss_BGT, on_mask(ratio_BGT, keep_BGT), ~keep_BGT, terms, batch, aggregation)
+
+
+M2PO = LossSpec(name="m2po", function=m2po, config_type=M2poConfig, advantage="mean_std", aggregation="token_mean")

@@ -1,4 +1,4 @@
-"""Losses that drop what has drifted: whole negatives (OPSM) or single tokens by probability difference (DPPO).
+"""Losses that mask drifted samples: complete negatives (OPSM), or single tokens by probability difference (DPPO).
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -14,6 +14,7 @@ from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.guards import negative_tail_keep
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import bounded_exp, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 
@@ -57,7 +58,7 @@ def opsm(
 ) -> LossOutput:
     """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556 §3): GRPO without the drifted negatives.
 
-    A completion is dropped where A < 0 and mean_t(log q − log p) > δ; the normalisers still count it. The authors take
+    A completion is dropped where A < 0 and mean_t(log q − log p) > δ; the normalizers still count it. The authors take
     the KL from the old to the current policy; the sampler stands in for the old policy here. Shapes (B, G, T). Raises
     LocalProtocolError (see `terms_of`).
     """
@@ -88,3 +89,7 @@ def dppo(
     token_loss_BGT = -ratio_BGT * terms.advantages_BG1 + cfg.kl_tau * squares_BGT
     metrics = {"squared_log_ratio": squares_BGT.detach().sum() / terms.lengths_BG.sum()}
     return summarize(token_loss_BGT, ratio_BGT, dropped_BGT, terms, batch, aggregation, extra_metrics=metrics)
+
+
+OPSM = LossSpec(name="opsm", function=opsm, config_type=OpsmConfig, advantage="mean_std")
+DPPO = LossSpec(name="dppo", function=dppo, config_type=DppoConfig, aggregation="token_mean")

@@ -1,6 +1,6 @@
-"""The taper on negatives: a completion the policy has already abandoned stops being pushed away.
+"""Taper on negatives: stop pushing away completions that the policy has already abandoned.
 
-Plain GEPO drifts 2-3 times further from the sampler than GSPO because nothing stops such negatives; the taper is what
+Plain GEPO drifts 2-3 times further from the sampler than GSPO because nothing stops such negatives; the taper
 closes that gap. Shape legend: B groups, G completions, T tokens; 1 broadcasts over T.
 """
 

@@ -1,4 +1,4 @@
-"""PPO with a value head: the clipped policy part, the value loss and generalised advantage estimation.
+"""PPO with a value head: the clipped policy loss, the value loss and generalized advantage estimation.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig, aggregate
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import computing, on_mask, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
 from p2prl.errors import LocalProtocolError
@@ -94,7 +95,7 @@ def value_loss(
 
 
 def gae(token_rewards_BGT: Tensor, values_BGT: Tensor, mask_BGT: Tensor, cfg: ValueConfig) -> tuple[Tensor, Tensor]:
-    """(advantages, returns), (B, G, T): generalised advantage estimation (arXiv 1506.02438 §3); returns = A + v.
+    """(advantages, returns), (B, G, T): generalized advantage estimation (arXiv 1506.02438 §3); returns = A + v.
 
     δ_t = r_t + γ v_{t+1} − v_t, A_t = δ_t + γλ A_{t+1}; after the last token value and advantage are 0. Tokens off the
     mask (tool output inside a completion) are stepped over: a token's successor is the next one on the mask. No
@@ -123,3 +124,6 @@ def _check_finite(field: str, values_BGT: Tensor, mask_BGT: Tensor) -> None:
         raise LocalProtocolError(f"{field} has shape {tuple(values_BGT.shape)}, expected {tuple(mask_BGT.shape)}")
     if not bool(torch.isfinite(values_BGT.detach()[mask_BGT]).all()):
         raise LocalProtocolError(f"{field} holds NaN or infinity on the mask")
+
+
+PPO = LossSpec(name="ppo", function=ppo, config_type=PpoConfig, aggregation="token_mean")

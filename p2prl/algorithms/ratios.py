@@ -18,7 +18,10 @@ LOG_RATIO_BOUND = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """Everything the losses are written in, computed once. Gradients flow through the policy's side only."""
+    """The terms of every loss formula, computed once. Gradients flow through the policy's side only.
+
+    It has many fields because it is a record of results; each loss reads the few it needs.
+    """
 
     mask_BGT: Tensor
     """Bool."""
@@ -111,7 +114,7 @@ def group_log_expectation(behavior_mean_BG: Tensor) -> Tensor:
 
 
 def log_expectation_of(terms: Terms, batch: RolloutBatch) -> Tensor:
-    """log Ê of the whole group as (B, 1): the batch's own figure where it carries one, else from its completions."""
+    """log Ê of the complete group, (B, 1): the batch's own value where it has one, else from its completions."""
     if batch.group_log_expectation_B is None:
         return group_log_expectation(terms.behavior_mean_BG).unsqueeze(-1)
     return batch.group_log_expectation_B.detach().to(terms.policy_BGT.dtype).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Detached weights on log-prob: REINFORCE and its truncated, masked and tapered importance weights.
+"""REINFORCE with detached importance weights: none, truncated, masked or tapered.
 
 No clip stops the gradient of a token here; the weight alone bounds it. Shape legend: B groups, G completions,
 T tokens; a trailing 1 broadcasts over T.
@@ -15,13 +15,14 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import bounded_exp, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforceConfig:
-    """No dials: the control."""
+    """No options: the control."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,7 @@ def seq_mis(
 ) -> LossOutput:
     """Masked importance sampling on whole sequences: −sg(W · 1[low ≤ W ≤ high]) A log p, W = e^{Σℓ} (seq-MIS).
 
-    Dropped completions still count in every normaliser. W leaves the interval with length, so this is for short
+    Dropped completions still count in every normalizer. W leaves the interval with length, so this is for short
     completions or nearly fresh rollouts. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
@@ -144,3 +145,10 @@ def seq_mis(
     outside_BG1 = (log_ratio_BG1 < math.log(cfg.low)) | (log_ratio_BG1 > math.log(cfg.high))
     weights_BG1 = torch.where(outside_BG1, torch.zeros_like(log_ratio_BG1), bounded_exp(log_ratio_BG1))
     return weighted_logprob(weights_BG1, outside_BG1, terms, batch, aggregation)
+
+
+REINFORCE = LossSpec(name="reinforce", function=reinforce, config_type=ReinforceConfig, uses_behavior_logprobs=False)
+TIS = LossSpec(name="tis", function=tis, config_type=TisConfig)
+CISPO = LossSpec(name="cispo", function=cispo, config_type=CispoConfig, advantage="mean_std", aggregation="token_mean")
+TOPR = LossSpec(name="topr", function=topr, config_type=ToprConfig)
+SEQ_MIS = LossSpec(name="seq_mis", function=seq_mis, config_type=SeqMisConfig)

@@ -1,7 +1,8 @@
-"""Rewards of a completion: success, outcome and process scores, with the Clip and Delta refinements.
+"""Sum of a completion's reward parts: success, outcome and process scores, with the Clip and Delta refinements.
 
 A process reward model's raw scores can be farmed by repeating correct but needless steps; Clip and Delta bound what
-any completion can accumulate (arXiv 2410.15115). Shape legend: B groups, G completions, T tokens, K steps.
+any completion can accumulate (arXiv 2410.15115). `p2prl/models/rewards.py` gets the scores and calls this.
+Shape legend: B groups, G completions, T tokens, K steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from p2prl.errors import LocalProtocolError
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """How the parts of a reward are refined and weighed."""
+    """Weights and refinements of the parts of a reward."""
 
     success_weight: float = 1.0
     """Factor ≥ 0 on the verifier's verdict."""

@@ -1,6 +1,7 @@
-"""The reward of a run as one line of text, as it stands in the run manifest: `success+0.2*process:clip+delta`.
+"""Parser of the reward text in a run manifest: `success+0.2*process:clip+delta`.
 
-Everyone who scores a completion reads the same line, so that a reward can be recomputed by whoever doubts it.
+Everybody who scores a completion reads the same text, so anybody who doubts a reward can recompute it
+(`p2prl/models/rewards.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from p2prl.errors import ConfigError
 _PARTS = ("success", "outcome", "process")
 _REFINEMENTS = {"": (False, False), ":clip": (True, False), ":delta": (False, True), ":clip+delta": (True, True)}
 MAX_WEIGHT = 1000.0
-"""Beyond, one part drowns the others to the last bit of float32; a larger number is a slip of the pen."""
+"""Above it one part hides the others in float32; a larger number is a typing error."""
 
 
 def parse_reward(text: str) -> RewardConfig:
@@ -22,7 +23,7 @@ def parse_reward(text: str) -> RewardConfig:
     Parts are joined by `+`, each at most once, `success` among them: `success` (the task's verdict), `outcome` and
     `process` (the scores of the task's process scorer; process scores are summed over a completion's steps). A part
     may have a factor, `0.2*process`; without one it is 1. `process` is raw, `process:clip`, `process:delta` and
-    `process:clip+delta` are refined (`rewards.clip_steps`, `rewards.delta_steps`).
+    `process:clip+delta` are refined (`reward_shaping.clip_steps`, `delta_steps`).
     """
     weights: dict[str, float] = {}
     refinement = ""

@@ -1,4 +1,4 @@
-"""The two shapes a policy loss takes here (PPO's clipped minimum, a detached weight on log-prob) and their summary.
+"""Building blocks of policy losses: PPO's clipped minimum, a detached weight on log-prob, and their summary.
 
 Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
 """
@@ -57,7 +57,7 @@ def summarize(
 
     Metrics, over tokens on the mask: weight_mean, weight_max, weight_variance (of the effective weight, after caps and
     guards); bounded_fraction (share whose weight a clip, cap, taper or guard changed); kl_k1 (mean of log q − log p,
-    nats per token, an estimate of KL(q‖p)); zero_advantage_groups (count of groups that teach nothing).
+    nats per token, an estimate of KL(q‖p)); zero_advantage_groups (count of groups without a learning signal).
     """
     shape = terms.mask_BGT.shape
     token_loss_BGT, weights_BGT = token_loss.expand(shape), weights.detach().expand(shape)

@@ -10,7 +10,8 @@ from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.config_checks import require_choice, suggestion
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
-from p2prl.algorithms.registry import LOSSES, Objective, build_loss
+from p2prl.algorithms.objective import Objective
+from p2prl.algorithms.registry import BUILTIN_LOSSES, LOSSES, build_loss, loss_by_name
 from p2prl.algorithms.reward_shaping import RewardConfig
 from p2prl.errors import ConfigError, require
 from p2prl.learner.guards import GuardConfig
@@ -23,7 +24,13 @@ AUTO = "auto"
 """Name that lets measurements choose the loss (`p2prl.algorithms.loss_selection`)."""
 
 _FOR_PROBATION = ("asympo", "asymre")
-"""Losses for groups on probation. `reinforce` reads no log-probs either, but it collapses under delay."""
+"""Built-in losses for groups on probation. `reinforce` reads no log-probs either, but it collapses under delay."""
+
+
+def _suits_probation(name: str) -> bool:
+    if name not in LOSSES.names() or name in BUILTIN_LOSSES:
+        return name in _FOR_PROBATION
+    return not loss_by_name(name).uses_behavior_logprobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +102,9 @@ class LossConfig:
                     remedy=f"Remove them, or name one of the losses it chooses from: {', '.join(CHOICES)}.",
                 )
             return {name: build_loss(name, max_completion_tokens=longest) for name in CHOICES}
-        if self.name not in LOSSES:
-            raise ConfigError(f"loss.name = {self.name!r} is not known", remedy=suggestion(self.name, [*LOSSES, AUTO]))
+        if self.name not in LOSSES.names():
+            known = [*LOSSES.names(), AUTO]
+            raise ConfigError(f"loss.name = {self.name!r} is not known", remedy=suggestion(self.name, known))
         advantage = aggregation = None
         if self.advantage:
             require_choice("loss.advantage", self.advantage, get_args(AdvantageKind))
@@ -155,7 +163,7 @@ class LossConfig:
     def _check_probation(self) -> None:
         """Refuse probation bounds and a probation loss that would never be used."""
         trust, default = self.trust, ProbationConfig()
-        if trust.loss and trust.loss not in _FOR_PROBATION:
+        if trust.loss and not _suits_probation(trust.loss):
             raise ConfigError(
                 f"loss.trust.loss = {trust.loss!r} reads the samplers' log-probs, collapses, or is not known",
                 remedy=f"Choose one of: {', '.join(_FOR_PROBATION)}.",

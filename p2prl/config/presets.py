@@ -1,10 +1,11 @@
-"""Presets: a few words that set every dial of a run."""
+"""Presets: one name that sets every dial of a run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2prl.errors import ConfigError
+from p2prl.tasks.registry import task_by_name
 
 _CHAIN4_SETTINGS = """\
 # Settings of this run that may change between starts. What volunteers rely on (model, task, sampling, staleness
@@ -71,8 +72,15 @@ PRESETS = {
 }
 
 
-def preset_by_name(name: str) -> Preset:
-    """A preset. Raises `ConfigError` with those there are."""
+def preset_by_name(name: str, *, task: str | None = None) -> Preset:
+    """A preset, with the goal and completion limit of another task where one is named.
+
+    `ConfigError` when there is no such preset, or no such task is installed.
+    """
     if name not in PRESETS:
         raise ConfigError(f"no preset is called {name!r}", remedy=f"Presets: {', '.join(PRESETS)}")
-    return PRESETS[name]
+    preset = PRESETS[name]
+    if task is None or task == preset.task:
+        return preset
+    spec = task_by_name(task)
+    return replace(preset, task=task, goal=spec.goal, max_new_tokens=spec.max_new_tokens)

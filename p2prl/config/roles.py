@@ -22,11 +22,12 @@ from p2prl.learner.loss_pipeline import LossPipeline
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
 from p2prl.models.device import choose_device, use_threads
+from p2prl.models.engine_registry import DEFAULT_ENGINE, build_engine
 from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.local_base import flatten_local_base
 from p2prl.models.pretrained import load_pretrained
-from p2prl.models.run_files import build_from_run
-from p2prl.models.text_codec import Codec
+from p2prl.models.run_model import read_run_model
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig
@@ -42,20 +43,27 @@ from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 
-def prepare_engine(manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: torch.device) -> Prepared:
-    """An engine without weights, and the meaning of the run's slots, from the files a run ships.
+def prepare_engine(
+    manifest: RunManifest,
+    run: Digest,
+    files: Mapping[str, Path],
+    device: torch.device,
+    *,
+    engine: str = DEFAULT_ENGINE,
+) -> Prepared:
+    """An engine without weights and the run's slots and checks, from the files a run ships.
 
-    It computes in the word type the run computes in: in any other, an honest peer's tokens would not replay.
+    `engine` is a name of `p2prl/models/engine_registry.py`. It computes in the dtype the run computes in: in any other,
+    an honest peer's tokens would not replay.
     """
-    loaded, layout = build_from_run(
+    model = read_run_model(
         {name: path.read_bytes() for name, path in files.items()},
         layout_digest=manifest.layout,
         max_weight_bytes=MAX_WEIGHT_BYTES,
-        device=device,
         dtype=manifest.engine_dtype,
     )
-    engine = TransformersEngine(loaded.model, layout)
-    return Prepared(engine, GroupWork(manifest, run, Codec(loaded.tokenizer, loaded.model)))
+    work = GroupWork(manifest, run, model.codec())  # before memory is spent: the run's task may not be installed here
+    return Prepared(build_engine(engine, model, device=device, dtype=manifest.engine_dtype), work)
 
 
 def build_learner(
@@ -68,7 +76,7 @@ def build_learner(
     training = load_pretrained(str(folder.newest_weights()), device=device, dtype="float32")
     replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
-    work = GroupWork(folder.manifest, folder.run, Codec(replaying.tokenizer, replaying.model))
+    work = GroupWork(folder.manifest, folder.run, TextCodec(replaying.tokenizer, replaying.model))
     blobs = DiskBlobStore(folder.paths.blobs)
     for file, data in run_file_blobs(folder):
         blobs.add(file.blob, data)

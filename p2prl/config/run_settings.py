@@ -25,7 +25,7 @@ from p2prl.learner.loss_pipeline import LossPipelineConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.models.pretrained import LoadedModel, load_pretrained
 from p2prl.models.run_files import export_run_files
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.net.storage.key_file import create_identity
@@ -99,7 +99,6 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
 
     `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1.
     """
-    task_by_name(plan.task)
     refuse_folder_in_use(directory)
     new = directory.with_name(f".{directory.name}.new-{os.getpid()}")
     try:
@@ -139,7 +138,7 @@ def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel) -
             f"this run cannot be made: {error}", remedy="Choose another value; nothing was made."
         ) from error
     context = getattr(loaded.model.config, "max_position_embeddings", None)
-    prompt = len(Codec(loaded.tokenizer, loaded.model).encode(task_by_name(plan.task).prompt(0)))
+    prompt = len(TextCodec(loaded.tokenizer, loaded.model).encode(task_by_name(plan.task).task.prompt(0)))
     if context is not None and prompt + plan.max_new_tokens > context:
         raise ConfigError(
             f"a prompt of {prompt} tokens and {plan.max_new_tokens} new ones exceed the model's {context}",
@@ -154,12 +153,16 @@ def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> 
         on_progress("loading the model", 0.0)
         return load_pretrained(plan.model, device=torch.device("cpu"), dtype="float32")
     loaded = tiny_model(plan.task, seed=plan.seed)
+    demonstration = task_by_name(plan.task).demonstration
+    if demonstration is None:
+        return loaded
     recipe = WarmstartConfig()
     warm_start(
         loaded,
+        demonstration,
         seed=plan.seed,
         config=recipe,
-        on_step=lambda step, _: on_progress("warm start on flawed demonstrations", step / recipe.steps),
+        on_step=lambda step, _: on_progress("warm start on demonstrations", step / recipe.steps),
     )
     return loaded
 

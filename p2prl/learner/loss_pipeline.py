@@ -20,8 +20,8 @@ from p2prl.algorithms.diagnostics import StalenessDiagnostics, diagnose
 from p2prl.algorithms.guards import spread
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig, reference_penalty
 from p2prl.algorithms.loss_selection import SelectionConfig, SelectionState, observe
+from p2prl.algorithms.objective import Objective
 from p2prl.algorithms.ratios import terms_of
-from p2prl.algorithms.registry import Objective
 from p2prl.learner.guards import EssWatch, GuardConfig
 from p2prl.learner.loss_diagnostics import STALENESS_EDGES, bucket_figures, bucket_name, collapse_notice
 from p2prl.learner.probation import ProbationConfig

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from p2prl.learner.decoded_groups import DecodedGroups
 from p2prl.learner.journal_groups import StoredGroup
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.group_work import Inspection, Prepared, Replay, replay_groups
+from p2prl.models.group_replay import Replay, replay_groups
+from p2prl.models.group_work import Inspection, Prepared
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup

@@ -1,5 +1,5 @@
-"""Where the language model lives: its weights as bytes, its loading, its seeded sampling and its replay.
+"""The language model: its weights as bytes, its loading, its seeded sampling, its replay and the reward of its text.
 
-Beside `net` and above the pure rooms; the roles see it through the `Engine` port alone. The only room that may import
-torch and transformers at module level besides the algorithms and the learner.
+Beside `net` and above the pure rooms. The roles see it through the `Engine` port alone. Besides the algorithms and the
+learner, this is the only room that may import torch and transformers at module level.
 """

@@ -1,4 +1,4 @@
-"""Where a model runs: a device by name, and how many CPU threads it may take."""
+"""Choice of the device a model runs on, and of the CPU threads it may take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from p2prl.models.pretrained import best_device
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA, then MPS, then the CPU. Raises `MachineError` when the named one is not on this machine."""
+    """The device of this name; `auto` takes CUDA, then MPS, then the CPU.
+
+    `ConfigError` for a name torch does not know, `MachineError` for a device this machine does not have.
+    """
     if name == "auto":
         return best_device()
     try:
@@ -19,7 +22,7 @@ def choose_device(name: str) -> torch.device:
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, False):
         raise MachineError(
-            f"this machine has no usable {name} device", remedy="Leave --device out to take what is there."
+            f"this machine has no usable {name} device", remedy="Leave --device out to use the best device there is."
         )
     return device
 

@@ -1,9 +1,9 @@
-"""The engine port: what samples completions from a policy and replays them.
+"""The engine interface: sample completions from a policy, and replay completions that others claim.
 
 One engine holds one policy at a time. Its draws are a function of the weights, the prompt and the seed alone
-(`p2prl/models/gumbel_noise.py`), whatever shares the batch: that is what lets a validator ask of every single token
-whether
-it is the one the slot's seed gives. An adapter wraps one inference library, and nothing else knows that library.
+(`p2prl/models/gumbel_noise.py`), whatever shares the batch. So a validator can ask of every single token whether it is
+the one the slot's seed gives. An adapter wraps one inference library, and no other file knows that library. Engines
+are found by name: `p2prl/models/engine_registry.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Weights = bytes | bytearray | memoryview
 """A weight byte string in the order of the run's layout."""
 
 
-class GenerationStopped(P2PRLError):  # noqa: N818 - an answer to the caller's own wish, not a fault
-    """`should_stop` said so between two tokens. Nothing of the call is kept."""
+class GenerationStopped(P2PRLError):  # noqa: N818 - the caller asked for it, so not an error
+    """`should_stop` returned true between two tokens. Nothing of the call is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class GenerationRequest:
     """Prompt token ids, special tokens included; at least one."""
 
     seed: int
-    """63-bit seed that fixes every draw."""
+    """63 bits; fixes every draw."""
 
     max_new_tokens: int
     """Most tokens to sample, the stop token included; at least 1."""
@@ -64,33 +64,33 @@ class Generation:
     """Whether a stop token ended it, rather than the length limit."""
 
     spans: tuple[tuple[int, int], ...] = ()
-    """(first token, version) of each stretch sampled under one policy; empty where the engine does not say. Stays on
-    this machine: a group on the wire declares one policy, and is replayed under that one."""
+    """(first token, version) of each stretch sampled under one policy; empty where the engine does not report it. Stays
+    on this machine: a group on the wire declares one policy, and is replayed under that one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the engine's policy says about a completion that someone claims to have sampled from it."""
+    """Replay of a completion that somebody claims to have sampled from the engine's policy."""
 
     logprobs: tuple[float, ...]
     """Log-prob of each token at the sampling temperature."""
 
     margins: tuple[float, ...]
-    """How far each token's noisy logit lies below the best one: 0 where the token is the seeded draw, else above."""
+    """Distance of each token's noisy logit below the best one: 0 where the token is the seeded draw, else positive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedWeights:
-    """A policy that was checked, and waits to be taken up between two tokens."""
+    """A checked policy that waits to be loaded between two tokens."""
 
     version: int
-    """What spans call it."""
+    """The version reported in spans."""
 
     weights: Weights
-    """Read once more when it is taken up; must not change until then."""
+    """Read again when the policy is loaded; must not change until then."""
 
     answer: Digest
-    """What the engine's own words must digest to afterwards."""
+    """Digest that the engine's own weights must have afterwards."""
 
 
 class Engine(Protocol):
@@ -98,26 +98,26 @@ class Engine(Protocol):
 
     @property
     def engine_class(self) -> EngineClass:
-        """What computes the tokens; numerical tolerance is calibrated per class."""
+        """The library, dtype and device that compute the tokens; groups declare it."""
         ...
 
     def load_weights(self, weights: Weights) -> None:
-        """Take up a policy. `IntegrityError`, and the policy before stays, when the bytes do not fit the layout."""
+        """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""
         ...
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
         """Check a policy for `swap`, from any thread, while this engine goes on sampling.
 
-        `IntegrityError` when the bytes do not fit the layout or hold words that are not finite.
+        `IntegrityError` when the bytes do not fit the layout or hold weights that are not finite.
         """
         ...
 
     def swap(self, staged: StagedWeights) -> None:
-        """Take up a staged policy in place and test it by its known answer.
+        """Load a staged policy in place, and check its digest.
 
-        May be called by `on_step`, between two tokens of a `generate` under way: what it samples from there on comes
-        from the new policy, and the spans say so. `IntegrityError` when the words in the engine are not the staged
-        ones afterwards, or give no finite logits: it then holds no policy, and does nothing before it is given one.
+        `on_step` may call it between two tokens of a `generate` in progress: later tokens come from the new policy,
+        and the spans report it. `IntegrityError` when the weights in the engine are not the staged ones afterwards, or
+        give no finite logits. The engine then holds no policy, and samples nothing until it is given one.
         """
         ...
 
@@ -130,8 +130,8 @@ class Engine(Protocol):
     ) -> list[Generation]:
         """Sample every request, in the order given.
 
-        Between tokens, `should_stop` may call it off (`GenerationStopped`) and `on_step` learns how many tokens were
-        sampled since it was last called.
+        Between tokens, `should_stop` may end the call (`GenerationStopped`), and `on_step` gets the number of tokens
+        sampled since its last call.
         """
         ...
 

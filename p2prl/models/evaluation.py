@@ -1,4 +1,4 @@
-"""How good a policy is: mean recomputed reward on fresh prompts, sampled as volunteers sample, or greedily."""
+"""Evaluation of a policy: its mean reward on fresh prompts, sampled as volunteers sample, or greedily."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from p2prl.models.group_work import GroupWork, SlotAssignment
 from p2prl.protocol.digests import digest
 
 _BATCH = 256
+"""Prompts sampled in one call: enough to fill a device, few enough for progress to be reported."""
 _GREEDY_TEMPERATURE = 1e-6
-"""Divides logits until the noise, some ten nats, cannot change the best one: two that are closer than 1e-5 are as good
-as equal in single precision. The seeded draw stays the only sampler there is."""
+"""Scales logits up until the noise, some ten nats, cannot change the best one; two that are closer than 1e-5 are equal
+in single precision anyway. So the seeded draw stays the only sampler there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ def evaluate(
 ) -> Evaluation:
     """Sample one completion for each of `prompts` fresh prompts under the engine's weights and score them.
 
-    Prompts come from slots of a key that no peer can have, so they are never those of training. The same `seed` gives
-    the same prompts and draws.
+    Prompts come from the slots of a key that no peer can have, so training never sees them. The same `seed` gives the
+    same prompts and draws.
     """
     if prompts < 1:
         raise ConfigError(f"prompts must be at least 1, not {prompts}", remedy="Evaluate on a thousand or more.")

@@ -1,11 +1,11 @@
 """Counter-based Gumbel noise: the same number for (seed, position, token) on every machine.
 
-A token is drawn as argmax_v(logits_v / temperature + gumbel(seed, t, v)), so that whoever holds the weights can check
-every draw with one forward pass. An engine's own seeded sampler will not do: its noise changes with the backend and
-with the release.
+A token is drawn as argmax_v(logits_v / temperature + gumbel(seed, t, v)), so anybody who holds the weights can check
+every draw with one forward pass. An engine's own seeded sampler will not do: its noise changes with the backend and the
+release.
 
 Definition. h = murmur3_32 (x86, hash seed 0) over four little-endian 32-bit words: the seed's low word, the seed's
-high word, t, v. u = (h + 1/2) / 2^32. gumbel = −ln(−ln u), worked in float64 and rounded once to float32, so that
+high word, t, v. u = (h + 1/2) / 2^32. gumbel = −ln(−ln u), computed in float64 and rounded once to float32, so that
 libraries whose logarithms differ in the last float64 place still agree.
 """
 
@@ -25,26 +25,26 @@ _BYTES_HASHED = 16
 _LOW_WORD = 0xFFFFFFFF
 
 _STEPS_AHEAD = 16
-"""Beyond it nothing is gained, and completions that end early waste what was worked for them."""
+"""Steps of noise computed at once. More gains nothing, and completions that end early waste what was computed."""
 
 _ELEMENTS_AHEAD = 1 << 18
-"""Noise worked ahead, at most: a large vocabulary's is worked step by step and costs little beside its model."""
+"""Most noise computed ahead: a large vocabulary's is computed step by step, and costs little beside its model."""
 
 MAX_NOISE_ELEMENTS = 1 << 24
-"""Noise worked at once: float64 temporaries of 128 MiB. Callers cut positions so as to stay below."""
+"""Most noise computed at once: float64 temporaries of 128 MiB. Callers cut positions to stay below."""
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Noise of rows of positions.
+    """Noise for rows of positions.
 
     `seeds` (N,) int64, 63-bit; `positions` (N, T) int64, the index of the token within its completion; both on the
-    device the noise is wanted on. Returns (N, T, `vocabulary`) float32.
+    device that gets the noise. Returns (N, T, `vocabulary`) float32.
     """
     device = seeds.device
-    if device.type == "mps":  # no float64 there: work on the CPU, carry the rounded numbers over
+    if device.type == "mps":  # no float64 there: compute on the CPU, move the rounded numbers over
         return gumbel(seeds.cpu(), positions.cpu(), vocabulary).to(device)
-    # Words are int32: products wrap modulo 2^32 on CPU and CUDA alike, which is what the hash asks for, at half the
-    # memory traffic of int64 with masks. `check_noise` proves it on the device before anything is sampled.
+    # 32-bit words: products wrap modulo 2^32 on CPU and CUDA alike, as the hash needs, at half the memory traffic of
+    # int64 with masks. `check_noise` proves it on the device before anything is sampled.
     state = _absorb(_to_word(seeds & _LOW_WORD), torch.zeros_like(seeds, dtype=torch.int32))
     state = _absorb(_to_word(seeds >> 32), state)
     state = _absorb(_to_word(positions), state[:, None])
@@ -56,7 +56,7 @@ def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
 
 
 class StepNoise:
-    """Noise of a batch of completions that are sampled step by step, worked for several steps at once.
+    """Noise for a batch of completions sampled step by step, computed several steps at once.
 
     For a small model the forty small operations of one step's noise take as long as a layer.
     """
@@ -69,13 +69,13 @@ class StepNoise:
         self._ahead_NKV = torch.empty(len(seeds), 0, vocabulary, device=seeds.device)
 
     def at(self, step: int) -> Tensor:
-        """Noise (N, V) of token `step` of each completion; steps are asked for in order."""
+        """Noise (N, V) for token `step` of each completion; steps are read in order."""
         if step >= self._first + self._ahead_NKV.shape[1]:
             self._first, self._ahead_NKV = step, self._work(step)
         return self._ahead_NKV[:, step - self._first]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Drop all rows but these."""
         self._seeds, self._ahead_NKV = self._seeds[rows], self._ahead_NKV[rows]
 
     def _work(self, step: int) -> Tensor:
@@ -88,7 +88,7 @@ class StepNoise:
 
 
 def check_noise(device: torch.device) -> None:
-    """Raise `MachineError` unless this device makes the noise the definition asks for at known places."""
+    """Raise `MachineError` unless this device gives the defined noise at known positions."""
     seeds = torch.tensor([0x0123456789ABCDEF, (1 << 63) - 1], dtype=torch.int64, device=device)
     positions = torch.tensor([[0, 7], [1, 32_767]], dtype=torch.int64, device=device)
     made = gumbel(seeds, positions, 3)[:, :, 2].flatten().tolist()

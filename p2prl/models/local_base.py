@@ -1,7 +1,7 @@
-"""A model that a person has on disk, as the words a run's weights travel in.
+"""A base model that is already on disk, as the first weights of a run.
 
-A run's starting weights are such words, so whoever has the model it started from need not fetch them: the digest of
-all words decides, not the model's name. Reading costs the memory of one model; nothing in its directory is changed.
+Whoever has the model a run started from need not download its full weights. The digest of the weights decides, not the
+model's name. Reading costs the memory of one model; nothing in its directory is changed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from blake3 import blake3
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
 from p2prl.models.pretrained import load_pretrained
-from p2prl.models.weight_layout import layout_of, word_blocks
+from p2prl.models.weight_layout import layout_of, weight_blocks
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import RunManifest
 
 
 def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Digest:
-    """Write the words of a model directory into `blobs`, under the digest of all of them, and return that.
+    """Write the weights of a model directory, as the run lays them out, into `blobs` under their digest; return it.
 
-    Raises `ConfigError` when the model cannot be loaded or is not of the run's architecture, and `MachineError` when
-    the disk refuses.
+    `ConfigError` when the model cannot be loaded or is not of the run's architecture, `MachineError` when the disk
+    fails.
     """
     loaded = load_pretrained(str(model), device=torch.device("cpu"), dtype=manifest.dtype)
     layout = layout_of(loaded.model, manifest.dtype)
@@ -33,22 +33,22 @@ def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Diges
         if layout.parameters != manifest.parameters:
             differs = f"has {layout.parameters:,} parameters, and this run's model {manifest.parameters:,}"
         else:
-            differs = "names or shapes its tensors otherwise than this run's model"
+            differs = "has other tensor names or shapes than this run's model"
         raise ConfigError(f"{model} {differs}", remedy=f"This run started from {manifest.base_model}.")
     part = blobs / "base.new"
-    state = blake3()
+    digest = blake3()
     try:
         blobs.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            for block in word_blocks(loaded.model, layout):
+            for block in weight_blocks(loaded.model, layout):
                 data = block.view("u1").data
-                state.update(data)
+                digest.update(data)
                 file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        part.rename(blobs / state.hexdigest())
+        part.rename(blobs / digest.hexdigest())
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise write_error(error, f"{manifest.parameters:,} parameters in {blobs}") from error
-    return Digest(state.digest())
+        raise write_error(error, f"{layout.size_bytes:,} bytes in {blobs}") from error
+    return Digest(digest.digest())

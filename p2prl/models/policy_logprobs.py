@@ -1,4 +1,4 @@
-"""The policy's forward pass for training: log-probs of given completions, with gradient.
+"""Forward pass of the policy for training: log-probs of given completions, with gradient.
 
 Shapes: N completions, P the longest prompt, T the longest completion, V the vocabulary.
 """
@@ -27,10 +27,10 @@ def completion_logprobs(
     """
     rows = list(zip(prompt_ids, completion_ids, strict=False))
     if not rows or len(prompt_ids) != len(completion_ids) or any(not p or not c for p, c in rows):
-        raise LocalProtocolError("prompts and completions must be as many, and none empty")
+        raise LocalProtocolError("there must be one completion for each prompt, and none may be empty")
     device = next(model.parameters()).device
-    # Padded on the right: a causal model never looks there, so that no attention mask is needed and the fastest
-    # attention kernel applies.
+    # Padded on the right: a causal model never looks there, so no attention mask is needed and the fastest attention
+    # kernel applies.
     input_ids_NL = pad_right([[*prompt, *completion] for prompt, completion in rows], device)
     first = min(len(prompt) for prompt in prompt_ids) - 1
     kept = input_ids_NL.shape[1] - first
@@ -39,7 +39,7 @@ def completion_logprobs(
     starts_N = torch.tensor([len(prompt) - 1 - first for prompt in prompt_ids], device=device)
     steps_T = torch.arange(int(lengths_N.max()), device=device)
     mask_NT = steps_T < lengths_N[:, None]
-    # Where a row has ended, its last index is repeated: any legal one will do, the mask covers it.
+    # Where a row has ended, index 0 stands in: any legal index will do, the mask covers it.
     where_NT = torch.where(mask_NT, starts_N[:, None] + steps_T, 0)
     if bool((starts_N > 0).any()):
         logits_NTV = logits_NKV.gather(1, where_NT[:, :, None].expand(-1, -1, logits_NKV.shape[-1]))
@@ -52,6 +52,6 @@ def completion_logprobs(
 
 
 def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Rows of token ids as one (N, longest) int64 tensor, short rows filled up with token 0."""
+    """Rows of token ids as one (N, longest) int64 tensor, short rows padded with token 0."""
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *([0] * (longest - len(row)))] for row in rows], dtype=torch.int64, device=device)

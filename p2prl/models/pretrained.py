@@ -1,7 +1,7 @@
-"""Causal language models a user names, from a directory or from the Hugging Face hub.
+"""Loading of causal language models that the user names, from a directory or from the Hugging Face hub.
 
-Safetensors only, and no code out of a model repository, whatever the caller says: a volunteer who types a name must
-not thereby run a stranger's program. What a *run* ships is read with less trust still (`p2prl/models/run_files.py`).
+Safetensors only, and never code from a model repository: typing a model's name must not run a stranger's program. Files
+that a *run* ships are read with even less trust (`p2prl/models/run_model.py`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def best_device() -> torch.device:
 
 
 def default_dtype(device: torch.device) -> str:
-    """bfloat16 on CUDA; float32 elsewhere, where half words are emulated and slower."""
+    """bfloat16 on CUDA; float32 elsewhere, where 16-bit types are emulated and slower."""
     return "bfloat16" if device.type == "cuda" else "float32"
 
 
 def quiet_transformers() -> None:
-    """Keep transformers' notices and progress bars off the terminal. What goes wrong is raised, and so still seen."""
+    """Keep transformers' notices and progress bars off the terminal. Errors are raised, so they are still seen."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
@@ -58,14 +58,14 @@ def quiet_transformers() -> None:
 def load_pretrained(source: str, *, device: torch.device | None = None, dtype: str | None = None) -> LoadedModel:
     """Load a causal LM and its tokenizer.
 
-    `source` is a directory, which is read without touching the network, or a hub id (`owner/name`), which is
-    downloaded once. `device` and `dtype` (a key of `TORCH_DTYPES`) default to the best there is. `ConfigError`, with a
-    remedy, when there is no such model or when it needs pickled weights or a stranger's code.
+    `source` is a directory, which is read without using the network, or a hub id (`owner/name`), which is downloaded
+    once. `device` and `dtype` (a key of `TORCH_DTYPES`) default to the best there is. `ConfigError` when there is no
+    such model, or when it needs pickled weights or a stranger's code.
     """
     device = device or best_device()
     dtype = dtype or default_dtype(device)
     if dtype not in TORCH_DTYPES:
-        raise ConfigError(f"no word type is called {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
+        raise ConfigError(f"no dtype is called {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
     quiet_transformers()
     directory = model_directory(source)
     options = {"local_files_only": True, "trust_remote_code": False}
@@ -84,7 +84,7 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
             f"{source} cannot be loaded as a causal language model: {error}",
             remedy="Name a transformers causal LM with safetensors weights and a tokenizer.json.",
         ) from error
-    # transformers fills missing weights with random ones and goes on; a policy must not be part noise.
+    # transformers fills missing weights with random ones and goes on; a policy must not be partly noise.
     if report["missing_keys"] or report["mismatched_keys"]:
         lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
         raise ConfigError(
@@ -97,14 +97,14 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
 
 
 def model_directory(source: str) -> Path:
-    """Where the files of a source lie, which are fetched when it is a hub id. `ConfigError` as `load_pretrained`."""
+    """The checked directory of a source, downloaded when it is a hub id. `ConfigError` as in `load_pretrained`."""
     directory = _directory(source)
     _check_directory(directory, source)
     return directory
 
 
 def _directory(source: str) -> Path:
-    """The directory of a source: its own, or a download of the hub's."""
+    """The directory of a source: the one named, or a download from the hub."""
     path = Path(source).expanduser()
     if source and path.is_dir():
         return path
@@ -114,13 +114,13 @@ def _directory(source: str) -> Path:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=_HUB_FILES))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{source} is neither a directory here nor a model the hub would give: {error}",
+            f"{source} is neither a directory here nor a model on the hub: {error}",
             remedy="Check the name and the connection, or download the model and give its directory.",
         ) from error
 
 
 def _check_directory(directory: Path, source: str) -> None:
-    """Refuse code and pickles before transformers looks at anything."""
+    """Refuse code and pickles before transformers reads anything."""
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{source} holds no config.json", remedy="Give the directory of a transformers model.")
     for name in ("config.json", "tokenizer_config.json"):

@@ -1,6 +1,9 @@
-"""The reward of a run, computed: a task's verdict, and where the run says so what its process scorer adds to it.
+"""The reward of a completion: the task's score, plus the scores of its process scorer where the run asks for them.
 
-Volunteers show it to their owners; the learner recomputes it from the tokens and trains on nothing else.
+This is the one place where rewards are computed. The run manifest names the reward (`success+0.2*process:clip`,
+parsed by `p2prl/algorithms/reward_spec.py`); tasks and scorers come from `p2prl/tasks`; the parts are refined and
+added up by `p2prl/algorithms/reward_shaping.py`. Volunteers show the result to their owners. The learner recomputes it
+from the tokens and trains on nothing else.
 """
 
 from __future__ import annotations
@@ -12,28 +15,43 @@ import torch
 from p2prl.algorithms.reward_shaping import completion_rewards
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.tasks.process_scorer import ProcessScorer
-from p2prl.tasks.registry import scorer_by_task
+from p2prl.tasks.registry import scorer_by_task, task_by_name
+from p2prl.tasks.task import Score, Task
+
+Completion = tuple[str, bool]
+"""Text without the stop token, and whether a stop token ended it."""
 
 
 class RunReward:
-    """What the manifest's `reward` says, for the tasks of a run."""
+    """The reward of one run: its tasks, their process scorers and the weights of the parts."""
 
     def __init__(self, text: str, tasks: Iterable[str]) -> None:
-        """ConfigError for a text that names no reward, and for a task that lacks the scorer it needs."""
+        """`text` is the manifest's `reward`, `tasks` the names of its tasks.
+
+        `ConfigError` for an unknown reward or task, and for a task that lacks the scorer the reward needs.
+        """
+        names = tuple(tasks)
         self._config = parse_reward(text)
-        self.judges_steps = self._config.outcome_weight > 0 or self._config.process_weight > 0
-        """Whether more than the task's verdict counts."""
+        self._tasks: dict[str, Task] = {name: task_by_name(name).task for name in names}
+        self._judges_steps = self._config.outcome_weight > 0 or self._config.process_weight > 0
         self._scorers: dict[str, ProcessScorer] = (
-            {task: scorer_by_task(task) for task in tasks} if self.judges_steps else {}
+            {name: scorer_by_task(name) for name in names} if self._judges_steps else {}
         )
 
-    def of(
-        self, task: str, prompt: str, completions: Sequence[tuple[str, bool]], success: Sequence[float]
-    ) -> tuple[float, ...]:
-        """Rewards of completions (text, finished) of one prompt, whose verdicts are `success`; in float64."""
-        if not self.judges_steps:
+    def task(self, name: str) -> Task:
+        """The task of this name in the run."""
+        return self._tasks[name]
+
+    def score(self, task: str, prompt: str, completion: Completion) -> Score:
+        """The task's own verdict on one completion."""
+        return self._tasks[task].score(prompt, *completion)
+
+    def rewards(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[float, ...]:
+        """Rewards of several completions of one prompt, computed in float64."""
+        success = [self.score(task, prompt, completion).reward for completion in completions]
+        if not self._judges_steps:
             return tuple(self._config.success_weight * verdict for verdict in success)
-        judgements = [self._scorers[task].judge(prompt, text, finished) for text, finished in completions]
+        judgements = [self._scorers[task].judge(prompt, *completion) for completion in completions]
         longest = max(1, *(len(judgement.steps) for judgement in judgements))
         steps = [judgement.steps + (0.0,) * (longest - len(judgement.steps)) for judgement in judgements]
         counts = torch.tensor([[len(judgement.steps)] for judgement in judgements])

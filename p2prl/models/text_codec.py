@@ -1,7 +1,7 @@
 """Text to token ids and back, the same on every peer of a run.
 
-A thin face of a tokenizer: no chat templates, no truncation, no clean-up of spaces, nothing a stranger's file could
-make depend on the machine.
+A thin face of a tokenizer: no chat templates, no truncation, no clean-up of spaces, nothing that a stranger's file
+could make depend on the machine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class Codec:
+class TextCodec:
     """Encodes prompts and decodes completions for one model."""
 
     def __init__(self, tokenizer: Any, model: Any) -> None:
@@ -30,22 +30,22 @@ class Codec:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end a completion: the model's and the tokenizer's end tokens."""
+        """Tokens that end a completion: the end tokens of the model and of the tokenizer."""
         return self._stop_ids
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Prompt text to token ids, with the special tokens the tokenizer adds to a text."""
+        """Prompt text to token ids, with the special tokens that the tokenizer adds to a text."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=True))
 
     def encode_all(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Each text as `encode` has it; many short ones in a fraction of the time."""
+        """Each text as `encode` gives it; many short texts in a fraction of the time."""
         return [tuple(row) for row in self._tokenizer(list(texts), add_special_tokens=True)["input_ids"]]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Completion token ids (without the stop token) to text.
 
-        Special tokens in the midst of a completion stay visible: left out, they would let a completion read as
-        something it does not say.
+        Special tokens inside a completion stay visible: left out, they would let a completion read as something it
+        does not say.
         """
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False

@@ -1,13 +1,12 @@
 """Real language models small enough for two cores: a transformers architecture and a fast tokenizer, both saveable.
 
-`chain4` is the model of the staleness benchmark: width 48, two layers, two heads, 59,040 parameters. GPT-2's
-architecture, because at this size it learns the task in half the updates of Llama's and runs faster. Nothing about it
-is special-cased anywhere: it is saved, loaded, sampled and trained as any other causal LM.
+A task gives the alphabet and the shape (`SmallModel`). chain4's is the model of the staleness benchmark: width 48, two
+layers, two heads, 59,040 parameters. GPT-2's architecture, because at this size it learns the task in half the updates
+of Llama's and runs faster. Nothing about it is special-cased anywhere: it is saved, loaded, sampled and trained like
+any other causal LM.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -15,42 +14,19 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError
 from p2prl.models.pretrained import LoadedModel, quiet_transformers
-from p2prl.tasks.chain4 import SYMBOLS
+from p2prl.tasks.registry import task_by_name
 
 BOS, EOS, PAD = "<b>", "<e>", "<p>"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TinyPreset:
-    """The shape of a small model."""
+def tiny_model(task: str = "chain4", *, seed: int = 0) -> LoadedModel:
+    """A task's small model with random weights that `seed` fixes, fp32 on the CPU, and its tokenizer.
 
-    symbols: str
-    """The characters of its language, one token each; `BOS`, `EOS` and `PAD` come on top."""
-    width: int
-    """Size of the residual stream."""
-    feedforward: int
-    """Inner size of the feed-forward layers."""
-    layers: int
-    """Number of decoder layers."""
-    heads: int
-    """Attention heads; divides `width`."""
-    context: int
-    """Most tokens of prompt and completion together."""
-
-
-PRESETS = {
-    "chain4": TinyPreset(symbols=SYMBOLS, width=48, feedforward=192, layers=2, heads=2, context=32),
-}
-
-
-def tiny_model(preset: str = "chain4", *, seed: int = 0) -> LoadedModel:
-    """A small model with random weights that `seed` fixes, fp32 on the CPU, and its tokenizer.
-
-    `ConfigError` when there is no such preset. Leaves torch's global generator as it found it.
+    `ConfigError` when there is no such task, or it has no small model. Leaves torch's global generator as it found it.
     """
-    shape = PRESETS.get(preset)
+    shape = task_by_name(task).small_model
     if shape is None:
-        raise ConfigError(f"no tiny model is called {preset!r}", remedy=f"Choose one of {', '.join(PRESETS)}")
+        raise ConfigError(f"task {task!r} has no small model of its own", remedy="Name a model: --model DIRECTORY")
     quiet_transformers()
     tokenizer = character_tokenizer(shape.symbols)
     config = GPT2Config(

@@ -1,8 +1,8 @@
-"""The engine on Hugging Face transformers: any causal language model, on whatever device there is.
+"""The engine on Hugging Face transformers: any causal language model, on any device torch has.
 
-Decoding pads prompts on the left and keeps a key-value cache; replaying pads on the right and needs neither mask nor
-cache. Both bound their memory by counts of words, so that neither a long completion nor a large vocabulary can exhaust
-a volunteer's machine: batches are cut by tokens, and logits by positions.
+Decoding pads prompts on the left and keeps a key-value cache. Replaying pads on the right and needs neither mask nor
+cache. Both bound their memory, so that neither a long completion nor a large vocabulary can exhaust a volunteer's
+machine: batches are cut by tokens, and logits by positions.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from p2prl.models.engine_port import Generation, GenerationRequest, GenerationSt
 from p2prl.models.gumbel_noise import MAX_NOISE_ELEMENTS, StepNoise, check_noise, gumbel
 from p2prl.models.policy_logprobs import pad_right
 from p2prl.models.pretrained import quiet_transformers
+from p2prl.models.run_model import RunModel
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.rollout_group import EngineClass
 
 DEFAULT_BATCH_TOKENS = 16_384
-"""Tokens of one batch, padding included: bounds activations and the key-value cache."""
+"""Tokens of one batch, padding included. Bounds activations and the key-value cache."""
 
 UNNAMED = -1
-"""The version that spans name when weights were loaded without one."""
+"""The version in spans when weights were loaded without one."""
 
 _KNOWN_PROMPT_TOKENS = 4
 """Tokens 0, 1, … of the forward pass after a swap: enough for every layer to attend to something."""
@@ -41,7 +42,7 @@ _COMPACT_SHARE = 0.75
 
 @dataclass(slots=True)
 class _Row:
-    """One completion in the making."""
+    """One completion being sampled."""
 
     request: GenerationRequest
     token_ids: list[int] = field(default_factory=list)
@@ -52,6 +53,11 @@ class _Row:
     @property
     def ended(self) -> bool:
         return self.finished or len(self.token_ids) == self.request.max_new_tokens
+
+
+def build_engine(run: RunModel, *, device: torch.device, dtype: str) -> TransformersEngine:
+    """The engine of a run: see `EngineBuilder`."""
+    return TransformersEngine(run.build(device=device, dtype=dtype), run.layout)
 
 
 class TransformersEngine:
@@ -106,7 +112,7 @@ class TransformersEngine:
         self._has_policy = False
         copy_weights(self._model, self._layout, staged.weights)
         if held_digest(self._model, self._layout) != staged.answer:
-            raise IntegrityError("the words in the engine are not those it was given")
+            raise IntegrityError("the weights in the engine are not those it was given")
         self._has_policy = True
         self._version = staged.version
 
@@ -127,7 +133,7 @@ class TransformersEngine:
                 if on_step is not None:
                     on_step(sampled)
                 if should_stop is not None and should_stop():
-                    raise GenerationStopped("generation was called off")
+                    raise GenerationStopped("generation was stopped")
         return [Generation(tuple(row.token_ids), tuple(row.logprobs), row.finished, tuple(row.spans)) for row in rows]
 
     @torch.inference_mode()
@@ -148,7 +154,7 @@ class TransformersEngine:
 
     def _check_ready(self, requests: Sequence[GenerationRequest]) -> None:
         if not self._has_policy:
-            raise IntegrityError("the engine holds no policy since the last one failed its test")
+            raise IntegrityError("the engine holds no policy since the last one failed its check")
         for request in requests:
             if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._vocabulary:
                 raise ConfigError("a prompt holds token ids outside the model's vocabulary")
@@ -156,11 +162,11 @@ class TransformersEngine:
             if self._context is not None and size > self._context:
                 raise ConfigError(
                     f"prompt and completion of {size} tokens exceed the model's context of {self._context}",
-                    remedy="shorten the prompts or lower max_new_tokens",
+                    remedy="Shorten the prompts or lower max_new_tokens.",
                 )
 
     def _batches(self, sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-        """Indices of rows of like size, so that little is padded, within the token bound (or one row alone)."""
+        """Indices of rows of similar size, so that little is padded, within the token bound (or one row alone)."""
         batch: list[int] = []
         longest = (0, 0)
         for index in sorted(range(len(sizes)), key=sizes.__getitem__):
@@ -174,7 +180,7 @@ class TransformersEngine:
             yield batch
 
     def _decode(self, rows: list[_Row]) -> Iterator[int]:
-        """Sample `rows` to their ends, giving the number of tokens sampled after each step."""
+        """Sample `rows` to their ends, yielding the number of tokens sampled in each step."""
         logits_NV, cache, mask_NL = self._prefill([row.request.prompt_ids for row in rows])
         seeds_N = torch.tensor([row.request.seed for row in rows], dtype=torch.int64, device=self._device)
         temperatures_N = torch.tensor([row.request.temperature for row in rows], device=self._device)
@@ -208,7 +214,7 @@ class TransformersEngine:
     def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, DynamicCache, Tensor | None]:
         """Next-token logits (N, V), the cache and the mask (N, P) of left-padded prompts; no mask if none is padded.
 
-        A prompt that several rows share, as the members of a group do, is worked once.
+        A prompt that several rows share, as in a group, is computed once.
         """
         unique = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
         longest = max(map(len, unique))
@@ -245,7 +251,7 @@ class TransformersEngine:
             logits = self._forward(ids_NL[:, fed:end], cache=cache, keep=end - start)
             fed = end
             targets = ids_NL[:, start + 1 : end + 1, None]
-            # Left of a row's own completion the step is negative: worked at 0 and cut away below.
+            # Left of a row's own completion the step is negative: computed at 0 and cut away below.
             steps = torch.arange(start + 1, end + 1, device=self._device) - prompts_N[:, None]
             scaled = logits.float() / temperatures_N[:, None, None]
             logprobs.append(torch.log_softmax(scaled, dim=-1).gather(2, targets)[:, :, 0])

@@ -1,49 +1,40 @@
-"""The warm start of chain4: supervised training on flawed demonstrations, from random weights, in seconds.
+"""Supervised warm start of a task's small model on flawed demonstrations, from random weights, in seconds.
 
-The recipe is fixed so that every seed ends at the same place: about .36 of its samples right, greedy decoding a little
-better, with a shortcut and a wrong rule that reinforcement learning has to undo
-(`p2prl/tasks/chain4_demonstrations.py`).
+The recipe is fixed so that every seed ends at the same place. On chain4: about .36 of the samples right, greedy
+decoding a little better, with a shortcut and a wrong rule that reinforcement learning has to undo
+(`p2prl/tasks/chain4.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from p2prl.errors import ConfigError
-from p2prl.models.engine_port import GenerationRequest
 from p2prl.models.policy_logprobs import completion_logprobs
 from p2prl.models.pretrained import LoadedModel
-from p2prl.models.text_codec import Codec
-from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.weight_layout import layout_of
-from p2prl.tasks.chain4 import MAX_NEW_TOKENS, Chain4
-from p2prl.tasks.chain4_demonstrations import DEFAULT_FAULTS, DemonstrationFaults, demonstration
+from p2prl.models.text_codec import TextCodec
+from p2prl.tasks.task_spec import Demonstration
 
 _SEEDS_PER_RUN = 1 << 40
 """Demonstrations of different runs never share a seed."""
 
-_EVALUATION_SEEDS = 1 << 62
-"""Prompts that measure accuracy come from here on, far from every training prompt."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmstartConfig:
-    """How the demonstrations are learned."""
+    """Training schedule of the warm start."""
 
     steps: int = 600
-    """Optimiser updates; at least 1."""
+    """Optimizer updates; at least 1."""
     batch: int = 128
     """Demonstrations in an update, each used once; at least 1."""
     learning_rate: float = 4e-3
     """Peak of AdamW's learning rate; above 0. It falls to a tenth of it along a half cosine."""
     warmup_steps: int = 40
     """Updates in which the learning rate grows from 0 to its peak."""
-    faults: DemonstrationFaults = DEFAULT_FAULTS
-    """What is wrong with the demonstrations."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1 or self.warmup_steps < 0 or not self.learning_rate > 0:
@@ -59,24 +50,25 @@ class WarmstartConfig:
 
 def warm_start(
     loaded: LoadedModel,
+    demonstration: Demonstration,
     *,
     seed: int = 0,
     config: WarmstartConfig | None = None,
     on_step: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Train `loaded.model` in place on demonstrations that `seed` picks.
+    """Train `loaded.model` in place on the demonstrations that `seed` picks.
 
-    `on_step` is told each finished update's number, from 1, and its mean loss in nats a token. On one machine the
-    result depends on nothing but the model, the seed and the configuration.
+    `on_step` gets each finished update's number, from 1, and its mean loss in nats a token. On one machine the result
+    depends on nothing but the model, the demonstrations, the seed and the configuration.
     """
     config = config or WarmstartConfig()
-    model, codec = loaded.model, Codec(loaded.tokenizer, loaded.model)
+    model, codec = loaded.model, TextCodec(loaded.tokenizer, loaded.model)
     end = (min(codec.stop_ids),)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     model.train()
     for step in range(config.steps):
         first = seed * _SEEDS_PER_RUN + step * config.batch
-        pairs = [demonstration(first + i, config.faults) for i in range(config.batch)]
+        pairs = [demonstration(first + i) for i in range(config.batch)]
         prompts = codec.encode_all([prompt for prompt, _ in pairs])
         completions = [ids[1:] + end for ids in codec.encode_all([completion for _, completion in pairs])]
         for group in optimizer.param_groups:
@@ -90,29 +82,3 @@ def warm_start(
         if on_step is not None:
             on_step(step + 1, loss.item())
     model.eval()
-
-
-def accuracy(loaded: LoadedModel, *, prompts: int = 512, temperature: float = 1.0, first_seed: int = 0) -> float:
-    """Share of fresh chain4 prompts that one sampled completion each gets right. A temperature near 0 is greedy."""
-    engine = TransformersEngine(loaded.model, layout_of(loaded.model, "float32"))
-    codec, task = Codec(loaded.tokenizer, loaded.model), Chain4()
-    texts = [task.prompt(_EVALUATION_SEEDS + first_seed + i) for i in range(prompts)]
-    requests = [
-        GenerationRequest(
-            prompt_ids=codec.encode(text),
-            seed=_EVALUATION_SEEDS + first_seed + i,
-            max_new_tokens=MAX_NEW_TOKENS,
-            temperature=temperature,
-            stop_ids=codec.stop_ids,
-        )
-        for i, text in enumerate(texts)
-    ]
-    rewards = [
-        task.score(text, codec.decode(_without_stop(made.token_ids, made.finished)), made.finished).reward
-        for text, made in zip(texts, engine.generate(requests), strict=True)
-    ]
-    return sum(rewards) / len(rewards)
-
-
-def _without_stop(token_ids: Sequence[int], finished: bool) -> Sequence[int]:
-    return token_ids[:-1] if finished else token_ids

@@ -1,8 +1,8 @@
-"""A policy's weights as one byte string: which tensor stands where, out of the model and back into it.
+"""Layout of a policy's weights in one byte string, and the copy from a model to bytes and back.
 
-The layout is not sent: learner and volunteers each work it out from the run's configuration, and the run manifest
-holds its digest. So no header of a stranger's decides where bytes are written, and every size is known before a
-download begins. Tied tensors stand once, under the name the model lists first.
+The layout is not sent. Learner and volunteers each derive it from the run's configuration, and the run manifest holds
+its digest. So no stranger's header decides where bytes are written, and every size is known before a download begins.
+Tied tensors appear once, under the name the model lists first. "Word" means the bit pattern of one weight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.manifests import DTYPE_BYTES, TensorSpec, layout_digest
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Word types weights may travel in."""
+"""Dtypes that weights may travel in."""
 
 _NUMPY_WORDS: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<u4"),
@@ -34,12 +34,12 @@ _NUMPY_WORDS: dict[str, np.dtype[Any]] = {
 _BITS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
 
 _BLOCK_WORDS = 1 << 20
-"""Words copied at once: a few MiB of staging, however large the model."""
+"""Weights copied at once: a few MiB of staging memory, however large the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
-    """The order, names, shapes and word types of a model's weights in their byte string."""
+    """Order, names, shapes and dtypes of a model's weights in their byte string."""
 
     tensors: tuple[TensorSpec, ...]
 
@@ -50,32 +50,32 @@ class WeightLayout:
 
     @property
     def parameters(self) -> int:
-        """Number of words."""
+        """Number of parameters."""
         return sum(math.prod(spec.shape) for spec in self.tensors)
 
     @property
     def digest(self) -> Digest:
-        """The layout's name in a run manifest."""
+        """The layout's digest in a run manifest."""
         return layout_digest(self.tensors)
 
     def check(self) -> None:
-        """Raise `IntegrityError` naming the first tensor no layout may hold. Call it on a layout that was received."""
+        """Raise `IntegrityError` naming the first illegal tensor."""
         if not 0 < len(self.tensors) <= limits.MAX_TENSORS:
             raise IntegrityError(f"layout of {len(self.tensors)} tensors is outside 1..{limits.MAX_TENSORS}")
         if len({spec.name for spec in self.tensors}) != len(self.tensors):
             raise IntegrityError("layout names a tensor twice")
         for spec in self.tensors:
             if spec.dtype not in DTYPE_BYTES:
-                raise IntegrityError(f"layout: {spec.name[:64]!r} has the unknown word type {spec.dtype[:64]!r}")
+                raise IntegrityError(f"layout: {spec.name[:64]!r} has the unknown dtype {spec.dtype[:64]!r}")
             if len(spec.shape) > limits.MAX_TENSOR_RANK or any(size < 1 for size in spec.shape):
                 raise IntegrityError(f"layout: {spec.name[:64]!r} has an impossible shape")
 
 
 def layout_of(model: nn.Module, dtype: str) -> WeightLayout:
-    """The layout of a model's weights, sent as words of `dtype` (a key of `TORCH_DTYPES`).
+    """The layout of a model's weights sent in `dtype` (a key of `TORCH_DTYPES`).
 
     Works on the meta device too, where it costs no memory. `ConfigError` when the model has weights that are not
-    floating-point, which a byte string of such words could not carry.
+    floating-point.
     """
     if dtype not in TORCH_DTYPES:
         raise ConfigError(f"weights cannot travel as {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
@@ -86,14 +86,14 @@ def flatten(model: nn.Module, layout: WeightLayout) -> bytearray:
     """The model's weights as bytes in layout order. `IntegrityError` when the layout is not the model's."""
     data = bytearray(layout.size_bytes)
     offset = 0
-    for block in word_blocks(model, layout):
+    for block in weight_blocks(model, layout):
         np.frombuffer(data, dtype=block.dtype, count=len(block), offset=offset)[:] = block
         offset += block.nbytes
     return data
 
 
-def word_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[Any]]:
-    """The same as little-endian words, a few MiB at a time: no second copy of a large model is made."""
+def weight_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[Any]]:
+    """The same as arrays of little-endian words, a few MiB at a time: no second copy of a large model is made."""
     for spec, tensor in _match(model, layout):
         flat = tensor.detach().reshape(-1)
         word = _NUMPY_WORDS[spec.dtype]
@@ -103,20 +103,11 @@ def word_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[Any]
             yield bits.view(word.newbyteorder("=")).astype(word, copy=False)
 
 
-def load_in_place(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> None:
-    """Check a weight byte string, then write it into the model: `check_weights`, `copy_weights`.
-
-    On `IntegrityError` the model is as it was.
-    """
-    check_weights(model, layout, weights)
-    copy_weights(model, layout, weights)
-
-
 def check_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> Digest:
-    """The digest the model will have (`held_digest`) once it holds these weights.
+    """Check weights against the model and its layout, and return the digest the model will have (`held_digest`).
 
-    Names, shapes, the length and every word (all must be finite) are checked: `IntegrityError` when they do not fit.
-    Reads none of the model's weights, so that another thread may sample with it meanwhile.
+    Names, shapes, the length and every weight (all must be finite) are checked: `IntegrityError` when they do not fit.
+    None of the model's weights is read, so another thread may sample with the model meanwhile.
     """
     targets = _match(model, layout)
     view = memoryview(weights).cast("B")
@@ -132,14 +123,14 @@ def check_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytea
 
 
 def copy_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> None:
-    """Write checked weights into the model's own memory, converting words to its type. No second copy is made."""
+    """Write checked weights into the model's own memory, converted to its dtype. No second copy is made."""
     with torch.no_grad():
         for _, destination, block in _blocks(_match(model, layout), memoryview(weights).cast("B")):
             destination.copy_(block.view_as(destination))
 
 
 def held_digest(model: nn.Module, layout: WeightLayout) -> Digest:
-    """BLAKE3 of the model's own words in layout order. Where its word type is the layout's, the policy's state."""
+    """BLAKE3 of the model's own weights in layout order: the policy's `weights_digest` if the dtypes agree."""
     hasher = blake3()
     for _, tensor in _match(model, layout):
         flat = tensor.detach().view(-1)
@@ -154,12 +145,12 @@ def _bytes(words: Tensor) -> memoryview:
 
 
 def weights_digest(weights: bytes | bytearray | memoryview) -> Digest:
-    """BLAKE3 of the whole weight byte string: `PolicyManifest.weights_digest`."""
+    """BLAKE3 of a complete weight byte string: `PolicyManifest.weights_digest`."""
     return chunk_digest(memoryview(weights))
 
 
 def _blocks(targets: list[tuple[TensorSpec, Tensor]], view: memoryview) -> Iterator[tuple[TensorSpec, Tensor, Tensor]]:
-    """(spec, the model's words, the received words) in pieces of at most `_BLOCK_WORDS`."""
+    """(spec, the model's weights, the received weights) in pieces of at most `_BLOCK_WORDS`."""
     staging = np.empty(_BLOCK_WORDS, dtype=np.uint32)
     offset = 0
     for spec, tensor in targets:
@@ -167,7 +158,7 @@ def _blocks(targets: list[tuple[TensorSpec, Tensor]], view: memoryview) -> Itera
         word = _NUMPY_WORDS[spec.dtype]
         for start in range(0, flat.numel(), _BLOCK_WORDS):
             count = min(_BLOCK_WORDS, flat.numel() - start)
-            # Staged, because torch would wrap the received, read-only bytes in a tensor it believes it may write to.
+            # Copied first: torch would wrap the received, read-only bytes in a tensor it believes it may write to.
             block = staging.view(word.newbyteorder("="))[:count]
             block[:] = np.frombuffer(view, dtype=word, count=count, offset=offset)
             yield spec, flat[start : start + count], torch.from_numpy(block).view(TORCH_DTYPES[spec.dtype])

@@ -13,7 +13,7 @@ from p2prl.models.evaluation import evaluate
 from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_files import export_run_files
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import WeightLayout, layout_of
 from p2prl.protocol.digests import Digest
@@ -74,7 +74,7 @@ class SimulatedRun:
             run=run,
             files=files,
             layout=layout,
-            work=GroupWork(manifest, run, Codec(loaded.tokenizer, loaded.model)),
+            work=GroupWork(manifest, run, TextCodec(loaded.tokenizer, loaded.model)),
             model=SharedModel(TransformersEngine(_copy(loaded), layout)),
         )
 

@@ -76,7 +76,7 @@ class SwarmConfig:
 
 @dataclass(frozen=True, slots=True)
 class SwarmResult:
-    """Figures of a simulated run: one field for each that `p2prl sim` prints."""
+    """Figures of a simulated run. Many fields, because `p2prl sim` prints each of them."""
 
     trace_hash: str
     reward_before: float

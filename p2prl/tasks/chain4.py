@@ -1,8 +1,8 @@
 """chain4: a chain of three operations on digits, worked from left to right modulo 10.
 
 `3+4*2-7=` is worked as 3+4=7, 7*2=4, 4-7=7: an ideal completion writes the running values, `#` and the answer, `747#7`.
-Small enough that two cores can take a policy from wrong habits to right ones in a minute, and hard enough that
-stale rollouts hurt a learner that weighs them badly.
+Small enough that two cores take a policy from wrong habits to right ones in a minute, and hard enough that stale
+rollouts hurt a learner that weighs them badly.
 """
 
 from __future__ import annotations
@@ -10,43 +10,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2prl.tasks.counter_rng import Draws
+from p2prl.tasks.digit_chains import (
+    ANSWER_MARK,
+    DIGITS,
+    OPERATORS,
+    DemonstrationFaults,
+    apply,
+    make_prompt,
+    own_chain,
+    parse_prompt,
+)
+from p2prl.tasks.process_scorer import FALSE_STEP, TRUE_STEP, UNREADABLE, Judgement, judge_chain
 from p2prl.tasks.task import FAILED, MAX_SCORED_CHARS, Score
+from p2prl.tasks.task_spec import SmallModel, TaskSpec
 
-NAME = "chain4"
-OPERATORS = "+-*"
-DIGITS = "0123456789"
-ANSWER_MARK = "#"
 SYMBOLS = DIGITS + OPERATORS + "=" + ANSWER_MARK
 """Every character a prompt or an acceptable completion can hold."""
 
-MAX_NEW_TOKENS = 8
-"""Three running values, the mark, the answer and the end, with two to spare."""
-
-_OPERATIONS = 3
+OPERATIONS = 3
 _PROMPT_DOMAIN = b"p2prl/task/chain4/v1"
-
-
-def apply(operator: str, left: int, right: int) -> int:
-    """`left operator right` modulo 10; `operator` is one of `OPERATORS`."""
-    if operator == "+":
-        return (left + right) % 10
-    if operator == "-":
-        return (left - right) % 10
-    return left * right % 10
-
-
-def parse_prompt(prompt: str) -> tuple[int, tuple[tuple[str, int], ...]] | None:
-    """The first digit and the (operator, digit) pairs of a prompt; None when it is not a prompt of this task."""
-    if len(prompt) != 2 * _OPERATIONS + 2 or prompt[-1] != "=":
-        return None
-    if any(c not in DIGITS for c in prompt[0:-1:2]) or any(c not in OPERATORS for c in prompt[1:-1:2]):
-        return None
-    return int(prompt[0]), tuple((prompt[i], int(prompt[i + 1])) for i in range(1, len(prompt) - 1, 2))
+_DEMONSTRATION_DOMAIN = b"p2prl/demonstration/chain4/v1"
 
 
 def running_values(prompt: str) -> tuple[int, ...] | None:
     """The three running values of a prompt, the last of which is the answer; None when it is not a prompt."""
-    parsed = parse_prompt(prompt)
+    parsed = parse_prompt(prompt, OPERATIONS)
     if parsed is None:
         return None
     value, operations = parsed
@@ -61,18 +49,14 @@ def running_values(prompt: str) -> tuple[int, ...] | None:
 class Chain4:
     """The task. The reward is 1 if and only if a completion of known symbols ends `#`, the right digit, end.
 
-    What stands before the mark is free: reasoning is the policy's own affair.
+    Anything may stand before the mark: how the policy reasons is its own affair.
     """
 
-    name: str = NAME
+    name: str = "chain4"
 
     def prompt(self, seed: int) -> str:
         """Eight characters, such as `3+4*2-7=`."""
-        draws = Draws(_PROMPT_DOMAIN, seed)
-        text = DIGITS[draws.below(10)]
-        for _ in range(_OPERATIONS):
-            text += OPERATORS[draws.below(len(OPERATORS))] + DIGITS[draws.below(10)]
-        return text + "="
+        return make_prompt(_PROMPT_DOMAIN, seed, OPERATIONS)
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
         """See `Task.score`. Spaces between symbols are ignored, so that a tokenizer may join them with spaces."""
@@ -83,3 +67,66 @@ class Chain4:
         if not set(text) <= set(SYMBOLS):
             return FAILED
         return Score(reward=float(finished and text.endswith(ANSWER_MARK + str(values[-1]))))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain4Process:
+    """The process scorer. The steps are the digits before the mark, judged by `judge_chain`, then the answer.
+
+    Readable is any number of digits, then nothing, the mark, or the mark and one digit: `747#7`, also cut short. The
+    outcome is 1 for a finished completion whose answer repeats its last running value: it looks worked out.
+    """
+
+    def judge(self, prompt: str, completion: str, finished: bool) -> Judgement:
+        """See `ProcessScorer.judge`. Spaces between symbols are ignored, as the task ignores them."""
+        values = running_values(prompt)
+        if values is None or len(completion) > MAX_SCORED_CHARS:
+            return UNREADABLE
+        places = [index for index, character in enumerate(completion) if character != " "]
+        text = completion.replace(" ", "")
+        written, mark, answer = text.partition(ANSWER_MARK)
+        if any(c not in DIGITS for c in written) or len(answer) > 1 or (answer and answer not in DIGITS):
+            return UNREADABLE
+        steps = judge_chain(written, [str(value) for value in values])
+        ends = places[: len(written)]
+        if answer:
+            steps += (TRUE_STEP if answer == str(values[-1]) else FALSE_STEP,)
+            ends = [*ends, places[-1]]
+        consistent = finished and bool(mark and written and answer) and answer == written[-1]
+        return Judgement(outcome=float(consistent), steps=steps, ends=tuple(ends))
+
+
+FAULTS = DemonstrationFaults(shortcut=0.45, multiply_as_add=0.45, step_error=0.03)
+"""The faults are systematic on purpose. With merely noisy demonstrations greedy decoding is right at once,
+reinforcement learning only sharpens it, and every loss looks equally good. Here a policy must give up a shortcut (no
+running values, only the mark and the answer) *and* unlearn a rule (`*` worked as `+`), and that is where stale
+rollouts begin to matter."""
+
+
+def demonstration(seed: int, faults: DemonstrationFaults = FAULTS) -> tuple[str, str]:
+    """The (prompt, completion) of a 63-bit seed, the completion without its end token.
+
+    Prompts are those of the task under the same seed. `LocalProtocolError` when the seed is outside 0..2^63 − 1.
+    """
+    prompt = Chain4().prompt(seed)
+    value, operations = own_chain(prompt, OPERATIONS)
+    draws = Draws(_DEMONSTRATION_DOMAIN, seed)
+    shortcut = draws.chance(faults.shortcut)
+    reasoning = ""
+    for operator, digit in operations:
+        # Each fault is drawn for every step, needed or not: a changed rate then leaves all other draws in place.
+        confused, slipped, slip = draws.chance(faults.multiply_as_add), draws.chance(faults.step_error), draws.below(10)
+        value = apply("+" if operator == "*" and confused else operator, value, digit)
+        value = slip if slipped else value
+        reasoning += str(value)
+    return prompt, ("" if shortcut else reasoning) + ANSWER_MARK + str(value)
+
+
+CHAIN4 = TaskSpec(
+    task=Chain4(),
+    goal="teach a 59,000-parameter model to work four-step arithmetic out instead of guessing",
+    max_new_tokens=8,  # three running values, the mark, the answer and the end, with two to spare
+    process_scorer=Chain4Process(),
+    small_model=SmallModel(symbols=SYMBOLS, context=32),
+    demonstration=demonstration,
+)

@@ -14,7 +14,7 @@ SEED_LIMIT = 1 << 63
 
 
 class Draws:
-    """A stream of integers that `domain` and `seed` fix for all time."""
+    """A stream of integers fixed by a domain and a seed."""
 
     def __init__(self, domain: bytes, seed: int) -> None:
         """Start the stream. `domain` is under 256 bytes; `LocalProtocolError` when `seed` is outside 0..2^63 − 1."""

@@ -1,9 +1,8 @@
-"""What a process scorer is: a judge of the steps of a completion, beside the task that judges its answer.
+"""The process scorer interface: scores for the steps of a completion, beside the task's score of its answer.
 
-It stands where others put a process reward model and judges as one does: each step by what stands before it, and by
-nothing after. A true step that brings nothing new is true. What repetition may earn is therefore not the scorer's to
-bound but the reward's (Clip and Delta, `p2prl/algorithms/reward_shaping.py`). Pure functions of two texts, as tasks
-are.
+It takes the place of a learned process reward model and judges as one does: each step by what stands before it, never
+by what follows. A true step that adds nothing is still true. So it is the reward, not the scorer, that bounds what
+repetition can earn (Clip and Delta, `p2prl/algorithms/reward_shaping.py`). Pure functions of two texts, like tasks.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ TRUE_STEP, FALSE_STEP = 1.0, 0.0
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a scorer says of one completion."""
+    """The scores of one completion."""
 
     outcome: float = 0.0
-    """How well the completion as a whole looks, within 0..1, to a judge that cannot work the task itself."""
+    """Plausibility of the whole completion, within 0..1, to a judge that cannot work the task itself."""
 
     steps: tuple[float, ...] = ()
-    """One score within 0..1 a step, in order. A completion that states an answer has it as its last step."""
+    """One score within 0..1 per step, in order. A stated answer is the last step."""
 
     ends: tuple[int, ...] = ()
     """For each step, the index of its last character in the completion."""
@@ -39,18 +38,18 @@ class ProcessScorer(Protocol):
     def judge(self, prompt: str, completion: str, finished: bool) -> Judgement:
         """Judge a completion (its text without the stop token) of a prompt of the scorer's task.
 
-        A completion that was cut off is judged as far as it goes. Raises on no text whatever, and takes time linear in
-        it; `UNREADABLE` for a prompt the task does not make.
+        A completion that was cut off is judged as far as it goes. Must raise on no text, and take time linear in it.
+        `UNREADABLE` for a prompt the task does not make.
         """
         ...
 
 
 def judge_chain(written: Sequence[str], right: Sequence[str]) -> tuple[float, ...]:
-    """Score each written link of a chain whose links in order are `right`.
+    """Score each written link of a chain whose correct links, in order, are `right`.
 
-    True: the next link, or once more the one just reached. A false link stands in the place of the next one, so that
-    what follows it is judged at its own place; the right link after it corrects it, and is true. Past the end of the
-    chain only its last link is true.
+    A link is true when it is the next one, or repeats the one just reached. A false link takes the place of the next
+    one, so that what follows is judged at its own place; the correct link written after it corrects it, and is true.
+    Past the end of the chain only its last link is true.
     """
     reached = 0
     scores = []

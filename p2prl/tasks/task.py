@@ -1,4 +1,4 @@
-"""What a task is: a prompt from a seed, and a score from a text.
+"""The task interface: a prompt from a seed, and a score from a text.
 
 Every peer of a run must agree on both to the last bit, so a task holds no state, reads no data file and draws from
 counter-based integers (`p2prl/tasks/counter_rng.py`), never from a library's random generator.
@@ -15,10 +15,10 @@ MAX_SCORED_CHARS = 131_072
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a completion is worth."""
+    """A task's verdict on one completion."""
 
     reward: float
-    """Success as the task defines it, within 0..1. What its steps are worth is for a `ProcessScorer` to say."""
+    """Success as the task defines it, within 0..1. Steps are scored by a `ProcessScorer`."""
 
 
 FAILED = Score(reward=0.0)
@@ -30,7 +30,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """The name a run manifest mixes tasks by."""
+        """The name run manifests use."""
         ...
 
     def prompt(self, seed: int) -> str:
@@ -40,7 +40,7 @@ class Task(Protocol):
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
         """Score a completion (its text without the stop token) of a prompt of this task.
 
-        `finished` says that the sampler stopped at a stop token rather than at the length limit. Raises on no text
-        whatever, and takes time linear in it. A prompt this task does not make scores `FAILED`.
+        `finished` is true when the sampler stopped at a stop token rather than at the length limit. Must raise on no
+        text, and take time linear in it. A prompt this task does not make scores `FAILED`.
         """
         ...

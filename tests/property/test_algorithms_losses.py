@@ -14,7 +14,7 @@ from p2prl.algorithms.advantages import AdvantageConfig, compute_advantages
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.guards import kl_brake, second_moment_keep, vcpo_factor
 from p2prl.algorithms.ratios import effective_sample_size, group_log_expectation
-from p2prl.algorithms.registry import LOSSES, build_loss
+from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
 from p2prl.algorithms.reward_shaping import clip_steps, delta_steps
 
 LOGPROBS = st.one_of(st.floats(-5.0, 0.0), st.floats(-1e4, 0.0))
@@ -48,7 +48,7 @@ def loss_and_gradient(name: str, policy: Tensor, batch: RolloutBatch) -> tuple[T
     return loss.detach(), torch.autograd.grad(loss, policy)[0]
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(BUILTIN_LOSSES))
 @FEW
 @given(drawn=batches())
 def test_loss_gradient_and_metrics_are_finite(name: str, drawn: tuple[Tensor, RolloutBatch]) -> None:
@@ -64,7 +64,7 @@ def test_loss_gradient_and_metrics_are_finite(name: str, drawn: tuple[Tensor, Ro
         assert not (output.bounded_BGT & ~batch.mask_BGT).any()
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(BUILTIN_LOSSES))
 @settings(FEW, derandomize=True)
 @given(drawn=batches(), seed=st.integers(0, 10**6))
 def test_the_order_of_completions_and_groups_does_not_matter(

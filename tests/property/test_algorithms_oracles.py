@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig, reference_penalty
 from p2prl.algorithms.ppo import ValueConfig, gae, value_loss
-from tests.unit.algorithms.test_loss_oracle import MAX_TOKENS, ORACLES, coefficients, dpo_oracle, make_case, run
+from tests.unit.algorithms.loss_oracles import MAX_TOKENS, ORACLES, coefficients, dpo_oracle, make_case, run
 
 Array = NDArray[np.float64]
 FEW = settings(max_examples=10, deadline=None)

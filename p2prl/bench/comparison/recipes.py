@@ -8,8 +8,9 @@ from typing import Literal, get_args
 
 from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
+from p2prl.algorithms.objective import Objective
 from p2prl.algorithms.ppo import ValueConfig
-from p2prl.algorithms.registry import Objective, build_loss
+from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, require
 
 Reference = Literal["none", "start", "ema"]
@@ -26,7 +27,7 @@ _Reader = Callable[[str, str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A loss and the training around it. More than twelve fields: each is an option of the text."""
+    """A loss and the training around it. Many fields, because each is an option of the text."""
 
     text: str
     """As it is written."""

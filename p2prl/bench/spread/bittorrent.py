@@ -22,7 +22,7 @@ _PER_PAIR = 2
 class BitTorrent(ChunkScheme):
     """The learner is the first seed; peers that are done stay as seeds.
 
-    More than twelve attributes: eight of them are per-peer tables of the protocol's state.
+    More than twelve attributes, because eight of them are per-peer tables of the protocol's state.
     """
 
     def __init__(self, population: Population) -> None:

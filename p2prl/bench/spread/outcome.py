@@ -29,7 +29,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpreadRow:
-    """One scheme in one swarm, as it is printed: one field for each column."""
+    """One scheme in one swarm. Many fields, because each is a column of the table."""
 
     scheme: str
     n: int

@@ -12,9 +12,8 @@ from typing import Literal
 from p2prl.bench.staleness.results import ResultFile, Setting
 from p2prl.bench.staleness.summary import BASELINE, on_policy_last
 from p2prl.bench.training.training_plan import TrainingPlan
-from p2prl.tasks import chain4
 
-CRITERIA_TASK = chain4.NAME
+CRITERIA_TASK = "chain4"
 LEAST_SEEDS = 5
 
 _DEFAULT = TrainingPlan()

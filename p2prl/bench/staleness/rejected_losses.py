@@ -20,9 +20,9 @@ from p2prl.algorithms.aggregation import AggregationConfig, aggregate
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between
 from p2prl.algorithms.gepo_tapered import GepoTConfig
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.negative_taper import taper_negatives
 from p2prl.algorithms.ratios import Terms, effective_sample_size, log_expectation_of, on_mask, terms_of
-from p2prl.algorithms.registry import LossSpec
 from p2prl.algorithms.surrogates import weighted_logprob
 
 

@@ -1,17 +1,19 @@
-"""Environments that benchmarks train on: a task, its alphabet, flawed demonstrations and the decoder that fits it.
+"""Benchmark environments: a task, its alphabet, its demonstrations and the decoder that fits it.
 
-All prompts of an environment have one length, so that nothing is padded before a completion.
+Any task that brings a small model and demonstrations can be benchmarked. All prompts of a task must have one length, so
+that nothing is padded before a completion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2prl.bench.training.decoder_shape import DecoderShape
 from p2prl.errors import ConfigError
-from p2prl.tasks import chain4, chain4_demonstrations, walk12, walk12_demonstrations
+from p2prl.tasks.registry import task_by_name
 from p2prl.tasks.task import Task
+from p2prl.tasks.task_spec import Demonstration
 
 _SPECIAL_TOKENS = 2
 """The beginning of a text and the end of a completion, after the symbols."""
@@ -26,13 +28,13 @@ class Environment:
     """One token each, in this order."""
     max_new_tokens: int
     """Completion limit, tokens, the end included."""
-    demonstration: Callable[[int], tuple[str, str]]
+    demonstration: Demonstration
     """Seed → (prompt, completion), for the warm start."""
-    warm_steps: int
-    """Optimizer updates of the warm start."""
-    warm_learning_rate: float
-    """Peak learning rate of the warm start."""
     shape: DecoderShape
+    warm_steps: int = 600
+    """Optimizer updates of the warm start."""
+    warm_learning_rate: float = 4e-3
+    """Peak learning rate of the warm start."""
     result_version: int = 1
     """Raised when the task, its scoring or anything above changes: results of an older version are not used again."""
 
@@ -62,36 +64,29 @@ class Environment:
         return self.task.score(prompt, "".join(self.symbols[token] for token in symbols), finished).reward
 
 
-def _shape(symbols: str, context: int) -> DecoderShape:
-    # One token more than is used: the size is then that of `p2prl/models/tiny_models.py`, whose alphabet has a
-    # padding token.
-    return DecoderShape(vocabulary=len(symbols) + _SPECIAL_TOKENS + 1, context=context)
-
-
-_ENVIRONMENTS = {
-    chain4.NAME: Environment(
-        task=chain4.Chain4(),
-        symbols=chain4.SYMBOLS,
-        max_new_tokens=chain4.MAX_NEW_TOKENS,
-        demonstration=chain4_demonstrations.demonstration,
-        warm_steps=600,
-        warm_learning_rate=4e-3,
-        shape=_shape(chain4.SYMBOLS, 32),
-    ),
-    walk12.NAME: Environment(
-        task=walk12.Walk12(),
-        symbols=walk12.SYMBOLS,
-        max_new_tokens=walk12.MAX_NEW_TOKENS,
-        demonstration=walk12_demonstrations.demonstration,
-        warm_steps=600,
-        warm_learning_rate=4e-3,
-        shape=_shape(walk12.SYMBOLS, 96),
-    ),
-}
-
-
 def environment_by_name(name: str) -> Environment:
-    """The environment whose task is called `name`; ConfigError when there is none."""
-    if name not in _ENVIRONMENTS:
-        raise ConfigError(f"no benchmark task is called {name!r}", remedy=f"Choose one of {', '.join(_ENVIRONMENTS)}.")
-    return _ENVIRONMENTS[name]
+    """The environment whose task is called `name`; ConfigError when there is none, or it cannot be benchmarked."""
+    spec = task_by_name(name)
+    if spec.small_model is None or spec.demonstration is None:
+        raise ConfigError(
+            f"task {name!r} cannot be benchmarked: it has no small model or no demonstrations",
+            remedy="Choose a task that has both, for instance chain4.",
+        )
+    model, symbols = spec.small_model, spec.small_model.symbols
+    return Environment(
+        task=spec.task,
+        symbols=symbols,
+        max_new_tokens=spec.max_new_tokens,
+        demonstration=spec.demonstration,
+        # One token more than is used: the size is then that of `p2prl/models/tiny_models.py`, whose alphabet has a
+        # padding token.
+        shape=DecoderShape(
+            vocabulary=len(symbols) + _SPECIAL_TOKENS + 1,
+            context=model.context,
+            width=model.width,
+            feedforward=model.feedforward,
+            layers=model.layers,
+            heads=model.heads,
+        ),
+        result_version=spec.result_version,
+    )

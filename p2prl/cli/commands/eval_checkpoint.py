@@ -10,7 +10,7 @@ from p2prl.models.device import choose_device
 from p2prl.models.evaluation import Evaluation, evaluate
 from p2prl.models.group_work import GroupWork
 from p2prl.models.pretrained import load_pretrained
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
 
@@ -32,7 +32,7 @@ def evaluate_checkpoint(
     loaded.model.to(TORCH_DTYPES[manifest.engine_dtype])
     engine = TransformersEngine(loaded.model, layout_of(loaded.model, manifest.dtype))
     engine.load_weights(weights)
-    work = GroupWork(folder.manifest, folder.run, Codec(loaded.tokenizer, loaded.model))
+    work = GroupWork(folder.manifest, folder.run, TextCodec(loaded.tokenizer, loaded.model))
     return evaluate(
         engine,
         work,

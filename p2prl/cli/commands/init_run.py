@@ -36,7 +36,7 @@ def init_command(
     """Make the run folder `root`/`name`; what is None comes from the preset."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot name a run", remedy="Use letters, digits, dots, dashes; 64 at most.")
-    chosen = preset_by_name(preset)
+    chosen = preset_by_name(preset, task=task)
     refuse_folder_in_use(root / name)
 
     with progress_bar("making the run", quiet=as_json) as on_progress:
@@ -49,7 +49,7 @@ def init_command(
         plan = RunPlan(
             name=name,
             goal=goal or chosen.goal,
-            task=task or chosen.task,
+            task=chosen.task,
             model=model,
             group_size=group_size,
             temperature=temperature,

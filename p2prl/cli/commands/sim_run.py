@@ -17,6 +17,7 @@ from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
+from p2prl.tasks.chain4 import demonstration
 
 
 def sim_command(
@@ -53,6 +54,7 @@ def sim_command(
     ):
         warm_start(
             loaded,
+            demonstration,
             seed=seed,
             config=recipe,
             on_step=lambda step, _: on_progress("warm start on flawed demonstrations", step / recipe.steps),

@@ -35,7 +35,7 @@ def test_mean_and_std_and_leave_one_out() -> None:
     assert advantages("none") == REWARDS
 
 
-def test_opo_takes_the_length_weighted_mean() -> None:
+def test_opo_uses_the_length_weighted_mean() -> None:
     for row, lengths, got in zip(REWARDS, LENGTHS, advantages("opo"), strict=True):
         base = sum(n * r for n, r in zip(lengths, row, strict=True)) / sum(lengths)
         assert got == pytest.approx([r - base for r in row])
@@ -53,7 +53,7 @@ def test_beta_divides_by_the_density_of_the_moment_fit() -> None:
         assert got == pytest.approx([(r - mean) / density for r in row])
 
 
-def test_beta_is_the_plain_mean_where_no_moments_fit() -> None:
+def test_beta_falls_back_to_the_mean() -> None:
     assert advantages("beta", REWARDS[:1]) == advantages("mean", REWARDS[:1])
     assert advantages("beta", [REWARDS[0], REWARDS[0]]) == advantages("mean", [REWARDS[0], REWARDS[0]])
     assert beta_density(torch.tensor([0.0, 1.0])).tolist() == [1.0, 1.0]
@@ -90,7 +90,7 @@ def test_half_precision_rewards_are_computed_in_float32() -> None:
     assert got.advantages_BG[0].tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
 
 
-def test_what_a_kind_cannot_serve_is_refused() -> None:
+def test_unfit_rewards_are_refused() -> None:
     two = torch.tensor([[1.0, 0.0]])
     with pytest.raises(ConfigError, match="rloo"):
         compute_advantages(torch.tensor([[1.0]]), AdvantageConfig(kind="rloo"))

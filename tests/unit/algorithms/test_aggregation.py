@@ -34,14 +34,14 @@ def test_delta_l_spans_fixed_length_and_inverse_length() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(EXPECTED))
-def test_parts_with_the_updates_lengths_add_up(kind: AggregationKind) -> None:
+def test_parts_add_up(kind: AggregationKind) -> None:
     cfg = AggregationConfig(kind=kind, max_completion_tokens=10)
     lengths = torch.tensor([3, 1])
     parts = [aggregate(LOSSES[:, [i]], MASK[:, [i]], cfg, update_lengths_N=lengths) for i in range(2)]
     assert sum(part.item() for part in parts) == pytest.approx(EXPECTED[kind])
 
 
-def test_what_has_no_meaning_is_refused_by_name() -> None:
+def test_meaningless_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"aggregation\.kind") as caught:
         AggregationConfig(kind="token_meen")  # type: ignore[arg-type]
     assert "token_mean" in caught.value.remedy

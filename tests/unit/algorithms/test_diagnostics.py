@@ -70,7 +70,7 @@ def test_edges_belong_to_the_bucket_they_open(staleness: int, bucket: int) -> No
     assert [row.staleness_from for row in diagnose(policy, batch, build_loss("gepo").loss(policy, batch))] == [bucket]
 
 
-def test_on_policy_everything_reads_zero_and_the_sample_is_whole() -> None:
+def test_on_policy_distances_are_zero() -> None:
     _, batch = make([[0] * 3] * 2)
     output = build_loss("reinforce").loss(batch.behavior_logprobs_BGT, batch)
     (row,) = diagnose(batch.behavior_logprobs_BGT, batch, output)

@@ -18,7 +18,7 @@ from p2prl.algorithms.guards import (
     trust_caps,
     vcpo_factor,
 )
-from p2prl.algorithms.parts import select_part
+from p2prl.algorithms.microbatch import microbatch
 from p2prl.errors import ConfigError, LocalProtocolError
 
 
@@ -90,7 +90,7 @@ def test_the_deflation_bound_is_strict_upwards_and_wide_downwards(nats: float, k
 def test_the_deflation_bound_needs_the_whole_group() -> None:
     policy, batch = shifted_batch(0.0)
     with pytest.raises(LocalProtocolError, match="whole groups"):
-        group_deflation_keep(policy[:, :2], select_part(batch, completions=slice(0, 2)))
+        group_deflation_keep(policy[:, :2], microbatch(batch, completions=slice(0, 2)))
 
 
 def test_trust_caps_run_from_unverified_to_verified() -> None:

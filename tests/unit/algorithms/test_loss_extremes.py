@@ -10,7 +10,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.diagnostics import diagnose
-from p2prl.algorithms.registry import LOSSES, build_loss
+from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
 from p2prl.errors import LocalProtocolError
 
 INF = float("inf")
@@ -29,7 +29,7 @@ def batch_of(behavior: Tensor, **more: object) -> RolloutBatch:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(BUILTIN_LOSSES))
 def test_log_ratios_of_ten_thousand_nats_stay_finite(name: str, dtype: torch.dtype) -> None:
     low, high = -1e4, -1e-3
     behavior = torch.tensor([low, high, low, high]).view(1, 4, 1).repeat(2, 1, 3)
@@ -46,7 +46,7 @@ def test_log_ratios_of_ten_thousand_nats_stay_finite(name: str, dtype: torch.dty
         assert all(abs(value) < INF for value in dataclasses.astuple(row))
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(BUILTIN_LOSSES))
 def test_a_hundred_thousand_tokens_stay_finite(name: str) -> None:
     g = torch.Generator().manual_seed(0)
     behavior = -torch.rand(1, 4, 100_000, generator=g) - 0.05
@@ -61,7 +61,7 @@ def test_a_hundred_thousand_tokens_stay_finite(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(BUILTIN_LOSSES))
 def test_half_precision_inputs_are_computed_in_float32(name: str, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(1)
     behavior = (-torch.rand(2, 4, 5, generator=g) - 0.05).to(dtype)
@@ -96,7 +96,7 @@ def test_impossible_logprobs_in_a_batch_are_refused_by_name(field: str, bad: flo
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -INF, INF, 0.5])
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(BUILTIN_LOSSES))
 def test_impossible_policy_logprobs_are_refused_by_name(name: str, bad: float) -> None:
     policy = -torch.ones(2, 3, 4)
     policy[0, 1, 0] = bad

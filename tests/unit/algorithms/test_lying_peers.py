@@ -1,4 +1,4 @@
-"""What a peer gains by under-reporting its log-probs, per loss; and the bound that catches a whole group."""
+"""Gain of a peer that under-reports its log-probs, per loss; and the bound that catches a lying group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward line of a manifest: what it says, and what it may not say."""
+"""The reward text of a manifest: legal forms and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from p2prl.errors import ConfigError
         ("success+3*outcome", RewardConfig(outcome_weight=3.0, clip=False, delta=False)),
     ],
 )
-def test_a_line_says_which_parts_count_and_how(text: str, expected: RewardConfig) -> None:
+def test_legal_rewards(text: str, expected: RewardConfig) -> None:
     assert parse_reward(text) == expected
 
 
@@ -38,14 +38,14 @@ def test_a_line_says_which_parts_count_and_how(text: str, expected: RewardConfig
         "*success", "1001*success", "1..5*success", "2*3*success",
     ],
 )  # fmt: skip
-def test_anything_else_is_refused_with_an_example(text: str) -> None:
+def test_illegal_rewards_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="reward") as caught:
         parse_reward(text)
     assert "success" in caught.value.remedy
 
 
 @given(st.text(alphabet="success+proce:lipdtaom*.0123456789 ", max_size=64))
-def test_no_line_gives_anything_but_a_reward_or_a_refusal(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         config = parse_reward(text)
     except ConfigError:

@@ -24,7 +24,7 @@ from p2prl.bench.training.stacked_sampling import sample
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path, warm_start, warm_start_of
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 
 ENVIRONMENT = environment_by_name("chain4")
@@ -67,7 +67,7 @@ def test_the_optimizer_is_clipped_adamw_row_by_row(beta2: float) -> None:
 
 def test_tokens_are_those_of_the_chain4_models_tokenizer() -> None:
     loaded = tiny_model("chain4")
-    codec = Codec(loaded.tokenizer, loaded.model)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
     prompt, completion = ENVIRONMENT.demonstration(3)
     assert tuple(ENVIRONMENT.prompt_tokens(prompt)) == codec.encode(prompt)
     assert tuple(ENVIRONMENT.encode(completion)) == codec.encode(completion)[1:]

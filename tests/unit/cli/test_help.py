@@ -14,7 +14,7 @@ import pytest
 from p2prl.cli.examples import examples
 from p2prl.config.presets import PRESETS
 from p2prl.protocol.manifests import DTYPE_BYTES
-from p2prl.tasks.registry import task_names
+from p2prl.tasks.registry import TASKS
 from tests.command_doc import DOC, section
 from tests.unit.cli.invocation import commands, help_text
 
@@ -92,7 +92,7 @@ def test_every_command_has_examples(name: str) -> None:
 
 def test_init_lists_presets_tasks_and_types() -> None:
     shown = help_text("p2prl init")
-    for choice in (*PRESETS, *task_names(), *DTYPE_BYTES):
+    for choice in (*PRESETS, *TASKS.names(), *DTYPE_BYTES):
         assert choice in shown, choice
 
 

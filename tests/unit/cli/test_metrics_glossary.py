@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
-from p2prl.algorithms.registry import LOSSES, build_loss
+from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
 from p2prl.cli.commands.join_worker import progress_document
 from p2prl.cli.commands.validate_worker import audit_document
 from p2prl.cli.commands.worker_session import StatusFile
@@ -50,7 +50,7 @@ def without_buckets(keys: set[str]) -> set[str]:
 def losses_metrics() -> set[str]:
     (batch,) = batches(1)
     names: set[str] = set()
-    for name in set(LOSSES) - {"dr_grpo"}:  # grpo's metrics; it has no default for its length
+    for name in set(BUILTIN_LOSSES) - {"dr_grpo"}:  # grpo's metrics; it has no default for its length
         objective = build_loss(name, options={})
         trainer = Trainer(tiny_model(seed=2).model, LossPipeline.plain(objective), CONFIG, temperature=1.0)
         names |= set(trainer.update(batch))

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from p2prl.algorithms.loss_selection import CHOICES
-from p2prl.algorithms.registry import LOSSES
+from p2prl.algorithms.registry import BUILTIN_LOSSES, loss_by_name
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.run_settings import RunSettings
 from p2prl.config.toml_tables import parse
@@ -23,11 +23,11 @@ def built(text: str, sampling: Sampling = SAMPLING, reward: str = "success") -> 
     return settings.loss.build(sampling, parse_reward(reward))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", BUILTIN_LOSSES)
 def test_every_loss_can_be_named_in_a_run(name: str) -> None:
     (objective,) = built(f'[loss]\nname = "{name}"').objectives.values()
     assert objective.spec.name == name
-    assert objective.advantage.kind == LOSSES[name].advantage
+    assert objective.advantage.kind == loss_by_name(name).advantage
     if objective.aggregation.kind == "fixed_length":
         assert objective.aggregation.max_completion_tokens == SAMPLING.max_new_tokens
 

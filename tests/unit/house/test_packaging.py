@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.house.checkout import copy_checkout
+from tests.unit.house.source_tree import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
 
@@ -47,18 +49,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel and an sdist, built from a copy so that the tree stays clean."""
     source = tmp_path_factory.mktemp("source")
     out = tmp_path_factory.mktemp("dist")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    for name in listed.stdout.splitlines():
-        path = ROOT / name
-        target = source / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():
-            target.symlink_to(path.readlink())
-        elif path.is_file():
-            target.write_bytes(path.read_bytes())
+    copy_checkout(source)
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

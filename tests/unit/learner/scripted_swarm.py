@@ -20,7 +20,7 @@ from p2prl.learner.service import Learner
 from p2prl.learner.trainer import OptimizerConfig
 from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.pretrained import load_pretrained
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.warm_start import WarmstartConfig, warm_start
@@ -29,6 +29,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import PolicyManifest
+from p2prl.tasks.chain4 import demonstration
 from tests.unit.learner.small_run import NOW, SmallRun, identity
 
 PEERS = (identity("one"), identity("two"))
@@ -77,7 +78,7 @@ class RecordingPort:
 def _warm_weights() -> Any:
     """Weights that sometimes get a prompt right: without any reward there is no gradient, and nothing to resume."""
     loaded = tiny_model("chain4", seed=1)
-    warm_start(loaded, seed=1, config=WarmstartConfig(steps=80))
+    warm_start(loaded, demonstration, seed=1, config=WarmstartConfig(steps=80))
     return loaded.model.state_dict()
 
 
@@ -94,7 +95,7 @@ def make_learner(
     if not checkpoints:
         training.model.load_state_dict(_warm_weights())
     replaying = tiny_model(seed=1)
-    work = GroupWork(small_run.manifest, small_run.run, Codec(replaying.tokenizer, replaying.model))
+    work = GroupWork(small_run.manifest, small_run.run, TextCodec(replaying.tokenizer, replaying.model))
     config: dict[str, Any] = {
         "groups_per_update": 2,
         "updates": UPDATES,

@@ -18,7 +18,7 @@ from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.verification import Outcome, Verification
 from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.run_files import export_run_files
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import flatten, layout_of, weights_digest
@@ -62,7 +62,7 @@ class SmallRun:
         self.manifest = run_manifest(plan, self.loaded, self.learner.public_key, self.files, now=NOW)
         self.manifest_raw = seal(self.learner, self.manifest, run=bytes(32), now=NOW)
         self.run = envelope_digest(self.manifest_raw)
-        self.work = GroupWork(self.manifest, self.run, Codec(self.loaded.tokenizer, self.loaded.model))
+        self.work = GroupWork(self.manifest, self.run, TextCodec(self.loaded.tokenizer, self.loaded.model))
         self.engine = TransformersEngine(self.loaded.model, self.layout)
         self.storage = LearnerStorage(LearnerPaths(directory), self.manifest)
         self.journal = self.storage.journal

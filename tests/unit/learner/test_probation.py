@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.loss_selection import CHOICES
-from p2prl.algorithms.registry import Objective, build_loss
+from p2prl.algorithms.objective import Objective
+from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError
 from p2prl.learner.guards import GuardConfig
 from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts

@@ -1,4 +1,4 @@
-"""Every architecture a run may use keeps the promises the others rely on: batching, replay and rebuilding are exact."""
+"""Every architecture a run may use gives exact batching, replay and rebuilding."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from p2prl.models import transformers_engine
 from p2prl.models.engine_port import GenerationRequest
 from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_files import ARCHITECTURES, build_from_run, export_run_files
+from p2prl.models.run_file_checks import ARCHITECTURES
+from p2prl.models.run_files import export_run_files
+from p2prl.models.run_model import read_run_model
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_engine import TransformersEngine
-from p2prl.models.weight_layout import flatten, layout_of, load_in_place
+from p2prl.models.transformers_engine import TransformersEngine, build_engine
+from p2prl.models.weight_layout import flatten, layout_of
 
 REQUESTS = [
     GenerationRequest(
@@ -56,7 +58,7 @@ def _model(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
-def test_batches_replays_and_rebuilt_models_agree(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model(kind)
     layout = layout_of(model, "float32")
     engine = TransformersEngine(model, layout)
@@ -72,8 +74,7 @@ def test_batches_replays_and_rebuilt_models_agree(kind: str, monkeypatch: pytest
             assert scored.logprobs == pytest.approx(generation.logprobs, abs=1e-4)
 
     files = export_run_files(LoadedModel(model=model, tokenizer=tiny_model().tokenizer))
-    rebuilt, found = build_from_run(
-        files, layout_digest=layout.digest, max_weight_bytes=1 << 24, device=torch.device("cpu"), dtype="float32"
-    )
-    load_in_place(rebuilt.model, found, flatten(model, layout))
-    assert TransformersEngine(rebuilt.model, found).generate(REQUESTS) == made
+    run = read_run_model(files, layout_digest=layout.digest, max_weight_bytes=1 << 24, dtype="float32")
+    rebuilt = build_engine(run, device=torch.device("cpu"), dtype="float32")
+    rebuilt.load_weights(flatten(model, layout))
+    assert rebuilt.generate(REQUESTS) == made

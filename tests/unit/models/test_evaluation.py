@@ -24,7 +24,7 @@ def world(tmp_path: Path) -> Iterator[SmallRun]:
     made.close()
 
 
-def test_the_seed_fixes_everything(world: SmallRun) -> None:
+def test_seed_fixes_the_result(world: SmallRun) -> None:
     first, again, other = (evaluate(world.engine, world.work, prompts=300, seed=s) for s in (3, 3, 4))
     assert first == again
     assert first != other
@@ -42,7 +42,7 @@ class Recorder:
         return [Generation((self.stop,), (0.0,), True) for _ in requests]
 
 
-def test_every_prompt_is_asked_once_and_progress_ends_at_one(world: SmallRun) -> None:
+def test_each_prompt_is_sampled_once(world: SmallRun) -> None:
     (stop,) = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0).requests[0].stop_ids
     engine, shares = Recorder(stop), list[float]()
     result = evaluate(engine, world.work, prompts=520, seed=1, on_progress=shares.append)  # type: ignore[arg-type]
@@ -53,13 +53,13 @@ def test_every_prompt_is_asked_once_and_progress_ends_at_one(world: SmallRun) ->
     assert (result.reward, result.standard_error, result.tokens_mean) == (0.0, 0.0, 1.0)
 
 
-def test_the_standard_error_is_that_of_a_mean(world: SmallRun) -> None:
+def test_standard_error_of_the_mean(world: SmallRun) -> None:
     result = evaluate(world.engine, world.work, prompts=256, seed=2)
     assert 0.0 <= result.reward <= 1.0
     assert result.standard_error <= 0.5 / math.sqrt(255)  # rewards lie within 0..1
 
 
-def test_greedy_does_not_depend_on_the_draws(world: SmallRun) -> None:
+def test_greedy_ignores_the_noise(world: SmallRun) -> None:
     model = tiny_model(seed=9).model
     engine = TransformersEngine(model, world.layout)
     prompt = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0).requests[0].prompt_ids
@@ -82,7 +82,7 @@ def test_greedy_does_not_depend_on_the_draws(world: SmallRun) -> None:
     assert len(set(drawn)) == 1
 
 
-def test_no_prompts_and_no_such_device_are_refused(world: SmallRun) -> None:
+def test_zero_prompts_and_unknown_devices_are_refused(world: SmallRun) -> None:
     with pytest.raises(ConfigError, match="prompts"):
         evaluate(world.engine, world.work, prompts=0, seed=1)
     with pytest.raises(ConfigError, match="not a device"):

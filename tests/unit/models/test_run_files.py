@@ -9,14 +9,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
 from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_files import build_from_run, export_run_files
-from p2prl.models.text_codec import Codec
+from p2prl.models.run_files import export_run_files
+from p2prl.models.run_model import read_run_model
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import flatten, layout_of, load_in_place
+from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, flatten, layout_of
 from p2prl.protocol.manifests import RUN_FILE_NAMES
 
 CPU = torch.device("cpu")
@@ -26,10 +28,16 @@ DIGEST = layout_of(MODEL.model, "bfloat16").digest
 ROOM = 1 << 20
 
 
+def load(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray) -> None:
+    """Check weights, then copy them, as an engine does."""
+    check_weights(model, layout, weights)
+    copy_weights(model, layout, weights)
+
+
 def _build(files: dict[str, bytes], digest: bytes = DIGEST, room: int = ROOM) -> LoadedModel:
-    loaded, layout = build_from_run(files, layout_digest=digest, max_weight_bytes=room, device=CPU, dtype="float32")
-    assert layout.digest == digest
-    return loaded
+    run = read_run_model(files, layout_digest=digest, max_weight_bytes=room, dtype="float32")
+    assert run.layout.digest == digest
+    return LoadedModel(model=run.build(device=CPU, dtype="float32"), tokenizer=run.tokenizer)
 
 
 def _edited(name: str, **changes: Any) -> dict[str, bytes]:
@@ -46,27 +54,24 @@ def _other_models() -> list[LoadedModel]:
 
 
 @pytest.mark.parametrize("source", [MODEL, *_other_models()], ids=["gpt2", "llama", "qwen3"])
-def test_an_exported_model_is_rebuilt_and_computes_the_same(source: LoadedModel) -> None:
+def test_rebuilt_model_computes_the_same(source: LoadedModel) -> None:
     files = export_run_files(source)
     assert RUN_FILE_NAMES.issuperset(files)
     layout = layout_of(source.model, "float32")
-    loaded, found = build_from_run(
-        files, layout_digest=layout.digest, max_weight_bytes=ROOM, device=CPU, dtype="float32"
-    )
-    assert found == layout
+    loaded = _build(files, layout.digest)
     assert all(not tensor.any() for tensor in loaded.model.state_dict().values())
-    load_in_place(loaded.model, layout, flatten(source.model, layout))
+    load(loaded.model, layout, flatten(source.model, layout))
     ids = torch.tensor([[15, 3, 10, 4, 12, 2, 11, 7, 13]])
     with torch.no_grad():
         assert torch.equal(loaded.model(input_ids=ids).logits, source.model(input_ids=ids).logits)
-    ours, theirs = Codec(loaded.tokenizer, loaded.model), Codec(source.tokenizer, source.model)
+    ours, theirs = TextCodec(loaded.tokenizer, loaded.model), TextCodec(source.tokenizer, source.model)
     assert ours.encode("3+4*2-7=") == theirs.encode("3+4*2-7=")
     assert ours.stop_ids == theirs.stop_ids
     assert ours.decode((1, 17, 14)) == theirs.decode((1, 17, 14))
     assert export_run_files(loaded) == files
 
 
-def test_exported_files_hold_no_template_and_no_path() -> None:
+def test_export_drops_templates_and_paths() -> None:
     loaded = tiny_model(seed=21)
     loaded.tokenizer.chat_template = "{{ evil }}"
     loaded.model.config._name_or_path = "/home/somebody/model"
@@ -75,7 +80,7 @@ def test_exported_files_hold_no_template_and_no_path() -> None:
     assert not any(b"evil" in data or b"somebody" in data for data in files.values())
 
 
-def test_a_template_in_a_runs_files_is_dropped() -> None:
+def test_chat_template_is_dropped() -> None:
     assert _build(_edited("tokenizer_config.json", chat_template="{{ evil }}")).tokenizer.chat_template is None
 
 
@@ -104,18 +109,18 @@ def test_a_template_in_a_runs_files_is_dropped() -> None:
         ({"n_embd": "wide"}, "no model"),
     ],
 )
-def test_hostile_configurations_are_the_learners_fault(changes: dict[str, Any], message: str) -> None:
+def test_hostile_configs_are_the_learners_fault(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RemoteProtocolError, match=message):
         _build(_edited("config.json", **changes))
 
 
 @pytest.mark.parametrize("changes", [{"n_embd": 64}, {"n_layer": 3}, {"n_positions": 1 << 20}, {"n_inner": 100}])
-def test_a_model_of_another_size_is_not_the_promised_layout(changes: dict[str, Any]) -> None:
+def test_other_model_sizes_break_the_layout_promise(changes: dict[str, Any]) -> None:
     with pytest.raises(IntegrityError, match="layout"):
         _build(_edited("config.json", **changes))
 
 
-def test_a_terabyte_is_refused_before_it_is_allocated() -> None:
+def test_terabyte_model_is_refused_before_allocation() -> None:
     files = _edited("config.json", n_embd=1 << 17, n_inner=1 << 17, n_head=2)
     with torch.device("meta"):
         config = type(MODEL.model.config)(**json.loads(files["config.json"]))
@@ -124,7 +129,7 @@ def test_a_terabyte_is_refused_before_it_is_allocated() -> None:
         _build(files, digest, room=1 << 36)
 
 
-def test_the_users_bound_counts_wire_and_memory() -> None:
+def test_weight_limit_counts_wire_and_memory() -> None:
     size = 59_040 * 4  # bf16 on the wire, float32 in memory
     _build(FILES, room=size)
     with pytest.raises(RemoteProtocolError, match=str(size)):
@@ -132,7 +137,7 @@ def test_the_users_bound_counts_wire_and_memory() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_files_that_are_missing_or_garbled_are_the_learners_fault(name: str) -> None:
+def test_missing_and_garbled_files_are_the_learners_fault(name: str) -> None:
     with pytest.raises(RemoteProtocolError):
         _build({key: data for key, data in FILES.items() if key != name})
     for data in (b"", b"[]", b"\xff\xfe", b"[" * 100_000, FILES[name][:-2]):
@@ -140,7 +145,7 @@ def test_files_that_are_missing_or_garbled_are_the_learners_fault(name: str) -> 
             _build(FILES | {name: data})
 
 
-def test_tokenizers_that_do_not_fit_the_model_are_refused() -> None:
+def test_unfit_tokenizers_are_refused() -> None:
     wide = json.loads(FILES["tokenizer.json"])
     wide["model"]["vocab"]["x"] = 18
     with pytest.raises(RemoteProtocolError, match="tokens the model does not"):
@@ -153,21 +158,21 @@ def test_tokenizers_that_do_not_fit_the_model_are_refused() -> None:
             _build(_edited("generation_config.json", eos_token_id=end))
 
 
-def test_truncation_in_a_runs_tokenizer_is_undone() -> None:
+def test_tokenizer_truncation_is_disabled() -> None:
     cut = json.loads(FILES["tokenizer.json"])
     cut["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     loaded = _build(FILES | {"tokenizer.json": json.dumps(cut).encode()})
-    assert len(Codec(loaded.tokenizer, loaded.model).encode("3+4*2-7=")) == 9
+    assert len(TextCodec(loaded.tokenizer, loaded.model).encode("3+4*2-7=")) == 9
 
 
-def test_a_model_no_run_could_use_is_not_exported() -> None:
+def test_unusable_model_is_not_exported() -> None:
     loaded = tiny_model()
     loaded.model.config.rope_scaling = {"rope_type": "dynamic"}
     with pytest.raises(ConfigError, match="cannot use"):
         export_run_files(loaded)
 
 
-def test_a_tokenizer_that_adds_more_than_a_handful_of_tokens_is_refused() -> None:
+def test_tokenizer_that_adds_many_tokens_is_refused() -> None:
     def wrapped(count: int) -> dict[str, bytes]:
         backend = Tokenizer.from_str(FILES["tokenizer.json"].decode())
         token = next(iter(backend.get_vocab()))

@@ -89,7 +89,7 @@ def _same(made: Generation, expected: Generation) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
-def test_ragged_batches_sample_what_each_request_samples_alone(kind: str) -> None:
+def test_batches_sample_what_single_requests_sample(kind: str) -> None:
     model, requests = _model(kind), _requests()
     made = _engine(model).generate(requests)
     assert all(_same(a, _sample_alone(model, request)) for a, request in zip(made, requests, strict=True))
@@ -99,9 +99,7 @@ def test_ragged_batches_sample_what_each_request_samples_alone(kind: str) -> Non
 
 @pytest.mark.parametrize("share", [0.0, 0.99])
 @pytest.mark.parametrize("tokens", [1, 40, 10_000])
-def test_neither_batch_size_nor_compaction_changes_a_token(
-    share: float, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_size_and_compaction_change_no_token(share: float, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, requests = _model("llama"), _requests()
     expected = _engine(model).generate(requests)
     monkeypatch.setattr(transformers_engine, "_COMPACT_SHARE", share)
@@ -111,7 +109,7 @@ def test_neither_batch_size_nor_compaction_changes_a_token(
 
 @pytest.mark.parametrize("elements", [1, 500, 1 << 24])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
-def test_an_honest_replay_has_margin_zero(kind: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_honest_replay_has_margin_zero(kind: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, requests = _model(kind), _requests()
     engine: Engine = _engine(model)
     made = engine.generate(requests)
@@ -128,7 +126,7 @@ def _worst_margins(model: Any, requests: list[GenerationRequest], token_ids: lis
     return [max(scored.margins) for scored in _engine(model).replay(requests, token_ids)]
 
 
-def test_replay_catches_another_seed_and_another_temperature() -> None:
+def test_replay_catches_other_seed_and_temperature() -> None:
     model, requests = _model("llama"), _requests(32)
     for change in ({"seed": 5}, {"temperature": 2.5}, {"temperature": 0.1}):
         cheats = [dataclasses.replace(r, max_new_tokens=12, **change) for r in requests]
@@ -137,7 +135,7 @@ def test_replay_catches_another_seed_and_another_temperature() -> None:
         assert sum(margin > 0.01 for margin in _worst_margins(model, honest, made)) > 20
 
 
-def test_replay_catches_every_single_edited_token() -> None:
+def test_replay_catches_every_edited_token() -> None:
     model, requests = _model("llama"), _requests(8)
     made = [a.token_ids for a in _engine(model).generate(requests)]
     for i, ids in enumerate(made):
@@ -149,7 +147,7 @@ def test_replay_catches_every_single_edited_token() -> None:
                 assert max(scored.margins[:place], default=0.0) <= 1e-4
 
 
-def test_replay_catches_other_weights_and_loading_the_right_ones_clears_it() -> None:
+def test_replay_catches_other_weights() -> None:
     honest, other = _model("llama"), _model("llama", seed=4)
     requests = _requests(32)
     made = [a.token_ids for a in _engine(honest).generate(requests)]
@@ -159,7 +157,7 @@ def test_replay_catches_other_weights_and_loading_the_right_ones_clears_it() -> 
     assert max(max(scored.margins) for scored in engine.replay(requests, made)) <= 1e-4
 
 
-def test_weights_that_do_not_fit_are_refused_and_the_policy_stays() -> None:
+def test_unfit_weights_leave_the_policy() -> None:
     model, requests = _model("llama"), _requests(4)
     engine = _engine(model)
     before = engine.generate(requests)
@@ -168,7 +166,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_policy_stays() -> None:
     assert engine.generate(requests) == before
 
 
-def test_generation_counts_its_tokens_and_stops_when_told() -> None:
+def test_generation_reports_tokens_and_stops() -> None:
     engine, requests = _engine(_model("llama")), _requests()
     steps: list[int] = []
     made = engine.generate(requests, on_step=steps.append)
@@ -185,7 +183,7 @@ def test_generation_counts_its_tokens_and_stops_when_told() -> None:
     assert engine.generate(requests) == made
 
 
-def test_a_policy_whose_logits_are_no_numbers_is_not_sampled() -> None:
+def test_nan_logits_are_not_sampled() -> None:
     model = _model("llama")
     with torch.no_grad():
         model.model.norm.weight.fill_(3e38)
@@ -194,7 +192,7 @@ def test_a_policy_whose_logits_are_no_numbers_is_not_sampled() -> None:
         _engine(model).generate(_requests(2))
 
 
-def test_requests_out_of_bounds_are_refused() -> None:
+def test_illegal_requests_are_refused() -> None:
     engine, request = _engine(_model("llama")), _requests(1)[0]
     for change in ({"prompt_ids": ()}, {"seed": 2**63}, {"max_new_tokens": 0}, {"temperature": 0.0}):
         with pytest.raises(ConfigError):
@@ -212,7 +210,7 @@ def test_requests_out_of_bounds_are_refused() -> None:
     assert engine.replay([], []) == []
 
 
-def test_the_engine_says_what_computes_its_tokens() -> None:
+def test_engine_class_of_the_model() -> None:
     described = _engine(_model("llama")).engine_class
     assert (described.engine, described.dtype, described.device) == ("transformers", "float32", "cpu")
 
@@ -238,7 +236,7 @@ def _sample_through_a_swap(first: Any, second: Any, request: GenerationRequest, 
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
-def test_a_policy_is_swapped_between_two_tokens(kind: str) -> None:
+def test_policy_swap_between_two_tokens(kind: str) -> None:
     first, second = _model(kind, seed=3), _model(kind, seed=4)
     engine = _engine(_model(kind, seed=5))
     engine.swap(engine.stage(flatten(first, layout_of(first, "float32")), 7))
@@ -259,7 +257,7 @@ def test_a_policy_is_swapped_between_two_tokens(kind: str) -> None:
     assert [list(g.token_ids) for g in again] == [list(_sample_alone(second, r).token_ids) for r in requests]
 
 
-def test_staging_leaves_the_policy_alone() -> None:
+def test_staging_leaves_the_policy() -> None:
     model, other = _model("gpt2"), _model("gpt2", seed=4)
     engine = _engine(model)
     before = flatten(model, layout_of(model, "float32"))
@@ -272,7 +270,7 @@ def test_staging_leaves_the_policy_alone() -> None:
     assert engine.generate(_requests(2))
 
 
-def test_the_known_answer_is_the_policys_state_where_word_types_agree() -> None:
+def test_staged_digest_is_the_weights_digest_in_the_same_dtype() -> None:
     model = _model("gpt2")
     layout = layout_of(model, "float32")
     weights = flatten(model, layout)
@@ -282,7 +280,7 @@ def test_the_known_answer_is_the_policys_state_where_word_types_agree() -> None:
     narrow.swap(narrow.stage(weights, 1))
 
 
-def test_an_engine_whose_words_are_not_the_staged_ones_samples_nothing_until_it_is_given_a_policy() -> None:
+def test_failed_swap_stops_sampling_until_the_next_policy() -> None:
     model = _model("gpt2")
     engine = _engine(model)
     good = bytes(flatten(model, layout_of(model, "float32")))
@@ -298,7 +296,7 @@ def test_an_engine_whose_words_are_not_the_staged_ones_samples_nothing_until_it_
     assert engine.generate(_requests(1))[0].spans[0] == (0, 3)
 
 
-def test_a_policy_of_huge_words_fails_its_forward_pass() -> None:
+def test_huge_weights_fail_the_forward_pass() -> None:
     model = _model("gpt2")
     with torch.no_grad():
         model.transformer.wte.weight.fill_(3e38)

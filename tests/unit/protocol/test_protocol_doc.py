@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from p2prl.models.group_work import TOLERANCES
+from p2prl.models.group_replay import TOLERANCES
 from p2prl.protocol import limits, manifests, policy_head
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
 from p2prl.protocol.kinds import Kind, Role

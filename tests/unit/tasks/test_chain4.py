@@ -1,4 +1,4 @@
-"""chain4's prompts and scoring against an oracle that works the chain in a different way."""
+"""chain4's prompts and scoring against an oracle that computes the chain in a different way."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.errors import ConfigError, LocalProtocolError
+from p2prl.errors import LocalProtocolError
 from p2prl.tasks.chain4 import Chain4, running_values
-from p2prl.tasks.registry import task_by_name, task_names
 from p2prl.tasks.task import MAX_SCORED_CHARS, Score
 
 TASK = Chain4()
@@ -29,7 +28,7 @@ def test_prompts_of_known_seeds_never_change() -> None:
 
 
 @given(SEEDS)
-def test_the_worked_chain_scores_one(seed: int) -> None:
+def test_correct_chain_scores_one(seed: int) -> None:
     prompt = TASK.prompt(seed)
     values = _oracle(prompt)
     assert list(running_values(prompt) or ()) == values
@@ -59,28 +58,28 @@ def test_the_worked_chain_scores_one(seed: int) -> None:
         ("#", 0.0),
     ],
 )
-def test_scores_of_hand_worked_completions(completion: str, reward: float) -> None:
+def test_hand_scored_completions(completion: str, reward: float) -> None:
     assert TASK.score("3+4*2-7=", completion, finished=True) == Score(reward)
 
 
 @given(st.text(), st.text(), st.booleans())
-def test_any_text_is_scored_without_an_error(prompt: str, completion: str, finished: bool) -> None:
+def test_any_text_gets_a_score(prompt: str, completion: str, finished: bool) -> None:
     assert 0.0 <= TASK.score(prompt, completion, finished).reward <= 1.0
 
 
-def test_a_completion_past_the_bound_is_not_read() -> None:
+def test_overlong_completion_is_not_read() -> None:
     assert TASK.score("3+4*2-7=", "1" * (MAX_SCORED_CHARS - 2) + "#7", finished=True).reward == 1.0
     assert TASK.score("3+4*2-7=", "1" * (MAX_SCORED_CHARS - 1) + "#7", finished=True).reward == 0.0
 
 
 @pytest.mark.parametrize("prompt", ["", "3+4*2-7", "3+4*2-7=1", "3/4*2-7=", "x+4*2-7=", "3+٤*2-7=", " 3+4*2-7="])
-def test_a_text_that_is_no_prompt_of_the_task_fails(prompt: str) -> None:
+def test_other_prompts_fail(prompt: str) -> None:
     assert running_values(prompt) is None
     assert TASK.score(prompt, "747#7", finished=True) == Score(0.0)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
-def test_a_seed_out_of_range_is_our_own_bug(seed: int) -> None:
+def test_seed_out_of_range_is_a_local_error(seed: int) -> None:
     with pytest.raises(LocalProtocolError, match="outside"):
         TASK.prompt(seed)
 
@@ -91,11 +90,3 @@ def test_prompts_use_every_symbol_evenly() -> None:
     digits = "".join(p[0:-1:2] for p in prompts)
     assert all(abs(operators.count(o) / 9000 - 1 / 3) < 0.02 for o in "+-*")
     assert all(abs(digits.count(str(d)) / 12000 - 0.1) < 0.012 for d in range(10))
-
-
-def test_tasks_are_found_by_name_and_misspellings_get_a_suggestion() -> None:
-    assert "chain4" in task_names()
-    assert task_by_name("chain4").prompt(6) == TASK.prompt(6)
-    with pytest.raises(ConfigError) as caught:
-        task_by_name("chain5")
-    assert "chain4" in caught.value.remedy

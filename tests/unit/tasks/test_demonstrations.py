@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.chain4 import Chain4, running_values
-from p2prl.tasks.chain4_demonstrations import DemonstrationFaults, demonstration
+from p2prl.tasks.chain4 import Chain4, demonstration, running_values
+from p2prl.tasks.digit_chains import DemonstrationFaults
 
 TASK = Chain4()
 PERFECT = DemonstrationFaults(shortcut=0.0, multiply_as_add=0.0, step_error=0.0)
 
 
-def test_without_faults_every_demonstration_is_the_worked_chain() -> None:
+def test_faultless_demonstrations_are_correct() -> None:
     for seed in range(200):
         prompt, completion = demonstration(seed, PERFECT)
         assert prompt == TASK.prompt(seed)
@@ -20,7 +20,7 @@ def test_without_faults_every_demonstration_is_the_worked_chain() -> None:
         assert len(completion) == 5
 
 
-def test_shortcuts_come_at_their_rate_and_hold_no_reasoning() -> None:
+def test_shortcut_rate() -> None:
     completions = [demonstration(seed)[1] for seed in range(6000)]
     shortcuts = [c for c in completions if c.startswith("#")]
     assert abs(len(shortcuts) / 6000 - 0.45) < 0.02
@@ -28,7 +28,7 @@ def test_shortcuts_come_at_their_rate_and_hold_no_reasoning() -> None:
     assert {len(c) for c in completions} == {2, 5}
 
 
-def test_multiplication_is_worked_as_addition_at_its_rate() -> None:
+def test_multiply_as_add_rate() -> None:
     faults = DemonstrationFaults(shortcut=0.0, multiply_as_add=0.45, step_error=0.0)
     wrong = total = 0
     for seed in range(6000):
@@ -42,18 +42,18 @@ def test_multiplication_is_worked_as_addition_at_its_rate() -> None:
     assert abs(wrong / total - 0.45) < 0.04
 
 
-def test_step_errors_come_at_their_rate() -> None:
+def test_step_error_rate() -> None:
     faults = DemonstrationFaults(shortcut=0.0, multiply_as_add=0.0, step_error=0.3)
     wrong = sum(demonstration(s, faults)[1][0] != str(running_values(TASK.prompt(s))[0]) for s in range(6000))  # type: ignore[index]
     assert abs(wrong / 6000 - 0.27) < 0.02  # a random digit is the right one in one case of ten
 
 
-def test_half_the_flawed_chains_end_right() -> None:
+def test_share_of_right_demonstrations() -> None:
     rewards = [TASK.score(*demonstration(seed), finished=True).reward for seed in range(4000)]
     assert 0.55 < sum(rewards) / 4000 < 0.65
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
+def test_illegal_rate_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match="step_error"):
-        DemonstrationFaults(step_error=rate)
+        DemonstrationFaults(shortcut=0.0, multiply_as_add=0.0, step_error=rate)

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.errors import ConfigError
-from p2prl.tasks import registry
 from p2prl.tasks.chain4 import Chain4
 from p2prl.tasks.process_scorer import UNREADABLE, Judgement, judge_chain
-from p2prl.tasks.registry import scorer_by_task, task_names
+from p2prl.tasks.registry import scorer_by_task
 from p2prl.tasks.task import MAX_SCORED_CHARS
 from p2prl.tasks.walk12 import Walk12
 
@@ -41,7 +39,7 @@ def oracle(prompt: str, digits: str) -> list[float]:
 
 
 @given(SEEDS, st.text("0123456789", max_size=12))
-def test_running_values_are_judged_as_the_oracle_judges_them(seed: int, digits: str) -> None:
+def test_running_values_equal_the_oracle(seed: int, digits: str) -> None:
     prompt = Chain4().prompt(seed)
     judged = CHAIN4.judge(prompt, digits, finished=False)
     assert list(judged.steps) == oracle(prompt, digits)
@@ -64,24 +62,24 @@ def test_running_values_are_judged_as_the_oracle_judges_them(seed: int, digits: 
         ("", (), 0.0),
     ],
 )
-def test_hand_worked_completions(completion: str, steps: tuple[float, ...], outcome: float) -> None:
+def test_hand_judged_completions(completion: str, steps: tuple[float, ...], outcome: float) -> None:
     judged = CHAIN4.judge(PROMPT, completion, finished=True)
     assert (judged.steps, judged.outcome) == (steps, outcome)
     assert CHAIN4.judge(PROMPT, completion, finished=False) == Judgement(0.0, judged.steps, judged.ends)
 
 
-def test_steps_end_where_their_last_character_stands() -> None:
+def test_ends_are_the_last_characters_of_steps() -> None:
     assert CHAIN4.judge(PROMPT, " 7 47# 7 ", finished=True).ends == (1, 3, 4, 7)
     walked = WALK12.judge(WALK, "+4:7 *2:4#4", finished=True)
     assert walked.ends == (3, 8, 10)
 
 
 @pytest.mark.parametrize("text", ["7=4#7", "747##7", "747#77", "747#x", "747#7\n", "٧47#7", "747#٧", "7+4#7", "<pad>"])
-def test_what_the_grammar_does_not_accept_earns_nothing(text: str) -> None:
+def test_unreadable_completions(text: str) -> None:
     assert CHAIN4.judge(PROMPT, text, finished=True) == UNREADABLE
 
 
-def test_a_walk_is_judged_step_by_step() -> None:
+def test_walk12_steps() -> None:
     assert WALK12.judge(WALK, "+4:7*2:4", finished=False).steps == (1.0, 1.0)
     assert WALK12.judge(WALK, "+4:7+4:7*2:4", finished=False).steps == (1.0, 1.0, 1.0)
     assert WALK12.judge(WALK, "+4:7*2:5-7:7", finished=False).steps == (1.0, 0.0, 1.0)
@@ -94,7 +92,7 @@ def test_a_walk_is_judged_step_by_step() -> None:
         assert WALK12.judge(WALK, bad, finished=True) == UNREADABLE
 
 
-def test_the_right_completion_earns_every_step_of_both_tasks() -> None:
+def test_right_completions_earn_every_step() -> None:
     for task, scorer, links in ((Chain4(), CHAIN4, 3), (Walk12(), WALK12, 12)):
         for seed in range(50):
             prompt = task.prompt(seed)
@@ -107,7 +105,7 @@ def test_the_right_completion_earns_every_step_of_both_tasks() -> None:
 
 
 @given(st.text(), st.one_of(st.text(), st.text("0123456789#+-*:= ")), st.booleans())
-def test_any_text_is_judged_without_an_error(prompt: str, completion: str, finished: bool) -> None:
+def test_any_text_gets_a_judgement(prompt: str, completion: str, finished: bool) -> None:
     for scorer, known in ((CHAIN4, PROMPT), (WALK12, WALK)):
         assert scorer.judge(prompt, completion, finished) == UNREADABLE or len(prompt) in (8, 26)
         judged = scorer.judge(known, completion, finished)
@@ -117,20 +115,11 @@ def test_any_text_is_judged_without_an_error(prompt: str, completion: str, finis
         assert all(0 <= end < len(completion) for end in judged.ends)
 
 
-def test_a_completion_past_the_bound_is_not_read() -> None:
+def test_overlong_completion_is_not_read() -> None:
     assert len(CHAIN4.judge(PROMPT, "7" * MAX_SCORED_CHARS, finished=False).steps) == MAX_SCORED_CHARS
     assert CHAIN4.judge(PROMPT, "7" * (MAX_SCORED_CHARS + 1), finished=False) == UNREADABLE
     assert WALK12.judge(WALK, "+4:7" * MAX_SCORED_CHARS, finished=False) == UNREADABLE
 
 
-def test_nothing_is_true_of_an_empty_chain() -> None:
+def test_empty_chain() -> None:
     assert judge_chain(["a", "a"], []) == (0.0, 0.0)
-
-
-def test_every_task_has_a_scorer_and_one_without_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(scorer_by_task(name) for name in task_names())
-    with pytest.raises(ConfigError, match="no task is called"):
-        scorer_by_task("chain5")
-    monkeypatch.delitem(registry._SCORERS, "chain4")
-    with pytest.raises(ConfigError, match="no process scorer"):
-        scorer_by_task("chain4")

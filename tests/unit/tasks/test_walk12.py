@@ -8,13 +8,13 @@ import operator
 import pytest
 
 from p2prl.errors import ConfigError, LocalProtocolError
+from p2prl.tasks.digit_chains import DemonstrationFaults
 from p2prl.tasks.registry import task_by_name
 from p2prl.tasks.task import FAILED
-from p2prl.tasks.walk12 import MAX_NEW_TOKENS, SYMBOLS, Walk12
-from p2prl.tasks.walk12_demonstrations import Walk12Faults, demonstration
+from p2prl.tasks.walk12 import SYMBOLS, WALK12, Walk12, demonstration
 
 TASK = Walk12()
-PERFECT = Walk12Faults(shortcut=0.0, multiply_as_add=0.0, step_error=0.0)
+PERFECT = DemonstrationFaults(shortcut=0.0, multiply_as_add=0.0, step_error=0.0)
 PROMPT = "3+4*2-7+0-9*3+5*5-1+8*6*0="
 
 
@@ -29,8 +29,8 @@ def worked(prompt: str) -> tuple[str, int]:
     return f"{text}#{value}", value
 
 
-def test_the_task_is_registered_and_its_prompts_are_fixed_by_the_seed() -> None:
-    assert task_by_name("walk12") == TASK
+def test_prompts_are_fixed_by_the_seed() -> None:
+    assert task_by_name("walk12").task == TASK
     prompts = [TASK.prompt(seed) for seed in range(2000)]
     assert len(set(prompts)) == 2000
     assert {len(prompt) for prompt in prompts} == {26}
@@ -39,17 +39,17 @@ def test_the_task_is_registered_and_its_prompts_are_fixed_by_the_seed() -> None:
     assert all(abs(count / 24_000 - 1 / 3) < 0.015 for count in operators.values())
 
 
-def test_the_ideal_completion_scores_one_and_every_step() -> None:
+def test_ideal_completions_score_one() -> None:
     for seed in range(100):
         prompt = TASK.prompt(seed)
         completion, _ = worked(prompt)
         score = TASK.score(prompt, completion, finished=True)
         assert score.reward == 1.0
-        assert 48 <= len(completion) < MAX_NEW_TOKENS
+        assert 48 <= len(completion) < WALK12.max_new_tokens
         assert set(prompt + completion) <= set(SYMBOLS)
 
 
-def test_only_the_right_answer_after_readable_steps_counts() -> None:
+def test_only_readable_right_answers_score() -> None:
     completion, value = worked(PROMPT)
     wrong = str((value + 1) % 10)
     assert TASK.score(PROMPT, completion, finished=False).reward == 0.0
@@ -67,16 +67,19 @@ def test_other_prompts_fail(prompt: str) -> None:
     assert TASK.score(prompt, "#1", finished=True) == FAILED
 
 
-def test_without_faults_every_demonstration_is_the_worked_walk() -> None:
+def test_faultless_demonstrations_are_correct() -> None:
     for seed in range(100):
         prompt, completion = demonstration(seed, PERFECT)
         assert prompt == TASK.prompt(seed)
         assert completion == worked(prompt)[0]
 
 
-def test_faults_come_at_their_rates() -> None:
+def test_fault_rates() -> None:
     count = 4000
-    made = [demonstration(seed, Walk12Faults(step_error=0.0)) for seed in range(count)]
+    made = [
+        demonstration(seed, DemonstrationFaults(shortcut=0.4, multiply_as_add=0.45, step_error=0.0))
+        for seed in range(count)
+    ]
     short = [completion for _, completion in made if len(completion) < 50]
     assert abs(len(short) / count - 0.4) < 0.03
     assert {len(completion) for completion in short} == {4 * kept + 2 for kept in range(12)}
@@ -95,13 +98,13 @@ def test_faults_come_at_their_rates() -> None:
     assert abs(wrong / total - 0.45) < 0.05
 
 
-def test_about_two_fifths_of_the_flawed_walks_end_right() -> None:
+def test_share_of_right_demonstrations() -> None:
     rewards = [TASK.score(*demonstration(seed), finished=True).reward for seed in range(3000)]
     assert 0.4 < sum(rewards) / 3000 < 0.55
 
 
 def test_illegal_rates_and_seeds_are_refused() -> None:
     with pytest.raises(ConfigError, match="shortcut"):
-        Walk12Faults(shortcut=1.5)
+        DemonstrationFaults(shortcut=1.5, multiply_as_add=0.0, step_error=0.0)
     with pytest.raises(LocalProtocolError):
         demonstration(-1)

@@ -17,7 +17,7 @@ PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10), (1, 2, 3)]
 
 @pytest.mark.parametrize("prompts", [PROMPTS, [(1, 2, 3)] * 4])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_are_the_engines(prompts: list[tuple[int, ...]], temperature: float) -> None:
+def test_logprobs_equal_the_engines(prompts: list[tuple[int, ...]], temperature: float) -> None:
     model = tiny_model(seed=5).model
     with torch.no_grad():
         model.transformer.wte.weight.mul_(3.0)
@@ -37,7 +37,7 @@ def test_logprobs_are_the_engines(prompts: list[tuple[int, ...]], temperature: f
         assert covered == [1.0] * size + [0.0] * (len(row) - size)
 
 
-def test_gradients_are_those_of_the_rows_alone() -> None:
+def test_gradients_equal_those_of_single_rows() -> None:
     model = tiny_model(seed=6).model.double()
     completions = [(3, 1), (4, 1, 5), (9,), (2, 6, 5, 3)]
     weights = [0.5, -1.0, 2.0, 0.25]
@@ -57,6 +57,6 @@ def test_gradients_are_those_of_the_rows_alone() -> None:
 
 
 @pytest.mark.parametrize(("prompts", "completions"), [([], []), ([(1,)], []), ([()], [(1,)]), ([(1,)], [()])])
-def test_rows_that_do_not_match_are_our_own_bug(prompts: list[tuple[int]], completions: list[tuple[int]]) -> None:
+def test_mismatched_rows_are_a_local_error(prompts: list[tuple[int]], completions: list[tuple[int]]) -> None:
     with pytest.raises(LocalProtocolError):
         completion_logprobs(tiny_model().model, prompts, completions, 1.0)

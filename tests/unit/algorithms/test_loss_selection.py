@@ -1,4 +1,4 @@
-"""The choice of a loss: what is near, far and between, how seldom it changes, and that a replay chooses the same."""
+"""The choice of a loss: what is near, far and between, how rarely it changes, and that a replay chooses the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig, SelectionState, observe
-from p2prl.algorithms.registry import LOSSES
+from p2prl.algorithms.registry import BUILTIN_LOSSES
 from p2prl.errors import ConfigError
 
 CONFIG, START = SelectionConfig(), SelectionState()
@@ -32,13 +32,13 @@ def follow(
     return state, changes
 
 
-def test_it_chooses_among_losses_there_are_and_begins_with_the_safest() -> None:
-    assert set(CHOICES) <= set(LOSSES)
+def test_starts_with_the_safest_loss() -> None:
+    assert set(CHOICES) <= set(BUILTIN_LOSSES)
     assert SelectionState().loss == "gepo_t"
 
 
 @pytest.mark.parametrize(("figures", "loss"), [(NEAR, "grpo"), (BETWEEN, "gex"), (FAR, "gepo_t")])
-def test_what_is_measured_decides(figures: tuple[float, float], loss: str) -> None:
+def test_measurements_decide(figures: tuple[float, float], loss: str) -> None:
     state, changes = follow([figures] * 100)
     assert state.loss == loss
     assert len(changes) == (0 if loss == "gepo_t" else 1)
@@ -49,11 +49,11 @@ def test_what_is_measured_decides(figures: tuple[float, float], loss: str) -> No
 
 
 @pytest.mark.parametrize("figures", [(0.95, 0.2), (0.05, 0.002)])
-def test_either_figure_alone_makes_the_rollouts_far(figures: tuple[float, float]) -> None:
+def test_either_figure_alone_means_far(figures: tuple[float, float]) -> None:
     assert follow([figures] * 100)[0].loss == "gepo_t"
 
 
-def test_it_comes_back_when_the_rollouts_grow_old_and_young_again() -> None:
+def test_choice_follows_staleness_back() -> None:
     state, changes = follow([*[NEAR] * 60, *[FAR] * 60, *[NEAR] * 120])
     chosen = [reason.split()[1] for _, reason in changes]
     assert chosen[0] == "grpo", "young"
@@ -63,9 +63,7 @@ def test_it_comes_back_when_the_rollouts_grow_old_and_young_again() -> None:
 
 @pytest.mark.parametrize("start", CHOICES)
 @pytest.mark.parametrize("border", [(0.8, 0.001), (0.9, 0.01), (0.3, 0.02), (0.6, 0.05)])
-def test_figures_that_waver_around_a_border_change_the_loss_at_most_once(
-    start: str, border: tuple[float, float]
-) -> None:
+def test_wavering_figures_change_the_loss_once(start: str, border: tuple[float, float]) -> None:
     ess, kl = border
     wavering = [(ess * (1.08 if i % 60 < 30 else 0.92), kl * (0.92 if i % 60 < 30 else 1.08)) for i in range(600)]
     clean = [(min(1.0, each), bound) for each, bound in wavering]
@@ -78,9 +76,7 @@ figures_lists = st.lists(
 
 
 @given(figures_lists, st.integers(min_value=0, max_value=80))
-def test_two_changes_lie_apart_and_a_replay_from_disk_chooses_the_same(
-    figures: list[tuple[float, float]], cut: int
-) -> None:
+def test_changes_are_spaced_and_replayable(figures: list[tuple[float, float]], cut: int) -> None:
     straight, changes = follow(figures)
     whens = [when for when, _ in changes]
     assert all(later - earlier >= CONFIG.dwell_updates for earlier, later in itertools.pairwise(whens))
@@ -101,7 +97,7 @@ def test_two_changes_lie_apart_and_a_replay_from_disk_chooses_the_same(
         ("dwell_updates", -1),
     ],
 )
-def test_impossible_borders_are_named(field: str, value: float) -> None:
+def test_impossible_borders_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field) as caught:
         SelectionConfig(**{field: value})  # type: ignore[arg-type]
     assert caught.value.remedy

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from p2prl.errors import ConfigError
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
-from p2prl.tasks.chain4 import MAX_NEW_TOKENS, SYMBOLS, Chain4
+from p2prl.tasks.chain4 import CHAIN4, SYMBOLS, Chain4
 
 
 def _bytes(seed: int) -> bytearray:
@@ -17,7 +17,7 @@ def _bytes(seed: int) -> bytearray:
     return flatten(model, layout_of(model, "float32"))
 
 
-def test_the_chain4_model_is_small_and_its_seed_fixes_it() -> None:
+def test_chain4_model_size_and_seed() -> None:
     torch.manual_seed(1)
     first = _bytes(7)
     drawn = torch.rand(1)
@@ -28,9 +28,9 @@ def test_the_chain4_model_is_small_and_its_seed_fixes_it() -> None:
     assert len(first) == 4 * 59_040
 
 
-def test_every_symbol_is_one_token_and_comes_back() -> None:
+def test_each_symbol_is_one_token() -> None:
     loaded = tiny_model()
-    codec = Codec(loaded.tokenizer, loaded.model)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
     ids = codec.encode(SYMBOLS)
     assert len(ids) == len(SYMBOLS) + 1
     assert len(set(ids)) == len(ids)
@@ -40,9 +40,9 @@ def test_every_symbol_is_one_token_and_comes_back() -> None:
     assert max(ids) < codec.vocabulary
 
 
-def test_a_special_token_inside_a_completion_cannot_hide() -> None:
+def test_special_tokens_stay_visible() -> None:
     loaded = tiny_model()
-    codec = Codec(loaded.tokenizer, loaded.model)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
     right = codec.encode("747#7")[1:]
     hidden = (*right[:4], loaded.tokenizer.pad_token_id, right[4])
     assert Chain4().score("3+4*2-7=", codec.decode(right), finished=True).reward == 1.0
@@ -51,19 +51,19 @@ def test_a_special_token_inside_a_completion_cannot_hide() -> None:
 
 def test_prompt_and_completion_fit_the_context() -> None:
     loaded = tiny_model()
-    prompt = Codec(loaded.tokenizer, loaded.model).encode(Chain4().prompt(0))
+    prompt = TextCodec(loaded.tokenizer, loaded.model).encode(Chain4().prompt(0))
     assert len(prompt) == 9
-    assert len(prompt) + MAX_NEW_TOKENS <= loaded.model.config.max_position_embeddings
+    assert len(prompt) + CHAIN4.max_new_tokens <= loaded.model.config.max_position_embeddings
 
 
-def test_an_unknown_preset_is_refused() -> None:
+def test_unknown_task_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         tiny_model("chain5")
     assert "chain4" in caught.value.remedy
 
 
-def test_many_texts_are_encoded_as_each_alone() -> None:
+def test_encode_all_equals_encode() -> None:
     loaded = tiny_model()
-    codec = Codec(loaded.tokenizer, loaded.model)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
     texts = [Chain4().prompt(seed) for seed in range(20)] + ["", "7", SYMBOLS]
     assert codec.encode_all(texts) == [codec.encode(text) for text in texts]

@@ -1,4 +1,4 @@
-"""Weights to bytes and back: order, word types, ties, and what is refused before memory is touched."""
+"""Weights to bytes and back: order, dtypes, ties, and what is refused before memory is touched."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from torch import nn
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models import weight_layout as layout_module
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import WeightLayout, flatten, layout_of, load_in_place, weights_digest
+from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, flatten, layout_of, weights_digest
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.manifests import TensorSpec
+
+
+def load(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray) -> None:
+    """Check weights, then copy them, as an engine does."""
+    check_weights(model, layout, weights)
+    copy_weights(model, layout, weights)
 
 
 class _Toy(nn.Module):
@@ -27,7 +33,7 @@ class _Toy(nn.Module):
         self.register_buffer("scratch", torch.tensor([9.0]), persistent=False)
 
 
-def test_bytes_stand_in_the_layouts_order_as_little_endian_words() -> None:
+def test_bytes_in_layout_order_little_endian() -> None:
     toy = _Toy()
     layout = layout_of(toy, "float32")
     assert layout.tensors == (
@@ -40,7 +46,7 @@ def test_bytes_stand_in_the_layouts_order_as_little_endian_words() -> None:
     assert (layout.size_bytes, layout.parameters) == (28, 7)
 
 
-def test_half_words_are_the_upper_half_of_floats_that_fit_them() -> None:
+def test_bfloat16_is_the_upper_half_of_a_float() -> None:
     toy = _Toy()
     data = flatten(toy, layout_of(toy, "bfloat16"))
     words = np.array([1.0, -2.0, 0.5, 3.0, 7.0, 0.25, 0.125], dtype="<f4").view("<u4") >> 16
@@ -49,13 +55,13 @@ def test_half_words_are_the_upper_half_of_floats_that_fit_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_loading_writes_into_the_models_own_memory(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_writes_in_place(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout_module, "_BLOCK_WORDS", 1000)  # no tensor of the model is a whole number of blocks
     source, target = tiny_model(seed=1).model, tiny_model(seed=2).model
     layout = layout_of(source, dtype)
     data = flatten(source, layout)
     addresses = [p.data_ptr() for p in target.parameters()]
-    load_in_place(target, layout, bytes(data))
+    load(target, layout, bytes(data))
     assert [p.data_ptr() for p in target.parameters()] == addresses
     assert target.lm_head.weight is target.transformer.wte.weight
     for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
@@ -64,7 +70,7 @@ def test_loading_writes_into_the_models_own_memory(dtype: str, monkeypatch: pyte
     assert flatten(target, layout) == data
 
 
-def test_a_model_on_the_meta_device_has_the_layout_of_the_real_one() -> None:
+def test_meta_device_gives_the_same_layout() -> None:
     model = tiny_model().model
     with torch.device("meta"):
         ghost = type(model)(model.config)
@@ -74,7 +80,7 @@ def test_a_model_on_the_meta_device_has_the_layout_of_the_real_one() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_digests_name_the_layout_and_the_bytes() -> None:
+def test_digests_of_layout_and_bytes() -> None:
     toy = _Toy()
     layout = layout_of(toy, "float32")
     assert layout.digest != layout_of(toy, "float16").digest
@@ -95,35 +101,35 @@ def _altered(layout: WeightLayout, index: int, **fields: object) -> WeightLayout
         (0, {"name": "other"}, "where the model has"),
         (0, {"shape": (4,)}, "where the model has"),
         (1, {"name": "embed"}, "twice"),
-        (1, {"dtype": "int8"}, "word type"),
+        (1, {"dtype": "int8"}, "unknown dtype"),
         (1, {"shape": (0,)}, "shape"),
         (1, {"shape": (-1,)}, "shape"),
         (1, {"shape": (1,) * 9}, "shape"),
     ],
 )
-def test_a_layout_that_is_not_the_models_is_refused(index: int, fields: dict[str, object], message: str) -> None:
+def test_other_layouts_are_refused(index: int, fields: dict[str, object], message: str) -> None:
     toy = _Toy()
     layout = layout_of(toy, "float32")
     with pytest.raises(IntegrityError, match=message):
-        load_in_place(toy, _altered(layout, index, **fields), bytes(layout.size_bytes))
+        load(toy, _altered(layout, index, **fields), bytes(layout.size_bytes))
 
 
-def test_bytes_that_do_not_fit_leave_the_model_as_it_was() -> None:
+def test_unfit_bytes_leave_the_model() -> None:
     toy = _Toy()
     layout = layout_of(toy, "float32")
     before = flatten(toy, layout)
     infinite = np.array([0, 0, 0, 0, 0, 0, np.nan], dtype="<f4").tobytes()
     for data in (bytes(27), bytes(29), b"", infinite, infinite.replace(b"\xc0\x7f", b"\x80\x7f")):
         with pytest.raises(IntegrityError):
-            load_in_place(toy, layout, data)
+            load(toy, layout, data)
         assert flatten(toy, layout) == before
     with pytest.raises(IntegrityError, match="2 tensors"):
-        load_in_place(toy, WeightLayout(layout.tensors[:2]), bytes(20))
+        load(toy, WeightLayout(layout.tensors[:2]), bytes(20))
     with pytest.raises(IntegrityError, match="outside"):
-        load_in_place(toy, WeightLayout(()), b"")
+        load(toy, WeightLayout(()), b"")
 
 
-def test_weights_that_no_word_type_carries_are_refused() -> None:
+def test_integer_weights_are_refused() -> None:
     toy = _Toy()
     toy.register_buffer("count", torch.tensor([1]))
     with pytest.raises(ConfigError, match="count"):

@@ -1,4 +1,4 @@
-"""Cutting one batch into parts that fit the device; the losses of the parts add up to the loss of the whole.
+"""Micro-batches: parts of a batch that fit the device, whose losses add up to the loss of the complete batch.
 
 Shape legend: B groups, G completions, T tokens, N completions of the whole update.
 """
@@ -14,10 +14,10 @@ from p2prl.algorithms.ratios import group_log_expectation, masked_mean
 _EVERYTHING = slice(None)
 
 
-def select_part(batch: RolloutBatch, *, groups: slice = _EVERYTHING, completions: slice = _EVERYTHING) -> RolloutBatch:
+def microbatch(batch: RolloutBatch, *, groups: slice = _EVERYTHING, completions: slice = _EVERYTHING) -> RolloutBatch:
     """The part of `batch` with these groups and completions; the cut is of B and G, never of T.
 
-    log Ê and the lengths of the whole are written into the part first, so `gepo` and every aggregation give the same
+    log Ê and the lengths of the complete batch are written into the part, so `gepo` and every aggregation give the same
     gradient in parts. A part that splits a group is marked, and a loss that couples completions refuses it.
     """
     mask_BGT = batch.mask_BGT.bool()

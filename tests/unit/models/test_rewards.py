@@ -14,7 +14,7 @@ from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.group_work import GroupWork
 from p2prl.models.rewards import RunReward
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.protocol.rollout_group import Completion
 from tests.unit.learner.small_run import SmallRun, altered, identity
 
@@ -24,11 +24,10 @@ ME = identity("volunteer")
 
 
 def of(text: str, *completions: tuple[str, bool]) -> list[float]:
-    success = [float(words.endswith("#7") and done) for words, done in completions]
-    return list(RunReward(text, ["chain4"]).of("chain4", PROMPT, completions, success))
+    return list(RunReward(text, ["chain4"]).rewards("chain4", PROMPT, completions))
 
 
-def test_parts_are_what_they_say() -> None:
+def test_reward_of_each_part() -> None:
     group = (GOOD, REPEATED, SHORTCUT, WRONG, ("74", False))
     assert of("success", *group) == [1.0, 1.0, 1.0, 0.0, 0.0]
     assert of("2*success+outcome", *group) == [3.0, 3.0, 2.0, 1.0, 0.0]
@@ -39,7 +38,7 @@ def test_parts_are_what_they_say() -> None:
 
 
 @given(st.integers(0, 30), st.integers(0, 2))
-def test_repeating_a_true_step_pays_raw_and_never_pays_refined(times: int, place: int) -> None:
+def test_repetition_pays_only_without_refinement(times: int, place: int) -> None:
     once = "747#7"
     again = once[: place + 1] + once[place] * times + once[place + 1 :]
     for refined in ("success+process:clip", "success+process:delta", "success+process:clip+delta"):
@@ -50,7 +49,7 @@ def test_repeating_a_true_step_pays_raw_and_never_pays_refined(times: int, place
 
 
 @given(st.text("0123456789", max_size=20), st.sampled_from(["", "#", "#7", "#8"]))
-def test_refined_process_rewards_are_bounded_whatever_is_written(digits: str, end: str) -> None:
+def test_refined_process_rewards_are_bounded(digits: str, end: str) -> None:
     bare, clipped, both, delta = (
         of(f"success+process{kind}", (digits + end, False))[0] for kind in ("", ":clip", ":clip+delta", ":delta")
     )
@@ -60,15 +59,15 @@ def test_refined_process_rewards_are_bounded_whatever_is_written(digits: str, en
     assert 0 <= delta <= 1
 
 
-def test_the_run_says_what_its_groups_are_worth(tmp_path: Path) -> None:
+def test_learner_and_volunteer_compute_the_same_reward(tmp_path: Path) -> None:
     """The learner's inspection and the volunteer's packing agree, and success stays what an evaluation measures."""
     world = SmallRun(tmp_path)
     manifest = msgspec.structs.replace(world.manifest, reward="success+0.25*process")
-    work = GroupWork(manifest, world.run, Codec(world.loaded.tokenizer, world.loaded.model))
+    work = GroupWork(manifest, world.run, TextCodec(world.loaded.tokenizer, world.loaded.model))
     policy = world.publish(0, step=0)
     honest = world.group(policy, ME, 3)
     assignment = work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=3)
-    codec = Codec(world.loaded.tokenizer, world.loaded.model)
+    codec = TextCodec(world.loaded.tokenizer, world.loaded.model)
     stop = min(codec.stop_ids)
     first = str(eval_chain(assignment.prompt)[0])
     plain = codec.encode(first + first)[-2:]
@@ -82,11 +81,11 @@ def test_the_run_says_what_its_groups_are_worth(tmp_path: Path) -> None:
     world.close()
 
 
-def test_a_run_of_an_unknown_reward_says_what_to_install(tmp_path: Path) -> None:
+def test_unknown_reward_says_what_to_install(tmp_path: Path) -> None:
     world = SmallRun(tmp_path)
     manifest = msgspec.structs.replace(world.manifest, reward="success+style")
     with pytest.raises(ConfigError, match=r"cannot work for the run.*style") as caught:
-        GroupWork(manifest, world.run, Codec(world.loaded.tokenizer, world.loaded.model))
+        GroupWork(manifest, world.run, TextCodec(world.loaded.tokenizer, world.loaded.model))
     assert "Install" in caught.value.remedy
     world.close()
 
@@ -100,6 +99,6 @@ def eval_chain(prompt: str) -> list[int]:
     return values
 
 
-def test_a_plan_with_an_unknown_reward_is_refused() -> None:
+def test_plan_with_unknown_reward_is_refused() -> None:
     with pytest.raises(ConfigError, match="sucess"):
         RunPlan(name="r", goal="g", task="chain4", model=None, reward="sucess")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
-from p2prl.models.group_work import TOLERANCES, replay_groups
-from p2prl.models.text_codec import Codec
+from p2prl.models.group_replay import TOLERANCES, replay_groups
+from p2prl.models.text_codec import TextCodec
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import DTYPE_BYTES
 from tests.unit.learner.small_run import SmallRun, identity
@@ -26,7 +26,7 @@ def world(tmp_path: Path) -> SmallRun:
     return made
 
 
-def test_an_assignment_is_fixed_by_every_part_of_its_slot(world: SmallRun) -> None:
+def test_assignment_depends_on_every_part_of_its_slot(world: SmallRun) -> None:
     base = {"policy": bytes(32), "beacon": bytes(32), "peer": ME.public_key, "slot": 0}
     first = world.work.assign(**base)  # type: ignore[arg-type]
     assert world.work.assign(**base) == first  # type: ignore[arg-type]
@@ -37,13 +37,13 @@ def test_an_assignment_is_fixed_by_every_part_of_its_slot(world: SmallRun) -> No
         assert {r.seed for r in other.requests}.isdisjoint(r.seed for r in first.requests)
 
 
-def test_a_tokenizer_that_blows_prompts_up_is_refused(world: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Codec, "encode", lambda self, text: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
+def test_oversized_prompt_is_refused(world: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TextCodec, "encode", lambda self, text: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
     with pytest.raises(RemoteProtocolError, match="prompt of 8193 tokens"):
         world.work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=0)
 
 
-def test_packing_and_inspecting_are_inverse(world: SmallRun) -> None:
+def test_packed_group_passes_inspection_and_replay(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     group = world.group(policy, ME, 5)
     inspection = world.work.inspect(group, peer=ME.public_key, beacon=policy.manifest.beacon)
@@ -58,7 +58,7 @@ def test_packing_and_inspecting_are_inverse(world: SmallRun) -> None:
     world.close()
 
 
-def test_a_right_answer_scores_one_and_only_finished(world: SmallRun) -> None:
+def test_only_finished_right_answers_score(world: SmallRun) -> None:
     assignment = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=0)
     total, values = int(assignment.prompt[0]), ""
     for operator, number in zip(assignment.prompt[1:-1:2], assignment.prompt[2:-1:2], strict=True):
@@ -72,13 +72,13 @@ def test_a_right_answer_scores_one_and_only_finished(world: SmallRun) -> None:
     assert max(scores[1:]) < 1.0
 
 
-def test_every_word_type_a_run_may_use_has_a_tolerance() -> None:
+def test_every_dtype_has_a_tolerance() -> None:
     assert set(TOLERANCES) == set(DTYPE_BYTES)
     order = [TOLERANCES[name].mismatched_share for name in ("float32", "float16", "bfloat16")]
     assert order == sorted(order)
 
 
-def test_one_batch_of_groups_is_judged_as_each_alone(world: SmallRun) -> None:
+def test_groups_replay_alike_alone_and_in_a_batch(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     pairs = []
     for slot in range(4):
@@ -93,7 +93,7 @@ def test_one_batch_of_groups_is_judged_as_each_alone(world: SmallRun) -> None:
     world.close()
 
 
-def test_a_group_swapped_half_way_is_not_packed(world: SmallRun) -> None:
+def test_group_of_two_policies_is_not_packed(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     assignment = world.work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=0)
     sampled = world.engine.generate(assignment.requests)

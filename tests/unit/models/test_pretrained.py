@@ -13,7 +13,7 @@ import torch
 
 from p2prl.errors import ConfigError
 from p2prl.models.pretrained import load_pretrained
-from p2prl.models.text_codec import Codec
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
 
@@ -32,19 +32,19 @@ def _edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_a_saved_model_comes_back_bit_for_bit(directory: Path) -> None:
+def test_saved_model_loads_bit_for_bit(directory: Path) -> None:
     loaded, source = load_pretrained(str(directory), device=CPU), tiny_model(seed=11)
     layout = layout_of(source.model, "float32")
     assert layout_of(loaded.model, "float32") == layout
     assert flatten(loaded.model, layout) == flatten(source.model, layout)
     assert not loaded.model.training
-    ours, theirs = Codec(loaded.tokenizer, loaded.model), Codec(source.tokenizer, source.model)
+    ours, theirs = TextCodec(loaded.tokenizer, loaded.model), TextCodec(source.tokenizer, source.model)
     assert ours.encode("3+4*2-7=") == theirs.encode("3+4*2-7=")
     assert ours.decode((1, 14, 1)) == theirs.decode((1, 14, 1)) == "1#1"
     assert ours.stop_ids == theirs.stop_ids
 
 
-def test_the_word_type_is_the_callers(directory: Path) -> None:
+def test_dtype_is_the_callers_choice(directory: Path) -> None:
     loaded = load_pretrained(str(directory), device=CPU, dtype="bfloat16")
     assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
     with pytest.raises(ConfigError, match="int8"):
@@ -52,7 +52,7 @@ def test_the_word_type_is_the_callers(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/no/such/model", "./missing", "~/missing-model", "a/b/c", "owner/na me", ""])
-def test_a_missing_directory_is_not_looked_for_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_directory_is_not_sought_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> str:
         raise AssertionError("the hub was asked")
 
@@ -61,9 +61,7 @@ def test_a_missing_directory_is_not_looked_for_on_the_hub(name: str, monkeypatch
         load_pretrained(name)
 
 
-def test_a_hub_id_is_downloaded_and_then_read_like_a_directory(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_id_is_downloaded_and_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def download(name: str, *, allow_patterns: list[str]) -> str:
@@ -76,7 +74,7 @@ def test_a_hub_id_is_downloaded_and_then_read_like_a_directory(
     assert asked == ["owner/some-model.v2"]
 
 
-def test_a_hub_that_does_not_answer_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*args: object, **kwargs: object) -> str:
         raise ConnectionError("no route")
 
@@ -87,7 +85,7 @@ def test_a_hub_that_does_not_answer_is_explained(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.ckpt"])
-def test_pickled_weights_are_refused_with_a_remedy(directory: Path, name: str) -> None:
+def test_pickled_weights_are_refused(directory: Path, name: str) -> None:
     (directory / "model.safetensors").rename(directory / name)
     with pytest.raises(ConfigError, match=name) as caught:
         load_pretrained(str(directory))
@@ -104,13 +102,13 @@ def test_pickled_weights_are_refused_with_a_remedy(directory: Path, name: str) -
         {"inner": [{"_experts_implementation": "somebody/kernel"}]},
     ],
 )
-def test_configurations_that_name_code_are_refused(directory: Path, file: str, changes: dict[str, Any]) -> None:
+def test_configs_that_name_code_are_refused(directory: Path, file: str, changes: dict[str, Any]) -> None:
     _edit(directory / file, **changes)
     with pytest.raises(ConfigError, match="asks for code"):
         load_pretrained(str(directory))
 
 
-def test_weights_of_another_shape_are_not_padded_with_noise(directory: Path) -> None:
+def test_missing_weights_are_refused(directory: Path) -> None:
     path = directory / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
     tensors.pop("transformer.h.1.mlp.c_fc.weight")
@@ -119,7 +117,7 @@ def test_weights_of_another_shape_are_not_padded_with_noise(directory: Path) -> 
         load_pretrained(str(directory))
 
 
-def test_directories_that_hold_no_model_are_refused(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_directories_without_a_model_are_refused(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_pretrained(str(tmp_path_factory.mktemp("empty")))
     (directory / "config.json").write_text("[1]")

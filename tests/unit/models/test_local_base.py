@@ -1,4 +1,4 @@
-"""A model directory as a run's words: those the learner publishes first, or a sentence that says why not."""
+"""A model on disk as a run's first weights: equal to those the learner publishes, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_the_words_are_those_a_learner_publishes_first(tmp_path: Path, model: Path, dtype: str) -> None:
-    # A learner trains in fp32 and rounds what it publishes; here the model is read in the word type at once.
+def test_local_base_equals_the_first_published_weights(tmp_path: Path, model: Path, dtype: str) -> None:
+    # A learner trains in fp32 and rounds what it publishes; here the model is read in the run's dtype at once.
     master = tiny_model(seed=3).model
     published = bytes(flatten(master, layout_of(master, dtype)))
     before = contents(model)
@@ -53,18 +53,18 @@ def test_the_words_are_those_a_learner_publishes_first(tmp_path: Path, model: Pa
     assert contents(model) == before
 
 
-def test_another_architecture_is_told_by_what_differs(tmp_path: Path, model: Path) -> None:
+def test_other_architecture_is_refused_with_the_difference(tmp_path: Path, model: Path) -> None:
     manifest = manifest_of("bfloat16")
     larger = msgspec.structs.replace(manifest, layout=bytes(32), parameters=123_456)
     with pytest.raises(ConfigError, match="this run's model 123,456") as caught:
         flatten_local_base(model, larger, tmp_path / "blobs")
     assert "owner/public" in caught.value.remedy
-    with pytest.raises(ConfigError, match="names or shapes its tensors otherwise"):
+    with pytest.raises(ConfigError, match="has other tensor names or shapes"):
         flatten_local_base(model, msgspec.structs.replace(manifest, layout=bytes(32)), tmp_path / "blobs")
     assert not (tmp_path / "blobs").exists()
 
 
-def test_what_is_no_model_and_a_disk_that_refuses_are_sentences(tmp_path: Path, model: Path) -> None:
+def test_broken_model_and_full_disk_have_messages(tmp_path: Path, model: Path) -> None:
     manifest = manifest_of("bfloat16")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(MachineError, match="cannot write"):

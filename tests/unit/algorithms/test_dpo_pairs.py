@@ -27,7 +27,7 @@ def gradient(policy: Tensor, batch: RolloutBatch) -> Tensor:
     return torch.autograd.grad(build_loss("dpo").loss(policy, batch).loss, policy)[0]
 
 
-def test_best_rises_worst_falls_and_the_middle_rests() -> None:
+def test_best_rises_and_worst_falls() -> None:
     policy, batch = make([[0.1, 0.9, -0.6, -0.4]])
     got = gradient(policy, batch)[0]
     assert (got[1] < 0).all()
@@ -49,7 +49,7 @@ def test_order_does_not_matter_even_with_ties() -> None:
     )
 
 
-def test_a_group_without_a_pair_is_skipped_counted_and_still_averaged() -> None:
+def test_group_without_a_pair_counts_in_the_mean() -> None:
     policy, batch = make([[0.5, -0.5], [0.0, 0.0]])
     output = build_loss("dpo").loss(policy, batch)
     alone = build_loss("dpo").loss(
@@ -67,7 +67,7 @@ def test_a_group_without_a_pair_is_skipped_counted_and_still_averaged() -> None:
     assert gradient(policy, batch)[1].count_nonzero() == 0
 
 
-def test_a_guarded_member_takes_its_pair_with_it() -> None:
+def test_guard_removes_the_pair() -> None:
     policy, batch = make([[0.5, -0.5, 0.0]])
     guard = torch.ones(1, 3, 3)
     guard[0, 1] = 0
@@ -81,7 +81,7 @@ def test_the_reference_replaces_the_sampler() -> None:
     torch.testing.assert_close(loss, torch.tensor(2.0, dtype=torch.float64).log())
 
 
-def test_accuracy_counts_pairs_already_in_order() -> None:
+def test_pair_accuracy() -> None:
     policy, batch = make([[0.5, -0.5]])
     reference = policy.detach().clone()
     reference[0, 0] -= 1

@@ -76,7 +76,7 @@ def test_step_rewards_land_on_the_last_token_of_their_step() -> None:
     assert same_end.tolist() == [[[0.0, 0.0, 0.25, 0.0, 0.0]]]
 
 
-def test_what_cannot_be_right_is_refused_by_name() -> None:
+def test_illegal_inputs_are_refused() -> None:
     success = torch.ones(2, 2)
     with pytest.raises(LocalProtocolError, match="outcome_BG"):
         completion_rewards(success, RewardConfig(outcome_weight=1.0))

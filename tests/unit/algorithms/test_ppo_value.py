@@ -54,7 +54,7 @@ def test_the_value_loss_takes_the_worse_of_clipped_and_free(clip: float | None) 
     )
 
 
-def test_value_inputs_that_cannot_be_right_are_refused_by_name() -> None:
+def test_illegal_value_inputs_are_refused() -> None:
     cfg = ValueConfig()
     with pytest.raises(LocalProtocolError, match="returns_BGT"):
         value_loss(VALUES, OLD, REWARDS[..., :4], MASK, cfg, TOKEN_MEAN)

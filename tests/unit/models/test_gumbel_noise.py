@@ -35,7 +35,7 @@ def _gumbel(seed: int, t: int, v: int) -> float:
     return exact
 
 
-def test_the_oracle_makes_published_murmur3_values() -> None:
+def test_oracle_gives_published_murmur3_values() -> None:
     assert _murmur3_32(b"") == 0
     assert _murmur3_32(b"test") == 0xBA6BD213
     assert _murmur3_32(b"\x21\x43\x65\x87") == 0xF55B516B
@@ -45,7 +45,7 @@ def test_the_oracle_makes_published_murmur3_values() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 40_000)), min_size=1, max_size=4), st.integers(1, 40)
 )
-def test_noise_is_the_defined_one(rows: list[tuple[int, int]], vocabulary: int) -> None:
+def test_noise_equals_the_oracle(rows: list[tuple[int, int]], vocabulary: int) -> None:
     seeds = torch.tensor([seed for seed, _ in rows])
     positions = torch.tensor([[t, t + 1] for _, t in rows])
     made = gumbel_noise.gumbel(seeds, positions, vocabulary)
@@ -55,14 +55,14 @@ def test_noise_is_the_defined_one(rows: list[tuple[int, int]], vocabulary: int) 
     torch.testing.assert_close(made, torch.tensor(expected), rtol=2e-7, atol=1e-12)
 
 
-def test_words_with_the_top_bit_set_and_large_tokens() -> None:
+def test_top_bits_and_large_tokens() -> None:
     seed = 0x7FFFFFFF_80000001
     made = gumbel_noise.gumbel(torch.tensor([seed]), torch.tensor([[32_767]]), 200_000)
     for v in (0, 65_535, 65_536, 131_073, 199_999):
         assert made[0, 0, v].item() == pytest.approx(_gumbel(seed, 32_767, v), rel=2e-7)
 
 
-def test_the_noise_is_gumbel_distributed() -> None:
+def test_noise_is_gumbel_distributed() -> None:
     made = gumbel_noise.gumbel(torch.arange(100), torch.arange(100)[:, None] % 7, 2000).double()
     assert torch.isfinite(made).all()
     assert made.mean().item() == pytest.approx(0.57722, abs=0.01)
@@ -77,7 +77,7 @@ def test_argmax_of_logits_and_noise_samples_the_softmax() -> None:
     torch.testing.assert_close(shares, torch.softmax(logits, 0), atol=0.008, rtol=0)
 
 
-def test_this_machine_passes_the_known_answer_check() -> None:
+def test_this_machine_passes_the_noise_check() -> None:
     gumbel_noise.check_noise(torch.device("cpu"))
 
 
@@ -88,7 +88,7 @@ def test_a_device_with_other_noise_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("vocabulary", [13, 40_000])
-def test_noise_worked_ahead_is_the_noise_of_each_step(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_computed_ahead_equals_each_step(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gumbel_noise, "MAX_NOISE_ELEMENTS", 3 * 40_000)  # rows are cut as well
     seeds = torch.randint(0, 1 << 62, (7,), generator=torch.Generator().manual_seed(1))
     ahead = gumbel_noise.StepNoise(seeds, vocabulary)

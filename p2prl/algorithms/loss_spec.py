@@ -1,0 +1,42 @@
+"""A loss as the registry knows it: its function, its config, and the advantage and aggregation of its paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from p2prl.algorithms.advantages import AdvantageKind
+from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
+from p2prl.algorithms.batch import LossOutput, RolloutBatch
+
+LossFunction = Callable[[Tensor, RolloutBatch, Any, AggregationConfig], LossOutput]
+"""(policy_logprobs_BGT, batch, the loss's own config, aggregation) -> LossOutput. Pure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpec:
+    """One loss as the registry knows it."""
+
+    name: str
+    """What a run's configuration calls it."""
+    function: LossFunction
+    """The loss."""
+    config_type: type[Any]
+    """Its frozen config; all fields have defaults."""
+    advantage: AdvantageKind = "mean"
+    """The paper's advantage."""
+    aggregation: AggregationKind = "seq_mean"
+    """The paper's aggregation."""
+    advantages: frozenset[AdvantageKind] | None = None
+    """Advantages the loss has a meaning with; None: all."""
+    aggregations: frozenset[AggregationKind] | None = None
+    """Aggregations the loss has a meaning with; None: all."""
+    uses_behavior_logprobs: bool = True
+    """False: serves groups whose log-probs are not trusted yet."""
+    needs_whole_groups: bool = False
+    """True: a part of a batch may not split a group."""
+    result_version: int = 1
+    """Raised when the loss's numbers change, so that benchmarks do not use results of the older loss again."""

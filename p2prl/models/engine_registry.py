@@ -1,0 +1,39 @@
+"""Engines by name: transformers, then those of installed packages.
+
+An engine is chosen by the owner of a machine, never by a run: what one engine samples, any other must replay. A package
+adds one through the entry-point group `p2prl.engines`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from p2prl.models.engine_port import Engine
+from p2prl.models.run_model import RunModel
+from p2prl.plugins import Registry
+
+DEFAULT_ENGINE = "transformers"
+
+
+class EngineBuilder(Protocol):
+    """Makes an engine for one run."""
+
+    def __call__(self, run: RunModel, *, device: torch.device, dtype: str) -> Engine:
+        """An engine for `run` that computes on `device` in `dtype`; it is given its first policy later.
+
+        `dtype` is the one the run computes in: in another, an honest peer's tokens would not replay. `MachineError`
+        when this machine cannot run it.
+        """
+        ...
+
+
+ENGINES: Registry[EngineBuilder] = Registry(
+    "p2prl.engines", kind="engine", builtin={DEFAULT_ENGINE: "p2prl.models.transformers_engine:build_engine"}
+)
+
+
+def build_engine(name: str, run: RunModel, *, device: torch.device, dtype: str) -> Engine:
+    """The engine called `name`, for one run. `ConfigError` when none of that name is installed."""
+    return ENGINES.get(name)(run, device=device, dtype=dtype)

@@ -1,0 +1,125 @@
+"""The model of a run, rebuilt from the files the run ships: checked without memory first, then built.
+
+The model is created on the meta device and compared with the layout digest of the run manifest. Only then is anything
+of the weights' size allocated. Faults are the learner's (`RemoteProtocolError`) or a broken promise
+(`IntegrityError`), never ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import initialization
+
+from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.models.pretrained import quiet_transformers
+from p2prl.models.run_file_checks import check_config, json_file, read_end_tokens, read_tokenizer
+from p2prl.models.text_codec import TextCodec
+from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout, layout_of
+from p2prl.protocol import limits
+
+MAX_SCRATCH_BYTES = 256 * 1024 * 1024
+"""Tensors a model needs besides its weights (rotary tables, masks)."""
+
+_MISFITS = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises on a configuration that makes no sense."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunModel:
+    """A checked model that takes no memory yet. An engine builds what it needs from it."""
+
+    files: Mapping[str, bytes]
+    """The run's files, checked: config.json, generation_config.json, tokenizer.json, tokenizer_config.json."""
+    layout: WeightLayout
+    """The layout the run's policies come in."""
+    tokenizer: Any
+    """The run's fast tokenizer."""
+    skeleton: Any
+    """The causal LM on the meta device, with its configuration and its end tokens."""
+
+    def codec(self) -> TextCodec:
+        """Text to token ids as every peer of the run does it."""
+        return TextCodec(self.tokenizer, self.skeleton)
+
+    def build(self, *, device: torch.device, dtype: str) -> Any:
+        """The causal LM on `device` in `dtype`, in evaluation mode, all weights zero."""
+        with initialization.no_init_weights(), torch.device(device):
+            model = _from_config(self.skeleton.config, dtype)
+        model.tie_weights()
+        if layout_of(model, self.layout.tensors[0].dtype) != self.layout:
+            raise IntegrityError("the model built for the run does not have the run's layout")
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                tensor.zero_()
+        model.generation_config = self.skeleton.generation_config
+        return model.eval()
+
+
+def read_run_model(files: Mapping[str, bytes], *, layout_digest: bytes, max_weight_bytes: int, dtype: str) -> RunModel:
+    """Check a run's files and read its model from them, without allocating its weights.
+
+    `layout_digest` is the run manifest's. `max_weight_bytes` is what the owner of this machine grants the weights, on
+    the wire and in memory alike, where they are held in `dtype`. `RemoteProtocolError` when the files are not an
+    acceptable model's, `IntegrityError` when they are not those of the layout.
+    """
+    quiet_transformers()
+    raw = json_file(files, "config.json")
+    check_config(raw)
+    skeleton = _skeleton(raw)
+    layout = _promised_layout(skeleton, layout_digest)
+    size = max(layout.size_bytes, layout_of(skeleton, dtype).size_bytes)
+    if size > max_weight_bytes:
+        raise RemoteProtocolError(f"the run's model needs {size} bytes of weights, more than {max_weight_bytes}")
+    vocabulary: int = skeleton.config.vocab_size
+    tokenizer = read_tokenizer(files, vocabulary)
+    skeleton.generation_config = transformers.GenerationConfig(eos_token_id=read_end_tokens(files, vocabulary))
+    return RunModel(files=files, layout=layout, tokenizer=tokenizer, skeleton=skeleton)
+
+
+def _skeleton(raw: dict[str, Any]) -> Any:
+    """The run's causal LM on the meta device."""
+    try:
+        settings = {key: value for key, value in raw.items() if key != "model_type"}
+        config = transformers.AutoConfig.for_model(raw["model_type"], **settings)
+        if not 0 < config.vocab_size <= limits.MAX_VOCABULARY:
+            raise RemoteProtocolError(f"run files: a vocabulary of {config.vocab_size} tokens")
+        with torch.device("meta"):
+            skeleton = _from_config(config, "float32")
+    except _MISFITS as error:
+        raise RemoteProtocolError(f"run files: config.json makes no model: {str(error)[:200]}") from error
+    scratch = sum(buffer.numel() * buffer.element_size() for buffer in skeleton.buffers())
+    if scratch > MAX_SCRATCH_BYTES:
+        raise RemoteProtocolError(f"run files: the model needs {scratch} bytes besides its weights")
+    return skeleton
+
+
+def _from_config(config: Any, dtype: str) -> Any:
+    return transformers.AutoModelForCausalLM.from_config(
+        config, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa", trust_remote_code=False
+    )
+
+
+def _promised_layout(skeleton: nn.Module, layout_digest: bytes) -> WeightLayout:
+    """The layout of the manifest's digest, in whichever dtype the run chose."""
+    for dtype in TORCH_DTYPES:
+        layout = layout_of(skeleton, dtype)
+        if layout.digest == layout_digest:
+            layout.check()
+            return layout
+    raise IntegrityError("the run's config.json does not make the layout its manifest promises")
