@@ -65,7 +65,8 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of a learner."""
     if "step" not in worker:
         return [("updates", "none yet")]
-    rows = [("updates", f"{worker['step']:,.0f}"), ("policy", version_text(worker.get("version", -1)))]
+    target = f" of {worker['target_updates']:,}" if worker.get("target_updates") else ""
+    rows = [("updates", f"{worker['step']:,.0f}{target}"), ("policy", version_text(worker.get("version", -1)))]
     if "reward" in worker:
         rows.append(("reward", f"{worker['reward']:.3f}, mean of the newest batch"))
     if "staleness_p50" in worker:

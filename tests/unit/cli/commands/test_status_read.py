@@ -75,6 +75,7 @@ def test_validator_and_learner_have_their_own_figures() -> None:
     assert "20 replayed of 90 seen: 19 passed, 1 failed; 2 waiting" in shown(validator)
     learner = {"role": "learner", "running": True, "state": "training", "step": 1_500.0, "version": 40, "reward": 0.5,
                "staleness_p50": 13, "staleness_max": 74, "groups": 16, "peers": 3}  # fmt: skip
+    assert "1,500 of 2,000" in shown({**learner, "target_updates": 2_000})
     text = shown(learner)
     assert all(words in text for words in ("1,500\n", "v40", "0.500", "median 13, largest 74", "16 groups of 3"))
 
