@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
 from p2prl.algorithms.loss_selection import CHOICES
-from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
-from p2prl.learner.guards import GuardConfig
-from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
-from p2prl.learner.probation import ProbationConfig
+from p2prl.learner.training.loss_guards import GuardConfig
+from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.training.probation import ProbationConfig
 from p2prl.models.policy_logprobs import completion_logprobs
 
 GROUPS, SIZE, PROMPT, TOKENS = 4, 8, 16, 64

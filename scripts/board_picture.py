@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from p2prl.scoreboard.service import BoardServer
+from p2prl.scoreboard.web.service import BoardServer
 from p2prl.testing.sample_ledgers import MemorySource, crowd
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,10 +19,10 @@ from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.diagnostics import StalenessDiagnostics, diagnose
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig, reference_penalty
+from p2prl.algorithms.loss_registry import LOSSES, build_loss
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.microbatch import microbatch
 from p2prl.algorithms.objective import Objective
-from p2prl.algorithms.registry import LOSSES, build_loss
 
 __all__ = [
     "LOSSES",

@@ -9,15 +9,15 @@ from p2prl.algorithms.advantages import AdvantageConfig, AdvantageKind
 from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.config_checks import require_choice, suggestion
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, LOSSES, build_loss, loss_by_name
 from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
 from p2prl.algorithms.objective import Objective
-from p2prl.algorithms.registry import BUILTIN_LOSSES, LOSSES, build_loss, loss_by_name
 from p2prl.algorithms.reward_shaping import RewardConfig
 from p2prl.errors import ConfigError, require
-from p2prl.learner.guards import GuardConfig
-from p2prl.learner.loss_pipeline import LossPipelineConfig
-from p2prl.learner.probation import ProbationConfig
-from p2prl.learner.reference_policy import ReferenceConfig
+from p2prl.learner.training.loss_guards import GuardConfig
+from p2prl.learner.training.loss_pipeline import LossPipelineConfig
+from p2prl.learner.training.probation import ProbationConfig
+from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.protocol.manifests import Sampling
 
 AUTO = "auto"
@@ -54,7 +54,7 @@ class LossConfig:
     """The loss that trains the policy, and what is put around it."""
 
     name: str = "gepo_t"
-    """A name of `p2prl.algorithms.registry`, or `auto`."""
+    """A name of `p2prl.algorithms.loss_registry`, or `auto`."""
     options: dict[str, object] = field(default_factory=dict)
     """Options of that loss (docs/algorithms.md)."""
     advantage: str = ""

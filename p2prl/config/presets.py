@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.registry import task_by_name
+from p2prl.tasks.task_registry import task_by_name
 
 _CHAIN4_SETTINGS = """\
 # Settings of this run that may change between starts. What volunteers rely on (model, task, sampling, staleness

@@ -21,8 +21,8 @@ from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
 from p2prl.learner.learner_config import LearnerConfig
-from p2prl.learner.loss_pipeline import LossPipelineConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.pretrained import LoadedModel, load_pretrained
 from p2prl.models.run_files import export_run_files
 from p2prl.models.text_codec import TextCodec
@@ -34,7 +34,7 @@ from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.manifests import RunFile, RunManifest
-from p2prl.tasks.registry import task_by_name
+from p2prl.tasks.task_registry import task_by_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

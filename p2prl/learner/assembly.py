@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2prl.clock import Clock
-from p2prl.learner.decoded_groups import DecodedGroups
-from p2prl.learner.inbox import Inbox
-from p2prl.learner.intake import Intake
+from p2prl.learner.intake.decoded_groups import DecodedGroups
+from p2prl.learner.intake.inbox import Inbox
+from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verification import Verification
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.loss_pipeline import LossPipeline
-from p2prl.learner.metrics_log import MetricsLog
 from p2prl.learner.pacing import Pacing
-from p2prl.learner.policy_publisher import PolicyPublisher
-from p2prl.learner.publish_interval import PublishInterval, PublishIntervalConfig
-from p2prl.learner.reference_policy import ReferenceConfig
+from p2prl.learner.publishing.policy_publisher import PolicyPublisher
+from p2prl.learner.publishing.publish_interval import PublishInterval, PublishIntervalConfig
 from p2prl.learner.resume import resume
 from p2prl.learner.schedule import Schedule, ScheduleConfig
 from p2prl.learner.service import Learner
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
-from p2prl.learner.staleness_buffer import RolloutBuffer
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.trainer import Trainer
-from p2prl.learner.training import Training
-from p2prl.learner.verification import Verification
+from p2prl.learner.training.loss_pipeline import LossPipeline
+from p2prl.learner.training.metrics_log import MetricsLog
+from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.training_steps import Training
 from p2prl.models.group_work import Prepared
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.weight_layout import WeightLayout

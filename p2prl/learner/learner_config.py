@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from p2prl.errors import require
-from p2prl.learner.trainer import OptimizerConfig
+from p2prl.learner.training.optimizer_step import OptimizerConfig
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import FP32
 

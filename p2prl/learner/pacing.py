@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from p2prl.clock import Clock
-from p2prl.learner.publish_interval import PublishInterval
+from p2prl.learner.intake.verified_group import VerifiedGroup
+from p2prl.learner.publishing.publish_interval import PublishInterval
 from p2prl.learner.schedule import Action, Schedule
-from p2prl.learner.verified_group import VerifiedGroup
 
 
 class Pacing:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2prl.learner.checkpoints import newest_checkpoint
-from p2prl.learner.intake import TURNED_AWAY, turned_away_figures
+from p2prl.learner.intake.intake import TURNED_AWAY, turned_away_figures
+from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.trainer import Trainer
-from p2prl.learner.training import Training
-from p2prl.learner.verified_group import read_verified
+from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.training_steps import Training
 
 
 def resume(storage: LearnerStorage, trainer: Trainer, training: Training, on_notice: Callable[[str], None]) -> None:

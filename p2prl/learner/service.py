@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from p2prl.learner.inbox import Inbox
-from p2prl.learner.intake import GROUPS_PER_CHECK, Intake, turned_away_figures
+from p2prl.learner.intake.inbox import Inbox
+from p2prl.learner.intake.intake import GROUPS_PER_CHECK, Intake, turned_away_figures
 from p2prl.learner.pacing import Pacing
-from p2prl.learner.policy_publisher import PolicyPublisher
+from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.schedule import Action
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.training import Training
+from p2prl.learner.training.training_steps import Training
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from p2prl.clock import Clock
-from p2prl.learner.inbox import Inbox
-from p2prl.learner.intake import GROUPS_PER_CHECK, Intake
+from p2prl.learner.intake.inbox import Inbox
+from p2prl.learner.intake.intake import GROUPS_PER_CHECK, Intake
 from p2prl.learner.signing_sender import SigningSender
 
 _QUIET_S = 6.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2prl.clock import Clock
-from p2prl.learner.journal_ledger import LedgerTable
+from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.digests import Digest

@@ -15,8 +15,8 @@ import torch
 from p2prl.algorithms.reward_shaping import completion_rewards
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.tasks.process_scorer import ProcessScorer
-from p2prl.tasks.registry import scorer_by_task, task_by_name
 from p2prl.tasks.task import Score, Task
+from p2prl.tasks.task_registry import scorer_by_task, task_by_name
 
 Completion = tuple[str, bool]
 """Text without the stop token, and whether a stop token ended it."""

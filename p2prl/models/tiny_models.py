@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError
 from p2prl.models.pretrained import LoadedModel, quiet_transformers
-from p2prl.tasks.registry import task_by_name
+from p2prl.tasks.task_registry import task_by_name
 
 BOS, EOS, PAD = "<b>", "<e>", "<p>"
 

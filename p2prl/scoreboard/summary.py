@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from p2prl.scoreboard import views
-from p2prl.scoreboard.leaderboard_view import leaderboard_document
-from p2prl.scoreboard.ledger_sources import LedgerSource
+from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
+from p2prl.scoreboard.web import api_views
+from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
 
 FORMAT = "p2prl/board/v1"
 """First key of the summary; its number changes when a key's meaning does."""
@@ -29,10 +29,10 @@ def summary(source: LedgerSource) -> dict[str, Any]:
     snapshot = source.snapshot()
     people = leaderboard_document(snapshot, by="people", limit=_ROWS)
     validators = leaderboard_document(snapshot, by="validators", limit=_ROWS)
-    metrics = views.metrics_document(snapshot, from_step=0, to_step=(1 << 48) - 1, points=_POINTS)
+    metrics = api_views.metrics_document(snapshot, from_step=0, to_step=(1 << 48) - 1, points=_POINTS)
     return {
         "format": FORMAT,
-        "run": msgspec.to_builtins(views.run_document(snapshot)),
+        "run": msgspec.to_builtins(api_views.run_document(snapshot)),
         "people": msgspec.to_builtins(people.people),
         "validators": msgspec.to_builtins(validators.validators),
         "metrics": msgspec.to_builtins(metrics),

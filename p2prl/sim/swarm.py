@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from p2prl.algorithms.registry import build_loss
+from p2prl.algorithms.loss_registry import build_loss
 from p2prl.client.agent import AgentConfig, Sample
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.loss_pipeline import LossPipeline
-from p2prl.learner.published_policies import versions_kept
+from p2prl.learner.publishing.published_policies import versions_kept
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
+from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.models.group_work import Prepared
 from p2prl.models.pretrained import LoadedModel
 from p2prl.net.process.run_bootstrap import RunBootstrap

@@ -20,9 +20,9 @@ import torch
 
 from p2prl.config.run_settings import RunFolder, open_run
 from p2prl.learner.checkpoints import complete_checkpoints
-from p2prl.learner.journal import Journal
-from p2prl.learner.loss_pipeline import LossPipeline
-from p2prl.learner.trainer import Trainer, TrainingGroup
+from p2prl.learner.journal.journal import Journal
+from p2prl.learner.training.loss_pipeline import LossPipeline
+from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.weight_layout import flatten, layout_of, weights_digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope

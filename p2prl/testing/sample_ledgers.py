@@ -19,7 +19,7 @@ from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, Receip
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import Wire
-from p2prl.scoreboard.ledger_sources import Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
 
 START_S = 1_790_000_000.0
 """Start of every sample run, seconds since the epoch."""

@@ -29,9 +29,9 @@ from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import page_of
-from p2prl.scoreboard.ledger_sources import LedgerSource
-from p2prl.scoreboard.service import BoardServer
-from p2prl.scoreboard.swarm_source import SwarmSource, SwarmSourceConfig
+from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
+from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
+from p2prl.scoreboard.web.service import BoardServer
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
 
@@ -40,8 +40,8 @@ pytestmark = pytest.mark.loopback
 SERVE = """
 import sys
 from pathlib import Path
-from p2prl.scoreboard.run_folder_source import RunFolderSource
-from p2prl.scoreboard.service import serve
+from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
+from p2prl.scoreboard.web.service import serve
 source = RunFolderSource(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes())
 serve(source, host="127.0.0.1", port=0, on_ready=lambda url: print(url, flush=True))
 source.close()

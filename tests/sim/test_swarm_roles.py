@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2prl.learner.journal import Journal
+from p2prl.learner.journal.journal import Journal
 from p2prl.models.tiny_models import tiny_model
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
 

@@ -8,9 +8,9 @@ from typing import Literal, get_args
 
 from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
+from p2prl.algorithms.loss_registry import build_loss
 from p2prl.algorithms.objective import Objective
 from p2prl.algorithms.ppo import ValueConfig
-from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, require
 
 Reference = Literal["none", "start", "ema"]

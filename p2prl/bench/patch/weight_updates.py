@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.learner.journal import Journal
+from p2prl.learner.journal.journal import Journal
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.patches.simulated_training import adam_training, adam_versions, bf16, lora_versions
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType

@@ -13,8 +13,8 @@ from torch import Tensor
 from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.guards import kl_brake, vcpo_factor
+from p2prl.algorithms.loss_registry import loss_by_name
 from p2prl.algorithms.objective import Objective, build_objective
-from p2prl.algorithms.registry import loss_by_name
 from p2prl.bench.staleness.rejected_losses import REJECTED_LOSSES
 from p2prl.errors import ConfigError
 from p2prl.patches.dead_band import widest_band_ulp

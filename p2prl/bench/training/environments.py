@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from p2prl.bench.training.decoder_shape import DecoderShape
 from p2prl.errors import ConfigError
-from p2prl.tasks.registry import task_by_name
 from p2prl.tasks.task import Task
+from p2prl.tasks.task_registry import task_by_name
 from p2prl.tasks.task_spec import Demonstration
 
 _SPECIAL_TOKENS = 2

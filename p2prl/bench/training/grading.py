@@ -16,7 +16,7 @@ from p2prl.algorithms.reward_shaping import RewardConfig, completion_rewards, re
 from p2prl.bench.training.environments import Environment
 from p2prl.bench.training.stacked_sampling import Completions
 from p2prl.tasks.process_scorer import UNREADABLE, Judgement
-from p2prl.tasks.registry import scorer_by_task
+from p2prl.tasks.task_registry import scorer_by_task
 
 T = TypeVar("T")
 _Case = tuple[str, tuple[int, ...], bool]

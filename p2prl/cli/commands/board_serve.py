@@ -8,10 +8,10 @@ from pathlib import Path
 from p2prl.cli.commands.open_ledger import ledger_of
 from p2prl.cli.views.console import emit, say
 from p2prl.errors import UnreachableError
-from p2prl.scoreboard.listen_port import bind
-from p2prl.scoreboard.run_folder_source import RunFolderSource
+from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
+from p2prl.scoreboard.ledger.swarm_source import SwarmSource
 from p2prl.scoreboard.summary import summary
-from p2prl.scoreboard.swarm_source import SwarmSource
+from p2prl.scoreboard.web.listen_port import bind
 
 _FIRST_LEDGER_S = 30.0
 """How long `board LINK --json` waits for the swarm before it gives up."""
@@ -31,7 +31,7 @@ def board_command(
         return
     # The port comes first: a port in use is refused before anything has been started.
     with bind(host, port) as listener, ledger_of(source, home, listen) as ledger:
-        from p2prl.scoreboard.service import serve  # imports the web framework
+        from p2prl.scoreboard.web.service import serve  # imports the web framework
 
         serve(
             ledger,

@@ -8,10 +8,10 @@ from typing import Any
 from p2prl.cli.commands.demo_processes import RoleProcess
 from p2prl.cli.role_files import read_json_lines
 from p2prl.config.run_settings import RunFolder
-from p2prl.learner.journal import Journal
+from p2prl.learner.journal.journal import Journal
 from p2prl.protocol.identity import peer_id_of
-from p2prl.scoreboard.run_folder_source import RunFolderSource
-from p2prl.scoreboard.totals import Person
+from p2prl.scoreboard.ledger.leaderboard_totals import Person
+from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 
 
 def demo_summary(

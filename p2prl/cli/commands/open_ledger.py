@@ -12,8 +12,8 @@ from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import claim_worker_folder, default_home
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import SCHEME, parse_link
-from p2prl.scoreboard.run_folder_source import RunFolderSource
-from p2prl.scoreboard.swarm_source import SwarmSource, SwarmSourceConfig
+from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
+from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
 
 
 @contextmanager

@@ -32,4 +32,4 @@ class NetworkConfig:
     monthly_bytes: int = 0
     """Most bytes of chunks uploaded in a calendar month; 0 is no limit."""
     transport: str = "hivemind"
-    """Name of the transport in `p2prl.net.transports.registry`."""
+    """Name of the transport in `p2prl.net.transports.transport_registry`."""

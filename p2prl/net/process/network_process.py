@@ -25,7 +25,7 @@ from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
-from p2prl.net.transports.registry import TRANSPORTS
+from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.registry import build_loss
+from p2prl.algorithms.loss_registry import build_loss
 
 Array = NDArray[np.float64]
 MAX_TOKENS = 9

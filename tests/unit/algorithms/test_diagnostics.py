@@ -9,7 +9,7 @@ import torch
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.diagnostics import diagnose
-from p2prl.algorithms.registry import build_loss
+from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
-from p2prl.algorithms.registry import build_loss
+from p2prl.algorithms.loss_registry import build_loss
 
 
 def make(advantages: list[list[float]]) -> tuple[Tensor, RolloutBatch]:

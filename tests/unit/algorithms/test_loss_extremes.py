@@ -10,7 +10,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.diagnostics import diagnose
-from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
 from p2prl.errors import LocalProtocolError
 
 INF = float("inf")

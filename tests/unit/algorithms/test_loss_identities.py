@@ -10,8 +10,8 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.batch import RolloutBatch
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss, loss_by_name
 from p2prl.algorithms.microbatch import microbatch
-from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss, loss_by_name
 from p2prl.errors import LocalProtocolError
 from tests.unit.algorithms.batches import random_batch
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
 from tests.unit.algorithms.loss_oracles import (
     MAX_TOKENS,
     ORACLES,

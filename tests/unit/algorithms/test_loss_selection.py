@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES
 from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig, SelectionState, observe
-from p2prl.algorithms.registry import BUILTIN_LOSSES
 from p2prl.errors import ConfigError
 
 CONFIG, START = SelectionConfig(), SelectionState()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.guards import group_deflation_keep, spread, trust_caps
-from p2prl.algorithms.registry import build_loss
+from p2prl.algorithms.loss_registry import build_loss
 
 WIDE = {"gspo": {"clip_low": 1.0, "clip_high": 1e9}}
 """GSPO without its clip shows the weight itself."""

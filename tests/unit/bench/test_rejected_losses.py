@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
+from p2prl.algorithms.loss_registry import build_loss
 from p2prl.algorithms.objective import build_objective
-from p2prl.algorithms.registry import build_loss
 from p2prl.bench.staleness.rejected_losses import REJECTED_LOSSES
 from p2prl.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run
-from p2prl.learner.journal import Journal
+from p2prl.learner.journal.journal import Journal
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.tiny_models import tiny_model
 

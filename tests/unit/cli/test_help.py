@@ -14,7 +14,7 @@ import pytest
 from p2prl.cli.examples import examples
 from p2prl.config.presets import PRESETS
 from p2prl.protocol.manifests import DTYPE_BYTES
-from p2prl.tasks.registry import TASKS
+from p2prl.tasks.task_registry import TASKS
 from tests.command_doc import DOC, section
 from tests.unit.cli.invocation import commands, help_text
 

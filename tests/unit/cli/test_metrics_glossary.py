@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
-from p2prl.algorithms.registry import BUILTIN_LOSSES, build_loss
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
 from p2prl.cli.commands.join_worker import progress_document
 from p2prl.cli.commands.validate_worker import audit_document
 from p2prl.cli.commands.worker_session import StatusFile
 from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
-from p2prl.learner.loss_diagnostics import BUCKETS
-from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig
-from p2prl.learner.reference_policy import ReferenceConfig
-from p2prl.learner.trainer import Trainer
+from p2prl.learner.training.loss_diagnostics import BUCKETS
+from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
+from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.models.tiny_models import tiny_model
 from p2prl.protocol.join_link import JoinLink
 from p2prl.validator.service import Audit

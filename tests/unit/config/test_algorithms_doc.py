@@ -11,11 +11,11 @@ import pytest
 
 from p2prl.algorithms.advantages import AdvantageKind
 from p2prl.algorithms.aggregation import AggregationKind
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, loss_by_name
 from p2prl.algorithms.loss_selection import SelectionConfig
-from p2prl.algorithms.registry import BUILTIN_LOSSES, loss_by_name
 from p2prl.config.loss_table import ReferenceTable
-from p2prl.learner.guards import GuardConfig
-from p2prl.learner.probation import ProbationConfig
+from p2prl.learner.training.loss_guards import GuardConfig
+from p2prl.learner.training.probation import ProbationConfig
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
 

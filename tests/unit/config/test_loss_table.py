@@ -6,13 +6,13 @@ import tomllib
 
 import pytest
 
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, loss_by_name
 from p2prl.algorithms.loss_selection import CHOICES
-from p2prl.algorithms.registry import BUILTIN_LOSSES, loss_by_name
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.run_settings import RunSettings
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError
-from p2prl.learner.loss_pipeline import LossPipelineConfig
+from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.protocol.manifests import Sampling
 
 SAMPLING = Sampling(1.0, 8, 8)

@@ -17,14 +17,14 @@ from p2prl.config.loss_table import LossConfig
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import prepare_engine
 from p2prl.config.run_settings import RunFolder, init_run
-from p2prl.learner.probation import ProbationConfig
 from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.training.probation import ProbationConfig
 from p2prl.models.engine_registry import ENGINES
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.warm_start import WarmstartConfig
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.protocol.manifests import Sampling
-from p2prl.tasks.registry import TASKS, task_by_name
+from p2prl.tasks.task_registry import TASKS, task_by_name
 from tests.unit.house.checkout import copy_checkout
 from tests.unit.house.source_tree import ROOT
 

@@ -10,14 +10,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from p2prl.algorithms.registry import build_loss
+from p2prl.algorithms.loss_registry import build_loss
 from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
-from p2prl.learner.trainer import OptimizerConfig
+from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
+from p2prl.learner.training.optimizer_step import OptimizerConfig
 from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.text_codec import TextCodec

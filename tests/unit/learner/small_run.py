@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from p2prl.learner.decoded_groups import DecodedGroups
-from p2prl.learner.journal_groups import StoredGroup
+from p2prl.learner.intake.decoded_groups import DecodedGroups
+from p2prl.learner.intake.verification import Outcome, Verification
+from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.verification import Outcome, Verification
 from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.run_files import export_run_files
 from p2prl.models.text_codec import TextCodec

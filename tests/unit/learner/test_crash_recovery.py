@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from p2prl.algorithms.loss_registry import build_loss
 from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
-from p2prl.algorithms.registry import build_loss
-from p2prl.learner.loss_pipeline import LossPipelineConfig
-from p2prl.learner.probation import ProbationConfig
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
+from p2prl.learner.training.loss_pipeline import LossPipelineConfig
+from p2prl.learner.training.probation import ProbationConfig
 from p2prl.models.weight_layout import flatten
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.kinds import Kind

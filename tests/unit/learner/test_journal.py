@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import MachineError
-from p2prl.learner.journal import Journal
-from p2prl.learner.journal_groups import GroupState, StoredGroup
+from p2prl.learner.journal.groups import GroupState, StoredGroup
+from p2prl.learner.journal.journal import Journal
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
@@ -176,7 +176,7 @@ def test_verdict_enters_the_ledger_once_after_the_receipt(path: Path) -> None:
 
 
 def test_verdicts_on_unknown_groups_or_above_the_quota_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2prl.learner.journal_ledger.VERDICTS_PER_VERSION", 3)
+    monkeypatch.setattr("p2prl.learner.journal.ledger.VERDICTS_PER_VERSION", 3)
     journal = Journal(path)
     assert not journal.ledger.add_verdict(verdict(group(1)), b"v" * 32, receipts(1)), "a group that was never delivered"
     for number in range(5):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from p2prl.learner.journal import Journal
-from p2prl.learner.journal_groups import GroupState
+from p2prl.learner.journal.groups import GroupState
+from p2prl.learner.journal.journal import Journal
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from tests.unit.learner.small_run import NOW, identity

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
+from p2prl.algorithms.loss_registry import build_loss
 from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
-from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError, LocalProtocolError
-from p2prl.learner.guards import EssWatch, GuardConfig
-from p2prl.learner.loss_diagnostics import BUCKETS, STALENESS_EDGES
-from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
-from p2prl.learner.probation import ProbationConfig
-from p2prl.learner.reference_policy import ReferenceConfig
-from p2prl.learner.trainer import Trainer
+from p2prl.learner.training.loss_diagnostics import BUCKETS, STALENESS_EDGES
+from p2prl.learner.training.loss_guards import EssWatch, GuardConfig
+from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.probation import ProbationConfig
+from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.tiny_models import tiny_model
 from tests.unit.learner.test_trainer import CONFIG, CPU, batches, state

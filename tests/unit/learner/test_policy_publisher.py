@@ -12,9 +12,9 @@ import torch
 
 from p2prl.clock import Clock
 from p2prl.learner.learner_config import LearnerConfig
-from p2prl.learner.patch_publishing import PatchBase, make_patches
-from p2prl.learner.policy_publisher import PolicyPublisher
-from p2prl.learner.published_policies import PublishedPolicies
+from p2prl.learner.publishing.patch_publishing import PatchBase, make_patches
+from p2prl.learner.publishing.policy_publisher import PolicyPublisher
+from p2prl.learner.publishing.published_policies import PublishedPolicies
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.tiny_models import tiny_model

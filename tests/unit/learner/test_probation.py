@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2prl.algorithms.loss_registry import build_loss
 from p2prl.algorithms.loss_selection import CHOICES
 from p2prl.algorithms.objective import Objective
-from p2prl.algorithms.registry import build_loss
 from p2prl.errors import ConfigError
-from p2prl.learner.guards import GuardConfig
-from p2prl.learner.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
-from p2prl.learner.probation import ProbationConfig
+from p2prl.learner.training.loss_guards import GuardConfig
+from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.training.probation import ProbationConfig
 
 NEW, KNOWN = 0, 1
 """Rows of the two groups: of a peer on probation, and of one that is trusted."""

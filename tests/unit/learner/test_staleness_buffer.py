@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.learner.staleness_buffer import RolloutBuffer
-from p2prl.learner.verified_group import VerifiedGroup
+from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
 

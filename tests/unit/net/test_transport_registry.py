@@ -9,7 +9,7 @@ import pytest
 
 from p2prl.errors import ConfigError
 from p2prl.net.process.network_config import NetworkConfig
-from p2prl.net.transports.registry import TRANSPORTS
+from p2prl.net.transports.transport_registry import TRANSPORTS
 
 
 def test_the_default_transport_is_built_in() -> None:
@@ -27,7 +27,7 @@ def test_an_unknown_transport_names_the_known_ones() -> None:
 def test_choosing_a_transport_imports_no_network_library() -> None:
     probe = (
         "import sys\n"
-        "from p2prl.net.transports.registry import TRANSPORTS\n"
+        "from p2prl.net.transports.transport_registry import TRANSPORTS\n"
         "TRANSPORTS.get('hivemind'), TRANSPORTS.get('libp2p')\n"
         "assert not {'hivemind', 'libp2p', 'trio', 'torch'} & set(sys.modules), 'heavy'"
     )

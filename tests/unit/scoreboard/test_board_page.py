@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.scoreboard import views
-from p2prl.scoreboard.leaderboard_view import leaderboard_document
-from p2prl.scoreboard.learning_curve import HEIGHT, WIDTH, reward_chart
-from p2prl.scoreboard.page import STATIC, PageRequest, render_page
-from p2prl.scoreboard.text_format import credit, percent, quantity, quoted
+from p2prl.scoreboard.web import api_views
+from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.web.learning_curve import HEIGHT, WIDTH, reward_chart
+from p2prl.scoreboard.web.page import STATIC, PageRequest, render_page
+from p2prl.scoreboard.web.text_format import credit, percent, quantity, quoted
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
 
 CORPUS = [
@@ -126,7 +126,7 @@ def test_every_tag_is_closed() -> None:
 def test_the_page_shows_the_numbers_of_the_api() -> None:
     snapshot = MemorySource(sample_run(0, steps=30)).snapshot()
     html = render_page(snapshot, PageRequest(show=50))
-    run = views.run_document(snapshot)
+    run = api_views.run_document(snapshot)
     assert run.ledger.head in html
     for row in leaderboard_document(snapshot, by="people", limit=50).people:
         assert row.handle in html
@@ -257,7 +257,7 @@ def test_shares_never_round_to_certainty(value: float, text: str) -> None:
 
 def test_the_chart_goes_through_its_points() -> None:
     snapshot = MemorySource(sample_run(0, steps=30)).snapshot()
-    metrics = views.metrics_document(snapshot, from_step=0, to_step=99, points=240)
+    metrics = api_views.metrics_document(snapshot, from_step=0, to_step=99, points=240)
     chart = reward_chart(metrics)
     assert chart is not None
     points = [tuple(map(float, pair.split())) for pair in re.findall(r"[ML]([^ML]+)", chart.line)]
@@ -278,7 +278,7 @@ def test_the_chart_goes_through_its_points() -> None:
 def test_the_chart_stays_in_its_box_for_any_rewards(rewards: list[float], first: int) -> None:
     writer = LedgerWriter()
     writer.receipts(0, receipt(0, identity("ann")))
-    base = views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=9, points=9)
+    base = api_views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=9, points=9)
     count = len(rewards)
     metrics = replace(
         base,
@@ -298,6 +298,8 @@ def test_the_chart_stays_in_its_box_for_any_rewards(rewards: list[float], first:
 
 def test_no_reward_gives_no_chart() -> None:
     assert (
-        reward_chart(views.metrics_document(MemorySource(LedgerWriter()).snapshot(), from_step=0, to_step=9, points=9))
+        reward_chart(
+            api_views.metrics_document(MemorySource(LedgerWriter()).snapshot(), from_step=0, to_step=9, points=9)
+        )
         is None
     )

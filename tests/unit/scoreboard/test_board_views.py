@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
 from p2prl.protocol.identity import peer_id_of
-from p2prl.scoreboard import views
-from p2prl.scoreboard.api_schema import ContributorDocument, ValidatorDocument
 from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS, display_name
-from p2prl.scoreboard.leaderboard_view import contributor_document, leaderboard_document
-from p2prl.scoreboard.totals import wilson_interval
+from p2prl.scoreboard.ledger.leaderboard_totals import wilson_interval
+from p2prl.scoreboard.web import api_views
+from p2prl.scoreboard.web.api_schema import ContributorDocument, ValidatorDocument
+from p2prl.scoreboard.web.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
 
 
@@ -84,7 +84,7 @@ def test_the_curve_is_a_weighted_mean_with_its_interval() -> None:
         for i, (r, n) in enumerate(zip(rewards, sizes, strict=True))
     ]
     writer.receipts(5, *rows)
-    document = views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=99, points=100)
+    document = api_views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=99, points=100)
     mean = sum(r * n for r, n in zip(rewards, sizes, strict=True)) / sum(sizes)
     half = 1.96 * statistics.stdev(rewards) / len(rewards) ** 0.5
     assert document.step == [5]
@@ -98,7 +98,7 @@ def test_one_group_has_no_interval_and_none_has_no_mean() -> None:
     writer = LedgerWriter()
     writer.receipts(0, receipt(0, identity("ann")))
     writer.receipts(1, receipt(1, identity("ann"), state=3, reason="seed_mismatch"))
-    document = views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=9, points=10)
+    document = api_views.metrics_document(MemorySource(writer).snapshot(), from_step=0, to_step=9, points=10)
     assert document.reward_mean == [0.5, None]
     assert document.reward_low == document.reward_high == [None, None]
     assert document.rejected_groups == [0, 1]
@@ -107,8 +107,8 @@ def test_one_group_has_no_interval_and_none_has_no_mean() -> None:
 @pytest.mark.parametrize("points", [1, 2, 7, 20, 1000])
 def test_a_coarse_curve_loses_nothing(points: int) -> None:
     snapshot = MemorySource(sample_run(2, steps=20)).snapshot()
-    fine = views.metrics_document(snapshot, from_step=0, to_step=99, points=1000)
-    coarse = views.metrics_document(snapshot, from_step=0, to_step=99, points=points)
+    fine = api_views.metrics_document(snapshot, from_step=0, to_step=99, points=1000)
+    coarse = api_views.metrics_document(snapshot, from_step=0, to_step=99, points=points)
     assert len(coarse.step) <= points
     assert sum(coarse.verified_tokens) == sum(fine.verified_tokens)
     assert sum(coarse.groups) == sum(fine.groups)
@@ -120,7 +120,7 @@ def test_a_coarse_curve_loses_nothing(points: int) -> None:
 
 
 def test_the_run_document_sums_up() -> None:
-    document = views.run_document(MemorySource(sample_run(0)).snapshot())
+    document = api_views.run_document(MemorySource(sample_run(0)).snapshot())
     totals = document.totals
     assert totals.verified_groups + totals.rejected_groups + totals.expired_groups == 600
     assert document.learner_step == 59
@@ -139,7 +139,7 @@ def test_the_run_document_sums_up() -> None:
     ],
 )
 def test_times_are_rfc_3339_or_none(ms: int, text: str | None) -> None:
-    assert views.time_text(ms) == text
+    assert api_views.time_text(ms) == text
 
 
 def test_a_verdict_from_the_far_future_breaks_nothing() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
-from p2prl.scoreboard import views
-from p2prl.scoreboard.leaderboard_view import leaderboard_document
-from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
+from p2prl.scoreboard.ledger.ledger_dump import verify_dump, verify_source, write_dump
+from p2prl.scoreboard.web import api_views
+from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, sample_run
 
 WRITER = sample_run(0, steps=6)
@@ -25,7 +25,7 @@ def test_a_dump_recounts_to_the_same_totals(tmp_path: Path) -> None:
     assert (result.height, result.root) == (len(WRITER.entries), WRITER.head.hex())
     assert result.signed_height == len(WRITER.entries)
     snapshot = SOURCE.snapshot()
-    assert result.totals == views.run_document(snapshot).totals
+    assert result.totals == api_views.run_document(snapshot).totals
     assert result.people == leaderboard_document(snapshot, by="people", limit=500).people
     assert result.validators == leaderboard_document(snapshot, by="validators", limit=500).validators
     assert verify_source(SOURCE) == result

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.ledger_messages import Receipts, ReceiptState, Verdict
-from p2prl.scoreboard.ledger_fold import BoardState, LedgerFold
+from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.testing.sample_ledgers import (
     LedgerWriter,
     identity,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import MachineError, RemoteProtocolError
-from p2prl.learner.journal import Journal
+from p2prl.learner.journal.journal import Journal
 from p2prl.protocol.envelope import seal
-from p2prl.scoreboard.run_folder_source import RunFolderSource
+from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from p2prl.tasks.chain4 import Chain4
 from p2prl.tasks.process_scorer import UNREADABLE, Judgement, judge_chain
-from p2prl.tasks.registry import scorer_by_task
 from p2prl.tasks.task import MAX_SCORED_CHARS
+from p2prl.tasks.task_registry import scorer_by_task
 from p2prl.tasks.walk12 import Walk12
 
 CHAIN4, WALK12 = scorer_by_task("chain4"), scorer_by_task("walk12")

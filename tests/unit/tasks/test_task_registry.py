@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.registry import TASKS, scorer_by_task, task_by_name
+from p2prl.tasks.task_registry import TASKS, scorer_by_task, task_by_name
 from p2prl.tasks.task_spec import SmallModel
 from tests.unit.installed_package import install_package
 

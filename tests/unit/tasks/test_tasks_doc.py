@@ -13,8 +13,8 @@ import pytest
 from p2prl.errors import ConfigError
 from p2prl.models.rewards import RunReward
 from p2prl.tasks.chain4 import Chain4
-from p2prl.tasks.registry import scorer_by_task
 from p2prl.tasks.task import Task
+from p2prl.tasks.task_registry import scorer_by_task
 from p2prl.tasks.walk12 import Walk12
 
 TEXT = (Path(__file__).parents[3] / "docs/tasks.md").read_text()

@@ -9,8 +9,8 @@ import pytest
 
 from p2prl.errors import ConfigError, LocalProtocolError
 from p2prl.tasks.digit_chains import DemonstrationFaults
-from p2prl.tasks.registry import task_by_name
 from p2prl.tasks.task import FAILED
+from p2prl.tasks.task_registry import task_by_name
 from p2prl.tasks.walk12 import SYMBOLS, WALK12, Walk12, demonstration
 
 TASK = Walk12()

@@ -12,8 +12,8 @@ import pytest
 from p2prl import errors
 from p2prl.cli.commands.board_serve import await_current_ledger
 from p2prl.errors import P2PRLError, UnreachableError
-from p2prl.scoreboard.ledger_sources import Snapshot
-from p2prl.scoreboard.swarm_source import SwarmSource
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.scoreboard.ledger.swarm_source import SwarmSource
 from p2prl.testing.sample_ledgers import MemorySource, sample_run
 from tests.unit.cli.invocation import invoke
 

@@ -1,0 +1,43 @@
+"""Answer what arrives from the network: groups and verdicts, queries for the ledger, and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2prl.learner.intake.intake import Intake
+from p2prl.learner.journal.ledger import LedgerTable
+from p2prl.learner.signing_sender import SigningSender
+from p2prl.net.process import control
+from p2prl.protocol import ledger_chain, limits
+
+
+class Inbox:
+    """Reads the network's messages and hands each to the part it is for."""
+
+    def __init__(
+        self, intake: Intake, ledger: LedgerTable, sender: SigningSender, on_notice: Callable[[str], None]
+    ) -> None:
+        self._intake = intake
+        self._ledger = ledger
+        self._sender = sender
+        self._on_notice = on_notice
+
+    def read(self, timeout_s: float, *, step: int, finished: bool) -> None:
+        """Take the messages that arrived, waiting up to `timeout_s` for the first, and answer them.
+
+        `step` and `finished` go into the ledger head that announces new verdicts.
+        """
+        envelopes: list[bytes] = []
+        for message in self._sender.network.poll(timeout_s):
+            match message:
+                case control.EnvelopeArrived(envelope=raw):
+                    envelopes.append(raw)
+                case control.LedgerWanted(peer=peer, from_height=wanted):
+                    entries = self._ledger.entries(wanted, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
+                    self._sender.network.send(control.SendLedger(peer, wanted, ledger_chain.page_of(entries)))
+                case control.Warned(message=text, remedy=remedy):
+                    self._on_notice(f"{text}. {remedy}".strip())
+                case _:
+                    pass
+        if envelopes and self._intake.receive(envelopes):
+            self._sender.send_ledger_head(step=step, finished=finished)

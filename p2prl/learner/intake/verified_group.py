@@ -1,0 +1,65 @@
+"""A verified rollout group with its tokens, the learner's own log-probs and its rewards, ready to train on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2prl.learner.journal.groups import StoredGroup
+from p2prl.learner.publishing.published_policies import PublishedPolicies
+from p2prl.learner.training.optimizer_step import TrainingGroup
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.rollout_group import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedGroup:
+    """A group that passed its checks, decoded. Numbers stay packed until it is trained on."""
+
+    digest: Digest
+    peer: bytes
+    group: RolloutGroup
+    policy_step: int
+    """Learner step at which the policy it was sampled with was published."""
+    behavior: bytes
+    """Little-endian float32 log-probs, as the journal keeps them, so that a replay trains on the same numbers."""
+    rewards: bytes
+    """Little-endian float32, one per completion."""
+    verified_at: float | None = None
+    """Seconds since the epoch; None when it was read back after a restart."""
+
+    def staleness(self, step: int) -> int:
+        """Learner updates between the policy it was sampled with and `step`."""
+        return step - self.policy_step
+
+    def training_group(self, *, step: int, trust: float) -> TrainingGroup:
+        """The group as the trainer reads it, for the update that starts at `step`."""
+        completions = tuple(tuple(np.frombuffer(c.tokens, dtype="<u4").tolist()) for c in self.group.completions)
+        behavior = np.frombuffer(self.behavior, dtype="<f4")
+        splits = np.split(behavior, np.cumsum([len(ids) for ids in completions])[:-1])
+        return TrainingGroup(
+            prompt_ids=tuple(np.frombuffer(self.group.prompt, dtype="<u4").tolist()),
+            completions=completions,
+            behavior_logprobs=tuple(tuple(part.tolist()) for part in splits),
+            rewards=tuple(np.frombuffer(self.rewards, dtype="<f4").tolist()),
+            staleness=self.staleness(step),
+            trust=trust,
+        )
+
+
+def read_verified(stored: StoredGroup, published: PublishedPolicies) -> VerifiedGroup | None:
+    """A verified group out of the journal, after a restart; None when its policy has left the window."""
+    group = body_of(open_envelope(stored.raw, now=None), RolloutGroup)
+    policy = published.get(group.version, group.policy)
+    if policy is None:
+        return None
+    return VerifiedGroup(
+        digest=stored.digest,
+        peer=stored.peer,
+        group=group,
+        policy_step=policy.manifest.step,
+        behavior=stored.behavior,
+        rewards=stored.rewards,
+    )

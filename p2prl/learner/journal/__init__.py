@@ -1,0 +1,1 @@
+"""The crash-safe record of a run in one SQLite file."""

@@ -1,0 +1,64 @@
+"""Crash-safe record of a run in one SQLite file: groups, batches, signed policies and the ledger.
+
+Everything the learner promises is written here before it is sent: a group before its storage receipt, a batch before
+its update, a manifest before it is published, a receipt before it is gossiped. After SIGKILL the updates since the last
+checkpoint are computed again from the recorded batches. So training resumes at the exact step with the same parameters,
+no group is trained on twice, and no second manifest is ever signed for a version.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from p2prl.disk_full import write_error
+from p2prl.errors import MachineError
+from p2prl.learner.journal import batches, groups, ledger, policies
+from p2prl.learner.journal.batches import BatchTable
+from p2prl.learner.journal.groups import GroupTable
+from p2prl.learner.journal.ledger import LedgerTable
+from p2prl.learner.journal.policies import PolicyTable
+
+_SCHEMA = groups.SCHEMA + batches.SCHEMA + policies.SCHEMA + ledger.SCHEMA
+
+
+class Journal:
+    """The journal of one run. One process writes it; others may read."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+            self.groups = GroupTable(self._db)
+            self.batches = BatchTable(self._db)
+            self.policies = PolicyTable(self._db)
+            self.ledger = LedgerTable(self._db)
+        except (OSError, sqlite3.Error) as error:
+            raise MachineError(
+                f"cannot open the journal {path}: {error}", remedy="Free some space or fix the directory's permissions."
+            ) from error
+
+    def close(self) -> None:
+        """Close the database; everything is already on disk."""
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write all or nothing, with one flush to disk for everything inside."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
+                    self._db.execute("ROLLBACK")
+                self.ledger.reload()
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise write_error(error, "the journal") from error

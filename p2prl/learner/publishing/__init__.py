@@ -1,0 +1,1 @@
+"""Policy versions going out: manifests, patches, heads, and the interval between them."""

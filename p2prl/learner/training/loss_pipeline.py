@@ -1,0 +1,269 @@
+"""Loss pipeline: from log-probs to one scalar to minimize, through guards, probation, reference pull and loss choice.
+
+Everything a run may put around its loss meets here, and its metrics are collected. The state is a few plain numbers,
+kept in the checkpoint. Apart from it the result depends on the batch alone, so a replay repeats it.
+
+Shape legend: B groups, G completions, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2prl.algorithms.batch import LossOutput, RolloutBatch
+from p2prl.algorithms.diagnostics import StalenessDiagnostics, diagnose
+from p2prl.algorithms.guards import spread
+from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig, reference_penalty
+from p2prl.algorithms.loss_selection import SelectionConfig, SelectionState, observe
+from p2prl.algorithms.objective import Objective
+from p2prl.algorithms.ratios import terms_of
+from p2prl.learner.training.loss_diagnostics import STALENESS_EDGES, bucket_figures, bucket_name, collapse_notice
+from p2prl.learner.training.loss_guards import EssWatch, GuardConfig
+from p2prl.learner.training.probation import ProbationConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossPipelineConfig:
+    """A loss and what is put around it."""
+
+    objectives: Mapping[str, Objective]
+    """The loss; or, when the run lets it be chosen, every loss to choose from, by name."""
+    guards: GuardConfig = field(default_factory=GuardConfig)
+    """Masks, brakes and the warning."""
+    probation: ProbationConfig = field(default_factory=ProbationConfig)
+    """Bounds for peers without history."""
+    probation_loss: Objective | None = None
+    """The loss of groups on probation; None: the run's own."""
+    reference: ReferencePenaltyConfig = field(default_factory=ReferencePenaltyConfig)
+    """The pull towards a reference policy."""
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    """Thresholds of the choice, when there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollouts:
+    """A batch of B groups before its advantages are computed."""
+
+    behavior_logprobs_BGT: Tensor
+    """Nats: the learner's own, at the version each group was sampled with."""
+    mask_BGT: Tensor
+    """Bool."""
+    rewards_BG: Tensor
+    """Reward units."""
+    staleness_BG: Tensor
+    """Updates."""
+    trust_B: Tensor
+    """0 to 1: `ProbationConfig.trust` of each group's peer."""
+    reference_logprobs_BGT: Tensor | None = None
+    """Nats: the reference policy's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The loss of one batch and what to log about it."""
+
+    loss: Tensor
+    """Scalar to minimize."""
+    rate_factor: float
+    """Factor on the learning rate, in (0, 1]."""
+    metrics: dict[str, Any]
+    """For the log (`docs/metrics.md`)."""
+    notices: tuple[str, ...]
+    """Sentences a person should read: a choice and its reason, a warning and its remedy."""
+
+
+class LossPipeline:
+    """The run's loss, with its state at the current update."""
+
+    def __init__(self, config: LossPipelineConfig) -> None:
+        self._config = config
+        self._choice: SelectionState | None = None
+        if len(config.objectives) > 1:
+            self._choice = SelectionState()
+        self._watch = EssWatch()
+
+    @classmethod
+    def plain(cls, objective: Objective) -> LossPipeline:
+        """A loss with nothing around it."""
+        return cls(LossPipelineConfig(objectives={objective.spec.name: objective}))
+
+    @property
+    def probation(self) -> ProbationConfig:
+        """The run's probation rule."""
+        return self._config.probation
+
+    @property
+    def objective(self) -> Objective:
+        """The loss in use."""
+        objectives = self._config.objectives
+        return next(iter(objectives.values())) if self._choice is None else objectives[self._choice.loss]
+
+    def state(self) -> dict[str, Any]:
+        """State for a checkpoint: plain numbers and names."""
+        choice = None if self._choice is None else asdict(self._choice)
+        return {"ess_watch": asdict(self._watch), "choice": choice}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Load a checkpoint's state. A choice this run cannot make any more is ignored."""
+        if "ess_watch" in state:
+            self._watch = EssWatch(**state["ess_watch"])
+        choice = state.get("choice")
+        if self._choice is not None and choice and choice["loss"] in self._config.objectives:
+            self._choice = SelectionState(**choice)
+
+    def estimate(self, policy_logprobs_BGT: Tensor, rollouts: Rollouts) -> Estimate:
+        """The loss of a batch; gradients flow to `policy_logprobs_BGT`. Advances the state.
+
+        Raises LocalProtocolError where the batch holds NaN, infinity or an empty completion.
+        """
+        notices: list[str] = []
+        plain = _batch(self.objective, rollouts)
+        reliable_B = self._reliable(policy_logprobs_BGT, plain, rollouts)
+        if self._choice is not None:
+            notices += self._choose(policy_logprobs_BGT[reliable_B], _select_groups(plain, reliable_B))
+        objective, config = self.objective, self._config
+        batch, counts = self._guarded(objective, policy_logprobs_BGT, rollouts, reliable_B)
+        output = self._output(objective, policy_logprobs_BGT, rollouts, batch)
+        loss = output.loss
+        metrics: dict[str, Any] = {"loss_name": objective.spec.name, **counts}
+        if config.reference.beta > 0:
+            penalty = reference_penalty(policy_logprobs_BGT, batch, config.reference, objective.aggregation)
+            loss = loss + penalty
+            metrics["reference_penalty"] = float(penalty.detach())
+        reliable = (
+            policy_logprobs_BGT[reliable_B],
+            _select_groups(batch, reliable_B),
+            _select_output(output, reliable_B),
+        )
+        rate_factor = config.guards.rate_factor(terms_of(*reliable[:2]))
+        overall = _diagnose_all(*reliable)
+        # Groups with a loss of their own are trained on, so they are described, however wrong their log-probs are.
+        described = reliable if config.probation_loss is None else (policy_logprobs_BGT, batch, output)
+        metrics |= {"rate_factor": rate_factor} | bucket_figures("all", _diagnose_all(*described))
+        for bucket in diagnose(*described, edges=STALENESS_EDGES):
+            metrics |= bucket_figures(bucket_name(bucket), bucket)
+        metrics |= {f"loss/{name}": float(value) for name, value in output.metrics.items()}
+        self._watch, collapsed = self._watch.observe(
+            overall.ess_fraction, below=config.guards.ess_threshold(overall.completions)
+        )
+        if collapsed:
+            notices.append(collapse_notice(self._watch.mean or 0.0, objective.spec.name))
+        return Estimate(loss=loss, rate_factor=rate_factor, metrics=metrics, notices=tuple(notices))
+
+    def _reliable(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, rollouts: Rollouts) -> Tensor:
+        """(B,): groups whose log-probs may decide the learning rate, the masks and the choice of the loss.
+
+        Groups on probation may not when they are out of bounds, nor at all where they train without log-probs. A batch
+        of nothing else is judged as it is.
+        """
+        on_probation_B = rollouts.trust_B < 1.0
+        reliable_B = ~on_probation_B
+        if self._config.probation_loss is None and bool(on_probation_B.any()):
+            reliable_B = self._config.probation.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
+        return reliable_B if bool(reliable_B.any()) else torch.ones_like(reliable_B)
+
+    def _choose(self, policy_logprobs_BGT: Tensor, plain: RolloutBatch) -> list[str]:
+        """Choose the loss from the batch before training on it, so that the loss in use fits this very batch."""
+        assert self._choice is not None
+        seen = _diagnose_all(policy_logprobs_BGT, plain, _no_output(policy_logprobs_BGT))
+        self._choice, reason = observe(
+            self._choice, ess_fraction=seen.ess_fraction, kl_per_token=seen.kl_k3, config=self._config.selection
+        )
+        return [reason] if reason else []
+
+    def _guarded(
+        self, objective: Objective, policy_logprobs_BGT: Tensor, rollouts: Rollouts, reliable_B: Tensor
+    ) -> tuple[RolloutBatch, dict[str, int]]:
+        """The batch with masks and caps, and how many groups are on probation and how many of them are dropped."""
+        batch = _batch(objective, rollouts)
+        guard_BGT = self._config.guards.keep(
+            terms_of(policy_logprobs_BGT[reliable_B].detach(), _select_groups(batch, reliable_B))
+        )
+        if guard_BGT is not None:  # the masks read log-probs: they apply to no other groups
+            everywhere_BGT = torch.ones_like(batch.mask_BGT, dtype=guard_BGT.dtype)
+            everywhere_BGT[reliable_B] = guard_BGT
+            guard_BGT = everywhere_BGT
+        probation = self._config.probation
+        on_probation_B = rollouts.trust_B < 1.0
+        counts = {"probation_groups": int(on_probation_B.sum()), "deflated_groups": 0}
+        if self._config.probation_loss is None and bool(on_probation_B.any()):
+            keep_B = probation.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
+            counts["deflated_groups"] = int((~keep_B).sum())
+            kept_BGT = spread(keep_B, batch.mask_BGT)
+            guard_BGT = kept_BGT if guard_BGT is None else guard_BGT * kept_BGT
+            batch = replace(batch, weight_cap_BG=probation.caps(rollouts.trust_B, batch.mask_BGT.shape[1]))
+        return replace(batch, guard_BGT=guard_BGT), counts
+
+    def _output(
+        self, objective: Objective, policy_logprobs_BGT: Tensor, rollouts: Rollouts, batch: RolloutBatch
+    ) -> LossOutput:
+        """The run's loss on all groups; or on the trusted ones, with the probation loss on the others."""
+        probation_loss, on_probation_B = self._config.probation_loss, rollouts.trust_B < 1.0
+        if probation_loss is None or not bool(on_probation_B.any()):
+            return objective.loss(policy_logprobs_BGT, batch)
+        lengths_N = batch.mask_BGT.sum(dim=-1).flatten()
+        parts = [
+            (probation_loss, _batch(probation_loss, rollouts), on_probation_B),
+            (objective, batch, ~on_probation_B),
+        ]
+        outputs = [
+            (
+                inside_B,
+                loss.loss(
+                    policy_logprobs_BGT[inside_B], replace(_select_groups(groups, inside_B), update_lengths_N=lengths_N)
+                ),
+            )
+            for loss, groups, inside_B in parts
+            if bool(inside_B.any())
+        ]
+        weights_BGT = torch.zeros_like(outputs[0][1].weights_BGT[:1]).expand(batch.mask_BGT.shape).clone()
+        bounded_BGT = torch.zeros_like(batch.mask_BGT, dtype=torch.bool)
+        for inside_B, output in outputs:
+            weights_BGT[inside_B], bounded_BGT[inside_B] = output.weights_BGT, output.bounded_BGT
+        return LossOutput(
+            loss=torch.stack([output.loss for _, output in outputs]).sum(),
+            metrics=outputs[-1][1].metrics,
+            weights_BGT=weights_BGT,
+            bounded_BGT=bounded_BGT,
+        )
+
+
+def _batch(objective: Objective, rollouts: Rollouts) -> RolloutBatch:
+    """The batch with the advantages of this loss."""
+    mask_BGT = rollouts.mask_BGT
+    return RolloutBatch(
+        behavior_logprobs_BGT=rollouts.behavior_logprobs_BGT,
+        mask_BGT=mask_BGT,
+        advantages_BG=objective.advantages(rollouts.rewards_BG, mask_BGT.sum(dim=-1)).advantages_BG,
+        staleness_BG=rollouts.staleness_BG,
+        reference_logprobs_BGT=rollouts.reference_logprobs_BGT,
+    )
+
+
+def _select_groups(batch: RolloutBatch, inside_B: Tensor) -> RolloutBatch:
+    """Some groups of a batch."""
+    tensors: dict[str, Any] = {
+        each.name: value[inside_B] for each in fields(batch) if isinstance(value := getattr(batch, each.name), Tensor)
+    }
+    return replace(batch, **tensors)
+
+
+def _select_output(output: LossOutput, inside_B: Tensor) -> LossOutput:
+    """The loss output of some groups."""
+    return replace(output, weights_BGT=output.weights_BGT[inside_B], bounded_BGT=output.bounded_BGT[inside_B])
+
+
+def _diagnose_all(policy_logprobs_BGT: Tensor, batch: RolloutBatch, output: LossOutput) -> StalenessDiagnostics:
+    """Diagnostics of the batch as one bucket."""
+    return diagnose(policy_logprobs_BGT, replace(batch, staleness_BG=None), output, edges=(0,))[0]
+
+
+def _no_output(policy_logprobs_BGT: Tensor) -> LossOutput:
+    """A loss output of zeros, for diagnostics before the loss is chosen."""
+    zeros_BGT = torch.zeros_like(policy_logprobs_BGT.detach())
+    return LossOutput(loss=zeros_BGT.sum(), metrics={}, weights_BGT=zeros_BGT, bounded_BGT=zeros_BGT.bool())

@@ -1,0 +1,1 @@
+"""The signed ledger: copies, sources, verification, and the totals folded from it."""

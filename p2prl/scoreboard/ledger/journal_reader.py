@@ -1,0 +1,62 @@
+"""Read-only access to a learner's journal, for a board beside its learner."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from p2prl.errors import MachineError
+from p2prl.scoreboard.ledger.ledger_store import read_entries
+
+_T = TypeVar("_T")
+
+
+class JournalReader:
+    """A learner's journal, opened for reading only: in WAL mode a reader never makes the writer wait."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `MachineError` when there is no journal at `path`."""
+        self._path = path
+        try:
+            self._db = sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+            )
+            self._db.execute("SELECT height FROM ledger LIMIT 1").fetchone()
+        except sqlite3.Error as error:
+            raise MachineError(
+                f"there is no readable journal at {path}: {error}",
+                remedy="Name the folder of a run that its learner has started at least once.",
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def entries(self, from_height: int, limit: int) -> list[bytes]:
+        """Consecutive ledger entries from a height on."""
+        return self._read(lambda: read_entries(self._db, from_height, limit))
+
+    def policy_version(self) -> int | None:
+        """Newest version the learner signed."""
+        row = self._read(lambda: self._db.execute("SELECT MAX(version) FROM policies").fetchall())[0]
+        return None if row[0] is None else int(row[0])
+
+    def published_step(self) -> int | None:
+        """Learner step of the newest published version. The learner publishes its last step before it ends."""
+        row = self._read(lambda: self._db.execute("SELECT MAX(step) FROM policies").fetchall())[0]
+        return None if row[0] is None else int(row[0])
+
+    def step(self) -> int | None:
+        """Updates the learner has begun, the running one included; None before the first."""
+        row = self._read(lambda: self._db.execute("SELECT MAX(step) + 1 FROM batches").fetchall())[0]
+        return None if row[0] is None else int(row[0])
+
+    def _read(self, query: Callable[[], list[_T]]) -> list[_T]:
+        try:
+            return query()
+        except sqlite3.Error as error:
+            raise MachineError(
+                f"the journal {self._path} cannot be read: {error}", remedy="Start the board again."
+            ) from error

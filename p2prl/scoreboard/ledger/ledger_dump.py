@@ -1,0 +1,152 @@
+"""A whole ledger in one file: write it, read it back, and count it again from the first entry.
+
+The file is a msgpack stream of byte strings: first a header (the msgpack array of format, run manifest envelope and
+the learner's signed ledger head or nothing), then one per ledger entry. It holds nothing but signed bytes, so nobody
+has to trust the peer that wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.wire_codec import Wire, decode, encode
+from p2prl.scoreboard.ledger.ledger_recount import Recount, recount
+from p2prl.scoreboard.ledger.ledger_sources import KnownRun, LedgerSource, open_run_manifest
+from p2prl.scoreboard.web.api_views import require_run
+
+FORMAT = "p2prl/ledger-export/v1"
+"""First field of the header."""
+
+_REMEDY = "Name a run folder, or a file that `p2prl ledger dump` wrote."
+
+_READ_AT_ONCE = 256
+"""Entries per query: a long read would keep a learner from truncating its write-ahead log."""
+
+_MAX_ITEM_BYTES = 2 * limits.MAX_ENVELOPE_BYTES
+"""An entry is an envelope and the digest before it; bounds what is read on the word of a length field."""
+
+_LENGTH_BYTES = {b"\xc4": 1, b"\xc5": 2, b"\xc6": 4}
+"""Width of the length after each of msgpack's markers of a byte string."""
+
+
+class _Header(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    format: str
+    manifest: bytes
+    head: bytes
+
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def dump_items(source: LedgerSource) -> Iterator[bytes]:
+    """The file piece by piece: the header, then one entry each, up to the height the source has now.
+
+    Raises `NotReadyError` before the first piece when the run is not known yet.
+    """
+    snapshot = source.snapshot()
+    run, board = require_run(snapshot)
+    header = _pack(encode(_Header(FORMAT, run.raw, snapshot.signed_head)))
+
+    def items() -> Iterator[bytes]:
+        yield header
+        yield from map(_pack, _all_entries(source, board.height))
+
+    return items()
+
+
+def write_dump(source: LedgerSource, path: Path) -> int:
+    """Write a source's ledger and newest signed head to `path`, completely or not at all; returns the entries written.
+
+    Raises `MachineError` when the file cannot be written and `NotReadyError` when the run is not known yet.
+    """
+    items = dump_items(source)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    written = 0
+    try:
+        with temporary.open("wb") as file:
+            for item in items:
+                file.write(item)
+                written += 1
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise MachineError(
+            f"the ledger cannot be written to {path}: {error}", remedy="Choose another file or free some space."
+        ) from error
+    return written - 1  # without the header
+
+
+def verify_dump(path: Path, *, run: bytes | None = None) -> Recount:
+    """Read a dump and count it again from the first entry.
+
+    `run` is the digest in the join link; with it the file must belong to that run. Raises `IntegrityError` naming the
+    first entry that breaks the chain, `RemoteProtocolError` for a file that is no dump, `MachineError` when it cannot
+    be read.
+    """
+    try:
+        with path.open("rb") as file:
+            items = _items(file)
+            known_run, head = _header(next(items, None))
+            if run is not None and known_run.run != run:
+                raise IntegrityError(
+                    "this is the ledger of another run", remedy="Compare its run id with the join link's."
+                )
+            return recount(known_run, items, head=head)
+    except OSError as error:
+        raise MachineError(
+            f"{path} cannot be read: {error}", remedy="Name a file that p2prl ledger dump wrote."
+        ) from error
+
+
+def verify_source(source: LedgerSource) -> Recount:
+    """Count a source's ledger again from its first entry.
+
+    Raises `IntegrityError` when the source found its ledger broken: a sound beginning is not a sound ledger.
+    """
+    snapshot = source.snapshot()
+    run, board = require_run(snapshot)
+    if snapshot.incident is not None:
+        raise IntegrityError(snapshot.incident, remedy="Compare it with another board's dump of the same run.")
+    return recount(run, _all_entries(source, board.height), head=snapshot.signed_head)
+
+
+def _all_entries(source: LedgerSource, height: int) -> Iterator[bytes]:
+    done = 0
+    while done < height and (page := source.entries(done, min(_READ_AT_ONCE, height - done))):
+        yield from page
+        done += len(page)
+
+
+def _items(file: BinaryIO) -> Iterator[bytes]:
+    """The byte strings of the stream, each checked for size before it is read."""
+    while marker := file.read(1):
+        width = _LENGTH_BYTES.get(marker)
+        if width is None:
+            raise RemoteProtocolError(f"this file is not a ledger dump ({FORMAT})", remedy=_REMEDY)
+        size = int.from_bytes(_exactly(file, width), "big")
+        if size > _MAX_ITEM_BYTES:
+            raise RemoteProtocolError(f"the dump holds an item of {size} bytes")
+        yield _exactly(file, size)
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise IntegrityError("the dump ends in the middle of an entry", remedy="Copy it or dump it again.")
+    return data
+
+
+def _header(item: bytes | None) -> tuple[KnownRun, bytes]:
+    header = decode(item or b"", _Header, limit_bytes=_MAX_ITEM_BYTES)
+    if header.format != FORMAT:
+        raise RemoteProtocolError(f"this file is not a ledger dump ({FORMAT})", remedy=_REMEDY)
+    return open_run_manifest(header.manifest), header.head

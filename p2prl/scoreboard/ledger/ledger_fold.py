@@ -1,0 +1,120 @@
+"""The leaderboard as a pure fold over the ledger: anyone can recompute who contributed what.
+
+The rules, in the order they apply (docs/leaderboard.md states them for readers):
+
+* Every group has one state. The first receipt of a group counts; a later one is ignored and counted as ignored.
+* A verdict counts once per (validator, group), only for a group that has a receipt, never for one's own work, and
+  earns at most the tokens the learner's receipt states: an unconfirmed claim of a stranger is worth nothing. A verdict
+  that precedes its receipt waits for it, so the order in which the two reach the ledger does not matter.
+* A senseless line (an impossible number, an unknown state) is ignored and counted, never an error: one bad line by one
+  peer must not take down every board of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from p2prl.protocol import ledger_chain
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened
+from p2prl.protocol.ledger_messages import Receipts, Verdict
+from p2prl.scoreboard.ledger.leaderboard_totals import Person, Step, Validator
+from p2prl.scoreboard.ledger.receipt_totals import ReceiptTotals
+from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoardState:
+    """The leaderboard at one ledger height. Its mappings never change; states are compared by identity."""
+
+    parameters: int
+    """Parameters of the run's model; scales tokens to credit."""
+    height: int
+    """Ledger entries counted."""
+    head: Digest
+    """Digest of the newest entry: two boards with the same head show the same numbers."""
+    people: Mapping[bytes, Person]
+    """By public key."""
+    validators: Mapping[bytes, Validator]
+    """By public key."""
+    steps: Mapping[int, Step]
+    """By learner step, in the order of their first receipt."""
+    ignored: Mapping[str, int]
+    """Ledger lines that count for nothing, by rule."""
+    waiting_verdicts: int
+    """Verdicts on groups that have no receipt yet."""
+
+    def credit(self, tokens: int) -> float:
+        """Tokens as petaFLOP of checked forward work: tokens × 2 × parameters / 10^15."""
+        return tokens * 2 * self.parameters / 1e15
+
+
+class LedgerFold:
+    """Follows one run's chain from its first entry and keeps the totals."""
+
+    def __init__(self, *, run: bytes, learner: bytes, parameters: int) -> None:
+        self._run = run
+        self._learner = learner
+        self._parameters = parameters
+        self._height = 0
+        self._head = ledger_chain.GENESIS
+        self._receipts = ReceiptTotals()
+        self._verdicts = VerdictTotals(self._receipts.groups)
+        self._ignored: dict[str, int] = {}
+        self._state: BoardState | None = None
+
+    @property
+    def height(self) -> int:
+        """Entries counted."""
+        return self._height
+
+    @property
+    def head(self) -> Digest:
+        """Digest of the newest entry."""
+        return self._head
+
+    def follow(self, raw: bytes) -> Opened:
+        """Check that `raw` is the chain's next entry and count it.
+
+        Raises `IntegrityError` when it does not follow and `RemoteProtocolError` when it is malformed or signed by
+        the wrong key; the totals are unchanged then.
+        """
+        opened, head = ledger_chain.follow(
+            raw, height=self._height, head=self._head, run=self._run, learner=self._learner
+        )
+        if isinstance(opened.body, Receipts):
+            self._add_receipts(opened.body, opened.sent_ms)
+        elif isinstance(opened.body, Verdict):
+            self._ignore(self._verdicts.add(opened.author, opened.sent_ms, opened.body))
+        self._height, self._head = self._height + 1, head
+        self._state = None
+        return opened
+
+    def state(self) -> BoardState:
+        """The totals so far."""
+        if self._state is None:
+            self._state = BoardState(
+                parameters=self._parameters,
+                height=self._height,
+                head=self._head,
+                people=MappingProxyType(dict(self._receipts.people)),
+                validators=MappingProxyType(dict(self._verdicts.validators)),
+                steps=MappingProxyType(dict(self._receipts.steps)),
+                ignored=MappingProxyType(dict(sorted(self._ignored.items()))),
+                waiting_verdicts=self._verdicts.waiting,
+            )
+        return self._state
+
+    def _add_receipts(self, body: Receipts, sent_ms: int) -> None:
+        for receipt in body.receipts:
+            rule = self._receipts.add(receipt, step=body.step, sent_ms=sent_ms)
+            self._ignore(rule)
+            if rule is None:
+                self._ignore(*self._verdicts.on_receipt(receipt.group))
+
+    def _ignore(self, *rules: str | None) -> None:
+        for rule in rules:
+            if rule is not None:
+                self._ignored[rule] = self._ignored.get(rule, 0) + 1

@@ -1,0 +1,135 @@
+"""A board in the swarm as a state machine: entries and heads in, questions and answers out."""
+
+from __future__ import annotations
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.net.process import control
+from p2prl.protocol import limits
+from p2prl.protocol.envelope import Opened, body_of, open_envelope
+from p2prl.protocol.ledger_chain import page_of
+from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.protocol.run_end import RunEnd
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.ledger_store import LedgerStore
+from p2prl.scoreboard.ledger.verified_ledger import VerifiedLedger
+
+ASK_S = 5.0
+"""Seconds between questions while nothing happens; after news the next question is asked at once."""
+
+_MIN_ASK_S = 1 / limits.MAX_LEDGER_QUERIES_PER_S
+"""Shortest time between two questions: a burst of receipts asks once, and no peer is asked more than it answers."""
+
+
+class LedgerFollower:
+    """Follows one run's ledger. The owner feeds messages of the network process and sends what is returned."""
+
+    def __init__(self, store: LedgerStore, *, run: bytes, join_link: str = "") -> None:
+        self._store = store
+        self._run_digest = run
+        self._join_link = join_link
+        self._ledger: VerifiedLedger | None = None
+        self._run_end = RunEnd()
+        self._now = 0.0
+        self._policy_version: int | None = None
+        self._learner_step: int | None = None
+        self._connected_peers: dict[str, int] = {}
+        self._ask_at = 0.0
+        self._asked_at = -_MIN_ASK_S
+        if store.manifest:
+            self._begin(store.manifest)
+
+    def receive(self, message: control.FromNetwork, now: float) -> list[control.ToNetwork]:
+        """Handle one message of the network process; returns what to send it. `now` is seconds since the epoch."""
+        self._now = now
+        match message:
+            case control.RunKnown(manifest=raw):
+                return self._on_manifest(raw)
+            case control.VersionAnnounced(version=version, step=step):
+                self._policy_version = max(version, self._policy_version or 0)
+                self._learner_step = max(step, self._learner_step or 0)
+                self._run_end.on_policy(step)
+            case control.Status(peers=peers):
+                self._connected_peers = dict(peers)
+            case control.EnvelopeArrived(envelope=raw):
+                self._on_envelope(open_envelope(raw, now=None), now)
+            case control.LedgerArrived(from_height=height, entries=entries):
+                return self._on_page(height, entries, now)
+            case control.LedgerWanted(peer=peer, from_height=height):
+                entries = page_of(self._store.entries(height, limits.MAX_LEDGER_ENTRIES_PER_REPLY))
+                return [control.SendLedger(peer, height, entries)]
+            case _:
+                pass
+        return []
+
+    def handle_timer(self, now: float) -> list[control.ToNetwork]:
+        """Ask for the entries that follow, when the next question is due."""
+        self._now = now
+        if self._ledger is None or now < max(self._ask_at, self._asked_at + _MIN_ASK_S):
+            return []
+        self._asked_at, self._ask_at = now, now + ASK_S
+        return [control.AskLedger(self._ledger.height)]
+
+    def introduce(self) -> list[control.ToNetwork]:
+        """Messages for a fresh network process: the height served here, and a final ledger head.
+
+        The final head is published again because after the end of a run this board may be the last peer that has it.
+        """
+        head = self._ledger.confirmed if self._ledger is not None else None
+        final = [control.Publish(head.raw)] if head is not None and head.finished and self._run_end.is_announced else []
+        return [*self._height_served(), *final]
+
+    def snapshot(self) -> Snapshot:
+        """The state shown on the page."""
+        ledger = self._ledger
+        head = None if ledger is None else ledger.confirmed
+        return Snapshot(
+            run=None if ledger is None else ledger.run,
+            board=None if ledger is None else ledger.state(),
+            policy_version=self._policy_version,
+            learner_step=self._learner_step,
+            connected_peers=dict(sorted(self._connected_peers.items())),
+            signed_height=None if head is None else head.height,
+            signed_head=b"" if head is None else head.raw,
+            finished=self._run_end.is_over(self._now),
+            incident=self._store.incident,
+            join_link=self._join_link,
+            total_steps=None,
+        )
+
+    def _on_manifest(self, raw: bytes) -> list[control.ToNetwork]:
+        if self._ledger is None:
+            self._begin(raw)
+            self._store.keep_manifest(raw)
+        return self._height_served()
+
+    def _begin(self, raw: bytes) -> None:
+        run = open_run_manifest(raw)
+        if run.run != self._run_digest:
+            raise RemoteProtocolError("run manifest does not match the join link")
+        self._ledger = VerifiedLedger(self._store, run)
+        for head in self._store.heads():
+            opened = open_envelope(head, now=None)
+            self._on_head(self._ledger, opened, opened.sent_ms / 1000)  # it was checked when it arrived
+        self._ledger.replay()
+
+    def _on_page(self, from_height: int, entries: tuple[bytes, ...], now: float) -> list[control.ToNetwork]:
+        if self._ledger is None:
+            return []
+        before = self._ledger.height
+        if self._ledger.append(from_height, entries):
+            self._ask_at = now  # there may be more
+        return self._height_served() if self._ledger.height != before else []
+
+    def _on_envelope(self, opened: Opened, now: float) -> None:
+        if isinstance(opened.body, LedgerHead) and self._ledger is not None:
+            self._on_head(self._ledger, opened, now)
+        self._ask_at = min(self._ask_at, now)
+
+    def _on_head(self, ledger: VerifiedLedger, opened: Opened, now: float) -> None:
+        ledger.add_head(opened)
+        body = body_of(opened, LedgerHead)
+        self._run_end.on_head(body, opened.sent_ms, now=now)
+        self._learner_step = max(body.step, self._learner_step or 0)
+
+    def _height_served(self) -> list[control.ToNetwork]:
+        return [control.SetLedgerHeight(self._ledger.height)] if self._ledger is not None else []

@@ -1,0 +1,83 @@
+"""Port between a board and its ledger: the API does not know whether a journal or a swarm is behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2prl.errors import P2PRLError, RemoteProtocolError
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.manifests import RunManifest
+from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRun:
+    """A run manifest that was opened and checked."""
+
+    manifest: RunManifest
+    run: Digest
+    """Digest of the manifest's envelope: the run's identity."""
+    raw: bytes
+
+    def new_fold(self) -> LedgerFold:
+        """A fold before the run's first entry."""
+        return LedgerFold(run=self.run, learner=self.manifest.learner, parameters=self.manifest.parameters)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """Everything a page shows, at one moment."""
+
+    run: KnownRun | None
+    """None while the board has not received the run manifest."""
+    board: BoardState | None
+    """None exactly when `run` is."""
+    policy_version: int | None
+    """Newest version the source knows of."""
+    learner_step: int | None
+    """Updates the source knows of; the ledger itself may lag behind."""
+    connected_peers: dict[str, int] | None
+    """Peers the board is connected to, by role; None for a source without a network."""
+    signed_height: int | None
+    """Highest height a signed head was compared with; None when there was none."""
+    signed_head: bytes
+    """That head's envelope, or nothing."""
+    finished: bool
+    """Whether the learner has ended the run."""
+    incident: str | None
+    """Proof that the ledger cannot be trusted, in one sentence."""
+    join_link: str
+    """Empty when none was published."""
+    total_steps: int | None
+    """Updates the run is planned for; None when it has no end or the source does not know it."""
+
+
+class LedgerSource(Protocol):
+    """A ledger that grows. Its methods may be called from several threads."""
+
+    def snapshot(self) -> Snapshot:
+        """The newest state."""
+        ...
+
+    def entries(self, from_height: int, limit: int) -> list[bytes]:
+        """Consecutive entries from a height on, as bytes."""
+        ...
+
+    def failure(self) -> P2PRLError | None:
+        """The error that ended this source for good, if there was one."""
+        ...
+
+
+def open_run_manifest(raw: bytes) -> KnownRun:
+    """Open and check a run manifest's envelope. Raises `RemoteProtocolError` for anything else.
+
+    The signer must be the learner it names: every other signature of the run is checked against this manifest.
+    """
+    opened = open_envelope(raw, now=None)
+    manifest = body_of(opened, RunManifest)
+    if opened.author != manifest.learner:
+        raise RemoteProtocolError("run manifest: signed by somebody who is not its learner")
+    manifest.check()
+    return KnownRun(manifest, opened.digest, raw)

@@ -1,0 +1,83 @@
+"""Ledger source of a board beside its learner: reads the run folder's journal and never writes to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from p2prl.errors import IntegrityError, P2PRLError, RemoteProtocolError
+from p2prl.scoreboard.ledger.journal_reader import JournalReader
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
+
+_READ_AT_ONCE = 256
+"""Entries per query: a long read would keep the learner from tidying its write-ahead log."""
+
+
+class RunFolderSource:
+    """Follows `journal.db` as its learner appends to it."""
+
+    def __init__(
+        self,
+        journal: Path,
+        manifest: bytes,
+        *,
+        join_link: str = "",
+        planned_updates: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """Verify the whole ledger. Raises `MachineError` when the journal cannot be read.
+
+        `manifest` is the run manifest's envelope. `planned_updates` gives the learner's target and is asked again for
+        every snapshot, because a learner can be started again with another one; None means that it has no end.
+        """
+        self._run = open_run_manifest(manifest)
+        self._reader = JournalReader(journal)
+        self._board = self._run.new_fold()
+        self._join_link = join_link
+        self._planned_updates = planned_updates
+        self._incident: str | None = None
+        self._lock = threading.Lock()
+        with self._lock:
+            self._catch_up()
+
+    def close(self) -> None:
+        """Close the journal."""
+        with self._lock:
+            self._reader.close()
+
+    def snapshot(self) -> Snapshot:
+        """The journal as it is now. Raises `MachineError` when it can no longer be read."""
+        with self._lock:
+            self._catch_up()
+            planned, published_step = self._planned_updates(), self._reader.published_step()
+            return Snapshot(
+                run=self._run,
+                board=self._board.state(),
+                policy_version=self._reader.policy_version(),
+                learner_step=self._reader.step(),
+                connected_peers=None,
+                signed_height=None,
+                signed_head=b"",
+                finished=planned is not None and published_step is not None and published_step >= planned,
+                incident=self._incident,
+                join_link=self._join_link,
+                total_steps=planned,
+            )
+
+    def entries(self, from_height: int, limit: int) -> list[bytes]:
+        """Verified entries from a height on."""
+        with self._lock:
+            return self._reader.entries(from_height, min(limit, max(0, self._board.height - from_height)))
+
+    def failure(self) -> P2PRLError | None:
+        """None: a journal that cannot be read now may be readable later."""
+        return None
+
+    def _catch_up(self) -> None:
+        while self._incident is None and (entries := self._reader.entries(self._board.height, _READ_AT_ONCE)):
+            for raw in entries:
+                try:
+                    self._board.follow(raw)
+                except (IntegrityError, RemoteProtocolError) as error:
+                    self._incident = f"entry {self._board.height} of the ledger is broken: {error}"
+                    return

@@ -1,0 +1,134 @@
+"""API documents of the leaderboard: order, search, pages and single contributors. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from p2prl.errors import ConfigError, IdentityError
+from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
+from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Validator, wilson_interval
+from p2prl.scoreboard.ledger.ledger_fold import BoardState
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.scoreboard.web.api_schema import ContributorDocument, LeaderboardDocument, PassRate, ValidatorDocument
+from p2prl.scoreboard.web.api_views import require_run, rounded, time_text
+
+CURSOR_PATTERN = "^[0-9]{1,18}-[1-9A-HJ-NP-Za-km-z]{40,64}$"
+"""A cursor: tokens and peer id of the last row of a page."""
+
+_CACHED_KEYS = 100_000
+"""Public keys whose names stay in memory: every request sorts the same keys again, and base 58 is slow in Python."""
+
+_peer_id = lru_cache(maxsize=_CACHED_KEYS)(peer_id_of)
+
+
+@lru_cache(maxsize=2)
+def _ranked(board: BoardState, by: str) -> Sequence[tuple[int, tuple[int, str, bytes]]]:
+    """The whole table in order: rank, then (-tokens, peer id, public key). One for each table of the newest state."""
+    rows: Mapping[bytes, Person] | Mapping[bytes, Validator] = board.people if by == "people" else board.validators
+    return tuple(enumerate(sorted((-row.tokens, _peer_id(key), key) for key, row in rows.items()), 1))
+
+
+@lru_cache(maxsize=_CACHED_KEYS)
+def _searchable(public_key: bytes) -> tuple[str, str]:
+    """Display name and peer id in lower case."""
+    return display_name(public_key).lower(), _peer_id(public_key).lower()
+
+
+def leaderboard_document(
+    snapshot: Snapshot, *, by: str, limit: int, cursor: str | None = None, query: str = ""
+) -> LeaderboardDocument:
+    """A page of `people` or `validators`, most credit first, equal credit by peer id.
+
+    With a `query`, only the rows it matches, each with its rank in the whole table; `total` counts the matches.
+    Raises `ConfigError` when the cursor is not one of ours. The cursor holds the last row's place in the order, not
+    its number, so a page neither repeats nor skips a row when others overtake in between.
+    """
+    _, board = require_run(snapshot)
+    ranked = _ranked(board, by)
+    if words := query.lower().split():
+        ranked = [(rank, row) for rank, row in ranked if _matches(row[2], words)]
+    start = 0
+    if cursor is not None:
+        last = _place(cursor)
+        start = next((i for i, (_, row) in enumerate(ranked) if row[:2] > last), len(ranked))
+    page = ranked[start : start + limit]
+    people = [_contributor(board, rank, key) for rank, (_, _, key) in page] if by == "people" else []
+    validators = [_validator(board, rank, key) for rank, (_, _, key) in page] if by == "validators" else []
+    more = start + limit < len(ranked)
+    next_cursor = f"{-page[-1][1][0]}-{page[-1][1][1]}" if more else None
+    return LeaderboardDocument(by=by, total=len(ranked), people=people, validators=validators, next_cursor=next_cursor)
+
+
+def contributor_document(snapshot: Snapshot, contributor_id: str) -> ContributorDocument | None:
+    """One contributor by peer id, or None when the ledger has no receipt of it."""
+    _, board = require_run(snapshot)
+    try:
+        key = public_key_of(PeerId(contributor_id))
+    except IdentityError:
+        return None
+    if key not in board.people:
+        return None
+    rank = next(rank for rank, (_, _, other) in _ranked(board, "people") if other == key)
+    return _contributor(board, rank, key)
+
+
+def _matches(public_key: bytes, words: list[str]) -> bool:
+    """Whether every word is in the display name, or begins or ends the peer id (the page shows its end)."""
+    name, peer_id = _searchable(public_key)
+    return all(word in name or peer_id.startswith(word) or peer_id.endswith(word) for word in words)
+
+
+def _place(cursor: str) -> tuple[int, str]:
+    if re.fullmatch(CURSOR_PATTERN, cursor) is None:
+        raise ConfigError("the cursor is not one this API gave out", remedy="Use next_cursor of the page before.")
+    tokens, _, peer_id = cursor.partition("-")
+    return -int(tokens), peer_id
+
+
+def _contributor(board: BoardState, rank: int, key: bytes) -> ContributorDocument:
+    person = board.people[key]
+    checked = person.credited_groups + person.rejected_groups
+    low, high = wilson_interval(person.credited_groups, checked)
+    return ContributorDocument(
+        rank=rank,
+        id=_peer_id(key),
+        handle=display_name(key),
+        credit=board.credit(person.tokens),
+        verified_groups=person.verified_groups,
+        sampled_groups=person.sampled_groups,
+        verified_tokens=person.tokens,
+        completions=person.completions,
+        mean_reward=rounded(person.reward_micros / person.completions / MICRO) if person.completions else None,
+        pass_rate=PassRate(
+            passed=person.credited_groups,
+            checked=checked,
+            rate=rounded(person.credited_groups / checked) if checked else None,
+            low=round(low, 6),
+            high=round(high, 6),
+        ),
+        rejected_groups=person.rejected_groups,
+        rejected_by_reason=dict(person.rejected),
+        expired_groups=person.expired_groups,
+        expired_by_reason=dict(person.expired),
+        first_step=person.first_step,
+        last_step=person.last_step,
+        last_receipt_at=time_text(person.last_ms),
+    )
+
+
+def _validator(board: BoardState, rank: int, key: bytes) -> ValidatorDocument:
+    validator = board.validators[key]
+    return ValidatorDocument(
+        rank=rank,
+        id=_peer_id(key),
+        handle=display_name(key),
+        credit=board.credit(validator.tokens),
+        passed_groups=validator.passed_groups,
+        failed_groups=validator.failed_groups,
+        disputed_groups=validator.disputed_groups,
+        rechecked_tokens=validator.tokens,
+        last_verdict_at=time_text(validator.last_ms),
+    )

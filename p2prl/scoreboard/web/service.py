@@ -1,0 +1,89 @@
+"""HTTP server of a board: uvicorn in this process, on a port that is bound before anything else starts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
+from p2prl.scoreboard.web.api import create_app
+from p2prl.scoreboard.web.listen_port import bind
+
+
+def serve(
+    source: LedgerSource,
+    *,
+    host: str,
+    port: int,
+    listener: socket.socket | None = None,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Serve `source` until Ctrl-C (or SIGTERM), then return.
+
+    `on_ready` gets the board's URL once it answers. Port 0 picks a free port; `listener`, if given, is a socket already
+    bound by `p2prl.scoreboard.web.listen_port`. Raises `MachineError` when the port is taken or not allowed, and the
+    source's own error when the source ends for good.
+    """
+    board = BoardServer(source, host=host, port=port, listener=listener)
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
+        board.run(on_ready)
+
+
+class BoardServer:
+    """A board bound to its port: `run` serves it, `stop` ends that from another thread."""
+
+    def __init__(self, source: LedgerSource, *, host: str, port: int, listener: socket.socket | None = None) -> None:
+        self._source = source
+        self._socket = listener or bind(host, port)
+        bound = self._socket.getsockname()
+        shown = host if host not in ("0.0.0.0", "::", "") else "localhost"  # noqa: S104 - compared, not bound
+        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}"
+        self._server: _Server | None = None
+        self._stopped = False
+
+    def run(self, on_ready: Callable[[str], None]) -> None:
+        """Serve until stopped; see `serve`."""
+        config = uvicorn.Config(
+            create_app(self._source),
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+        )
+        self._server = _Server(config, self._source, lambda: on_ready(self.url))
+        self._server.should_exit = self._stopped
+        try:
+            asyncio.run(self._server.serve(sockets=[self._socket]))
+        finally:
+            self._socket.close()
+        failure = self._source.failure()
+        if failure is not None:
+            raise failure
+
+    def stop(self) -> None:
+        """Make `run` return soon. May be called from any thread, before `run` too."""
+        self._stopped = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Reports when it answers, and ends when its source has ended."""
+
+    def __init__(self, config: uvicorn.Config, source: LedgerSource, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._source = source
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._source.failure() is not None
