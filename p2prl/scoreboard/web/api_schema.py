@@ -70,7 +70,10 @@ class TaskDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDocument:
-    """Overview of the run. Texts come from the run's signed manifest."""
+    """Overview of the run. Texts come from the run's signed manifest.
+
+    Many fields, because a reader gets the whole overview in one answer.
+    """
 
     run_id: str
     """Digest of the run manifest's envelope, hex."""
@@ -115,7 +118,7 @@ class PassRate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributorDocument:
-    """Work of one public key."""
+    """Work of one public key. Many fields, because each is a column of the page."""
 
     rank: int
     id: str

@@ -69,7 +69,7 @@ def test_wheel_holds_every_module_and_nothing_else_at_top(distributions: Path) -
     top = {name.split("/")[0] for name in names}
     assert top == {"p2prl", next(name for name in top if name.endswith(".dist-info"))}
     assert "p2prl/py.typed" in names
-    assert any(re.fullmatch(r"p2prl/scoreboard/templates/.+\.html", name) for name in names)
+    assert any(re.fullmatch(r"p2prl/scoreboard/web/templates/.+\.html", name) for name in names)
     checked = subprocess.run(
         [sys.executable, "-m", "check_wheel_contents", "--config", str(ROOT / "pyproject.toml"), str(wheel)],
         capture_output=True, text=True, check=False,
