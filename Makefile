@@ -21,6 +21,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 floor-plan: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.floor_plan

@@ -77,7 +77,7 @@ class VirtualNetwork:
         self.run_until(self.now + seconds)
 
     def check_always(self, check: Action) -> None:
-        """Run `check` after every step: an invariant that raises `AssertionError` where it breaks."""
+        """Run `check` after every step: a test's invariant, which raises `AssertionError` where it breaks."""
         self._checks.append(check)
 
     # --- machines ----------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class VirtualNetwork:
         self._directory.put(run, owner, record, expires_at)
 
     def inject(self, source: PeerId, destination: PeerId, frame: bytes) -> None:
-        """Send any frame from `source`, which need not be a hosted machine."""
+        """Send any frame from `source`, which need not be a hosted machine: an adversary, for tests."""
         self._delivery.send(source, self._hosts.get(source), Send(destination, frame, bulk=False))
 
     # --- one machine's turn ------------------------------------------------------------------------------------
