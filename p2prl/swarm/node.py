@@ -2,7 +2,7 @@
 
 Its owner is a shell over sockets (`p2prl.net.process.node_driver`) or the simulator (virtual time). The owner calls
 `receive`, `connected`, `lost`, `looked_up`, `upload_done` and `handle_timer`, and drains `commands` and `next_event`.
-Nothing here sleeps, logs, or reads a clock, a socket or a random source of its own.
+Nothing here sleeps, logs, or reads a clock or socket; the random source is passed in.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Node:
         self._phase.rebuilt(name, ok, now)
 
     def set_ledger_height(self, height: int) -> None:
-        """Set how many ledger entries this node can serve; its hellos say so."""
+        """Set how many ledger entries this node can serve, as its hellos announce."""
         self._core.local.ledger_height = height
 
     def ask_ledger(self, from_height: int) -> None:

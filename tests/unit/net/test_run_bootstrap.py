@@ -83,8 +83,8 @@ def test_without_a_base_nothing_is_reported(world: SmallRun) -> None:
     [
         (BaseReleased(STATE, True, 64, 23_000_000, 512_000_000), "saved 512.0 MB: version 64 took 23.0 MB"),
         (BaseReleased(STATE, True, 0, 0, 512_000), "saved 512.0 kB: version 0 is the base itself"),
-        (BaseReleased(STATE, True, 64, 0, 0), "not needed: it makes no route to version 64 shorter"),
-        (BaseReleased(STATE, None, 64, 0, 0), "not needed: it makes no route to version 64 shorter"),
+        (BaseReleased(STATE, True, 64, 0, 0), "not needed: it does not shorten the route to version 64"),
+        (BaseReleased(STATE, None, 64, 0, 0), "not needed: it does not shorten the route to version 64"),
         (BaseReleased(STATE, None, None, 0, 0), "could not be used"),
         (BaseReleased(STATE, False, None, 0, 0), "not the model this run started from"),
     ],
