@@ -125,5 +125,5 @@ def test_damaged_run_manifest_is_ignored(tmp_path: Path) -> None:
     remember_run(tmp_path / "run", raw)
     assert known_run(tmp_path / "run", run) == raw
     assert known_run(tmp_path / "run", Digest(bytes(32))) == b""
-    (tmp_path / "run" / "run.manifest").write_bytes(raw[:-1])  # what a failing disk gives back
+    (tmp_path / "run" / "run.manifest").write_bytes(raw[:-1])  # as from a failing disk
     assert known_run(tmp_path / "run", run) == b""

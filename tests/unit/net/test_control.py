@@ -1,4 +1,4 @@
-"""Control messages: a node's settings reach its network process as they were written."""
+"""Control messages: a node's settings reach its network process unchanged."""
 
 from __future__ import annotations
 

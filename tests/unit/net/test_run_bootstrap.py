@@ -1,4 +1,4 @@
-"""The bootstrap of a run with a base model, and the sentences about that base."""
+"""Bootstrap of a run with a base model, and the messages about that base."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EMPTY_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
 
 
 class InboxPort:
-    """A network that keeps what it is told."""
+    """A network port that records the messages it gets."""
 
     addresses: tuple[str, ...] = ()
     status = None
@@ -89,7 +89,7 @@ def test_without_a_base_nothing_is_reported(world: SmallRun) -> None:
         (BaseReleased(STATE, False, None, 0, 0), "not the model this run started from"),
     ],
 )
-def test_the_outcome_of_the_base_is_one_sentence(settled: BaseReleased, words: str) -> None:
+def test_the_outcome_of_the_base_is_reported(settled: BaseReleased, words: str) -> None:
     told = bridge.message_of(settled, path_of=lambda root: Path(root.hex()), status=lambda: EMPTY_STATUS)
     assert isinstance(told, control.Warned)
     assert words in told.message
