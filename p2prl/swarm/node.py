@@ -58,7 +58,9 @@ class Node:
         opened = open_envelope(raw, now=None)
         own = opened.author == self._core.local.identity.public_key
         if not own and opened.kind is not Kind.LEDGER_HEAD:
-            raise LocalProtocolError("a node publishes only envelopes of its own key, and its learner's ledger heads")
+            raise LocalProtocolError(
+                "a node publishes only envelopes signed with its own key, and its learner's ledger heads"
+            )
         try:
             self._phase.admit_own(opened, now)
         except StaleWorkError:

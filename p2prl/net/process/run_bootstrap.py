@@ -1,4 +1,4 @@
-"""Start of work on a run: wait for its manifest, then its files, then build the engine. No I/O of its own."""
+"""Start of work on a run: wait for its manifest, then its files, then build the engine. No I/O here."""
 
 from __future__ import annotations
 

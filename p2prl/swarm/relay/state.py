@@ -78,7 +78,7 @@ class Transfer:
     """Whether some subscriber may have to be sent a `Have`."""
     announced_at: float = -math.inf
     interested: dict[PeerId, Interest] = field(default_factory=dict)
-    """Neighbors that asked for it and lack some of it."""
+    """Neighbors that queried it and lack some of its chunks."""
     unsent: int = 0
     """Origin only: chunks sent to nobody and granted to nobody."""
     chunks_sent: int = 0
