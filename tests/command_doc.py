@@ -1,4 +1,4 @@
-"""What docs/cli.md says of a command, for tests that compare it with what the command does."""
+"""Excerpts of docs/cli.md by command, for tests that compare them with the command's behavior."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings for every test: patience with slow machines, the fast selection, and the split over two workers."""
+"""Settings for every test: generous timeouts, the fast selection, and the split over two workers."""
 
 from __future__ import annotations
 

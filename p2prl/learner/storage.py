@@ -1,4 +1,4 @@
-"""A learner's files, opened: the journal, the published blobs, and the policy versions inside the staleness window."""
+"""A learner's storage: the journal, the published blobs, and the policy versions inside the staleness window."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LearnerStorage:
             self.published.add(raw)
 
     def policies_to_announce(self, step: int) -> list[bytes]:
-        """Manifest envelopes a volunteer may still need at `step`, oldest first. Frees the disk of all others."""
+        """Manifest envelopes a volunteer may still need at `step`, oldest first. Deletes the blobs of all others."""
         policies = self.journal.policies.since_step(self.window_start(step))
         self.published.sweep(policies, besides=[file.blob.root for file in self.manifest.files])
         return policies

@@ -18,7 +18,7 @@ from p2prl.learner.training.probation import ProbationConfig
 
 
 class Training:
-    """The trainer between the buffer and the journal."""
+    """Takes groups from the buffer, trains on them and records it in the journal."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Training:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Write a checkpoint of this step unless there is one, and drop what only a replay before it would need."""
+        """Write a checkpoint of this step unless there is one, and drop data needed only for earlier replays."""
         paths = self._storage.paths
         target = paths.checkpoint(self.step)
         if target.exists():

@@ -105,7 +105,7 @@ def test_a_known_run_is_sampled_without_any_peer(live: tuple[Path, RunningRole],
     with running(tmp_path / "again.log", "join", alone, "--home", home, *LISTEN, "--threads", 1) as again:
         eventually(lambda: sum(spool_states(home).values()) > before)
         assert again.stop() == 130
-        assert "going on alone and trying again" in again.said()
+        assert "continuing alone and trying again" in again.said()
         assert "Traceback" not in again.said()
 
 

@@ -29,7 +29,7 @@ def config_with_base(role: Role) -> NodeConfig:
 
 
 class SlowSwarm(PatchedSwarm):
-    """A rebuild from the run's starting weights ends when the test says so."""
+    """A rebuild from the run's starting weights, completed by the test."""
 
     def on_event(self, member: Member, event: Event) -> None:
         if isinstance(event, PatchesReady) and event.base == blake3(self.versions[0].tobytes()).digest():

@@ -268,7 +268,7 @@ def test_learner_uploads_about_one_copy(peers: int) -> None:
 
 def test_a_stalled_holder_delays_a_version_by_one_timeout() -> None:
     class Stalled(Node):
-        """Claims everything, answers no request for a chunk."""
+        """Claims to have all chunks but answers no request."""
 
         def commands(self, now: float) -> list[Command]:
             return [c for c in super().commands(now) if not (isinstance(c, Send) and c.bulk)]

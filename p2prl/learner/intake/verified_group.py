@@ -33,7 +33,7 @@ class VerifiedGroup:
 
 
 def read_verified(stored: StoredGroup, published: PublishedPolicies) -> VerifiedGroup | None:
-    """A verified group out of the journal, after a restart; None when its policy has left the window."""
+    """Read a verified group from the journal after a restart; None when its policy has left the window."""
     group = body_of(open_envelope(stored.raw, now=None), RolloutGroup)
     policy = published.get(group.version, group.policy)
     if policy is None:

@@ -34,7 +34,9 @@ class OutboundStreams:
             async with asyncio.timeout(timeout_s):
                 await stream.send(frame)
         except TimeoutError as error:
-            raise TransportError(f"peer {peer} took no frame of {len(frame)} bytes in {timeout_s:g} s") from error
+            raise TransportError(
+                f"peer {peer} did not accept a frame of {len(frame)} bytes in {timeout_s:g} s"
+            ) from error
         except TransportError as error:
             raise TransportError(f"peer {peer} is out of reach: {error}") from error
 

@@ -1,4 +1,4 @@
-"""The seeder: its reports, and when it leaves."""
+"""Seeder: its reports, and the conditions under which it leaves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Clock:
 
 
 class Script:
-    """A network port that says what it was given, one batch a poll; five seconds pass at each."""
+    """A network port that returns scripted messages, one batch per poll; each poll takes five seconds."""
 
     addresses: tuple[str, ...] = ()
     status = None

@@ -29,7 +29,7 @@ from tests.unit.learner.small_run import NOW, SmallRun
 
 
 class RecordingPort:
-    """A network port that keeps what is sent."""
+    """A network port that records messages."""
 
     addresses: tuple[str, ...] = ()
     status = None
@@ -78,7 +78,7 @@ class Publishing:
         self.start(small_run.storage)
 
     def start(self, storage: LearnerStorage) -> None:
-        """The publisher of a learner that has just started, with what it finds on disk."""
+        """The publisher of a learner that has just started, with the files on disk."""
         sender = SigningSender(self.small_run.learner, self.small_run.run, self.small_run.journal.ledger, self.clock)
         sender.attach(self.port)
         self.publisher = PolicyPublisher(

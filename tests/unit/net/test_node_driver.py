@@ -34,7 +34,7 @@ RUN = envelope_digest(MANIFEST)
 
 
 class SkippingClock(SystemClock):
-    """The system's clock, and a way to let time pass without waiting for it."""
+    """The system's clock, which a test can advance without waiting."""
 
     skipped_s = 0.0
 
@@ -43,7 +43,7 @@ class SkippingClock(SystemClock):
 
 
 class Peer:
-    """A node, its driver and the events it gave."""
+    """A node, its driver and its events."""
 
     def __init__(self, hub: MemoryHub, name: str, role: Role, store: MemoryBlobs | None = None) -> None:
         self.identity = identity_of(name)
@@ -78,7 +78,7 @@ class Peer:
 
 
 async def turns(condition: Callable[[], bool]) -> None:
-    """Let the event loop turn until a condition holds that no event announces."""
+    """Run the event loop until a condition holds that no event announces."""
     for _ in range(10_000):
         if condition():
             return
@@ -182,7 +182,7 @@ def test_a_failed_send_loses_the_link_and_ends_its_sender_task() -> None:
         hub.severed.clear()
         assert isinstance(hub.clock, SkippingClock)
         hub.clock.skipped_s += 5.0
-        volunteer.know(learner)  # the learner never noticed: it must greet back all the same
+        volunteer.know(learner)  # the learner did not notice the lost link: it must still answer the hello
         await volunteer.until(lambda: volunteer.node.roles() == (("learner", 1),))
         for peer in (learner, volunteer):
             await peer.close()
@@ -192,7 +192,7 @@ def test_a_failed_send_loses_the_link_and_ends_its_sender_task() -> None:
 
 
 class Scripted:
-    """A node that gives one batch of commands and notes what it is told."""
+    """A node that returns one batch of commands and records its calls."""
 
     def __init__(self, *commands: Send | LookUp) -> None:
         self.batch: list[Send | LookUp] = list(commands)

@@ -1,4 +1,4 @@
-"""Transports by name: the built-in ones, and no library is imported before it is asked for."""
+"""Transports by name: the built-in ones, and lazy imports of their libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local base: which versions signatures say it is, and the bytes it saves."""
+"""Local base: the versions that signatures identify it as, and the bytes it saves."""
 
 from __future__ import annotations
 

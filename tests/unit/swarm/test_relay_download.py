@@ -103,7 +103,7 @@ def test_endgame_duplicates_only_much_later_chunks() -> None:
     def deliver(peer: PeerId, chunk: bytes, now: float) -> None:
         relay.receive(Chunk(piece(data, ref, ref.chunks.index(chunk))), peer, now)
 
-    deliver(A, grant(A, 0.0)[0], 2.0)  # two seconds a chunk
+    deliver(A, grant(A, 0.0)[0], 2.0)  # two seconds per chunk
     deliver(B, grant(B, 2.0)[0], 2.5)  # half a second
     slow, last = grant(A, 3.0)[0], grant(B, 3.0)[0]
     deliver(B, last, 3.5)
