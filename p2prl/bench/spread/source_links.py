@@ -1,4 +1,4 @@
-"""Peers the source is linked with in the relay benchmark, drawn by their uplinks."""
+"""Peers linked to the source in the relay benchmark, sampled by uplink."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from p2prl.swarm.peers.topology import Candidate
 from p2prl.swarm.ports import Randomness
 
 SOURCE_DEGREE = 48
-"""Peers the source sends chunks to: the blob must spread from there."""
+"""Number of peers the source sends chunks to; they spread the blob further."""
 
 P = TypeVar("P")
 
 
 def draw_by_upload(swarm: Mapping[P, Candidate], count: int, rng: Randomness) -> list[P]:
-    """Draw `count` different peers, each with a chance that grows with its uplink (Efraimidis and Spirakis, 2006)."""
+    """Draw `count` different peers, weighted by uplink (Efraimidis and Spirakis, 2006)."""
 
     def key(peer: P) -> float:
         return math.log(max(rng.random(), 1e-300)) / max(swarm[peer].upload_bytes_s, 1.0)
