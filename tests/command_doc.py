@@ -1,4 +1,4 @@
-"""Excerpts of docs/cli.md by command, for tests that compare them with the command's behavior."""
+"""Sections of docs/cli.md, for tests that compare the documentation of a command with its behavior."""
 
 from __future__ import annotations
 

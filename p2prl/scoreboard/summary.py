@@ -21,7 +21,7 @@ _POINTS = 100
 
 
 def summary(source: LedgerSource) -> dict[str, Any]:
-    """The board now: `format`, `run`, `people`, `validators`, `metrics` (keys in docs/leaderboard.md).
+    """The current board: `format`, `run`, `people`, `validators`, `metrics` (keys in docs/leaderboard.md).
 
     The first 20 rows of each table and at most 100 points of the curve. Raises `NotReadyError` while the run
     manifest is not known.

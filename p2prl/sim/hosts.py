@@ -15,10 +15,10 @@ from p2prl.swarm.events import Event
 from p2prl.swarm.node import Node
 
 MakeNode = Callable[[float, random.Random], Node]
-"""Builds a peer's node at `now`: when it joins and again after every restart. State that must survive lies outside."""
+"""Builds a peer's node at `now`, on joining and after every restart. State that must survive is kept outside."""
 
 Incarnation = NewType("Incarnation", int)
-"""Number of crashes so far: actions planned for a node of before the crash compare it and do nothing."""
+"""Number of crashes so far, so that actions scheduled before a crash can be recognized and skipped."""
 
 
 def identity_of(name: str) -> Identity:
@@ -48,9 +48,9 @@ class Host:
     upload_free: float = 0.0
     """Virtual time at which the uplink has sent everything queued."""
     download_free: float = 0.0
-    """Virtual time at which the downlink has received everything on its way."""
+    """Virtual time at which the downlink has received everything in transit."""
     pump_due: bool = False
-    """A turn of the node is planned."""
+    """Whether a turn of the node is scheduled."""
     armed: float = float("inf")
     """Virtual time of the node's timer."""
 

@@ -52,7 +52,7 @@ class Member:
 
 
 class ProtocolSwarm:
-    """A run with one learner, on a virtual network that the caller may disturb."""
+    """A run with one learner, on a virtual network in which the caller can cause faults."""
 
     def __init__(
         self, network: VirtualNetwork, *, learner: str = "learner", manifest: RunManifest | None = None
@@ -105,7 +105,7 @@ class ProtocolSwarm:
         return member
 
     def on_event(self, member: Member, event: Event) -> None:
-        """Take an event of a member's node."""
+        """Handle an event of a member's node."""
         member.events.append(event)
         if isinstance(event, VersionReady):
             member.ready_at.setdefault(event.manifest.version, self.network.now)
@@ -137,7 +137,7 @@ class ProtocolSwarm:
         return manifest
 
     def say(self, body: Wire) -> bytes:
-        """Let the learner sign and publish a message; returns the envelope."""
+        """Sign and publish a message as the learner. Returns the envelope."""
         learner = self.members[self._learner]
         raw = seal(self._key, body, run=self.run, now=self.network.now)
         self.network.node(learner.peer).publish(raw, self.network.now)

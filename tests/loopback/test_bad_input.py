@@ -52,7 +52,7 @@ def taken_port() -> Iterator[int]:
 
 
 def policies(run: Path) -> list[tuple[int, int]]:
-    """(version, step) of what a learner has published."""
+    """(version, step) of a learner's published policies."""
     with closing(sqlite3.connect(f"file:{run / 'journal.db'}?mode=ro", uri=True)) as journal:
         return list(journal.execute("SELECT version, step FROM policies ORDER BY version"))
 
@@ -62,7 +62,7 @@ def test_a_link_that_was_cut_off(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
-def test_nobody_answers_at_the_link(tmp_path: Path) -> None:
+def test_unreachable_join_link(tmp_path: Path) -> None:
     stranger = Identity(bytes(range(16))).peer_id
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

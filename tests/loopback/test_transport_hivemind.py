@@ -194,7 +194,7 @@ def test_the_daemons_death_ends_the_transport() -> None:
     run(scenario)
 
 
-def test_closing_twice_is_fine_and_removes_the_sockets() -> None:
+def test_closing_twice_removes_the_sockets() -> None:
     async def scenario() -> None:
         peer = await start()
         folder = peer._daemon.folder

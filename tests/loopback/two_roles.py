@@ -1,4 +1,4 @@
-"""A learner and a volunteer over their network processes, each on the transport it is told, in a process of its own.
+"""A learner and a volunteer in separate processes, over their network processes and the transports given.
 
 Arguments: the learner's transport, the volunteer's transport, a folder. The volunteer joins through the learner's
 address, downloads version 0 under the learner's upload cap and publishes one group. Prints one JSON line at the end.

@@ -129,12 +129,12 @@ def test_partition_and_heal(seed: int) -> None:
     assert set(promised) <= groups_at_learner(swarm), f"seed {seed}"
 
 
-def test_groups_and_receipts_through_carriers() -> None:
+def test_groups_and_receipts_are_forwarded() -> None:
     swarm, _ = build(5, 6, LinkConditions())
     network = swarm.network
     network.run_for(20)
     author = swarm.members["v5"]
-    # The author and the learner cannot reach each other ever; all other peers reach both.
+    # The author and the learner can never reach each other; all other peers reach both.
     network.partition([[author.peer], [swarm.members["learner"].peer]], network.now, network.now + 1e6)
     network.run_for(80)
     assert ("learner", 1) not in network.node(author.peer).roles()

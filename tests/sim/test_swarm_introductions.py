@@ -34,7 +34,7 @@ def without_introductions(command: Command) -> list[Command]:
 
 def test_link_counts_with_and_without_introductions() -> None:
     class Silent(Node):
-        """A learner without introductions."""
+        """A learner that makes no introductions."""
 
         def commands(self, now: float) -> list[Command]:
             return [part for command in super().commands(now) for part in without_introductions(command)]

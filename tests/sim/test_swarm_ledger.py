@@ -57,7 +57,7 @@ def test_ledger_queries_are_rate_limited() -> None:
     assert not events_of(learner, PeerBanned), "asking too often is no fault"
 
 
-def test_a_false_ledger_height_does_not_attract_every_query() -> None:
+def test_a_false_ledger_height_does_not_attract_all_queries() -> None:
     made = swarm(volunteers=1)
     board = made.add("board", Role.BOARD, bootstrap=("learner",))
     made.network.node(made.members["learner"].peer).set_ledger_height(5)

@@ -120,7 +120,7 @@ def test_a_seeder_rebuilds_and_serves_full_weights() -> None:
 
 
 def seeded(made: PatchedSwarm, *, behind: Member | None = None) -> Member:
-    """A seeder restarted with what it holds; `behind` was down when the last version was published."""
+    """A seeder restarted with its stored versions; `behind` was down when the last version was published."""
     seeder = made.add(
         "seeder", Role.SEEDER, bootstrap=("learner",), config=lambda role: NodeConfig(role=role, rebuilds=True)
     )

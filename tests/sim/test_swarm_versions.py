@@ -31,7 +31,7 @@ def test_equivocation_is_reported_with_both_manifests() -> None:
     assert events_of(target, Equivocation) == [Equivocation(first, twin)]
 
 
-def test_a_reencoded_manifest_is_no_equivocation() -> None:
+def test_a_reencoded_manifest_is_not_equivocation() -> None:
     made = swarm(volunteers=1)
     made.network.run_for(5)
     made.publish(20_000)

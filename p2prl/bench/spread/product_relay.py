@@ -34,10 +34,10 @@ SOURCE_DEGREE = 48
 """Peers the source sends chunks to: the blob must spread from there."""
 
 _TICK_S = 0.1
-"""How often a peer's timers run: coarser than in reality, where each deadline has its own timer."""
+"""Interval of a peer's timers; coarser than in reality, where each deadline has its own timer."""
 
 _WORST = 12.0
-"""A run ends at this multiple of the lower bound, done or not."""
+"""A run ends at this multiple of the lower bound, finished or not."""
 
 P = TypeVar("P")
 
@@ -63,16 +63,16 @@ class _TokenBlobs:
         return set(range(len(self._chunks))) if self._whole else set()
 
     def write(self, ref: BlobRef, index: int, data: bytes) -> None:
-        """Nothing to do: `read` knows the bytes of every verified chunk."""
+        """Do nothing: `read` knows the bytes of every verified chunk."""
 
     def read(self, ref: BlobRef, index: int) -> bytes:  # noqa: ARG002 - one blob
         return self._chunks[index]
 
     def finish(self, ref: BlobRef) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def drop(self, root: Digest) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class _Swarm:

@@ -26,7 +26,7 @@ def verify_command(source: Path, *, as_json: bool) -> None:
         emit(_recount_document(result))
         return
     say(f"Source     {what}, of run {result.name} ({result.run_id[:16]}…)")
-    say(f"Chain      {result.height:,} entries, each follows the one before; every signature holds")
+    say(f"Chain      {result.height:,} entries; hash chain and every signature verified")
     height = result.signed_height
     signed = "no signed head in this source" if height is None else f"the learner has signed the first {height:,}"
     say(f"Head       {signed}")

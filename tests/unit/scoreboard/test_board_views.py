@@ -119,7 +119,7 @@ def test_a_coarse_curve_loses_nothing(points: int) -> None:
         assert mean == pytest.approx(total / sum(fine.completions[i] for i in inside), abs=2e-6)
 
 
-def test_the_run_document_sums_up() -> None:
+def test_the_run_document_totals() -> None:
     document = api_views.run_document(MemorySource(sample_run(0)).snapshot())
     totals = document.totals
     assert totals.verified_groups + totals.rejected_groups + totals.expired_groups == 600
