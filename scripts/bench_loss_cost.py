@@ -173,7 +173,7 @@ def table(costs: list[Cost], parameters: int, step_s: float) -> str:
         f"One training step of {parameters:,} parameters (GPT-2, width 512, eight layers) with {GROUPS * SIZE}",
         f"completions of {TOKENS} tokens takes {step_s:.2f} CPU-seconds of one thread. A loss is everything between",
         "log-probs and the gradient with respect to them, the diagnostics of every bucket of staleness included.",
-        "Medians. With a larger batch or model the share is smaller: the loss costs about as much, the step costs more.",
+        "Medians. With a larger batch or model the share is smaller: the loss costs as much, the step costs more.",
         "",
         f"The most expensive is `{largest.name}`: {largest.share:.2%} of the step; at most {BOUND:.0%} are allowed.",
         "",
