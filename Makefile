@@ -14,7 +14,7 @@ test: check
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --durations=20 -m "not slow and not loopback" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --durations=20 -m "not slow" $(PYTEST_ARGS)
 
 # Linters, types and layers.
 check: $(VENV)/.installed-dev
