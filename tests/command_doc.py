@@ -1,4 +1,4 @@
-"""What docs/cli.md says of a command, for tests that compare it with what the command does."""
+"""Sections of docs/cli.md, for tests that compare them with the commands."""
 
 from __future__ import annotations
 
