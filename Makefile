@@ -1,4 +1,4 @@
-# Two commands: `make demo` runs a whole swarm on this machine, `make test` proves the tree.
+# `make demo` runs a whole swarm on this machine; `make test` runs every check and test. Both install into .venv first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -10,12 +10,13 @@ demo: $(VENV)/.installed
 test: check
 	$(BIN)/python -m pytest -n 2 --durations=20 $(PYTEST_ARGS)
 
-# Everything that needs no processes, no sockets and no training run: under two minutes on two cores.
+# Linters, and the tests without processes, sockets and training runs: under two minutes on two cores.
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2 --durations=20 -m "not slow" $(PYTEST_ARGS)
 
+# Linters, types and layers.
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -23,9 +24,11 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 
+# Draw docs/floor_plan.md again from the code.
 floor-plan: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.floor_plan
 
+# The documentation site, in build/site; any warning is an error.
 docs: $(VENV)/.installed-dev
 	$(BIN)/mkdocs build --strict --site-dir build/site
 

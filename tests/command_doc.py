@@ -1,4 +1,4 @@
-"""Sections of docs/cli.md, for tests that compare the documentation of a command with its behavior."""
+"""Sections of docs/cli.md, for tests that compare them with the commands."""
 
 from __future__ import annotations
 
