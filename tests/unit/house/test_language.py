@@ -22,6 +22,9 @@ DIALECT = re.compile(
 )
 """Phrases of an earlier style that a newcomer had to learn; docs/glossary.md has the words to use."""
 
+FIXED_NAMES = ("neighbours: ", "neighbours=", '"rehearsal"')
+"""A key of the scoreboard's API and a run name that seeds depend on: both must stay."""
+
 WORDS = re.compile(r"\bwords\b", re.IGNORECASE)
 WORDS_ALLOWED = ("p2prl/patches/", "p2prl/testing/", "p2prl/bench/patch/", "p2prl/scoreboard/display_names.py")
 """Where bit patterns of weights, or a key's mnemonic words, are the subject."""
@@ -42,6 +45,6 @@ def test_no_dialect(folder: str) -> None:
         f"{name_of(path)}:{number}": line.strip()
         for path in python_files(folder)
         for number, line in enumerate(path.read_text().splitlines(), start=1)
-        if DIALECT.search(line)
+        if DIALECT.search(line) and not any(name in line for name in FIXED_NAMES)
     }
     assert found == {}
