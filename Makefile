@@ -14,13 +14,14 @@ test: check
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --durations=20 -m "not slow and not loopback" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --durations=20 -m "not slow" $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 floor-plan: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.floor_plan

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 
+from p2prl.bench.patch.simulated_training import adam_versions
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.dense_codecs import encode_planes
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
-from p2prl.patches.simulated_training import adam_versions
 from p2prl.patches.sparse_codecs import encode_sparse
 from p2prl.patches.stream_format import Codec, SegmentHeader
 from p2prl.patches.words import BF16, Words

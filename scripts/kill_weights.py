@@ -4,7 +4,7 @@
 
 A child follows an endless series of versions with the code of a volunteer: it writes chunks of a patch into the blob
 store (`p2prl.net.storage.disk_blobs`), decodes patch and old weights into new weights
-(`p2prl.net.storage.patch_decoder`), hashes every chunk of them again and keeps their signed manifest
+(`p2prl.net.process.patch_decoder`), hashes every chunk of them again and keeps their signed manifest
 (`p2prl.net.storage.kept_versions`). The parent ends it with SIGKILL, reads the disk as a restarted node does, compares
 every word of the kept versions, and restarts the child, which must continue from there without losing a version or a
 chunk of the next patch. Prints a report as JSON; exits 1 at the first violation, and keeps the folder.
@@ -26,18 +26,19 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from p2prl.bench.patch.simulated_training import adam_versions
 from p2prl.net.process import control
+from p2prl.net.process.patch_decoder import rebuild
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
-from p2prl.net.storage.patch_decoder import rebuild
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernel_choice import fastest_kernels
-from p2prl.patches.simulated_training import adam_versions
 from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
-from p2prl.sim.protocol_swarm import identity_of, run_manifest_of
+from p2prl.sim.hosts import identity_of
+from p2prl.testing.protocol_swarm import run_manifest_of
 
 WORDS = SEGMENT_WORDS + 300_000
 KINDS = 4

@@ -1,6 +1,8 @@
-"""Settings of all tests: no deadline for slow machines, and scheduling over several workers (`pytest -n 2`)."""
+"""Settings for every test: no deadline for slow machines, the fast selection, and scheduling over two workers."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +12,29 @@ from xdist.scheduler import LoadScopeScheduling
 # The duration of an example depends on the machine's load; each test has its own timeout.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+SLOW = (
+    "loopback/",
+    "sim/",
+    "property/test_patches_words.py",
+    "unit/bench/",
+    "unit/cli/test_metrics_glossary.py",
+    "unit/house/test_examples.py",
+    "unit/house/test_light_distribution.py",
+    "unit/house/test_packaging.py",
+    "unit/learner/test_crash_recovery.py",
+    "unit/models/test_warm_start.py",
+    "unit/testing/",
+)
+"""Folders and files whose tests start processes, train, simulate or build for seconds: left out by `make test-fast`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Called by pytest: mark the slow tests."""
+    root = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(root).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 class _SwarmsInOneRow(LoadScopeScheduling):  # type: ignore[misc]

@@ -121,6 +121,7 @@ def whiten(advantages: Tensor, mask: Tensor | None = None, *, epsilon: float = 1
     """Advantages with mean 0 and deviation 1 over the batch (arXiv 2404.10719 §4: a key factor of PPO).
 
     Any shape. With a mask of the same shape (per-token advantages) only masked-in entries count, and the rest is 0.
+    For trainers with a value head, after `ppo.gae`.
     """
     if mask is None:
         mask = torch.ones_like(advantages, dtype=torch.bool)

@@ -37,6 +37,6 @@ class LossSpec:
     uses_behavior_logprobs: bool = True
     """False: can be used for groups whose log-probs are not trusted yet."""
     needs_whole_groups: bool = False
-    """True: a part of a batch must not split a group."""
+    """True: a part of a batch must not split a group. For trainers that split batches."""
     result_version: int = 1
     """Incremented when the loss's numbers change, so that benchmarks do not reuse results of the older loss."""

@@ -1,5 +1,7 @@
 """PPO with a value head: the clipped policy loss, the value loss and generalized advantage estimation.
 
+The learner trains without a value head: `gae` and `value_loss` are for other trainers and for `p2prl bench ppo`.
+
 Shape legend: B groups, G completions, T tokens.
 """
 

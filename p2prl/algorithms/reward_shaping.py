@@ -105,6 +105,7 @@ def steps_to_tokens(step_rewards_BGK: Tensor, step_ends_BGK: Tensor, step_mask_B
     """Token rewards (B, G, T): each step's reward on its last token, for `ppo.gae`. Steps that end together add up.
 
     `step_ends_BGK` holds token positions in [0, T). Raises LocalProtocolError for one outside or a wrong shape.
+    For trainers with a value head; the learner rewards whole completions.
     """
     _check_steps(step_rewards_BGK, step_mask_BGK)
     mask_BGK = step_mask_BGK.bool()

@@ -18,7 +18,7 @@ from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.errors import P2PRLError
 from p2prl.learner.assembly import LearnerParts, assemble_learner
-from p2prl.learner.publishing.published_policies import versions_kept
+from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.models.device import choose_device, use_threads

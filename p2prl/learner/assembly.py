@@ -27,7 +27,7 @@ from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.metrics_log import MetricsLog
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
-from p2prl.learner.training.training_steps import Training
+from p2prl.learner.training_steps import Training
 from p2prl.models.group_work import Prepared
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.weight_layout import WeightLayout

@@ -17,7 +17,7 @@ from p2prl.learner.schedule import Action
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.training.training_steps import Training
+from p2prl.learner.training_steps import Training
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.publishing.published_policies import PublishedPolicies
+from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.manifests import RunManifest
 

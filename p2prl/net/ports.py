@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2prl.clock import Clock
-from p2prl.net.transports.pacing import Pacer
+from p2prl.net.pacing import Pacer
 from p2prl.protocol.identity import Identity, PeerId
 
 Receiver = Callable[[PeerId, bytes], None]

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
 
 FORMAT = "p2prl/board/v1"
 """First key of the summary; its number changes when a key's meaning does."""

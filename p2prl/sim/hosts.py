@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NewType
 
-from p2prl.protocol.identity import PeerId
+from blake3 import blake3
+
+from p2prl.protocol.identity import Identity, PeerId
 from p2prl.sim.virtual_time import VirtualLoop
 from p2prl.swarm.events import Event
 from p2prl.swarm.node import Node
@@ -17,6 +19,11 @@ MakeNode = Callable[[float, random.Random], Node]
 
 Incarnation = NewType("Incarnation", int)
 """Number of crashes so far, so that actions scheduled before a crash can be recognized and skipped."""
+
+
+def identity_of(name: str) -> Identity:
+    """The identity of a simulated peer, derived from its name: the same on every run."""
+    return Identity(blake3(f"simulated peer {name}".encode()).digest(16))
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2prl.net.process import bridge, control
-from p2prl.net.storage.patch_decoder import carry_out
+from p2prl.net.process.patch_decoder import carry_out
 from p2prl.protocol.identity import PeerId
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Event, VersionReady

@@ -21,7 +21,7 @@ from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.publishing.published_policies import versions_kept
+from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
@@ -32,8 +32,8 @@ from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.sim.delay_distributions import parse_delay
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
-from p2prl.sim.protocol_swarm import identity_of
 from p2prl.sim.shared_engine import SharedEngine
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.simulated_run import SimulatedRun

@@ -77,7 +77,7 @@ class VirtualNetwork:
         self.run_until(self.now + seconds)
 
     def check_always(self, check: Action) -> None:
-        """Run `check` after every step; it raises `AssertionError` when an invariant is violated."""
+        """Run `check` after every step; a test's invariant raises `AssertionError` when violated."""
         self._checks.append(check)
 
     # --- machines ----------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class VirtualNetwork:
         self._directory.put(run, owner, record, expires_at)
 
     def inject(self, source: PeerId, destination: PeerId, frame: bytes) -> None:
-        """Send an arbitrary frame from `source`, which need not be a hosted machine."""
+        """Send an arbitrary frame from `source`, an adversary in tests, which need not be a hosted machine."""
         self._delivery.send(source, self._hosts.get(source), Send(destination, frame, bulk=False))
 
     # --- one machine's turn ------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 In one process, without sockets:
 
 * `memory_transport` — transports that share an event loop, for tests of code that drives a transport.
-* `patched_swarm` — a simulated swarm (`p2prl.sim`) whose learner publishes real patches.
+* `protocol_swarm`, `memory_blobs` — a simulated swarm (`p2prl.sim`) of nodes without models, and their disks.
+* `patched_swarm` — the same swarm with a learner that publishes real patches.
 * `delayed_port` — a network port that delays rollout groups, so that training gets stale data.
 * `adversaries` — engines of dishonest volunteers.
 * `patch_properties` — strategies for weights with any bit pattern, and properties of the patch codec (needs

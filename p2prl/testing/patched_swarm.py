@@ -13,18 +13,18 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from p2prl.bench.patch.simulated_training import bf16
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import apply_route
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS
-from p2prl.patches.simulated_training import bf16
 from p2prl.patches.words import BF16, Words
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.manifests import NO_BASE, BlobRef, Patch, PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
-from p2prl.sim.protocol_swarm import Member, ProtocolSwarm
 from p2prl.swarm.events import Event, PatchesReady, RunKnown
+from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
 
 SPANS = (1, 4, 16, 64)
 

@@ -21,13 +21,13 @@ from typing import Any
 from blake3 import blake3
 
 from p2prl.clock import SystemClock
+from p2prl.net.pacing import Pacer
 from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.transports import framing, streams
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindTransport
-from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol import frames
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal

@@ -123,7 +123,7 @@ def test_a_full_disk_loses_no_group(live: tuple[Path, RunningRole], tmp_path: Pa
     folder, _ = live
     link, home = (folder / "link").read_text().strip(), tmp_path / "home"
     result = p2prl("join", link, "--home", home, *LISTEN, "--threads", 1, "--slots", 2, file_limit=300_000)
-    refused(result, 4, "the spool cannot be written")
+    refused(result, 4, "cannot write the spool")
     before = spool_states(home)
     finished = sum(before.values())
     assert finished > 0

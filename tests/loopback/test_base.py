@@ -51,7 +51,7 @@ def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -
     assert untold["spared_bytes"] == 0
     assert untold["brought_bytes"] > 0
     assert "the base saved" in right.log
-    assert "not what this run started from" in wrong.log
+    assert "not the model this run started from" in wrong.log
     assert not list(tmp_path.glob("*/*/*/blobs/base.new"))
     assert {path: path.read_bytes() for folder in (public, other) for path in folder.iterdir()} == before
 

@@ -13,13 +13,14 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Chunk, ChunkRequest, Have, Hello, Push
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
-from p2prl.sim.protocol_swarm import ProtocolSwarm, group_of, identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl.testing.protocol_swarm import ProtocolSwarm, group_of
 
 
 class Invariants:

@@ -8,8 +8,9 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
 from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.sim.protocol_swarm import group_of, identity_of
+from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import LedgerArrived, LedgerWanted, PeerBanned
+from p2prl.testing.protocol_swarm import group_of
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 

@@ -11,8 +11,8 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Chunk, Push
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.policy_head import PolicyHead
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
-from p2prl.sim.protocol_swarm import Member, identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesReady, PeerBanned, Send, VersionReady
 from p2prl.swarm.node import Node
@@ -20,6 +20,7 @@ from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.running import Running
 from p2prl.testing.patched_swarm import PatchedSwarm
+from p2prl.testing.protocol_swarm import Member
 
 FULL = 40_000
 """Bytes of a version's weights."""

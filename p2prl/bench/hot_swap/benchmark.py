@@ -27,7 +27,7 @@ from p2prl.models.engine_port import GenerationRequest, StagedWeights
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.net.process import control
-from p2prl.net.storage.patch_decoder import rebuild
+from p2prl.net.process.patch_decoder import rebuild
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.stream_format import segment_spans

@@ -15,6 +15,7 @@ import numpy as np
 from p2prl.bench.patch.compared_codecs import PRODUCT, Codec, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import BandRow, bands_as_markdown, measure_bands
 from p2prl.bench.patch.report import Case, CodecRow, PatchReport, as_document, as_markdown, plot
+from p2prl.bench.patch.simulated_training import adam_versions, entropy_bits
 from p2prl.bench.patch.weight_updates import (
     LEARNING_RATES,
     Updates,
@@ -26,7 +27,6 @@ from p2prl.bench.patch.weight_updates import (
 from p2prl.errors import IntegrityError, MachineError, require
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.kernel_choice import fastest_kernels
-from p2prl.patches.simulated_training import adam_versions, entropy_bits
 from p2prl.patches.stream_format import SEGMENT_WORDS
 from p2prl.patches.words import BF16, Words
 

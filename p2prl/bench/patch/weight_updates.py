@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from p2prl.bench.patch.simulated_training import adam_training, adam_versions, bf16, lora_versions
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.learner.journal.journal import Journal
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.patches.simulated_training import adam_training, adam_versions, bf16, lora_versions
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import PolicyManifest, RunManifest

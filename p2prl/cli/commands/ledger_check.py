@@ -9,8 +9,8 @@ import msgspec
 
 from p2prl.cli.commands.open_ledger import ledger_of_run
 from p2prl.cli.views.console import emit, say
-from p2prl.scoreboard.ledger.ledger_dump import verify_dump, verify_source, write_dump
-from p2prl.scoreboard.ledger.ledger_recount import Recount
+from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
+from p2prl.scoreboard.ledger_recount import Recount
 
 
 def verify_command(source: Path, *, as_json: bool) -> None:

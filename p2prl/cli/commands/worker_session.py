@@ -87,11 +87,13 @@ def introduce_run(
 def end_session(status: StatusFile, interrupts: Interrupts, *, finished: bool, as_json: bool, kept: str) -> None:
     """Write the final status, print a closing line and exit. `kept` is that line after Ctrl-C."""
     status.end("finished" if finished else "stopped")
-    if as_json:
-        emit(status.document)
     if finished:
         say("The learner has ended the run. Thank you.")
+    elif interrupts.count:
+        say(kept)
+    if as_json:  # last, so that a log of both streams ends with it
+        emit(status.document)
+    if finished:
         sys.exit(RUN_FINISHED)
     if interrupts.count:
-        say(kept)
         sys.exit(INTERRUPTED)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from p2prl.learner.publishing.published_policies import PublishedPolicies
+from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernel_choice import kernels_for

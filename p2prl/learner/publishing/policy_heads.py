@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from p2prl.clock import Clock
-from p2prl.learner.publishing.published_policies import PublishedPolicies
+from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.protocol import limits
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead

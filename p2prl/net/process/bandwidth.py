@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from p2prl.clock import Clock
-from p2prl.net.transports.pacing import Pacer
+from p2prl.net.pacing import Pacer
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.relay.upload_budget import GIVEN_SHARE, MonthlyBudget, UplinkMeter
 

@@ -23,7 +23,7 @@ from p2prl import errors
 from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
 from p2prl.net.process.network_config import NetworkConfig
-from p2prl.net.storage.patch_decoder import PatchDecoder
+from p2prl.net.process.patch_decoder import PatchDecoder
 
 log = logging.getLogger("p2prl.net")
 

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from p2prl.errors import TransportError
+from p2prl.net.pacing import Pacer
 from p2prl.net.transports import framing
-from p2prl.net.transports.pacing import Pacer
 from p2prl.net.transports.streams import FrameStream
 from p2prl.protocol.identity import PeerId
 

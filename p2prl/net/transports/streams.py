@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from p2prl.errors import TransportError
+from p2prl.net.pacing import SLICE_BYTES, Pacer
 from p2prl.net.transports import framing
-from p2prl.net.transports.pacing import SLICE_BYTES, Pacer
 
 OpenStream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 

@@ -17,10 +17,8 @@ from fastapi.staticfiles import StaticFiles
 from starlette.middleware.gzip import GZipMiddleware
 
 from p2prl.protocol import limits
-from p2prl.scoreboard.ledger.ledger_dump import dump_items
-from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.api_schema import (
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.api_schema import (
     ContributorDocument,
     EntriesDocument,
     ErrorDocument,
@@ -30,9 +28,11 @@ from p2prl.scoreboard.web.api_schema import (
     MetricsDocument,
     RunDocument,
 )
+from p2prl.scoreboard.documents.leaderboard_view import CURSOR_PATTERN, contributor_document, leaderboard_document
+from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
+from p2prl.scoreboard.ledger_dump import dump_items
 from p2prl.scoreboard.web.http_middleware import ResponseRules
 from p2prl.scoreboard.web.http_responses import add_error_handlers, error_response, json_response, tagged_response
-from p2prl.scoreboard.web.leaderboard_view import CURSOR_PATTERN, contributor_document, leaderboard_document
 from p2prl.scoreboard.web.page import STATIC, PageRequest, render_page
 
 MAX_ROWS = 500

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from p2prl.errors import ConfigError, P2PRLError
 from p2prl.protocol.digests import digest
-from p2prl.scoreboard.web.api_schema import ErrorDocument
+from p2prl.scoreboard.documents.api_schema import ErrorDocument
 
 _MAX_SHOWN_CHARS = 80
 """Characters of a request that an error message quotes."""

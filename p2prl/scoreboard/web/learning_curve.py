@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from p2prl.scoreboard.web.api_schema import MetricsDocument
+from p2prl.scoreboard.documents.api_schema import MetricsDocument
 
 WIDTH, HEIGHT = 1000.0, 240.0
 """The box the paths are drawn in."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.web.learning_curve import reward_chart
 from p2prl.scoreboard.web.text_format import FILTERS
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from p2prl.bench.patch.simulated_training import bf16
 from p2prl.bench.staleness import delayed_training as training_module
 from p2prl.bench.staleness.banded_training import BandedTraining
 from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
@@ -22,7 +23,6 @@ from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.bench.training.stacked_sampling import sample
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path, warm_start
-from p2prl.patches.simulated_training import bf16
 
 ENVIRONMENT = environment_by_name("chain4")
 PLAN = TrainingPlan(updates=4, evaluate_every=1, evaluation_prompts=8, final_prompts=8, learning_rate=2e-3)

@@ -14,10 +14,10 @@ from p2prl.bench.patch.benchmark import PatchBenchConfig, run_patch_bench
 from p2prl.bench.patch.compared_codecs import INDEX, RAW, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import bands_as_markdown, measure_bands
 from p2prl.bench.patch.report import CodecRow, PatchReport, as_document
+from p2prl.bench.patch.simulated_training import entropy_bits, lora_versions
 from p2prl.bench.patch.weight_updates import Chain, run_chains, run_updates
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError
-from p2prl.patches.simulated_training import entropy_bits, lora_versions
 from p2prl.patches.words import BF16, FP32, WordType
 from tests.unit.learner.small_run import SmallRun
 

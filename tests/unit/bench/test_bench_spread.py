@@ -118,7 +118,7 @@ def test_relay_meets_its_bounds_in_a_small_swarm() -> None:
         assert row.survivors_finished == 1.0
         assert row.source_copies <= 3.0
         assert row.waste_share <= 0.01
-        # A death is detected after three seconds and a peer may be affected by two, which is long for so short a transfer.
+        # A death is detected after three seconds; a peer affected by two loses much of so short a transfer.
         assert row.t95 <= 1.2 * row.lower_bound_95 + (6.0 if churn else 0.0)
 
 

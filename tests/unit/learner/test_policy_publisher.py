@@ -12,15 +12,15 @@ import torch
 
 from p2prl.clock import Clock
 from p2prl.learner.learner_config import LearnerConfig
+from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.learner.publishing.patch_publishing import PatchBase, make_patches
 from p2prl.learner.publishing.policy_publisher import PolicyPublisher
-from p2prl.learner.publishing.published_policies import PublishedPolicies
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.net.process import control
-from p2prl.net.storage.patch_decoder import rebuild
+from p2prl.net.process.patch_decoder import rebuild
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import NO_BASE, PolicyManifest
 from p2prl.protocol.policy_head import PolicyHead

@@ -7,8 +7,8 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from p2prl.net.pacing import Pacer
 from p2prl.net.process.bandwidth import UploadBudget
-from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol.identity import PeerId
 
 NOVEMBER = 1_795_262_400.0

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.net.process import control
-from p2prl.net.storage.patch_decoder import PatchDecoder, rebuild
+from p2prl.net.process.patch_decoder import PatchDecoder, rebuild
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans

@@ -9,12 +9,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from p2prl.bench.patch.simulated_training import adam_versions, entropy_bits
 from p2prl.errors import IntegrityError, LocalProtocolError, RemoteProtocolError
 from p2prl.patches.decode import PatchReader, apply_patch, decode_segment
 from p2prl.patches.encode import encode_patch, encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
-from p2prl.patches.simulated_training import adam_versions, entropy_bits
 from p2prl.patches.stream_format import (
     HEADER_BYTES,
     MAGIC,

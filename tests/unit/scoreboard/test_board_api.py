@@ -13,11 +13,11 @@ from urllib.parse import quote
 import pytest
 
 from p2prl.errors import MachineError
-from p2prl.scoreboard.ledger.ledger_dump import verify_dump
+from p2prl.scoreboard.documents.leaderboard_view import CURSOR_PATTERN
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
+from p2prl.scoreboard.ledger_dump import verify_dump
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.http_middleware import RESPONSE_HEADERS
-from p2prl.scoreboard.web.leaderboard_view import CURSOR_PATTERN
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, sample_run
 from tests.unit.scoreboard.asgi import ask
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
-from p2prl.scoreboard.ledger.ledger_dump import verify_dump, verify_source, write_dump
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, sample_run
 
 WRITER = sample_run(0, steps=6)

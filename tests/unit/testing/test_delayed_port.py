@@ -9,8 +9,8 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import LedgerHead
-from p2prl.sim.protocol_swarm import group_of
 from p2prl.testing.delayed_port import DelayedPort
+from p2prl.testing.protocol_swarm import group_of
 
 KEY = Identity(bytes(16))
 GROUPS = [seal(KEY, group_of(slot), run=bytes(32), now=1e9) for slot in range(30)]

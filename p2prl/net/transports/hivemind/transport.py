@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from p2prl.clock import Clock, SystemClock
 from p2prl.errors import ConfigError, TransportError
+from p2prl.net.pacing import Pacer
 from p2prl.net.ports import Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
 from p2prl.net.transports.bootstrap import dial_bootstrap
@@ -25,7 +26,6 @@ from p2prl.net.transports.hivemind.directory import Directory
 from p2prl.net.transports.hivemind.p2p_client import join_daemon, leave_daemon
 from p2prl.net.transports.inbound_streams import InboundStreams
 from p2prl.net.transports.outbound_streams import OutboundStreams
-from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol.identity import Identity, PeerId
 
 logger = logging.getLogger(__name__)

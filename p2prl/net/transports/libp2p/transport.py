@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError, TransportError
+from p2prl.net.pacing import SLICE_BYTES, Pacer
 from p2prl.net.ports import Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
 from p2prl.net.transports.bootstrap import dial_bootstrap
 from p2prl.net.transports.interface_addresses import expand_wildcard
 from p2prl.net.transports.libp2p.library import Library
 from p2prl.net.transports.libp2p.trio_thread import TrioThread
-from p2prl.net.transports.pacing import SLICE_BYTES, Pacer
 from p2prl.protocol.identity import Identity, PeerId
 
 logger = logging.getLogger(__name__)

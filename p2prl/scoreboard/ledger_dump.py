@@ -17,9 +17,9 @@ import msgspec
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.wire_codec import Wire, decode, encode
-from p2prl.scoreboard.ledger.ledger_recount import Recount, recount
+from p2prl.scoreboard.documents.api_views import require_run
 from p2prl.scoreboard.ledger.ledger_sources import KnownRun, LedgerSource, open_run_manifest
-from p2prl.scoreboard.web.api_views import require_run
+from p2prl.scoreboard.ledger_recount import Recount, recount
 
 FORMAT = "p2prl/ledger-export/v1"
 """First field of the header."""

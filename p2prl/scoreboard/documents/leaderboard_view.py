@@ -9,11 +9,11 @@ from functools import lru_cache
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.documents.api_schema import ContributorDocument, LeaderboardDocument, PassRate, ValidatorDocument
+from p2prl.scoreboard.documents.api_views import require_run, rounded, time_text
 from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Validator, wilson_interval
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
-from p2prl.scoreboard.web.api_schema import ContributorDocument, LeaderboardDocument, PassRate, ValidatorDocument
-from p2prl.scoreboard.web.api_views import require_run, rounded, time_text
 
 CURSOR_PATTERN = "^[0-9]{1,18}-[1-9A-HJ-NP-Za-km-z]{40,64}$"
 """A cursor: tokens and peer id of the last row of a page."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.scoreboard.documents.api_schema import ContributorDocument, Totals, ValidatorDocument
+from p2prl.scoreboard.documents.api_views import run_document
+from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot
-from p2prl.scoreboard.web.api_schema import ContributorDocument, Totals, ValidatorDocument
-from p2prl.scoreboard.web.api_views import run_document
-from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,10 +6,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, reduce
 
 from p2prl.errors import StaleWorkError
-from p2prl.scoreboard.ledger.leaderboard_totals import Step, summed
-from p2prl.scoreboard.ledger.ledger_fold import BoardState
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot
-from p2prl.scoreboard.web.api_schema import (
+from p2prl.scoreboard.documents.api_schema import (
     HealthDocument,
     LedgerHeadDocument,
     MetricsDocument,
@@ -18,6 +15,9 @@ from p2prl.scoreboard.web.api_schema import (
     Totals,
     VersionUse,
 )
+from p2prl.scoreboard.ledger.leaderboard_totals import Step, summed
+from p2prl.scoreboard.ledger.ledger_fold import BoardState
+from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot
 
 ACTIVE_STEPS = 20
 """Steps that count as current: enough to smooth out a slow volunteer, few enough to notice when one leaves."""
