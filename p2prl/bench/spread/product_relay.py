@@ -31,7 +31,7 @@ from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
 
 SOURCE_DEGREE = 48
-"""Peers the source sends chunks to: the blob must spread from there."""
+"""Number of peers the source sends chunks to; they spread the blob further."""
 
 _TICK_S = 0.1
 """Interval of a peer's timers; coarser than in reality, where each deadline has its own timer."""
@@ -43,7 +43,7 @@ P = TypeVar("P")
 
 
 def draw_by_upload(swarm: Mapping[P, Candidate], count: int, rng: Randomness) -> list[P]:
-    """Draw `count` different peers, each with a chance that grows with its uplink (Efraimidis and Spirakis, 2006)."""
+    """Draw `count` different peers, weighted by uplink (Efraimidis and Spirakis, 2006)."""
 
     def key(peer: P) -> float:
         return math.log(max(rng.random(), 1e-300)) / max(swarm[peer].upload_bytes_s, 1.0)

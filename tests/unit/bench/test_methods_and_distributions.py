@@ -135,7 +135,7 @@ def test_methods_carry_options_and_guards() -> None:
         ("gepo_t:cap", "cap"), ("gepo_t:hat=2", "hat"), ("ppo", "value head"),
         ("gex+replay=0", "replay"), ("gex+replay=1.5", "replay"), ("gex+average=1", "average"), ("gex+vcpo=2", "vcpo"),
         ("gex+band=129", "band"), ("gex+band=-1", "band"), ("gex+band=.5", "band"),
-        ("gex+decay=", "decay"), ("gex+average+published", "averages already"), ("gex:advantage=big", "advantage"),
+        ("gex+decay=", "decay"), ("gex+average+published", "already includes"), ("gex:advantage=big", "advantage"),
     ],
 )  # fmt: skip
 def test_other_methods_are_refused(text: str, message: str) -> None:

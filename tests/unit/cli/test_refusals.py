@@ -53,7 +53,7 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("status", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("board", "/nowhere", "--json"), errors.ConfigError, "not a run folder"),
     (("ledger", "verify", "/nowhere"), errors.MachineError, "cannot be read"),
-    (("init", "a b"), errors.ConfigError, "cannot name a run"),
+    (("init", "a b"), errors.ConfigError, "is not a valid run name"),
     (("init", "x", "--preset", "y"), errors.ConfigError, "no preset"),
     (("init", "x", "--temperature", "0"), errors.ConfigError, "temperature"),
     (("init", "x", "--dtype", "int4"), errors.ConfigError, "dtype"),

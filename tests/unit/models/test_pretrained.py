@@ -104,7 +104,7 @@ def test_pickled_weights_are_refused(directory: Path, name: str) -> None:
 )
 def test_configs_that_name_code_are_refused(directory: Path, file: str, changes: dict[str, Any]) -> None:
     _edit(directory / file, **changes)
-    with pytest.raises(ConfigError, match="asks for code"):
+    with pytest.raises(ConfigError, match="requires code"):
         load_pretrained(str(directory))
 
 

@@ -20,7 +20,7 @@ def test_a_key_survives_on_paper(tmp_path: Path) -> None:
     assert peers[0] == peers[1]
     result = invoke("key", "restore", "--home", first, stdin=WORDS + "\n")
     assert isinstance(result.exception, errors.IdentityError)
-    assert "exists already" in str(result.exception)
+    assert "already exists" in str(result.exception)
 
 
 def test_only_listed_folders_can_be_backed_up(tmp_path: Path) -> None:
