@@ -22,6 +22,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 
 # Draw docs/floor_plan.md again from the code.
 floor-plan: $(VENV)/.installed-dev

@@ -1,1 +1,1 @@
-"""Two roles: the volunteer (take the newest policy, sample slots, sign, spool, deliver) and the seeder."""
+"""Roles of the client: the volunteer (samples, signs, spools and delivers groups) and the seeder (serves weights)."""

@@ -1,8 +1,8 @@
 """The volunteer's next action: load a policy, sample slots, or wait. A pure state machine.
 
-It samples with the newest policy it has, and moves to a newer one between two slots, never within one. It never waits
-for a learner. Only when a learner is in reach and has a backlog of this volunteer's groups does it pause, because
-groups the learner cannot use soon become stale rollouts.
+It samples with the newest policy it has, and switches to a newer one between batches, never within one. It never waits
+for a learner. It pauses only when a learner is in reach and has a backlog of this volunteer's groups, because groups
+that the learner cannot use soon become stale rollouts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from p2prl.protocol.manifests import PolicyManifest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentConfig:
-    """How a volunteer paces itself."""
+    """Pacing of a volunteer."""
 
     slots_per_batch: int = 0
     """Slots decoded together; 0 measures the best number."""
@@ -42,7 +42,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Decode `count` slots from `first` on, under the loaded policy."""
+    """Decode `count` slots from `first` on, with the loaded policy."""
 
     policy: LocalPolicy
     first: int
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing until a message arrives; `reason` is shown to people."""
+    """Do nothing until a message arrives; `reason` is shown to the user."""
 
     reason: str
 
@@ -60,7 +60,7 @@ Action = Load | Sample | Wait
 
 
 class Agent:
-    """Decides what to do; the shell does it and reports back."""
+    """Decides the next action; the shell carries it out and reports back."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
@@ -97,14 +97,14 @@ class Agent:
             self._newest = policy
 
     def policy_lost(self, policy: LocalPolicy) -> None:
-        """A policy cannot be used: its file is gone or damaged, or its logits are not numbers. Wait for a newer one."""
+        """A policy is unusable: its file is missing or damaged, or its logits are not finite. Wait for a newer one."""
         if self._loaded is policy:
             self._loaded = None
         if self._newest is policy:
             self._newest = self._loaded
 
     def emptied(self) -> None:
-        """The engine holds no policy any more: the last one must be loaded again before it can be used."""
+        """The engine no longer holds a policy: load one again before sampling."""
         self._loaded = None
 
     def loaded_policy(self, policy: LocalPolicy, *, next_slot: int) -> None:
@@ -119,13 +119,13 @@ class Agent:
         self._in_demand = True
 
     def run_finished(self, finished: bool) -> None:
-        """Whether the learner has ended the run, by its newest signed head. It may resume the run later."""
+        """Set whether the learner has ended the run, by its newest signed head. It may resume the run later."""
         self._finished = finished
 
     def next_action(self, *, outstanding: int, learner_in_reach: bool, staged: bool = True) -> Action:
-        """What to do now. `outstanding` is the number of groups without a receipt.
+        """The action to take now. `outstanding` is the number of groups without a receipt.
 
-        Until the waiting policy is `staged`, sampling goes on with the one in the engine.
+        Until the waiting policy is `staged`, sampling continues with the one in the engine.
         """
         if self._finished:
             return Wait("the run is finished")

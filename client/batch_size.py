@@ -1,4 +1,4 @@
-"""Number of slots to decode together, found by measuring so that nobody has to fill in a number.
+"""Number of slots to decode together, tuned by measurement instead of configuration.
 
 Decoding more slots at once is free until the machine is full, and every batch delays the next policy swap. So the size
 doubles while tokens per second still grow with it, halves when a batch takes too long, and otherwise stays.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _WORTH_DOUBLING = 1.15
-"""Least gain in tokens/s over half the size for another doubling."""
+"""Least gain in tokens/s over half the size that justifies another doubling."""
 
 _MAX_BATCH_S = 4.0
 """A batch that takes longer is halved: a swap to newer weights waits for it."""
 
 _MAX_SLOTS = 8
-"""Sixty-four completions at eight a slot. Larger batches gain little, and their groups are old when they arrive."""
+"""64 completions at eight per slot. Larger batches gain little, and their groups are staler on arrival."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class BatchSize:
     count: int = 1
     """Slots to decode together next."""
     fixed: bool = False
-    """Whether a person chose the size."""
+    """Whether the user set the size."""
     _rate_at_half: float = 0.0
     """Tokens/s measured at half the size."""
 
@@ -35,7 +35,8 @@ class BatchSize:
         return cls(slots, fixed=True) if slots else cls()
 
     def measured(self, count: int, *, tokens: int, seconds: float, in_demand: bool) -> None:
-        """A batch of `count` slots gave `tokens` in `seconds`. Nothing grows while the learner has a backlog."""
+        """A batch of `count` slots gave `tokens` in `seconds`. The size does not grow while the learner has a
+        backlog."""
         if self.fixed or count != self.count or seconds <= 0:
             return
         rate = tokens / seconds

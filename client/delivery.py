@@ -1,11 +1,11 @@
-"""Delivery of finished groups to the learner: send again what is unconfirmed, and settle each group by its receipt.
+"""Delivery of finished groups to the learner: resend unconfirmed groups, and settle each group by its receipt.
 
 A state machine over the spool. It reads no clock and sends nothing: each call takes `now`, and `due` returns the
 messages to send.
 
-A group is published once when it is sampled. The learner answers with a storage receipt, then with a receipt for its
-verdict. A group without a storage receipt is sent again while a learner is in reach. A receipt that gossip did not
-bring is read from the ledger.
+A group is published once when it is sampled. The learner answers with a storage receipt, then, after checking it, with
+a receipt. A group without a storage receipt is sent again while a learner is in reach. A receipt that did not arrive by
+gossip is read from the ledger.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipt, Receipts, StorageReceipt
 
 _MAX_REDELIVERED = 16
-"""Groups sent again at once, together with those the learner holds and has not settled. Fewer than the fresh ones it
-takes between two receipts, so that groups sampled while cut off never make up most of a batch."""
+"""Groups resent at once, together with those the learner holds and has not settled. Fewer than the fresh ones it
+receives between two receipts, so that groups sampled during an outage never make up most of a batch."""
 
 _CATCH_UP_S = 10.0
-"""How often the ledger is asked for receipts that gossip did not bring."""
+"""How often the ledger is queried for receipts that did not arrive by gossip."""
 
 _EXPIRE_S = 10.0
 """How often the spool drops groups that are too old or too many."""
@@ -35,17 +35,16 @@ _LAST_RECEIPTS_S = 5.0
 """How long a volunteer stays for the next receipt after the learner has ended the run."""
 
 _SETTLING_S = 30.0
-"""The same while a learner is in reach that holds groups of ours: a busy one checks them in its time."""
+"""The same while a learner in reach holds groups of ours: a busy learner needs time to check them."""
 
 
 class Delivery:
-    """Groups on their way to the learner, and when to send them again."""
+    """Groups not settled yet, and when to resend them."""
 
     def __init__(
         self, spool: Spool, *, author: bytes, run: Digest, redeliver_s: float, on_rejected: Callable[[Receipt], None]
     ) -> None:
-        """`author` is this volunteer's public key. `on_rejected` gets each receipt that says why a group earned
-        nothing."""
+        """`author` is this volunteer's public key. `on_rejected` gets each receipt of a group that earned nothing."""
         self._spool = spool
         self._author = author
         self._run = run
@@ -83,8 +82,8 @@ class Delivery:
         self._redeliver_more()
 
     def on_ledger(self, from_height: int, entries: tuple[bytes, ...], *, learner: bytes, now: float) -> None:
-        """Settle groups by a page of the ledger: receipts that gossip did not bring, for instance while this machine
-        was off."""
+        """Settle groups by a page of the ledger: receipts that did not arrive by gossip, for instance while this
+        machine was off."""
         height, head = self._spool.ledger_position
         if from_height != height:
             return
@@ -101,13 +100,13 @@ class Delivery:
             self._spool.ledger_position = (0, ledger_chain.GENESIS)
             return
         self._spool.ledger_position = (height, head)
-        if entries:  # a page is cut by count or by size; a peer that has nothing more to send is not asked
+        if entries:  # a page is cut by count or size, so ask for the next one; a peer without more entries is not asked
             self._catch_up_at = now + 1 / limits.MAX_LEDGER_QUERIES_PER_S
 
     def due(self, now: float, *, run_known: bool) -> list[control.ToNetwork]:
-        """Messages to send now: unconfirmed groups again, and a question for missed receipts. Drops old groups."""
+        """Messages to send now: unconfirmed groups and a query for missed receipts. Also drops old groups."""
         messages: list[control.ToNetwork] = []
-        if now >= self._expire_at:  # whether or not a learner is in reach: a disk fills up most when none is
+        if now >= self._expire_at:  # also without a learner in reach: that is when a disk fills up
             self._expire_at = now + _EXPIRE_S
             self._spool.expire(now=now)
         if now >= self._redeliver_at and self._learner_in_reach:
@@ -123,14 +122,14 @@ class Delivery:
         return messages
 
     def backlog(self, now: float) -> int:
-        """Groups the learner has to deal with: those it holds and those on their way.
+        """Groups the learner still has to process: those it holds and those in flight.
 
-        Older groups that no learner has taken wait in the spool for their turn; fresh ones need not wait for them.
+        Older groups that no learner has stored wait in the spool for redelivery; fresh ones need not wait for them.
         """
         return self._spool.with_learner(created_after=now - self._redeliver_s, now=now)
 
     def is_over(self, now: float, *, run_ended: bool) -> bool:
-        """Whether to leave: the run has ended, and no receipt is missing or the next one took too long."""
+        """Whether to leave: the run has ended, and all receipts have arrived or the next one took too long."""
         if not run_ended:
             self._end = _EndWait()
             return False
@@ -140,9 +139,9 @@ class Delivery:
         return not outstanding or waited_s > (_SETTLING_S if settling else _LAST_RECEIPTS_S)
 
     def _redeliver_more(self) -> None:
-        """When the learner has dealt with the groups last sent again, send the next at once, if there are more.
+        """Once the learner has stored the groups resent last, resend the next ones at once.
 
-        Never all at once: thousands of old groups of a volunteer that was cut off would keep fresh ones waiting.
+        Not all together: thousands of old groups, sampled during an outage, would delay fresh ones.
         """
         if self._has_more and self._redelivered <= 0:
             self._redeliver_at = 0.0

@@ -1,7 +1,7 @@
-"""Hot swap of policies: a thread reads and checks the next one while the engine goes on sampling with the last.
+"""Hot swap of policies: a thread reads and checks the next one while the engine keeps sampling with the last.
 
 Reading and checking take as long as a few batches of a large model. The sampling thread only has to copy the weights,
-between two batches: a group declares one policy and is replayed under that one.
+between two batches: a group declares one policy and is replayed with that one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ class HotSwap:
     """Stages one policy at a time."""
 
     def __init__(self, *, background: bool) -> None:
-        """Without `background` the caller stages at once, as a simulation on virtual time needs it."""
+        """Without `background`, staging runs in the caller's thread, as a simulation on virtual time requires."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="p2prl-stage") if background else None
         self._begun: tuple[LocalPolicy, Future[StagedWeights]] | None = None
 
     def ready(self, policy: LocalPolicy, engine: Engine) -> bool:
-        """Whether `policy` can be loaded without waiting. Begins to stage it once nothing else is being staged."""
+        """Whether `policy` can be loaded without waiting. Starts staging it unless another policy is being staged."""
         if self._begun is None or (self._begun[0] is not policy and self._begun[1].done()):
             self._begin(policy, engine)
         assert self._begun is not None
         return self._begun[0] is policy and self._begun[1].done()
 
     def take(self, policy: LocalPolicy, engine: Engine) -> StagedWeights:
-        """Return the staged policy and forget it; waits for it if need be.
+        """Return the staged policy and forget it; waits until it is staged.
 
         Raises `FileNotFoundError` when its weights are gone, and as `Engine.stage` does.
         """
@@ -42,7 +42,7 @@ class HotSwap:
         return future.result()
 
     def close(self) -> None:
-        """Wait for the staging under way and discard it."""
+        """Wait for the staging in progress and discard its result."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
@@ -61,8 +61,9 @@ class HotSwap:
 def _stage(policy: LocalPolicy, engine: Engine) -> StagedWeights:
     with Path(policy.path).open("rb") as file:
         try:
-            # Mapped, not read: a model of gigabytes is in memory once. A file deleted meanwhile stays readable.
+            # Mapped, not read, so that gigabytes of weights are in memory once. A file deleted meanwhile stays
+            # readable.
             weights = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
-            raise IntegrityError("its file of weights is empty") from error
+            raise IntegrityError("its weights file is empty") from error
     return engine.stage(memoryview(weights), policy.manifest.version)

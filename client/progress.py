@@ -1,4 +1,4 @@
-"""Progress reports of a volunteer: a snapshot of its state, its groups and its traffic, a few times a second."""
+"""Progress reports of a volunteer: a snapshot of its state, groups and traffic, a few times per second."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _REWARD_WEIGHT = 0.1
 """Weight of the newest group in the moving average of rewards."""
 
 _REMEMBERED_REWARDS = 40
-"""Groups of earlier starts that the average begins with: older ones weigh less than 2 % in it."""
+"""Groups of earlier starts that initialize the average: older ones would weigh less than 2 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Snapshot of a volunteer for a person and its status file. Many fields, because it is a report of figures."""
+    """Snapshot of a volunteer for display and its status file. It has many fields because it is a report of figures."""
 
     state: str
     version: int
@@ -39,7 +39,7 @@ class Progress:
     tokens_per_s: float
     """Of the last batch."""
     fetching: tuple[int, int, int]
-    """(version, chunks here, chunks in all) of the newest download; version −1 when idle."""
+    """(version, chunks held, chunks in all) of the newest download; version −1 when idle."""
     weight_bytes_from_learner: int
     weight_bytes_from_peers: int
     weight_bytes_sent: int
@@ -62,7 +62,7 @@ NO_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
 
 
 class ProgressReporter:
-    """Keeps what only progress reports need, and makes them."""
+    """Keeps the figures that only progress reports need, and makes the reports."""
 
     def __init__(self, spool: Spool, on_progress: Callable[[Progress], None]) -> None:
         self._spool = spool
@@ -79,19 +79,19 @@ class ProgressReporter:
         """Its learner step."""
 
     def announce(self, version: int, step: int) -> None:
-        """Note a version announced by the learner, unless a newer one was."""
+        """Note a version announced by the learner, unless a newer one is known."""
         if version > self.announced_version:
             self.announced_version, self.announced_step = version, step
 
     def add_batch(self, rewards: Iterable[float], *, tokens: int, seconds: float) -> None:
-        """Note a batch: the mean reward of each group, and what it took to decode."""
+        """Note a batch: the mean reward of each group, its tokens and its decoding time."""
         self._add_rewards(rewards)
         self._tokens_per_s = tokens / max(seconds, 1e-9)
 
     def report(
         self, now: float, *, state: str, version: int, status: control.Status | None, final: bool = False
     ) -> None:
-        """Report, unless the last report is too recent and this is not the final one."""
+        """Report, at most every `_REPORT_S` unless this is the final report."""
         if now < self._report_at and not final:
             return
         self._report_at = now + _REPORT_S

@@ -1,6 +1,6 @@
-"""The seeder's role: pass a run's weights on and do no work. The network process does it all; this part watches.
+"""The seeder's role: serve a run's weights without sampling. The network process does the work; this class monitors it.
 
-It needs no torch: chunks go from disk to peers, and patches are decoded without it, whatever the size of the model.
+It needs no torch: chunks go from disk to peers, and patches are decoded without it, for any model size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seeding:
-    """Snapshot of a seeder for a person and for its status file."""
+    """Snapshot of a seeder for display and its status file."""
 
     state: str
     version: int
@@ -36,7 +36,7 @@ class Seeding:
     received_from_learner_bytes: int = 0
     sent_bytes: int = 0
     uploaded_bytes_month: int = 0
-    """By this worker folder in this calendar month, all runs together."""
+    """By this worker folder in this calendar month, over all runs."""
     upload_bytes_s: float = 0.0
     """The cap, set or measured; 0 while unknown."""
     network_resident_bytes: int = 0
@@ -44,7 +44,7 @@ class Seeding:
 
 
 class Seeder:
-    """Seeds one run until it is told to stop or the run ends."""
+    """Seeds one run until `stop` is called or the run ends."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Seeder:
         on_progress: Callable[[Seeding], None],
         on_notice: Callable[[str], None],
     ) -> None:
-        """`on_notice` gets sentences for a person."""
+        """`on_notice` gets messages for the user."""
         self._clock = clock
         self._bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, on_manifest)
         self._on_progress = on_progress
@@ -69,7 +69,7 @@ class Seeder:
         self._stopping = True
 
     def run(self, network: NetworkPort) -> bool:
-        """Seed until told to stop. Returns True when the learner has ended the run."""
+        """Seed until `stop` is called or the learner ends the run. Returns True in the latter case."""
         began = self._clock.now()
         try:
             while not self._stopping and not self._run_end.is_over(self._clock.now()):
@@ -82,7 +82,7 @@ class Seeder:
             network.close()
 
     def progress(self) -> Seeding:
-        """The snapshot of this moment."""
+        """The current snapshot."""
         status = self._status
         if status is None:
             return Seeding(state="looking for the run", version=self._version, chunks_held=0, chunks=0)

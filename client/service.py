@@ -1,8 +1,8 @@
-"""The volunteer as it runs: new weights in, sampled and signed groups out, nothing lost in between.
+"""The volunteer's main loop: receive weights, sample and sign groups, deliver them; no finished group is ever lost.
 
-A thin shell. `agent` decides what to do next, `sampler` computes groups, `spool` keeps them, `delivery` gets them to
-the learner, `hot_swap` prepares the next policy. The network process receives new weights and serves them onward while
-this process samples.
+A thin shell. `agent` decides the next action, `sampler` computes groups, `spool` stores them, `delivery` sends them to
+the learner, `hot_swap` prepares the next policy. The network process downloads new weights and relays them while this
+process samples.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VolunteerConfig:
-    """How a volunteer works."""
+    """Settings of a volunteer."""
 
     redeliver_s: float = 5.0
     """How often groups without a storage receipt are sent again while a learner is in reach."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     spool: SpoolConfig = field(default_factory=SpoolConfig)
     background: bool = False
-    """Whether a thread of its own reads and checks the next policy; a simulation on virtual time does without."""
+    """Whether a separate thread reads and checks the next policy; off in a simulation on virtual time."""
 
 
 class Volunteer:
-    """One machine's part in one run."""
+    """One volunteer of one run."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Volunteer:
         on_progress: Callable[[Progress], None],
         on_notice: Callable[[str], None],
     ) -> None:
-        """`bootstrap` turns the run's files into an engine. `on_notice` gets sentences for a person."""
+        """`bootstrap` turns the run's files into an engine. `on_notice` gets messages for the user."""
         self._clock = clock
         self.bootstrap = bootstrap
         self._on_notice = on_notice
@@ -86,7 +86,7 @@ class Volunteer:
         self._network: NetworkPort | None = None
         self._stopping = False
 
-    # --- life --------------------------------------------------------------------------------------------------
+    # --- lifecycle----------------------------------------------------------------------------------------------
 
     @property
     def held_version(self) -> int:
@@ -103,7 +103,7 @@ class Volunteer:
         self._sampler.stop()
 
     def run(self, network: NetworkPort) -> bool:
-        """Volunteer until told to stop. Returns True when the learner ended the run."""
+        """Run until stopped. Returns True when the learner ended the run."""
         self.attach(network)
         started = self._clock.now()
         try:
@@ -121,7 +121,7 @@ class Volunteer:
         self._network = network
 
     def turn(self, *, wait_s: float) -> Action:
-        """Take messages, do the one action that is due, deliver. Waits only when nothing is."""
+        """Take messages, do the one action that is due, deliver groups. Waits only when idle."""
         action = self._next_action()
         self._take_messages(wait_s if isinstance(action, Wait) else 0.0)
         match action:
@@ -137,7 +137,7 @@ class Volunteer:
         return action
 
     def close(self) -> None:
-        """Let the staging thread end and close the spool; everything is already on disk."""
+        """Wait for the staging thread and close the spool; everything is already on disk."""
         self._hot_swap.close()
         self._spool.close()
 
@@ -220,7 +220,7 @@ class Volunteer:
         version = order.policy.manifest.version
 
         def keep(group: FinishedGroup) -> None:
-            """On disk before the network sees it."""
+            """Store the group before publishing it."""
             self._spool.add(
                 envelope_digest(group.raw),
                 group.raw,
@@ -236,7 +236,7 @@ class Volunteer:
             batch = self._sampler.sample(self.bootstrap.prepared, order, on_group=keep)
         except GenerationStopped:
             return
-        except IntegrityError as error:  # the policy's fault: the next version may be sound again
+        except IntegrityError as error:  # the policy's fault: the next version may be usable again
             self._on_notice(f"version {version} cannot be sampled: {error}")
             self._agent.policy_lost(order.policy)
             return

@@ -1,8 +1,8 @@
-"""The volunteer's spool: finished groups on disk until the learner has decided about them.
+"""The volunteer's spool: finished groups on disk until the learner has issued their receipts.
 
-A group is on disk before the network sees it. It moves `generated → delivered → verified | rejected | expired`: the
+A group is on disk before it is published. It moves `generated → delivered → verified | rejected | expired`: the
 first step on the learner's signed storage receipt, the second on its signed receipt. Everything is keyed by the
-envelope's digest, so a crash anywhere replays harmlessly, and SIGKILL loses at most the slots being decoded.
+envelope's digest, so repeating any step after a crash is harmless, and SIGKILL loses at most the slots being decoded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INSERT INTO ledger_read SELECT 0, zeroblob(32) WHERE NOT EXISTS (SELECT 1 FROM l
 
 
 class SpoolState(StrEnum):
-    """ReceiptState of a group in the spool; the value is stored on disk."""
+    """State of a group in the spool; the values are stored on disk."""
 
     GENERATED = "generated"
     """Not confirmed by the learner."""
@@ -47,7 +47,7 @@ class SpoolState(StrEnum):
     VERIFIED = "verified"
     REJECTED = "rejected"
     EXPIRED = "expired"
-    """Too old for the learner, or dropped here for lack of room."""
+    """Too old for the learner, or dropped here for lack of space."""
 
 
 _OPEN = (SpoolState.GENERATED, SpoolState.DELIVERED)
@@ -62,7 +62,7 @@ _RECEIPT_STATES: dict[int, SpoolState] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpoolConfig:
-    """How much undelivered work a volunteer keeps."""
+    """Limits on the undelivered groups a volunteer keeps."""
 
     max_bytes: int = 2 * 1024**3
     """Bytes of groups that no learner has confirmed; past it the oldest expire."""
@@ -94,7 +94,7 @@ class Spool:
     def add(
         self, digest: bytes, raw: bytes, *, version: int, slot: int, tokens: int, reward: float, now: float
     ) -> None:
-        """Keep a finished group. It is on disk when this returns; `MachineError` when the disk is full."""
+        """Store a finished group. It is on disk when this returns. Raises `MachineError` when the disk is full."""
         self._write(
             "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -102,12 +102,12 @@ class Spool:
         )
 
     def next_slot(self, version: int) -> int:
-        """The first slot of a version that has no group yet: slots go out without gaps, across restarts too."""
+        """The first slot of a version that has no group yet: slots are sampled without gaps, also across restarts."""
         row = self._db.execute("SELECT MAX(slot) FROM groups WHERE version = ?", (version,)).fetchone()
         return 0 if row[0] is None else int(row[0]) + 1
 
     def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:
-        """Envelopes no learner has confirmed, oldest first; newer ones are still on their way."""
+        """Envelopes no learner has confirmed, oldest first; newer ones may still be in flight."""
         rows = self._db.execute(
             "SELECT raw FROM groups WHERE state = ? AND created < ? ORDER BY created, slot LIMIT ?",
             (SpoolState.GENERATED, created_before, limit),
@@ -123,7 +123,7 @@ class Spool:
 
     @property
     def ledger_position(self) -> tuple[int, Digest]:
-        """(entries read, digest of the last one) of the ledger, read for receipts that gossip did not bring."""
+        """(entries read, digest of the last one) of the ledger, which is read for receipts missed by gossip."""
         height, head = self._db.execute("SELECT height, head FROM ledger_read").fetchone()
         return int(height), Digest(bytes(head))
 
@@ -142,9 +142,9 @@ class Spool:
         return int(row[0])
 
     def with_learner(self, *, created_after: float, now: float) -> int:
-        """Number of unsettled groups the learner holds, or that are so new that they are on their way to it.
+        """Number of unsettled groups the learner holds, or that are so new that they may be in flight.
 
-        Groups from after `now` were made under a clock since corrected: no learner takes them yet.
+        Groups dated after `now` were made before a clock was corrected: no learner accepts them yet.
         """
         row = self._db.execute(
             "SELECT COUNT(*) FROM groups WHERE state = ? AND created BETWEEN ? AND ?",
@@ -153,7 +153,7 @@ class Spool:
         return self.delivered() + int(row[0])
 
     def stored(self, digests: Iterable[bytes]) -> int:
-        """The learner has these groups on disk, so our copies are deleted. Returns how many were ours and open."""
+        """Delete our copies of groups that the learner has on disk. Returns how many were ours and open."""
         return sum(
             self._write(
                 "UPDATE groups SET state = ?, raw = NULL WHERE digest = ? AND state = ?",
@@ -163,8 +163,8 @@ class Spool:
         )
 
     def settle(self, receipt: Receipt) -> bool:
-        """Take the learner's decision about a group; its bytes are deleted. Whether the group was ours and open."""
-        if receipt.state not in _RECEIPT_STATES:  # a state of another build: the group stays open, and expires in time
+        """Record the learner's receipt of a group and delete its bytes. Returns whether the group was ours and open."""
+        if receipt.state not in _RECEIPT_STATES:  # a state of a newer release: the group stays open, and expires later
             return False
         changed = self._write(
             "UPDATE groups SET state = ?, reason = ?, raw = NULL WHERE digest = ? AND state IN (?, ?)",
@@ -173,7 +173,7 @@ class Spool:
         return changed > 0
 
     def expire(self, *, now: float) -> int:
-        """Expire groups that no learner will take any more: too old, or too many. Returns how many."""
+        """Expire groups that are too old for any learner or exceed the spool's size. Returns how many."""
         expired = self._write(
             "UPDATE groups SET state = ?, reason = 'too_late', raw = NULL WHERE state IN (?, ?) AND created < ?",
             (SpoolState.EXPIRED, *_OPEN, now - self._config.max_age_s),
@@ -194,7 +194,7 @@ class Spool:
         return expired
 
     def newest_rewards(self, limit: int) -> list[float]:
-        """Rewards of the newest groups, oldest of them first."""
+        """Rewards of the newest groups, in order of creation."""
         rows = self._db.execute("SELECT reward FROM groups ORDER BY rowid DESC LIMIT ?", (limit,)).fetchall()
         return [float(row[0]) for row in reversed(rows)]
 
@@ -214,7 +214,7 @@ class Spool:
         return int(row[0])
 
     def _write(self, statement: str, values: Sequence[object]) -> int:
-        """Change rows and return how many. On disk when this returns; `MachineError` when the disk is full."""
+        """Change rows and return how many. On disk when this returns. Raises `MachineError` when the disk is full."""
         try:
             return self._db.execute(statement, values).rowcount
         except sqlite3.Error as error:

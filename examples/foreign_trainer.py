@@ -3,8 +3,8 @@
     pip install p2prl-algorithms        # torch is its only dependency
     python examples/foreign_trainer.py
 
-A tiny policy learns to write ascending digits. Its rollouts come from a copy that is up to 8 updates old, as they would
-from samplers on other machines. Shape legend: B groups, G completions, T tokens, V vocabulary.
+A tiny policy learns to write ascending digits. Its rollouts come from a copy that is up to 8 updates old, as from
+samplers on other machines. Shape legend: B groups, G completions, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def sample(policy: Policy) -> Tensor:
 
 def main(updates: int = UPDATES) -> tuple[float, float]:
     """Train, and return the mean reward of the first and of the last update."""
-    torch.set_num_threads(1)  # tensors this small only lose by sharing
+    torch.set_num_threads(1)  # tensors this small are slower on more threads
     torch.manual_seed(0)
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)

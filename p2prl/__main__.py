@@ -1,4 +1,4 @@
-"""`python -m p2prl` is the same program as `p2prl`."""
+"""`python -m p2prl`: the same program as `p2prl`."""
 
 from p2prl.cli import main
 

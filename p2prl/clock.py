@@ -21,7 +21,7 @@ class Clock(Protocol):
 class SystemClock:
     """The wall clock at the start, then monotonic: it never steps back while the process lives.
 
-    A volunteer's clock may be corrected at any time; deadlines computed from `now` must not fire twice because of it.
+    A volunteer's clock may be adjusted at any time, which must not make deadlines computed from `now` fire twice.
     """
 
     def __init__(self) -> None:
@@ -42,6 +42,6 @@ class Uniform(Protocol):
 def backoff_s(attempt: int, *, base_s: float, cap_s: float, rng: Uniform) -> float:
     """Full-jitter exponential backoff: uniform in [0, min(cap, base·2^attempt)], seconds.
 
-    Full jitter, because volunteers that lost the same peer at the same moment must not come back at the same moment.
+    Full jitter, so that volunteers that lost the same peer at the same time do not all reconnect at the same time.
     """
     return rng.random() * min(cap_s, base_s * 2.0 ** min(attempt, 32))

@@ -12,16 +12,16 @@ _NO_PERMISSION_SQLITE = frozenset({sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
 
 
 def write_error(error: Exception, what: object, *, kept: str = "nothing is lost") -> MachineError:
-    """The error for a file, folder or database (`what`) that cannot be written. `kept` says how work goes on.
+    """Build the error for a file, folder or database (`what`) that cannot be written. `kept` tells how work continues.
 
     Anything but a lack of permission is treated as a full disk (ENOSPC, EDQUOT, SQLITE_FULL): libraries hide the error
-    number in their own exceptions, and a full disk is by far the most common reason.
+    number in their exceptions, and a full disk is by far the most common cause.
     """
     reason = getattr(error, "strerror", None) or str(error)
     if _is_permission(error):
         remedy = f"Choose another folder or fix its permissions; {kept}."
     else:
-        remedy = f"Free some space and start again; {kept}."
+        remedy = f"Free some space and restart; {kept}."
     return MachineError(f"cannot write {what}: {reason}", remedy=remedy)
 
 

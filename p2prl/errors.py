@@ -1,14 +1,14 @@
 """Errors, sorted by who has to act on them.
 
-The command line turns each into one sentence, a remedy and an exit code (`docs/cli.md`). A bad rollout is no error: its
-rejection is data (`p2prl.protocol.rejection_reasons`).
+The command line turns each into one sentence, a remedy and an exit code (`docs/cli.md`). A bad rollout is not an error:
+its rejection is data (`p2prl.protocol.rejection_reasons`).
 """
 
 from __future__ import annotations
 
 
 class P2PRLError(Exception):
-    """Base of every error raised on purpose. `remedy` is one sentence about what the reader can do."""
+    """Base of every error raised on purpose. `remedy` is one sentence telling the user what to do."""
 
     exit_code = 1
 
@@ -18,7 +18,7 @@ class P2PRLError(Exception):
 
 
 class ConfigError(P2PRLError):
-    """A setting, a link, a path or a flag is wrong. The user fixes it."""
+    """A setting, link, path or flag is wrong. The user has to fix it."""
 
     exit_code = 3
 
@@ -26,13 +26,11 @@ class ConfigError(P2PRLError):
 def require(name: str, value: object, legal: bool, legal_range: str) -> None:
     """Raise `ConfigError` naming a setting and its legal range unless `legal`."""
     if not legal:
-        raise ConfigError(
-            f"{name} is {value!r}; it must be {legal_range}", remedy=f"Give {name} a value that is {legal_range}."
-        )
+        raise ConfigError(f"{name} is {value!r}; it must be {legal_range}", remedy=f"Set {name} to {legal_range}.")
 
 
 class MachineError(P2PRLError):
-    """This machine cannot take that role: disk full, model missing, port in use, clock wrong."""
+    """This machine cannot run the role: disk full, model missing, port in use, clock wrong."""
 
     exit_code = 4
 
@@ -56,15 +54,15 @@ class UnreachableError(P2PRLError):
 
 
 class ProtocolError(P2PRLError):
-    """Somebody broke a rule of the wire protocol."""
+    """A rule of the wire protocol was broken."""
 
 
 class LocalProtocolError(ProtocolError):
-    """This program broke a rule. It is a bug, so crash."""
+    """This program broke a rule. This is a bug, so crash."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """A peer broke a rule. Drop the message and count a fault of the peer."""
+    """A peer broke a rule. Drop the message and count a fault against the peer."""
 
 
 class TransportError(P2PRLError):
@@ -74,8 +72,8 @@ class TransportError(P2PRLError):
 
 
 class IntegrityError(P2PRLError):
-    """Bytes differ from what the manifest promises. Download them elsewhere and count a fault of the sender."""
+    """Bytes do not match the manifest. Download them elsewhere and count a fault against the sender."""
 
 
 class StaleWorkError(P2PRLError):
-    """Work that came too late, or from a wrong clock. Nobody's fault: discard it."""
+    """Work that arrived too late or has a wrong timestamp. Discard it without counting a fault."""

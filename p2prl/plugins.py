@@ -1,8 +1,8 @@
 """Registries of named parts (losses, tasks, engines, transports), open to other packages through entry points.
 
-A package adds a part by declaring an entry point, for instance `countdown = "my_package:COUNTDOWN"` in the group
-`p2prl.tasks`. A part is imported when somebody asks for its name, so an unused plugin costs nothing. A run manifest
-can select code that its reader has installed, but never bring code along.
+A package adds a part by declaring an entry point, such as `countdown = "my_package:COUNTDOWN"` in the group
+`p2prl.tasks`. A part is imported on first use, so an unused plugin costs nothing. A run manifest can select installed
+code but never ships any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from p2prl.errors import ConfigError
 T = TypeVar("T")
 
 _SHOWN_NAME_CHARS = 64
-"""Characters of an unknown name that a message shows: the name may come from a stranger's manifest."""
+"""Characters of an unknown name shown in a message, since it may come from a stranger's manifest."""
 
 
 class Registry(Generic[T]):
@@ -27,8 +27,8 @@ class Registry(Generic[T]):
     def __init__(self, group: str, *, kind: str, builtin: Mapping[str, str], expected: type[T] | None = None) -> None:
         """`group` is the entry-point group, `kind` the word for a part in messages (`task`).
 
-        `builtin` maps names to `module:attribute`. A plugin cannot replace one of these. If `expected` is given, a
-        plugin of another type is refused.
+        `builtin` maps names to `module:attribute`, which plugins cannot override. If `expected` is given, a plugin of
+        another type is rejected.
         """
         self._group = group
         self._kind = kind
@@ -62,7 +62,7 @@ class Registry(Generic[T]):
             ) from error
         if self._expected is not None and not isinstance(part, self._expected):
             raise ConfigError(
-                f"{plugin.value} is no {self._kind}: expected {self._expected.__name__}, found {type(part).__name__}",
+                f"{plugin.value} is not a {self._kind}: expected {self._expected.__name__}, got {type(part).__name__}",
                 remedy="See docs/extending.md.",
             )
         return cast(T, part)
@@ -73,5 +73,6 @@ class Registry(Generic[T]):
     def _unknown(self, name: str) -> ConfigError:
         shown = name[:_SHOWN_NAME_CHARS]
         names = self.names()
-        near = difflib.get_close_matches(shown, names, n=3, cutoff=0.4) or names
-        return ConfigError(f"no {self._kind} is called {shown!r}", remedy=f"Did you mean {', '.join(near)}?")
+        near = difflib.get_close_matches(shown, names, n=3, cutoff=0.4)
+        remedy = f"Did you mean {', '.join(near)}?" if near else f"Choose one of {', '.join(names)}."
+        return ConfigError(f"unknown {self._kind} {shown!r}", remedy=remedy)

@@ -102,12 +102,13 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
 
     `now` bounds its age (replay window) and its lead (clock skew); `None` skips both, for envelopes from our own
     disk. Raises `RemoteProtocolError` for anything but a well-formed, correctly signed envelope, and `StaleWorkError`
-    for one that is too old or too early, which is nobody's fault: an honest relay may hold it a second too long.
+    for one that is too old or dated in the future, which is nobody's fault: an honest relay may hold it a second too
+    long.
     """
     envelope = decode(raw, Envelope, limit_bytes=limits.MAX_ENVELOPE_BYTES)
     # msgpack can write one value in several ways, and the signature does not cover the envelope's own framing. Without
-    # this, anybody could give a signed message a second name: dodge deduplication, or make one policy manifest look
-    # like two and so frame the learner for equivocation.
+    # this check, anybody could give a signed message a second digest: to evade deduplication, or to make one policy
+    # manifest look like two and so frame the learner for equivocation.
     if encode(envelope) != raw:
         raise RemoteProtocolError("envelope: not in the one encoding that its digest names")
     if len(envelope.author) != PUBLIC_KEY_BYTES or len(envelope.run) != DIGEST_BYTES:
@@ -139,7 +140,7 @@ def body_of(opened: Opened, kind: type[Body]) -> Body:
 
 
 _CACHED_SIGNATURES = 4_096
-"""Verified signatures kept, of 128 bytes each and what Python adds: a directory's records are read again every half
+"""Verified signatures kept, 128 bytes each plus Python's overhead. The directory's records are read again every half
 minute, and most of them have not changed."""
 
 _verified = lru_cache(maxsize=_CACHED_SIGNATURES)(verify_raw)

@@ -51,12 +51,13 @@ class Identity:
 
     @classmethod
     def generate(cls, entropy: bytes) -> Identity:
-        """The identity of 16 random bytes, which the caller draws (`os.urandom`): cores own no randomness."""
+        """Build an identity from 16 random bytes. The caller draws them (`os.urandom`): cores have no random source."""
         return cls(entropy)
 
     @classmethod
     def from_words(cls, words: str) -> Identity:
-        """The identity of twelve BIP-39 English words. Raises `IdentityError` when a word or the checksum is wrong."""
+        """Restore an identity from twelve BIP-39 English words. Raises `IdentityError` if a word or the checksum is
+        wrong."""
         normal = " ".join(words.lower().split())
         if (count := len(normal.split())) != _WORDS:
             raise IdentityError(f"a key is {_WORDS} words, not {count}", remedy="Type all of them, in the right order.")

@@ -3,7 +3,7 @@
     p2prl://NAME@DIGEST?b=MULTIADDR&b=MULTIADDR
 
 DIGEST is the run manifest's envelope digest in unpadded lower-case base32 (52 characters). The
-peers at the bootstrap addresses can at worst stall a newcomer; they cannot pass off another run, learner or weights.
+peers at the bootstrap addresses can at worst stall a newcomer; they cannot substitute another run, learner or weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class JoinLink:
 
 
 def parse_link(text: str) -> JoinLink:
-    """Parse a join link. Raise `ConfigError` that tells which part is wrong and what to do."""
+    """Parse a join link. Raise a `ConfigError` that names the wrong part and the remedy."""
     text = text.strip()
     if not text.startswith(SCHEME):
         raise ConfigError(f"a join link starts with {SCHEME}, this one with {text[:12]!r}", remedy=_REMEDY)
@@ -71,7 +71,7 @@ def parse_link(text: str) -> JoinLink:
 
 
 def _is_complete(address: str) -> bool:
-    """Whether a multiaddr ends in a complete peer id (a shorter id is none)."""
+    """Whether a multiaddr ends in a complete peer id (a truncated id is invalid)."""
     match = _MULTIADDR.fullmatch(address)
     if match is None:
         return False

@@ -26,7 +26,7 @@ MAX_CHUNKS = 6_000
 """Chunks in one blob: their hashes (32 B each) must fit an envelope. 6,000 × 4 MiB = 23 GiB, a 12B model in bf16."""
 
 MAX_PATCHES = 8
-"""Patches in one policy manifest: from 1, 4, 16 and 64 versions back, the start and nothing; and two to spare."""
+"""Patches in one policy manifest: from 1, 4, 16 and 64 versions back, from version 0, a keyframe, and two spare."""
 
 MAX_PATCH_CHUNKS = 1_400
 """Chunks of all patches of one manifest: their hashes must fit the envelope beside those of the weights."""
@@ -44,13 +44,13 @@ MAX_DIGESTS_PER_MESSAGE = 1_024
 """Offers, wants and receipts in one message: 32 KiB of digests."""
 
 MAX_ENVELOPE_AGE_S = 7 * 24 * 3600.0
-"""Replay window. Work older than a week is refused by any staleness bound, and the spool keeps no more."""
+"""Replay window. Work older than a week exceeds any staleness bound, and the spool does not keep it longer."""
 
 MAX_CLOCK_SKEW_S = 30.0
 """How far in the future a sender's clock may be. The directory itself refuses records a few seconds off."""
 
 MAX_GROUP_SIZE = 64
-"""Completions in one group. Group baselines gain nothing beyond; bounds the replay one envelope can demand."""
+"""Completions in one group. Group baselines gain nothing from more; it bounds the replay one envelope can demand."""
 
 MAX_PROMPT_TOKENS = 8_192
 """Tokens in one prompt: bounds the prefill one envelope can demand."""
@@ -71,7 +71,7 @@ MAX_NAME_CHARS = 64
 """Names of runs, tasks and engines: shown in tables and file names."""
 
 MAX_TEXT_CHARS = 2_000
-"""Goal, licence and content policy of a run manifest: shown to a person before joining."""
+"""Goal, license and content policy of a run manifest: shown to a person before joining."""
 
 MAX_RUN_FILES = 16
 """Configuration and tokenizer files of a run."""
@@ -92,7 +92,7 @@ MAX_ADDRESS_CHARS = 256
 """One multiaddr, relay circuits included."""
 
 PEER_RECORD_TTL_S = 90.0
-"""A directory record outlives two missed refreshes (every 30 s) and no more: dead peers fade in a minute and a half."""
+"""Lifetime of a directory record: it survives two missed refreshes (every 30 s), and dead peers expire in 90 s."""
 
 MAX_RECEIPTS_PER_MESSAGE = 512
 """Receipts in one signed batch: about 64 KiB."""
@@ -101,11 +101,11 @@ MAX_LEDGER_ENTRIES_PER_REPLY = 64
 """Ledger entries sent in one reply while a reader catches up."""
 
 MAX_LEDGER_QUERIES_PER_S = 8
-"""Ledger queries that a peer answers to one other: 50 bytes request a page of 256 KiB, so this allows 2 MiB/s."""
+"""Ledger queries answered per peer. A 50-byte query requests a page of 256 KiB, so this allows 2 MiB/s."""
 
 MAX_STALENESS = 1 << 20
 """Largest staleness bound a run may declare, in learner updates."""
 
 MAX_UNCHECKED_GROUPS_PER_PEER = 256
 """Groups of one peer that may wait at the learner for verification. An honest volunteer has about 32 in flight, and
-offers 64 again after it was cut off. Further ones get no storage receipt and are offered again later."""
+offers 64 again after an outage. Further groups get no storage receipt and are offered again later."""

@@ -50,7 +50,7 @@ class Push(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class BlobQuery(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Question: which chunks of this blob do you serve?"""
+    """Request for a `Have`: which chunks of this blob the receiver serves."""
 
     root: bytes
 

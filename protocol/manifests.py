@@ -1,7 +1,7 @@
 """Run manifests and policy manifests: the two documents that define a run and its policy versions.
 
 A *run manifest* is the root of trust: the join link carries its digest, so no peer can substitute another model, task,
-licence or learner key. A *policy manifest* names one version of the weights by the hashes of its chunks. The learner
+license or learner key. A *policy manifest* names one version of the weights by the hashes of its chunks. The learner
 signs both. Both are checked here before anything is allocated for them.
 """
 
@@ -148,7 +148,7 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     reward: str
     """Reward specification in one line (`success`, `success+0.2*process:clip+delta`)."""
     licence: str
-    """Licence of the resulting weights."""
+    """License of the resulting weights."""
     content_policy: str
     """Nature of the prompts, and of what may be generated."""
     compute_dtype: str = ""
@@ -189,7 +189,7 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
             _require(0 < len(share.task) <= limits.MAX_NAME_CHARS, "a task has no usable name")
             _require(share.task.isprintable(), "a task's name must be printable")
             _require(MIN_TASK_WEIGHT <= share.weight <= MAX_TASK_WEIGHT, "task weights must be within 1e-6..1e6")
-        _require(len({share.task for share in self.tasks}) == len(self.tasks), "a task is twice in the mix")
+        _require(len({share.task for share in self.tasks}) == len(self.tasks), "a task is listed twice")
         _require(1 <= self.sampling.group_size <= limits.MAX_GROUP_SIZE, "group_size is out of range")
         _require(
             1 <= self.sampling.max_new_tokens <= limits.MAX_COMPLETION_TOKENS,
@@ -211,7 +211,7 @@ class Patch(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     base: int
     """Version it starts from; `NO_BASE` for a keyframe. Version 0 has the run's starting weights, which a newcomer may
-    have from elsewhere."""
+    already have on disk."""
     base_digest: bytes
     """Digest of the weights it starts from; empty for a keyframe."""
     blob: BlobRef
@@ -255,14 +255,17 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
         )
         self.weights.check(max_bytes=max_weight_bytes)
         bases = [patch.base for patch in self.patches]
-        _require(len(bases) <= limits.MAX_PATCHES and len(set(bases)) == len(bases), "too many patches, or one twice")
+        _require(
+            len(bases) <= limits.MAX_PATCHES and len(set(bases)) == len(bases),
+            "too many patches, or two with the same base",
+        )
         for patch in self.patches:
             _require(NO_BASE <= patch.base < self.version, "a patch starts from an earlier version or from nothing")
             _require(
                 len(patch.base_digest) == (0 if patch.base == NO_BASE else DIGEST_BYTES),
                 "a patch names the digest of the weights it starts from",
             )
-            # A patch as large as the weights would only be a detour.
+            # A patch as large as the weights saves nothing.
             patch.blob.check(max_bytes=self.weights.size_bytes - 1)
         chunks = sum(len(patch.blob.chunks) for patch in self.patches)
         _require(chunks <= limits.MAX_PATCH_CHUNKS, "the patches have too many chunks")

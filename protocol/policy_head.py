@@ -26,7 +26,7 @@ class PatchEdge(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class PolicyHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The newest version and the patches there are."""
+    """The newest version and the available patches."""
 
     version: int
     """The newest version."""
@@ -51,8 +51,10 @@ class PolicyHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
         _require(len(self.edges) <= limits.MAX_HEAD_EDGES, "too many edges")
         _require(len({(edge.version, edge.base) for edge in self.edges}) == len(self.edges), "an edge is listed twice")
         for edge in self.edges:
-            _require(NO_BASE <= edge.base < edge.version <= self.version, "an edge leads to no earlier version")
-            _require(0 < edge.size_bytes < self.weight_bytes, "an edge costs as much as the weights")
+            _require(
+                NO_BASE <= edge.base < edge.version <= self.version, "an edge does not start from an earlier version"
+            )
+            _require(0 < edge.size_bytes < self.weight_bytes, "an edge is as large as the weights")
             _require(len(edge.manifest) == DIGEST_BYTES, "an edge names no manifest")
         newest = {bytes(edge.manifest) for edge in self.edges if edge.version == self.version}
         _require(newest <= {self.manifest}, "an edge of the newest version names another manifest")

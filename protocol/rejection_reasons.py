@@ -20,7 +20,7 @@ class RejectionReason(StrEnum):
 
     @property
     def explanation(self) -> str:
-        """One sentence that says to a volunteer what happened."""
+        """One sentence that tells the volunteer what happened."""
         return _EXPLANATIONS[self]
 
 
@@ -36,11 +36,11 @@ _EXPLANATIONS = {
     RejectionReason.UNKNOWN_POLICY: "The group names a policy version that the learner never published.",
     RejectionReason.TOO_STALE: "The policy that sampled the group was too old when the learner checked it; "
     "this happens to slow links and is nobody's fault.",
-    RejectionReason.UNKNOWN_TASK: "The group belongs to another task than the one that its work slot asks for.",
-    RejectionReason.WRONG_PROMPT: "The prompt is not the one that the work slot of the group asks for.",
-    RejectionReason.WRONG_SIZE: "The group has more or fewer completions than the run asks for.",
-    RejectionReason.BAD_TOKENS: "A completion holds a token id outside the vocabulary, goes on after a stop token, "
-    "or has a length that the run does not allow.",
+    RejectionReason.UNKNOWN_TASK: "The group's task is not the one that its work slot assigns.",
+    RejectionReason.WRONG_PROMPT: "The prompt is not the one that the group's work slot assigns.",
+    RejectionReason.WRONG_SIZE: "The group does not have the number of completions that the run requires.",
+    RejectionReason.BAD_TOKENS: "A completion contains a token id outside the vocabulary, continues after a stop "
+    "token, or has a length that the run does not allow.",
     RejectionReason.DUPLICATE_SLOT: "Another group for the same work slot was verified before.",
     RejectionReason.SEED_MISMATCH: "The tokens are not those that the policy samples with the seeds of the slot.",
     RejectionReason.LOGPROB_MISMATCH: "The tokens are right, but their log-probs are not those of the policy.",

@@ -16,15 +16,15 @@ class Completion(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
     tokens: bytes
     """Token ids, little-endian uint32."""
     logprobs: bytes
-    """Behavior log-probs at the sampling temperature, little-endian float16, one a token."""
+    """Behavior log-probs at the sampling temperature, little-endian float16, one per token."""
     finished: bool
     """Whether the last token is a stop token."""
     reward: float
-    """The volunteer's own scoring, shown to the volunteer. Everybody else recomputes it; nobody accepts it."""
+    """The volunteer's own score, shown only to the volunteer. Everybody else recomputes it."""
 
 
 class EngineClass(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Software and hardware that computed the tokens. Honest numerical noise is calibrated for each class apart."""
+    """Software and hardware that computed the tokens. Tolerances for numerical noise are calibrated per class."""
 
     engine: str
     version: str
@@ -50,7 +50,7 @@ class RolloutGroup(Wire, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Reserved for activation fingerprints; empty unless a run asks for them."""
 
     def check(self) -> None:
-        """Raise `RemoteProtocolError` for a group that later stages need not be able to handle."""
+        """Raise `RemoteProtocolError` for a malformed group, so that later stages need not handle one."""
         if not 0 <= self.version < 1 << 48 or not 0 <= self.slot < 1 << 32:
             raise RemoteProtocolError("group: version or slot out of range")
         if len(self.policy) != DIGEST_BYTES or not 0 < len(self.task) <= limits.MAX_NAME_CHARS:

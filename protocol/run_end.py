@@ -2,7 +2,7 @@
 
 A ledger head with `finished` announces the end: it is the final ledger head. The learner signs it, but anybody can
 repeat it for as long as the replay window lasts. An old final head of a learner that has continued since must not stop
-anybody. It cannot be ignored either: a peer that comes after the end hears of it only from others, long after the
+anybody. It cannot be ignored either: a peer that joins after the end receives it only from other peers, long after the
 learner signed it. So a final head that is stale, or that reaches a peer before any policy does, counts only after a
 waiting time in which better informed peers could contradict it.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 from p2prl.protocol.ledger_messages import LedgerHead
 
 _STALE_MS = 180_000
-"""A final head this much older than another head of the learner is a repetition, and one of this age is not fresh.
-Longer than gossip may delay one."""
+"""A final head this much older than another head of the learner is a replay, and one of this age is not fresh. Longer
+than gossip may delay a head."""
 
 _WAIT_S = 20.0
 """Waiting time before a doubtful final head counts: peers push newer policies at the first hello, and a ledger head
@@ -21,7 +21,7 @@ follows every update."""
 
 
 class RunEnd:
-    """Follows the ledger heads and policies of one learner, already verified as its own, and tells if the run ended."""
+    """Tracks one learner's verified ledger heads and policies, and decides whether the run has ended."""
 
     def __init__(self) -> None:
         self.is_announced = False
@@ -32,7 +32,7 @@ class RunEnd:
         self._policy_step = -1
 
     def on_head(self, head: LedgerHead, sent_ms: int, *, now: float) -> None:
-        """Record a ledger head. Any order will do: heads below the highest one change nothing."""
+        """Record a ledger head. The order does not matter: heads below the highest one change nothing."""
         self._newest_ms = max(self._newest_ms, sent_ms)
         # The time decides between two heads of one height and step: a learner may resume a run that it has ended.
         place = (head.height, head.step, sent_ms, head.finished)
@@ -46,7 +46,7 @@ class RunEnd:
             self._counts_from = now if is_certain else now + _WAIT_S
 
     def on_policy(self, step: int) -> None:
-        """Record a policy of the learner at `step`: no head of an earlier step is its last."""
+        """Record a policy of the learner at `step`: a head of an earlier step is not its final one."""
         self._policy_step = max(self._policy_step, step)
         self.is_announced = self.is_announced and step <= self._newest[1]
 

@@ -1,4 +1,4 @@
-"""Make the picture of a board for the README from a simulated ledger.
+"""Create the README's picture of a board from a simulated ledger.
 
     python scripts/board_picture.py                    # writes docs/images/board.png; needs chromium on PATH
 
@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CONTRIBUTORS, STEPS, PLANNED_STEPS = 180, 140, 200
 WIDTH, HEIGHT = 1280, 1350
-"""Pixels: down to the first rows of the leaderboard."""
+"""Height in pixels: includes the first rows of the leaderboard."""
 
 MAX_BYTES = 150_000
-"""A README that loads fast; more is an error, not a smaller picture."""
+"""Largest picture, so that the README loads fast; a larger one is an error."""
 
 _FLAGS = (
     "--headless",
@@ -41,13 +41,13 @@ _FLAGS = (
     "--disable-sync",
     "--hide-scrollbars",
     "--virtual-time-budget=2000",
-    "--run-all-compositor-stages-before-draw",  # or tiles that are not drawn yet stay blank
-    "--blink-settings=preferredColorScheme=1",  # light, whatever the desktop prefers
+    "--run-all-compositor-stages-before-draw",  # otherwise tiles that are not drawn yet stay blank
+    "--blink-settings=preferredColorScheme=1",  # light mode, independent of the desktop
 )
 
 
 def simulated_source() -> MemorySource:
-    """A run in the middle of its training, seen by a board in the swarm."""
+    """A run in mid-training, as seen by a board in the swarm."""
     writer = crowd(CONTRIBUTORS, steps=STEPS)
     return MemorySource(
         writer,
@@ -80,7 +80,7 @@ def photograph(url: str, out: Path, chromium: str) -> None:
 
 
 def shrink(picture: Path) -> None:
-    """Keep 96 colors: the page is text on flat ground, and the file becomes less than half as large."""
+    """Reduce to 96 colors, enough for text on a flat background; this halves the file size."""
     with Image.open(picture) as image:
         small = image.convert("RGB").quantize(96, dither=Image.Dither.NONE)
     small.save(picture, optimize=True)

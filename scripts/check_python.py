@@ -1,4 +1,4 @@
-"""Say clearly, before a virtual environment is made, when this interpreter is too old for p2prl."""
+"""Check that this interpreter is new enough for p2prl, before a virtual environment is created."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""mkdocs hook: links from a page to source files, which the site does not hold, become plain code.
+"""mkdocs hook: links from a page to source files, which are not part of the site, become plain code.
 
-A link to a file that does not exist fails the build, so the pages stay true when files move.
+A link to a file that does not exist fails the build, so links stay valid when files move.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ INNER_CHARS = 36
 
 @dataclass(frozen=True)
 class Room:
-    """A package below `p2prl`, or a single module that stands for itself."""
+    """A package below `p2prl`, or a single top-level module."""
 
     name: str
     path: Path
@@ -61,7 +61,7 @@ def first_line(path: Path) -> str:
 
 
 def imported_rooms(room: Room) -> set[str]:
-    """Names of the rooms that a room's files import, itself left out."""
+    """Names of the other rooms that a room's files import."""
     found = set()
     for file in room.files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -82,7 +82,7 @@ def _modules(node: ast.AST) -> Iterator[str]:
 
 
 def picture(plan: list[list[Room]]) -> str:
-    """The plan as SVG: one row a floor, one box a room with its sub-packages, one line an import between rooms."""
+    """The plan as SVG: one row per floor, one box per room with its sub-packages, one line per import between rooms."""
     boxes: dict[str, tuple[float, float, float, float]] = {}
     top = float(MARGIN)
     for floor in plan:

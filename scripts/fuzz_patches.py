@@ -3,8 +3,8 @@
     python -m scripts.fuzz_patches --examples 10000 --mutations 10000
 
 `--examples` runs each property of `p2prl.testing.patch_properties` on that many cases: NaN, both zeros, infinities,
-subnormals, no words at all. `--mutations` damages bodies of all codecs; a body that is not refused must give the right
-words, the same from both kernels, within a second of processor time and within twice the memory of a sound body.
+subnormals, no words at all. `--mutations` damages bodies of all codecs; a body that is not rejected must decode to the
+right words, the same in both kernels, within a second of CPU time and within twice the memory of an intact body.
 Prints a report as JSON; exits 1 when a property fails. Needs hypothesis.
 """
 
@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 
+from p2prl.bench.patch.simulated_training import adam_versions
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.dense_codecs import encode_planes
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
-from p2prl.patches.simulated_training import adam_versions
 from p2prl.patches.sparse_codecs import encode_sparse
 from p2prl.patches.stream_format import Codec, SegmentHeader
 from p2prl.patches.words import BF16, Words
@@ -39,14 +39,14 @@ from p2prl.testing import patch_properties as properties
 
 SLOWEST_S = 1.0
 MEMORY_OVER_HONEST = 2.0
-"""A damaged body may declare other frames than the sound one, within the same caps: twice its memory is generous."""
+"""Memory bound relative to the intact body; a damaged one may declare other frames within the same limits."""
 
 Damageable = tuple[Words, Words, SegmentHeader, bytes]
 KERNELS = (NUMPY_KERNELS, fastest_kernels())
 
 
 def examples(count: int) -> dict[str, Any]:
-    """Each property on `count` cases. Hypothesis raises what it finds."""
+    """Check each property on `count` cases. Hypothesis raises on a failure."""
     report = {}
     for name, strategies in (
         ("check_round_trip", [properties.versions()]),
@@ -62,7 +62,7 @@ def examples(count: int) -> dict[str, Any]:
 
 
 def _counting(inner: Callable[..., None], seen: list[int]) -> Callable[..., None]:
-    """The test, counting its cases. Hypothesis reads a test's parameters: as many as it has, and no defaults."""
+    """Wrap a property to count its cases, with the same number of parameters because Hypothesis inspects them."""
 
     def one(case: Any) -> None:
         seen.append(1)
@@ -76,7 +76,7 @@ def _counting(inner: Callable[..., None], seen: list[int]) -> Callable[..., None
 
 
 def damageable(seed: int) -> list[Damageable]:
-    """Sound bodies of every codec, for sparse and dense changes and with words of every kind among them."""
+    """Intact bodies of every codec, for sparse and dense changes, including words of every kind."""
     rng = np.random.default_rng(seed)
     cases = []
     for learning_rate, words in ((1e-6, 40_000), (1e-5, 40_000), (1e-3, 8_000), (1e-6, 500)):
@@ -93,7 +93,7 @@ def damageable(seed: int) -> list[Damageable]:
 
 
 def damaged(case: Damageable, rng: np.random.Generator) -> tuple[SegmentHeader, bytes]:
-    """One to three bytes changed, half the time near the beginning; sometimes cut short, or called another codec."""
+    """Change one to three bytes, half the time near the beginning; sometimes truncate the body or change its codec."""
     _, _, header, body = case
     data = bytearray(body)
     for _ in range(rng.integers(1, 4)):
@@ -105,7 +105,7 @@ def damaged(case: Damageable, rng: np.random.Generator) -> tuple[SegmentHeader, 
 
 
 def decoded(old: Words, header: SegmentHeader, body: bytes, kernels: Kernels) -> tuple[Any, float, int]:
-    """(words or the error's name, processor seconds, most bytes allocated meanwhile)."""
+    """(words or the error's name, CPU seconds, peak bytes allocated)."""
     tracemalloc.reset_peak()
     before, _ = tracemalloc.get_traced_memory()
     began = time.process_time()

@@ -1,13 +1,13 @@
-"""Kill a process at random moments of downloading a patch, rebuilding weights and keeping them; check the disk.
+"""Kill a process at random times while it downloads a patch, rebuilds weights and stores them; then check the disk.
 
     python -m scripts.kill_weights --kills 200 --seed 0
 
 A child follows an endless series of versions with the code of a volunteer: it writes chunks of a patch into the blob
 store (`p2prl.net.storage.disk_blobs`), decodes patch and old weights into new weights
-(`p2prl.net.storage.patch_decoder`), hashes every chunk of them again and keeps their signed manifest
+(`p2prl.net.process.patch_decoder`), hashes every chunk of them again and keeps their signed manifest
 (`p2prl.net.storage.kept_versions`). The parent ends it with SIGKILL, reads the disk as a restarted node does, compares
-every word of the kept versions, and starts the child again, which must continue from there: no version back, no chunk
-of the next patch lost. Prints a report as JSON; exits 1 at the first broken guarantee, and keeps the folder.
+every word of the kept versions, and restarts the child, which must continue from there without losing a version or a
+chunk of the next patch. Prints a report as JSON; exits 1 at the first violation, and keeps the folder.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from p2prl.bench.patch.simulated_training import adam_versions
 from p2prl.net.process import control
+from p2prl.net.process.patch_decoder import rebuild
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
-from p2prl.net.storage.patch_decoder import rebuild
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernel_choice import fastest_kernels
-from p2prl.patches.simulated_training import adam_versions
 from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
-from p2prl.sim.protocol_swarm import identity_of, run_manifest_of
+from p2prl.sim.hosts import identity_of
+from p2prl.testing.protocol_swarm import run_manifest_of
 
 WORDS = SEGMENT_WORDS + 300_000
 KINDS = 4
 """Different weights; version n has those of n modulo this, so the series is endless."""
 
 LEARNING_RATE = 1e-5
-"""Changes seven words in a hundred."""
+"""Learning rate that changes 7 % of the words."""
 
 PATCH_CHUNK_BYTES, WEIGHT_CHUNK_BYTES = 16 * 1024, 256 * 1024
 
@@ -97,12 +98,12 @@ class Source:
 
 
 def holds(blobs: DiskBlobStore, ref: BlobRef) -> int:
-    """Chunks of a blob that are on disk and are what they should be."""
+    """Number of a blob's chunks that are on disk and intact."""
     return len(blobs.begin(ref))
 
 
 def kept_versions_on(folder: Path) -> list[PolicyManifest]:
-    """The complete versions on this disk, oldest first, as a node finds them at its start."""
+    """The complete versions on this disk, oldest first, as loaded by a starting node."""
     blobs = DiskBlobStore(folder)
     manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in KeptVersions(folder).found(RUN_RAW)]
     whole = [held for held in manifests if holds(blobs, held.weights) == len(held.weights.chunks)]
@@ -111,7 +112,7 @@ def kept_versions_on(folder: Path) -> list[PolicyManifest]:
 
 
 def follow(folder: Path, source: Source) -> None:
-    """The child: version after version, printing each step."""
+    """Run the child: follow the versions and print each step."""
     disk = folder / "blobs"
     held = kept_versions_on(disk)
     blobs, holdings = DiskBlobStore(disk), KeptVersions(disk)
@@ -163,9 +164,9 @@ class Report:
     """Counts of the kills and of the versions found after them."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    """By the child's step."""
+    """Kills by the child's step."""
     found: Counter[str] = field(default_factory=Counter)
-    """Newest version found: the one before, or the one in progress."""
+    """Newest version found: the previous one, or the one in progress."""
     resumed_chunks: int = 0
     """Chunks of a patch in progress that the next child did not download again."""
     versions: int = 0
@@ -206,7 +207,7 @@ class KillTest:
             time.sleep(self._rng.uniform(0.0, 1.2 * self._lasts_s[phase]))
         finally:
             child.kill()
-            rest = child.stdout.read()  # what it still said before the signal
+            rest = child.stdout.read()  # output written before the signal
             child.wait()
         events = [json.loads(said) for said in (line + rest).splitlines() if said.endswith("]")]
         self._check(*events[-1])
@@ -218,7 +219,7 @@ class KillTest:
         before_s = time.monotonic()
         held = kept_versions_on(disk)
         self.report.slowest_stock_s = max(self.report.slowest_stock_s, time.monotonic() - before_s)
-        assert held, "no version is held"
+        assert held, "no version on disk"
         newest = held[-1].version
         least = number if said == "held" else number - 1
         assert least <= newest <= number, f"version {newest} after {said} of {number}"

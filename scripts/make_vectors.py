@@ -1,7 +1,7 @@
 """Print the golden vectors of the wire: `python scripts/make_vectors.py > tests/vectors/wire.json`.
 
-A changed vector is a changed protocol: peers of the old version would no longer understand. Do not write the file again
-without a new wire version, domain string or kind number.
+A changed vector means a changed protocol, which old peers would not understand. Do not regenerate the file without a
+new wire version, domain string or kind number.
 """
 
 from __future__ import annotations

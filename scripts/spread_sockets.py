@@ -1,9 +1,9 @@
-"""Spread a blob over real sockets and shaped links, one process and one libp2p daemon a peer, against the lower bound.
+"""Spread a blob over real sockets and shaped links, with one process and libp2p daemon per peer; compare to the bound.
 
     python -m scripts.spread_sockets --out docs/benchmarks/spread_sockets.json      # three cases, two minutes
 
-Half of the volunteers have 20/5 Mbit/s, half 10/2. Cases: all live; three of eight are killed when they hold half; one
-peer more, of 20/5, serves corrupt chunks. Uplinks are the product's own cap; downlinks are shaped at the receiver.
+Half of the volunteers have 20/5 Mbit/s, half 10/2. Cases: no deaths; three of eight are killed when they have half; an
+extra 20/5 peer serves corrupt chunks. Uplinks use the product's own limit; downlinks are shaped at the receiver.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run_case(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str
 
 
 def kill_half_way(doomed: list[ShapedPeer]) -> None:
-    """SIGKILL each peer as soon as it says that it holds half the blob."""
+    """SIGKILL each peer as soon as it reports half of the blob."""
     waiting = list(doomed)
     while waiting:
         for peer in list(waiting):
@@ -80,12 +80,12 @@ def kill_half_way(doomed: list[ShapedPeer]) -> None:
                 peer.kill()
                 waiting.remove(peer)
             elif peer.said("ready"):
-                sys.exit(f"{peer.name} was done before it could be killed; give a larger --mib")
+                sys.exit(f"{peer.name} finished before it could be killed; use a larger --mib")
         time.sleep(0.05)
 
 
 def lower_bound_s(arguments: argparse.Namespace, survivors: list[ShapedPeer], everybody: list[ShapedPeer]) -> float:
-    """max(F/u_s, F/d_min, N·F/(u_s + Σu)), the killed counted as uplinks to the end."""
+    """max(F/u_s, F/d_min, N·F/(u_s + Σu)), counting killed peers as uplinks to the end."""
     mbit: float = (arguments.mib << 20) * 8 / 1e6
     learner: float = arguments.learner_mbit
     uplinks = learner + sum(peer.upload_mbit for peer in everybody)

@@ -3,8 +3,8 @@
     nice -n 19 python -m scripts.staleness_swarm --seeds 3 --out runs/staleness-swarm
 
 Each run is `p2prl init`, `p2prl.testing.delayed_learner` and three `p2prl join`, then `p2prl eval` on fresh prompts.
-Methods share the seed's initial weights. Results go to OUT/results.jsonl, one line for each run: an interrupted
-benchmark continues where it was.
+Methods share the seed's initial weights. Results go to OUT/results.jsonl, one line per run, so an interrupted benchmark
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _EVALUATED = 4096
 """Fresh prompts of the final evaluation: a standard error of .007 at a reward of .8."""
 
 _PATIENCE_S = 3600.0
-"""Longest time of one process, on a busy machine."""
+"""Timeout of one process; generous, for a busy machine."""
 
 _PUBLISH_EVERY = 4
-"""Updates between versions: weights must reach everybody, and 4 updates matter little beside a delay of 64."""
+"""Updates between versions: weights must reach everyone, and 4 updates matter little next to a delay of 64."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,11 +48,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     seed: int
     reward: float
-    """Of the last checkpoint, on fresh prompts."""
+    """Reward of the last checkpoint, on fresh prompts."""
     training_reward_last: float
     """Mean reward of the last 20 batches: they were sampled from older policies."""
     staleness_p50: float
-    """Updates, over all groups of the second half of the run."""
+    """Staleness in updates, over all groups of the run's second half."""
     staleness_max: float
     gradient_norm_max: float
     weight_max: float
@@ -120,7 +120,7 @@ class Plan:
         ]
         status = learner.wait(_PATIENCE_S)
         if status != 0:
-            raise AssertionError(f"the learner ended with {status}:\n{learner.log[-2000:]}")
+            raise AssertionError(f"the learner exited with {status}:\n{learner.log[-2000:]}")
         for volunteer in volunteers:
             if volunteer.is_alive:
                 volunteer.process.send_signal(signal.SIGINT)
@@ -143,7 +143,7 @@ class Plan:
 
 
 def main() -> int:
-    """Run what is missing and print the table; exit 1 unless the first method ends above every other on all seeds."""
+    """Run missing cases and print the table; exit 1 unless the first method beats every other on all seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default="gepo_t,grpo", help="losses, best first, as gepo_t:sharpness=1")
     parser.add_argument("--delay", default="const:64", help="delay distribution, as in p2prl bench staleness")
@@ -189,12 +189,12 @@ def main() -> int:
             print(f"| {setting.method} | {each.seed} | {' | '.join(figures)} |")
     best, *others = by_method
     holds = all(a.reward > b.reward for other in others for a, b in zip(best, other, strict=True))
-    say(f"{settings[0].method} ends above every other method on every seed: {'yes' if holds else 'NO'}")
+    say(f"{settings[0].method} beats every other method on every seed: {'yes' if holds else 'NO'}")
     return 0 if holds else 1
 
 
 def _first_weights(out: Path, seed: int) -> Path:
-    """The seed's initial weights, made once."""
+    """The seed's initial weights, created once."""
     base = out / f"seed-{seed}"
     if not base.exists():
         _succeed(SwarmProcesses(out), "init", base.name, "--in", str(out), "--seed", str(seed))

@@ -1,9 +1,9 @@
-"""Kill the roles of one run at random moments, or cut a volunteer off, and check the run's guarantees.
+"""Kill the roles of one run at random times, or cut a volunteer off, and check the run's guarantees.
 
     python -m scripts.torture --kills 20 --seed 0
     python -m scripts.torture --cut 60
 
-Prints its actions and exits 1 when a guarantee is broken; the folder is then kept.
+Prints its actions; exits 1 and keeps the folder when a guarantee is broken.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, Any]:
-    # A staleness bound beyond the run's length: work done while cut off is stale by design, and must still be used.
+    # The staleness bound exceeds the run's length: work done while cut off is stale by design, and must still be used.
     options = ("--staleness", "1024", "--publish-every", "5", "--seed", "0")
     made = command("init", "run", "--in", str(swarm.folder), *options, environment=swarm.environment())
     assert made.returncode == 0, made.stderr
@@ -59,7 +59,7 @@ def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str,
         return dataclasses.asdict(disconnect_volunteer(swarm, run, DisconnectPlan(cut_s=arguments.cut), say=say))
     plan = CrashPlan(kills=arguments.kills, updates=arguments.updates, seed=arguments.seed)
     report = CrashRun(swarm, run, plan, say=say).execute()
-    assert report.reward >= _REWARD_WANTED, f"the reward ended at {report.reward:.3f}"
+    assert report.reward >= _REWARD_WANTED, f"the final reward is {report.reward:.3f}"
     return report.summary()
 
 

@@ -1,4 +1,4 @@
-"""Settings for every test: patience with slow machines, the fast selection, and the split over two workers."""
+"""Settings for every test: generous timeouts, the fast selection, and the split over two workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-# The time of an example depends on what else the machine does; each test has a timeout of its own.
+# The duration of an example depends on the machine's load; each test has its own timeout.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
@@ -47,5 +47,5 @@ class _SwarmsInOneRow(LoadScopeScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Called by pytest-xdist."""
-    config.option.loadscopereorder = False  # it would begin with the many small tests and end with the long ones
+    config.option.loadscopereorder = False  # it would start with the many small tests and finish with the long ones
     return _SwarmsInOneRow(config, log)

@@ -1,7 +1,7 @@
-"""Random choice of the groups a validator replays: a share fixed by its own key, so no volunteer can foresee it.
+"""Audit sampling: a secret pseudorandom choice of the groups a validator replays, so no volunteer can predict it.
 
-The choice is a keyed hash of the group's digest: unpredictable without the validator's secret, without memory, and the
-same after a restart.
+The choice is a keyed hash of the group's digest: unpredictable without the validator's secret, stateless, and the same
+after a restart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups a validator has selected and still has to replay, by the policy they declare. Pure and bounded."""
+"""Queue of groups that a validator has selected for replay, by the policy they declare. Pure and bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ReplayQueue:
     """Selected groups, oldest first."""
 
     def __init__(self, *, max_groups: int = 1024) -> None:
-        """Past `max_groups` the oldest are dropped: a validator samples and never owes a verdict."""
+        """Past `max_groups` the oldest are dropped: a validator only samples, so no verdict is mandatory."""
         self._max_groups = max_groups
         self._waiting: OrderedDict[Digest, tuple[Digest, Opened]] = OrderedDict()
 
@@ -35,5 +35,5 @@ class ReplayQueue:
         return [self._waiting.pop(name)[1] for name in chosen]
 
     def drop(self, policy: Digest) -> None:
-        """Remove the groups of a policy whose weights cannot be had."""
+        """Remove the groups of a policy whose weights are unavailable."""
         self.take(policy, len(self._waiting))

@@ -1,4 +1,4 @@
-"""Weights for replays: which policies are on disk, which were asked for, and which one the engine holds."""
+"""Weights for replays: the policies on disk, those requested, and the one in the engine."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class ReplayWeights:
         return self._on_disk[policy][0]
 
     def load(self, engine: Engine, policy: Digest) -> bool:
-        """Make the engine hold a policy that is on disk. False when its file is gone; `IntegrityError` when damaged."""
+        """Load a policy on disk into the engine. False if its file is gone; raises `IntegrityError` if it is
+        damaged."""
         if self._loaded == policy:
             return True
-        self._loaded = None  # after a failure too, the engine may no longer hold the policy before
+        self._loaded = None  # after a failure, the engine may no longer hold the previous policy
         try:
             engine.load_weights(self._on_disk[policy][1].read_bytes())
         except FileNotFoundError:
@@ -51,16 +52,16 @@ class ReplayWeights:
         return True
 
     def ask(self, policy: Digest, now: float) -> bool:
-        """Note that a policy is missing. True the first time: ask the network for it."""
+        """Note that a policy is missing. True the first time: request it from the network."""
         if policy in self._asked_at:
             return False
         self._asked_at[policy] = now
         return True
 
     def is_overdue(self, policy: Digest, now: float) -> bool:
-        """Whether a policy was asked for too long ago."""
+        """Whether a policy was requested too long ago."""
         return now - self._asked_at[policy] > _PATIENCE_S
 
     def stop_waiting(self, policy: Digest) -> None:
-        """Forget that a policy was asked for."""
+        """Forget that a policy was requested."""
         del self._asked_at[policy]

@@ -1,7 +1,7 @@
-"""The validator as it runs: samples strangers' groups, replays them at their declared version, signs verdicts.
+"""The validator's main loop: sample volunteers' groups, replay them at their declared version, sign verdicts.
 
 It trusts neither volunteers nor the learner's receipts: prompts, tokens and rewards are recomputed from the slot, and
-the weights are those of the policy manifest the group names.
+the weights come from the policy manifest that the group names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _POLL_S = 0.3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidatorConfig:
-    """How much a validator checks."""
+    """Settings of a validator."""
 
     rate: float = 0.25
     """Share of groups replayed, 0..1."""
@@ -82,7 +82,7 @@ class Validator:
         on_audit: Callable[[Audit], None],
         on_notice: Callable[[str], None],
     ) -> None:
-        """`bootstrap` turns the run's files into an engine. `on_notice` gets sentences for a person."""
+        """`bootstrap` turns the run's files into an engine. `on_notice` gets messages for the user."""
         self._identity = identity
         self._run = run
         self._config = config
@@ -97,11 +97,12 @@ class Validator:
         self._run_end = RunEnd()
 
     def stop(self) -> None:
-        """Return from `run` after the batch under way."""
+        """Return from `run` after the current batch."""
         self._stopping = True
 
     def run(self, network: NetworkPort) -> bool:
-        """Validate until told to stop. Returns True when the learner ended the run and no group waits."""
+        """Validate until `stop` is called, or the learner has ended the run and no group waits. True in the latter
+        case."""
         started = self._clock.now()
         try:
             while not self._stopping and not (self._is_over() and not len(self._queue)):
@@ -155,7 +156,7 @@ class Validator:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
     def _replay(self, network: NetworkPort) -> bool:
-        """Replay one batch of one policy that is on disk, and ask for the policies that are not. Whether it replayed
+        """Replay one batch of one policy that is on disk, and request missing policies. Returns whether it replayed
         any."""
         prepared = self._bootstrap.prepared
         if prepared is None:

@@ -1,4 +1,4 @@
-"""Verdicts on rollout groups: inspect each group, replay the sound ones in one batch, state what was found."""
+"""Verdicts on rollout groups: inspect each group, replay the valid ones in one batch, and report the outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def judge(prepared: Prepared, manifest: PolicyManifest, groups: Sequence[Opened]
         prepared.work.inspect(body, peer=opened.author, beacon=manifest.beacon)
         for opened, body in zip(groups, bodies, strict=True)
     ]
-    # A group must name the version its policy has, or it would be credited to another one.
+    # A group must name its policy's version, or it would be credited to another one.
     faults = [
         inspection.reason if body.version == manifest.version else RejectionReason.UNKNOWN_POLICY
         for body, inspection in zip(bodies, inspections, strict=True)
@@ -51,5 +51,5 @@ def judge(prepared: Prepared, manifest: PolicyManifest, groups: Sequence[Opened]
 
 
 def _finite(margin: float) -> float:
-    """A margin that a verdict can carry: a policy whose logits are not numbers gives the largest."""
+    """A margin that a verdict can encode: a policy with logits that are not finite gives the largest."""
     return margin if math.isfinite(margin) else sys.float_info.max

@@ -1,7 +1,7 @@
 """The simplest engine that other peers can check: one completion at a time, no cache, one full pass per token.
 
-Slow on purpose. What it shares with every other engine is the draw: a token is the argmax of logits / temperature plus
-the noise of (seed, position, token), so whoever holds the weights can replay it.
+Slow on purpose. Like every engine, it draws a token as the argmax of logits / temperature plus the noise of (seed,
+position, token), so anyone with the weights can replay it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PlainEngine:
     """See `p2prl.models.engine_port.Engine` for the contract of each method."""
 
     def __init__(self, model: Any, layout: WeightLayout) -> None:
-        """`MachineError` when the model's device cannot make the sampling noise."""
+        """`MachineError` when the model's device does not reproduce the sampling noise."""
         self._model = model
         self._layout = layout
         self._version = -1
@@ -40,7 +40,7 @@ class PlainEngine:
 
     @property
     def engine_class(self) -> EngineClass:
-        """The name under which groups say what sampled them."""
+        """The engine class that groups declare."""
         return EngineClass(engine="plain", version="0.1.0", dtype=self._dtype, device=self._device.type)
 
     def load_weights(self, weights: Weights) -> None:
@@ -48,12 +48,12 @@ class PlainEngine:
         self.swap(self.stage(weights, -1))
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
-        """Check a policy for `swap`; the one in use goes on."""
+        """Check a policy for `swap` while the current one stays in use."""
         answer = check_weights(self._model, self._layout, weights)
         return StagedWeights(version=version, weights=weights, answer=answer)
 
     def swap(self, staged: StagedWeights) -> None:
-        """Load a staged policy in place, and check that it is the one that was staged."""
+        """Load a staged policy in place and verify its digest."""
         copy_weights(self._model, self._layout, staged.weights)
         if held_digest(self._model, self._layout) != staged.answer:
             raise IntegrityError("the weights in the engine are not the staged ones")
@@ -86,7 +86,7 @@ class PlainEngine:
         return results
 
     def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
-        """Score claimed completions: the log-prob of each token, and how far it lies below the seeded draw."""
+        """Score claimed completions: the log-prob of each token, and its margin below the seeded draw."""
         results = []
         for request, tokens in zip(requests, token_ids, strict=True):
             if not tokens or not all(0 <= token < self._model.config.vocab_size for token in tokens):

@@ -23,7 +23,7 @@ class FreshReinforceConfig:
     """Decay of the weight. Its fields are the loss's `options` in run.toml."""
 
     half_life: float = 16.0
-    """Updates, > 0: a completion this stale weighs half of a fresh one."""
+    """Updates, > 0: a completion this stale has half the weight of a fresh one."""
 
     def __post_init__(self) -> None:
         require_positive("half_life", self.half_life)

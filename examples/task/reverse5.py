@@ -25,7 +25,7 @@ class Reverse5:
         return "".join(DIGITS[draws.below(10)] for _ in range(LENGTH)) + "="
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
-        """Anything that is not a finished right answer fails; no text may raise."""
+        """Score 0 unless the completion is finished and right; never raises."""
         digits = prompt[:-1]
         if len(digits) != LENGTH or prompt[-1] != "=" or not set(digits) <= set(DIGITS):
             return FAILED
@@ -34,7 +34,7 @@ class Reverse5:
 
 @dataclass(frozen=True, slots=True)
 class Reverse5Process:
-    """The process scorer: a step is one digit, true where it is right at its place."""
+    """The process scorer: each digit is a step, true if it is right at its position."""
 
     def judge(self, prompt: str, completion: str, finished: bool) -> Judgement:
         """Judge a completion as far as it goes. A longer text than an answer is unreadable."""
@@ -49,7 +49,7 @@ class Reverse5Process:
 
 
 def demonstration(seed: int) -> tuple[str, str]:
-    """A demonstration with one digit in ten wrong: reinforcement learning needs something left to teach."""
+    """A demonstration with one digit in ten wrong, which leaves something for reinforcement learning to improve."""
     prompt = Reverse5().prompt(seed)
     draws = Draws(b"reverse5/demonstration/v1", seed)
     answer = ""

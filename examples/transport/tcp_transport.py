@@ -1,11 +1,11 @@
 """A transport over plain TCP for machines of one trusted network: no daemon, no relays, no directory.
 
-Install it beside p2prl (`pip install ./examples/transport`) and name it: `p2prl join LINK --transport tcp`. All peers
+Install it beside p2prl (`pip install ./examples/transport`) and select it: `p2prl join LINK --transport tcp`. All peers
 of a run must use it, and must be able to dial each other.
 
 Each peer sends on connections it opened and receives on connections that others opened. Both sides of a connection
 prove their key (`_shake_hands`), but frames are neither encrypted nor protected against a machine in the middle. p2prl
-checks every signature and hash itself, so such a machine can drop and delay messages and read them, but forge none.
+checks every signature and hash itself, so such a machine can read, delay and drop messages, but not forge them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _TIMEOUT_S = 10.0
 _DOMAIN = b"p2prl-example-tcp/v1"
-"""A signature over this can never be shown as a signature for anything else."""
+"""Domain prefix: a signature over it cannot be reused for anything else."""
 _HELLO = struct.Struct(">32s32sH")
 """Public key, random challenge, port this peer listens on."""
 
@@ -64,7 +64,7 @@ class TcpTransport:
         self._inbound.receiver = on_frame
 
     async def connect(self, address: str) -> PeerId:
-        """Dial a peer, so that both sides prove who they are and learn where to dial the other."""
+        """Dial a peer; both sides prove their identity and learn the other's address."""
         try:
             where, peer = split_peer(address)
             place = _host_and_port(where)
@@ -116,7 +116,7 @@ class TcpTransport:
             raise TransportError(f"no answer at {host}:{port}: {error}") from error
         if found != peer:
             writer.transport.abort()
-            raise TransportError(f"another peer answers at {host}:{port}")
+            raise TransportError(f"a different peer answered at {host}:{port}")
         return reader, writer
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -163,5 +163,5 @@ async def start_tcp(config: TransportConfig) -> TcpTransport:
 def _host_and_port(address: str) -> tuple[str, int]:
     parts = address.split("/")
     if len(parts) != 5 or parts[1] != "ip4" or parts[3] != "tcp" or not parts[4].isdigit():
-        raise ConfigError(f"{address[:100]!r} is no TCP address", remedy="Write /ip4/0.0.0.0/tcp/4001, say.")
+        raise ConfigError(f"{address[:100]!r} is not a TCP address", remedy="Write it as /ip4/0.0.0.0/tcp/4001.")
     return parts[2], int(parts[4])

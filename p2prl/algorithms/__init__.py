@@ -1,14 +1,14 @@
 """Losses for stale rollouts: pure functions of tensors, for p2prl's learner and for any other trainer.
 
-Advantages, aggregation, guards and rewards are separate knobs in separate files, so that two losses compared on one
-benchmark differ in the loss alone. Nothing here does I/O, reads a clock or moves a tensor to another device; torch is
-the only dependency. `examples/foreign_trainer.py` shows these names at work in a loop that knows nothing else of p2prl:
+Advantages, aggregation, guards and rewards are separate settings in separate files, so that two losses compared on one
+benchmark differ only in the loss. Nothing here does I/O, reads a clock or moves a tensor to another device; torch is
+the only dependency. `examples/foreign_trainer.py` uses these names in a training loop outside p2prl:
 
     build_loss          a loss by name, with its options, advantage and aggregation: an `Objective`
-    RolloutBatch        what a loss reads: rollouts of B groups as padded tensors
-    LossOutput          what a loss returns: the scalar, its metrics and the weight of every token
+    RolloutBatch        input of a loss: rollouts of B groups as padded tensors
+    LossOutput          result of a loss: the scalar, its metrics and the weight of every token
     microbatch          a part of a batch that fits the device; the losses of the parts add up
-    reference_penalty   the pull towards a reference policy, added to any loss
+    reference_penalty   KL penalty toward a reference policy, added to any loss
     diagnose            effective sample size, KL and weights per bucket of staleness
 
 A new loss is a function and a `LossSpec`: docs/extending.md. Guards around a loss are in `p2prl.algorithms.guards`.

@@ -1,4 +1,4 @@
-"""Advantages from rewards: the baseline and the scale, a knob separate from the loss.
+"""Advantages from rewards: baseline and scale, configured separately from the loss.
 
 Shape legend: B groups, G completions.
 """
@@ -18,12 +18,12 @@ from p2prl.errors import ConfigError, LocalProtocolError
 AdvantageKind = Literal["none", "mean", "mean_std", "opo", "rloo", "beta"]
 
 ZERO_VARIANCE_RANGE = 1e-8
-"""Reward units. Groups whose rewards differ by no more are skipped: dividing by their spread would amplify rounding."""
+"""Reward units. Groups with a smaller reward range are skipped: dividing by it would amplify rounding errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageConfig:
-    """Which baseline is subtracted and which scale divides."""
+    """Baseline to subtract and scale to divide by."""
 
     kind: AdvantageKind = "mean"
     """none: A = R. mean: R − mean(R) (Dr. GRPO, GEPO). mean_std: (R − mean)/(std + ε), unbiased std (GRPO).
@@ -33,7 +33,7 @@ class AdvantageConfig:
     std_epsilon: float = 1e-4
     """Reward units, added to the standard deviation of mean_std."""
     beta_density_floor: float = 1e-2
-    """Least Beta density to divide by. The authors have none; near 0 and 1 their scale is unbounded."""
+    """Smallest Beta density to divide by. The authors have none; near 0 and 1 their scale is unbounded."""
 
     def __post_init__(self) -> None:
         require_choice("advantage.kind", self.kind, get_args(AdvantageKind))
@@ -54,9 +54,9 @@ class Advantages:
 def compute_advantages(rewards_BG: Tensor, cfg: AdvantageConfig, *, lengths_BG: Tensor | None = None) -> Advantages:
     """Advantages of B groups. `lengths_BG` (tokens) is read by opo only.
 
-    Zero-variance groups get exactly 0 and so no gradient: a documented skip the learner counts, not an error. The
-    same holds for G = 1, whose baseline is its own reward. Raises ConfigError where the kind cannot serve these
-    rewards (opo without lengths, rloo with G = 1, beta outside [0, 1]); LocalProtocolError for shape, NaN, infinity.
+    Zero-variance groups get exactly 0 and so no gradient, which the learner counts and is not an error. The same holds
+    for G = 1, whose baseline is its own reward. Raises ConfigError when the kind does not support these rewards (opo
+    without lengths, rloo with G = 1, beta outside [0, 1]); LocalProtocolError for shape, NaN, infinity.
     """
     if rewards_BG.dim() != 2 or rewards_BG.numel() == 0:
         raise LocalProtocolError(f"rewards_BG must be (B, G) and not empty, not {tuple(rewards_BG.shape)}")
@@ -84,16 +84,18 @@ def _raw_advantages(rewards_BG: Tensor, cfg: AdvantageConfig, lengths_BG: Tensor
             return centered_BG / (rewards_BG.std(dim=-1, keepdim=True) + cfg.std_epsilon)
         case "rloo":
             if size == 1:
-                raise ConfigError("advantage.kind = 'rloo' needs groups of at least 2", remedy="raise the group size")
+                raise ConfigError(
+                    "advantage.kind = 'rloo' needs groups of at least 2", remedy="Increase the group size."
+                )
             return centered_BG * (size / (size - 1))
         case "opo":
             if lengths_BG is None or lengths_BG.shape != rewards_BG.shape:
-                raise ConfigError("advantage.kind = 'opo' needs the completion lengths", remedy="pass lengths_BG")
+                raise ConfigError("advantage.kind = 'opo' needs the completion lengths", remedy="Pass lengths_BG.")
             weights_BG = lengths_BG.to(rewards_BG.dtype)
             return rewards_BG - (weights_BG * rewards_BG).sum(-1, keepdim=True) / weights_BG.sum(-1, keepdim=True)
         case "beta":
             if bool((rewards_BG < 0).any()) or bool((rewards_BG > 1).any()):
-                raise ConfigError("advantage.kind = 'beta' needs rewards in [0, 1]", remedy="choose 'mean' instead")
+                raise ConfigError("advantage.kind = 'beta' needs rewards in [0, 1]", remedy="Use 'mean' instead.")
             return centered_BG / beta_density(rewards_BG.mean(dim=-1)).clamp(min=cfg.beta_density_floor).unsqueeze(-1)
 
 
@@ -118,7 +120,8 @@ def beta_density(success_B: Tensor) -> Tensor:
 def whiten(advantages: Tensor, mask: Tensor | None = None, *, epsilon: float = 1e-8) -> Tensor:
     """Advantages with mean 0 and deviation 1 over the batch (arXiv 2404.10719 §4: a key factor of PPO).
 
-    Any shape. With a mask of the same shape (per-token advantages) only what is on it counts, and the rest is 0.
+    Any shape. With a mask of the same shape (per-token advantages) only masked-in entries count, and the rest is 0.
+    For trainers with a value head, after `ppo.gae`.
     """
     if mask is None:
         mask = torch.ones_like(advantages, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Aggregation of per-token losses to one number: a knob separate from the loss.
+"""Aggregation of per-token losses to one number, configured separately from the loss.
 
 Shape legend: B groups, G completions, T tokens, N completions of the complete update (N = B·G by default).
 """
@@ -20,7 +20,7 @@ AggregationKind = Literal["seq_mean", "token_mean", "fixed_length", "delta_l"]
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationConfig:
-    """How token losses are averaged. Every kind is Σ_i c_i Σ_t m_t loss_t with its own c_i."""
+    """Averaging of token losses. Every kind is Σ_i c_i Σ_t m_t loss_t with its own c_i."""
 
     kind: AggregationKind = "seq_mean"
     """seq_mean: c = 1/(N·|y|) (GRPO); token_mean: c = 1/Σ|y| (DAPO); fixed_length: c = 1/(N·Lmax) (Dr. GRPO);

@@ -15,12 +15,12 @@ from torch import Tensor
 from p2prl.errors import LocalProtocolError
 
 LOGPROB_CEILING = 1e-2
-"""Nats. A log-probability above zero is impossible; half precision may round one up to a hair above it."""
+"""Nats. A log-probability above zero is impossible, but half precision may round one slightly above it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutBatch:
-    """Rollouts of B groups: everything a loss reads except the log-probs of the policy under training.
+    """Rollouts of B groups: all inputs of a loss except the log-probs of the policy being trained.
 
     Construction checks shapes and values and raises LocalProtocolError naming the field. What peers send is checked
     before it becomes a batch, so a fault here is the trainer's own. It has many fields because it is a document: each
@@ -48,9 +48,9 @@ class RolloutBatch:
     guard_BGT: Tensor | None = None
     """Factor in [0, 1] on each token's loss, from `guards`; 0 drops the token and leaves every normalizer alone."""
     weight_cap_BG: Tensor | None = None
-    """Largest effective weight a completion may have (`guards.trust_caps`); None leaves the loss its own bound."""
+    """Largest effective weight of a completion (`guards.trust_caps`); None uses only the loss's own bound."""
     whole_groups: bool = True
-    """False when the completions of a group are split over parts; a loss that couples completions then refuses."""
+    """False when the completions of a group are split over parts, which losses that couple completions reject."""
 
     def __post_init__(self) -> None:
         shape = self.mask_BGT.shape

@@ -12,7 +12,7 @@ from p2prl.errors import ConfigError
 def require_between(
     field: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False
 ) -> None:
-    """Raise ConfigError unless `value` lies in the interval from `low` to `high` (closed unless said otherwise)."""
+    """Raise ConfigError unless `value` lies in the interval from `low` to `high` (closed by default)."""
     above = value > low if open_low else value >= low
     below = value < high if open_high else value <= high
     if math.isnan(value) or not (above and below):
@@ -29,7 +29,7 @@ def require_choice(field: str, value: str, choices: Iterable[str]) -> None:
     """Raise ConfigError, with the nearest legal spelling as remedy, unless `value` is one of `choices`."""
     known = sorted(choices)
     if value not in known:
-        raise ConfigError(f"{field} = {value!r} is not known", remedy=suggestion(value, known))
+        raise ConfigError(f"{field} = {value!r} is not valid", remedy=suggestion(value, known))
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:

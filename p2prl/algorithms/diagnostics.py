@@ -20,7 +20,7 @@ STALENESS_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Updates: the first staleness of each bucket; the last bucket is open."""
 
 DIAGNOSTIC_BOUND = 10.0
-"""Nats: token log-ratios are clamped here before exp, so that one token cannot be the whole chart."""
+"""Nats: token log-ratios are clamped here before exp, so that one token cannot dominate the chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class StalenessDiagnostics:
     """One bucket, as plain numbers over its completions or tokens; ℓ = log p − log q."""
 
     staleness_from: int
-    """Updates: least staleness of the bucket."""
+    """Updates: smallest staleness in the bucket."""
     completions: int
     """Completions in the bucket."""
     tokens: int
@@ -54,7 +54,7 @@ class StalenessDiagnostics:
 def diagnose(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, output: LossOutput, *, edges: Sequence[int] = STALENESS_EDGES
 ) -> tuple[StalenessDiagnostics, ...]:
-    """Diagnostics of each non-empty bucket, least staleness first; without staleness, one bucket from 0.
+    """Diagnostics of each non-empty bucket, by increasing staleness; without staleness, one bucket from 0.
 
     `output` is the loss's output for this batch. Raises ConfigError unless `edges` rise from 0; LocalProtocolError as
     `terms_of` does.

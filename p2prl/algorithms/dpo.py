@@ -24,7 +24,7 @@ class DpoConfig:
     """Strength of the preference."""
 
     beta: float = 0.1
-    """β > 0, per nat: the larger, the sooner a pair counts as learned."""
+    """β > 0, per nat: with a larger β a pair counts as learned sooner."""
 
     def __post_init__(self) -> None:
         require_positive("beta", self.beta)

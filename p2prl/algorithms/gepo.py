@@ -45,7 +45,7 @@ class GepoPaperConfig:
     clip_high: float = 0.2
     """ε_high > 0."""
     kl_beta: float = 0.005
-    """β ≥ 0 of the k3 penalty towards the sampler's policy ("cppo" in the authors' code)."""
+    """β ≥ 0 of the k3 penalty toward the sampler's policy ("cppo" in the authors' code)."""
     log_ratio_bound: float = 10.0
     """Nats: |log q − log p| of a token is clamped here inside k3, which the authors leave open."""
     log_weight_bound: float = 5.0
@@ -83,9 +83,9 @@ def gepo(
 
     Differs from the authors' code: no PPO clip by default (their equation 1 has none, their code has ε = .2), log w
     clamped, no k3 term, and a group is one prompt. G = 1 or equal LQ give GSPO's weight. In a group of alike members
-    one that deflates its own log-probs hardly moves any weight. But Ê averages by Q: a member that is, or claims to be,
-    far likelier than the others sets it almost alone, and its lie moves every weight of its group. A group deflated as
-    a whole by k nats moves them by e^k, which `guards.group_deflation_keep` catches. Shapes
+    one that deflates its own log-probs hardly moves any weight. But Ê is weighted by Q: a member that is, or claims to
+    be, far likelier than the others dominates it, and a false claim moves every weight of its group. Deflating a whole
+    group by k nats scales them by e^k, which `guards.group_deflation_keep` detects. Shapes
     (B, G, T); nats. Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)

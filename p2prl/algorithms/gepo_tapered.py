@@ -26,17 +26,17 @@ class GepoTConfig:
     """Cap and taper of the weight P/Ê."""
 
     cap: float = 2.0
-    """Largest weight, > 0: no completion counts more than this at any staleness."""
+    """Largest weight, > 0: upper bound for every completion at any staleness."""
     taper: Taper = "sequence"
     """Bound on the weight of a negative: see `negative_taper.Taper`."""
     negatives: float = 1.0
-    """ν in [0, 1]: factor on the weight of every negative after the taper. Below 1, successes teach more than failures,
-    and the policy keeps closer to its samplers."""
+    """ν in [0, 1]: factor on the weight of every negative after the taper. Below 1, successes count more than failures,
+    and the policy stays closer to its samplers."""
     sharpness: float = 0.0
     """κ in [0, 1]: every weight is divided by max(NLL, nll_floor)^κ, NLL = −LP, after cap and taper. log p of a nearly
     certain completion has almost no gradient left; κ = 1 restores it, as ASymPO does. Weights then exceed the cap."""
     nll_floor: float = 0.01
-    """Nats a token, > 0: least NLL to divide by. No effect without sharpness."""
+    """Nats per token, > 0: smallest NLL to divide by. No effect without sharpness."""
 
     def __post_init__(self) -> None:
         require_positive("cap", self.cap)

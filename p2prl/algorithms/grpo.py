@@ -24,9 +24,9 @@ class GrpoConfig:
     """Clip of the per-token ratio."""
 
     clip_low: float = 0.2
-    """ε_low in [0, 1]: below 1 − ε_low a negative token stops pushing."""
+    """ε_low in [0, 1]: below 1 − ε_low a negative token has no gradient."""
     clip_high: float = 0.2
-    """ε_high > 0: above 1 + ε_high a positive token stops pulling."""
+    """ε_high > 0: above 1 + ε_high a positive token has no gradient."""
 
     def __post_init__(self) -> None:
         require_between("clip_low", self.clip_low, 0.0, 1.0)
@@ -59,7 +59,7 @@ def grpo(
     """GRPO (DeepSeekMath, arXiv 2402.03300 §4.1): −min(r A, clip(r, 1−ε_low, 1+ε_high) A), r = e^ℓ per token.
 
     The sampler's policy stands in for the old policy, so r also corrects staleness. No KL term here: the reference
-    penalty is its own knob. Shapes (B, G, T); log-probs in nats. Raises LocalProtocolError (see `terms_of`).
+    penalty is a separate setting. Shapes (B, G, T); log-probs in nats. Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     token_loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(

@@ -20,8 +20,8 @@ from p2prl.errors import LocalProtocolError
 def kl_brake(kl_per_token: Tensor, *, target_kl: float = 0.05) -> Tensor:
     """Learning-rate factor min(1, sqrt(δ/KL)), in (0, 1]; KL(q‖p) in nats per token, from k1 or k3.
 
-    This project's own: a second line of defense at aggressive learning rates. A KL at or below 0 (k1's noise) brakes
-    nothing; NaN raises LocalProtocolError, because it would silently release the brake. δ > 0 or ConfigError.
+    This project's own: a second line of defense at aggressive learning rates. A KL at or below 0 (k1's noise) has no
+    effect; NaN raises LocalProtocolError, because it would silently disable the brake. δ > 0 or ConfigError.
     """
     require_positive("target_kl", target_kl)
     if bool(torch.isnan(kl_per_token).any()):
@@ -65,7 +65,8 @@ def second_moment_keep(log_ratio_BGT: Tensor, mask_BGT: Tensor, *, budget: float
 def negative_tail_keep(geometric_BG: Tensor, advantages_BG: Tensor, *, bound_nats: float = 0.5) -> Tensor:
     """Keep-mask (B, G): false where A < 0 and mean_t(log q − log p) > δ. The off-policy sequence mask of DeepSeek-V3.2.
 
-    A negative the policy has already abandoned teaches nothing and its push is unbounded. δ ≥ 0, nats per token.
+    A negative that the policy no longer samples carries no signal, yet its gradient is unbounded. δ ≥ 0, nats per
+    token.
     """
     require_between("bound_nats", bound_nats, 0.0, float("inf"), open_high=True)
     return ~((advantages_BG < 0) & (-geometric_BG.detach() > bound_nats))
@@ -76,9 +77,9 @@ def group_deflation_keep(
 ) -> Tensor:
     """Keep-mask (B,): false where the group's mean_i(LP_i − LQ_i) is above max_rise_nats or below −max_fall_nats.
 
-    A peer that deflates all log-probs of a group by k nats moves every weight of it by e^k, GEPO's too, and this is
-    what shows: honest samples give −KL(q‖p) ≤ 0 in expectation, so a rise is suspect at once, while a fall grows with
-    honest staleness (2 nats per token were measured in hard drift) and bounds over-reported log-probs only. Needs whole
+    A peer that deflates all log-probs of a group by k nats scales every weight of it by e^k, also GEPO's. This mean
+    reveals it: honest samples give −KL(q‖p) ≤ 0 in expectation, so any rise is suspect, while a fall grows with honest
+    staleness (2 nats per token were measured under strong drift) and only limits over-reported log-probs. Needs whole
     groups; nats per token, both ≥ 0.
     """
     require_between("max_rise_nats", max_rise_nats, 0.0, float("inf"), open_high=True)
@@ -94,8 +95,8 @@ def group_deflation_keep(
 def trust_caps(trust_BG: Tensor, *, unverified_cap: float = 1.0, verified_cap: float = 2.0) -> Tensor:
     """Largest weight of each completion (B, G): from unverified_cap at trust 0, linearly, to verified_cap at trust 1.
 
-    For `RolloutBatch.weight_cap_BG`. Trust in [0, 1] is the sender's audited standing; a weight that rests on
-    log-probs nobody recomputed must not amplify a completion.
+    For `RolloutBatch.weight_cap_BG`. Trust in [0, 1] is the sender's audited standing; a weight based on unverified
+    log-probs must not amplify a completion.
     """
     require_between("unverified_cap", unverified_cap, 0.0, verified_cap)
     require_positive("verified_cap", verified_cap)

@@ -1,4 +1,4 @@
-"""KL penalty towards a reference policy, a separate term that can be added to any loss.
+"""KL penalty toward a reference policy, a separate term that can be added to any loss.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -18,7 +18,7 @@ from p2prl.errors import LocalProtocolError
 
 @dataclass(frozen=True, kw_only=True)
 class ReferencePenaltyConfig:
-    """Strength and clamp of the pull."""
+    """Strength and clamp of the penalty."""
 
     beta: float = 0.0
     """β ≥ 0: factor on the penalty; 0 means none."""

@@ -1,4 +1,4 @@
-"""Losses that never read the sampler's log-probs: for groups of peers that are not trusted yet.
+"""Losses that do not read the sampler's log-probs: for groups of peers that are not trusted yet.
 
 Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
 """
@@ -23,7 +23,7 @@ class AsympoConfig:
     """Floor of the normalizer."""
 
     nll_floor: float = 0.01
-    """Nats per token, > 0: least mean NLL to divide by; a nearly certain completion would divide by zero."""
+    """Nats per token, > 0: smallest mean NLL to divide by; a nearly certain completion would divide by zero."""
 
     def __post_init__(self) -> None:
         require_positive("nll_floor", self.nll_floor)
@@ -34,7 +34,7 @@ class AsymreConfig:
     """Shift of the baseline."""
 
     delta_v: float = -0.1
-    """δV ≤ 0, reward units: the baseline lies this far below the mean reward. Above it, support collapses."""
+    """δV ≤ 0, reward units: the baseline is this far below the mean reward. Above it, support collapses."""
 
     def __post_init__(self) -> None:
         require_between("delta_v", self.delta_v, float("-inf"), 0.0, open_low=True)
@@ -45,8 +45,8 @@ def asympo(
 ) -> LossOutput:
     """ASymPO (arXiv 2606.03070): −A log p / sg(NLL) with NLL = mean_t(−log p) of the completion under the policy now.
 
-    The weight is 1/NLL: a negative that the policy finds unlikely weighs less, whatever its sampler claims. The floor
-    is ours. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    The weight is 1/NLL: a negative that the policy finds unlikely weighs less, regardless of the sampler's claims. The
+    floor is ours. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     nll_BG1 = -terms.policy_mean_BG.detach().unsqueeze(-1)

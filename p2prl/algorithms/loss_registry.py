@@ -1,6 +1,6 @@
 """Losses by name: those of p2prl, then those of installed packages.
 
-A package adds a loss through the entry-point group `p2prl.losses`. A built-in loss takes its own file, which ends with
+A package adds a loss through the entry-point group `p2prl.losses`. A built-in loss needs its own file, which ends with
 its `LossSpec`, and one line here.
 """
 
@@ -52,12 +52,12 @@ LOSSES: Registry[LossSpec] = Registry("p2prl.losses", kind="loss", builtin=BUILT
 
 
 def loss_by_name(name: str) -> LossSpec:
-    """The loss of this name. `ConfigError` when none is installed, or when it calls itself by another name."""
+    """The loss of this name. `ConfigError` when none is installed, or when its own name differs."""
     spec = LOSSES.get(name)
     if spec.name != name:
         raise ConfigError(
-            f"the loss registered as {name!r} calls itself {spec.name[:64]!r}",
-            remedy="Register a loss under its own name: metrics and checkpoints carry that one.",
+            f"the loss registered as {name!r} has the name {spec.name[:64]!r}",
+            remedy="Register a loss under its own name, which metrics and checkpoints use.",
         )
     return spec
 

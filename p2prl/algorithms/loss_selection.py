@@ -2,9 +2,9 @@
 
 It chooses among three losses without options: GRPO near the policy, GEPO-T far from the samplers, where GRPO stops
 learning, and gex in between. (GEPO-T with `sharpness` beats all of them at any distance in
-`docs/benchmarks/staleness.md`; a run can simply name it.) Not the delay decides but two measurements: the effective
-sample size of the whole-sequence ratios and the KL per token. Both are smoothed. A change needs a margin and some
-updates since the last one. The state is plain numbers, so a replay after a crash chooses the same.
+`docs/benchmarks/staleness.md`; a run can select it explicitly.) The choice depends on two smoothed measurements, not on
+the delay: the effective sample size of the whole-sequence ratios and the KL per token. Hysteresis and a minimum dwell
+time prevent frequent changes. The state is plain numbers, so a replay after a crash chooses the same.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.errors import ConfigError
 
 CHOICES = ("grpo", "gex", "gepo_t")
-"""From near to far."""
+"""Losses from near to far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionConfig:
-    """Borders between near, middle and far. The defaults are those of `loss = "auto"`."""
+    """Thresholds between near, middle and far. The defaults are those of `loss = "auto"`."""
 
     near_ess: float = 0.8
     """ESS/n at or above which the samplers are near, if the KL agrees."""
@@ -31,9 +31,9 @@ class SelectionConfig:
     far_kl: float = 0.05
     """Nats per token above which they are far: GRPO's clip then mutes or doubles a tenth of the tokens."""
     margin: float = 0.1
-    """Share by which a figure must pass a border, seen from the loss in use, before the loss changes."""
+    """Hysteresis: fraction by which a figure must pass a threshold before the loss changes."""
     dwell_updates: int = 20
-    """Updates between two changes: Adam's moments are those of the loss before for about as long."""
+    """Minimum updates between two changes: Adam's moments reflect the previous loss for about that long."""
     smoothing: float = 0.1
     """Weight of the newest batch in the running means, in (0, 1]."""
 
@@ -46,7 +46,7 @@ class SelectionConfig:
         require_positive("smoothing", self.smoothing)
         require_between("smoothing", self.smoothing, 0.0, 1.0)
         if self.near_kl > self.far_kl:
-            raise ConfigError("near_kl lies above far_kl", remedy="Set near_kl to far_kl or less.")
+            raise ConfigError("near_kl is above far_kl", remedy="Set near_kl to far_kl or less.")
         if self.dwell_updates < 0:
             raise ConfigError("dwell_updates must be 0 or more", remedy="Set dwell_updates to 0 or more.")
 
@@ -56,19 +56,19 @@ class SelectionState:
     """State kept between batches."""
 
     loss: str = CHOICES[-1]
-    """The loss in use. The first is the one that works at any staleness."""
+    """The current loss; initially the one that works at any staleness."""
     ess: float | None = None
     """Running mean of ESS/n; None before the first batch."""
     kl: float | None = None
     """Running mean of the KL, nats per token; None before the first batch."""
     updates: int = 0
-    """Updates since the loss last changed, or since the beginning."""
+    """Updates since the last change, or since the start."""
 
 
 def observe(
     state: SelectionState, *, ess_fraction: float, kl_per_token: float, config: SelectionConfig
 ) -> tuple[SelectionState, str]:
-    """The state after one more batch, and why the loss changed; empty when it did not.
+    """The state after another batch, and the reason for a change of loss; empty when it did not change.
 
     `ess_fraction` in (0, 1] and `kl_per_token` in nats (k3, never below 0), over all completions of the batch.
     """
@@ -81,13 +81,13 @@ def observe(
     where = {"grpo": "near the policy", "gex": "some way from the policy", "gepo_t": "far from the policy"}[wanted]
     reason = (
         f"loss {wanted} instead of {state.loss}: the rollouts are {where} "
-        f"(ESS {ess:.0%} of a batch, KL {kl:.3f} nats a token)"
+        f"(ESS {ess:.0%} of a batch, KL {kl:.3f} nats per token)"
     )
     return SelectionState(loss=wanted, ess=ess, kl=kl, updates=0), reason
 
 
 def _wanted(loss: str, ess: float, kl: float, config: SelectionConfig) -> str:
-    """The loss these figures ask for; every border is moved away from the loss in use by the margin."""
+    """The loss for these figures; every threshold is shifted by the margin in favor of the current loss."""
     up, down = 1 + config.margin, 1 - config.margin
     is_near = loss == "grpo"
     near_ess = min(1.0, config.near_ess * (down if is_near else up))

@@ -21,7 +21,7 @@ class LossSpec:
     """One loss as the registry knows it."""
 
     name: str
-    """What a run's configuration calls it."""
+    """Name in a run's configuration."""
     function: LossFunction
     """The loss."""
     config_type: type[Any]
@@ -31,12 +31,12 @@ class LossSpec:
     aggregation: AggregationKind = "seq_mean"
     """The paper's aggregation."""
     advantages: frozenset[AdvantageKind] | None = None
-    """Advantages the loss has a meaning with; None: all."""
+    """Advantages that make sense with the loss; None: all."""
     aggregations: frozenset[AggregationKind] | None = None
-    """Aggregations the loss has a meaning with; None: all."""
+    """Aggregations that make sense with the loss; None: all."""
     uses_behavior_logprobs: bool = True
-    """False: serves groups whose log-probs are not trusted yet."""
+    """False: can be used for groups whose log-probs are not trusted yet."""
     needs_whole_groups: bool = False
-    """True: a part of a batch may not split a group."""
+    """True: a part of a batch must not split a group. For trainers that split batches."""
     result_version: int = 1
-    """Raised when the loss's numbers change, so that benchmarks do not use results of the older loss again."""
+    """Incremented when the loss's numbers change, so that benchmarks do not reuse results of the older loss."""

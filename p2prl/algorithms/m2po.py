@@ -1,4 +1,4 @@
-"""M2PO: the plain ratio surrogate on the tokens that a second-moment budget leaves.
+"""M2PO: the plain ratio surrogate on the tokens within a second-moment budget.
 
 Shape legend: B groups, G completions, T tokens.
 """

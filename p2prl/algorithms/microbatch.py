@@ -18,7 +18,7 @@ def microbatch(batch: RolloutBatch, *, groups: slice = _EVERYTHING, completions:
     """The part of `batch` with these groups and completions; the cut is of B and G, never of T.
 
     log Ê and the lengths of the complete batch are written into the part, so `gepo` and every aggregation give the same
-    gradient in parts. A part that splits a group is marked, and a loss that couples completions refuses it.
+    gradient in parts. A part that splits a group is marked, and losses that couple completions reject it.
     """
     mask_BGT = batch.mask_BGT.bool()
     log_expectation_B = batch.group_log_expectation_B

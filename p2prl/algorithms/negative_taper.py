@@ -1,4 +1,4 @@
-"""Taper on negatives: stop pushing away completions that the policy has already abandoned.
+"""Taper on negatives: stop pushing down completions that the policy no longer samples.
 
 Plain GEPO drifts 2-3 times further from the sampler than GSPO because nothing stops such negatives; the taper
 closes that gap. Shape legend: B groups, G completions, T tokens; 1 broadcasts over T.
@@ -16,7 +16,7 @@ from p2prl.algorithms.ratios import Terms
 
 Taper = Literal["sequence", "geometric", "token"]
 """sequence: bound e^{Σℓ}, exact but a near-binary gate at hundreds of tokens; geometric: e^{mean ℓ}, length-free;
-token: e^{ℓ_t}, each token by itself."""
+token: e^{ℓ_t}, for each token separately."""
 
 
 def require_taper(field: str, value: str) -> None:

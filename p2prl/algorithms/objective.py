@@ -1,6 +1,6 @@
-"""A loss with all its knobs set: options, advantage and aggregation, checked together.
+"""A fully configured loss: options, advantage and aggregation, validated together.
 
-Combinations that mean nothing are refused with the field's name.
+Meaningless combinations are rejected with the field's name.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from p2prl.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A loss with all its knobs set. Pure: the same tensors give the same numbers."""
+    """A fully configured loss. Pure: the same tensors give the same numbers."""
 
     spec: LossSpec
     """The loss."""
     config: Any
     """An instance of the spec's config type."""
     advantage: AdvantageConfig
-    """How rewards become advantages."""
+    """Advantage estimator."""
     aggregation: AggregationConfig
-    """How token losses become one."""
+    """Aggregation of token losses."""
 
     def advantages(self, rewards_BG: Tensor, lengths_BG: Tensor | None = None) -> Advantages:
         """Advantages of these rewards; see `compute_advantages`."""
@@ -56,7 +56,7 @@ def build_objective(
 
     `options` are fields of the loss's config; `max_completion_tokens` is the run's completion limit, which dr_grpo's
     default aggregation divides by. Raises ConfigError, naming the field, for an unknown option, a value out of range,
-    and a combination without meaning.
+    and a meaningless combination.
     """
     advantage = advantage or AdvantageConfig(kind=spec.advantage)
     aggregation = aggregation or AggregationConfig(kind=spec.aggregation, max_completion_tokens=max_completion_tokens)
@@ -78,7 +78,7 @@ def _config(spec: LossSpec, options: Mapping[str, object]) -> Any:
 
 
 def _check_type(option: str, loss: str, value: object, hint: Any) -> None:
-    """Refuse what is not of a config field's type: a number, a choice among texts, or either of these or nothing."""
+    """Reject a value that does not have a config field's type: a number or a choice of texts, possibly optional."""
     arms = typing.get_args(hint) if NoneType in typing.get_args(hint) else (hint,)
     if value is None and NoneType in arms:
         return
@@ -89,18 +89,18 @@ def _check_type(option: str, loss: str, value: object, hint: Any) -> None:
     elif kind is bool:
         right, expected = isinstance(value, bool), "true or false"
     elif kind is int:
-        right, expected = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        right, expected = isinstance(value, int) and not isinstance(value, bool), "an integer"
     else:
         right, expected = _is_number(value), "a finite number"
     if not right:
         raise ConfigError(
             f"option {option!r} of loss {loss!r} must be {expected}, not {repr(value)[:60]}",
-            remedy=f"Set {option} to {expected}, or leave it out.",
+            remedy=f"Set {option} to {expected}, or omit it.",
         )
 
 
 def _is_number(value: object) -> bool:
-    # true and false are ints to Python, and an int may be too long to be a float.
+    # bool is an int in Python, and an int may be too large for a float.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -112,6 +112,6 @@ def _is_number(value: object) -> bool:
 def _refuse(field: str, kind: str, allowed: frozenset[Any] | None, name: str) -> None:
     if allowed is not None and kind not in allowed:
         raise ConfigError(
-            f"{field} = {kind!r} has no meaning with loss {name!r}",
+            f"{field} = {kind!r} cannot be used with loss {name!r}",
             remedy=f"Set {field} to one of: {', '.join(sorted(allowed))}",
         )

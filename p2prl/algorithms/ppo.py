@@ -1,5 +1,7 @@
 """PPO with a value head: the clipped policy loss, the value loss and generalized advantage estimation.
 
+The learner trains without a value head: `gae` and `value_loss` are for other trainers and for `p2prl bench ppo`.
+
 Shape legend: B groups, G completions, T tokens.
 """
 
@@ -38,7 +40,7 @@ class ValueConfig:
     """The value loss and the advantage estimator."""
 
     value_clip: float | None = 0.2
-    """Reward units, > 0: the new value is also judged clipped to this distance of the old one; None: not clipped."""
+    """Reward units, > 0: the new value is clipped to this distance from the old one; None: not clipped."""
     gamma: float = 1.0
     """Discount in [0, 1]; 1 for completions that are rewarded at their end."""
     gae_lambda: float = 0.95
@@ -54,7 +56,7 @@ class ValueConfig:
 def ppo(policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: PpoConfig, aggregation: AggregationConfig) -> LossOutput:
     """PPO's policy part (arXiv 1707.06347 §3): −min(r A_t, clip(r, 1−ε_low, 1+ε_high) A_t), r = e^ℓ, A_t per token.
 
-    A_t is the batch's token advantages (from `gae`), or the completion's advantage where there are none. The sampler
+    A_t is the batch's token advantages (from `gae`), or the completion's advantage if there are none. The sampler
     stands in for the old policy. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)

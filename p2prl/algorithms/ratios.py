@@ -13,7 +13,7 @@ from torch import Tensor
 from p2prl.algorithms.batch import RolloutBatch, check_logprobs
 
 LOG_RATIO_BOUND = 20.0
-"""Nats. exp(20) = 4.9e8 and its square stay finite in float32; a ratio further out carries no gradient."""
+"""Nats. exp(20) = 4.9e8 and its square stay finite in float32; a ratio beyond it has no gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +114,14 @@ def group_log_expectation(behavior_mean_BG: Tensor) -> Tensor:
 
 
 def log_expectation_of(terms: Terms, batch: RolloutBatch) -> Tensor:
-    """log Ê of the complete group, (B, 1): the batch's own value where it has one, else from its completions."""
+    """log Ê of the complete group, (B, 1): the batch's value if it has one, else computed from its completions."""
     if batch.group_log_expectation_B is None:
         return group_log_expectation(terms.behavior_mean_BG).unsqueeze(-1)
     return batch.group_log_expectation_B.detach().to(terms.policy_BGT.dtype).unsqueeze(-1)
 
 
 def effective_sample_size(log_weights: Tensor) -> Tensor:
-    """ESS = (Σ w)² / Σ w² over the last dimension, between 1 and its size; log domain, so any log-weights do."""
+    """ESS = (Σ w)² / Σ w² over the last dimension, between 1 and its size; in the log domain, for any log-weights."""
     return (2 * torch.logsumexp(log_weights, dim=-1) - torch.logsumexp(2 * log_weights, dim=-1)).exp()
 
 

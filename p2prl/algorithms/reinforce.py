@@ -22,7 +22,7 @@ from p2prl.algorithms.surrogates import weighted_logprob
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforceConfig:
-    """No options: the control."""
+    """No options; this loss is a control."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class ToprConfig:
     """Bounds of the weight of negatives."""
 
     negative_low: float = 0.0
-    """Least weight of a negative, in [0, 1]."""
+    """Smallest weight of a negative, in [0, 1]."""
     negative_high: float = 1.0
     """Largest weight of a negative, at least negative_low."""
 
@@ -81,7 +81,7 @@ def reinforce(
     cfg: ReinforceConfig,  # noqa: ARG001 (every loss has one signature)
     aggregation: AggregationConfig,
 ) -> LossOutput:
-    """REINFORCE with a baseline (Williams 1992): −A log p, no importance weight. The control: it collapses under delay.
+    """REINFORCE with a baseline (Williams 1992): −A log p, no importance weight. A control that collapses under delay.
 
     Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """

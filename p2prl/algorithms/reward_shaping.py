@@ -1,6 +1,6 @@
 """Sum of a completion's reward parts: success, outcome and process scores, with the Clip and Delta refinements.
 
-A process reward model's raw scores can be farmed by repeating correct but needless steps; Clip and Delta bound what
+A process reward model's raw scores can be hacked by repeating correct but needless steps; Clip and Delta bound what
 any completion can accumulate (arXiv 2410.15115). `p2prl/models/rewards.py` gets the scores and calls this.
 Shape legend: B groups, G completions, T tokens, K steps.
 """
@@ -30,7 +30,7 @@ class RewardConfig:
     clip: bool = True
     """Apply Clip to the step scores, before Delta."""
     clip_threshold: float = 0.5
-    """η, in the step scores' unit: a step scoring at least this earns 0, one below pays the difference."""
+    """η, in the step scores' unit: a step scoring at least this earns 0, one below it costs the difference."""
     delta: bool = True
     """Apply Delta to the step scores."""
 
@@ -105,6 +105,7 @@ def steps_to_tokens(step_rewards_BGK: Tensor, step_ends_BGK: Tensor, step_mask_B
     """Token rewards (B, G, T): each step's reward on its last token, for `ppo.gae`. Steps that end together add up.
 
     `step_ends_BGK` holds token positions in [0, T). Raises LocalProtocolError for one outside or a wrong shape.
+    For trainers with a value head; the learner rewards whole completions.
     """
     _check_steps(step_rewards_BGK, step_mask_BGK)
     mask_BGK = step_mask_BGK.bool()

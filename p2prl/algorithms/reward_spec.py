@@ -1,6 +1,6 @@
 """Parser of the reward text in a run manifest: `success+0.2*process:clip+delta`.
 
-Everybody who scores a completion reads the same text, so anybody who doubts a reward can recompute it
+Every peer that scores a completion uses the same text, so anyone can recompute a reward
 (`p2prl/models/rewards.py`).
 """
 
@@ -14,11 +14,11 @@ from p2prl.errors import ConfigError
 _PARTS = ("success", "outcome", "process")
 _REFINEMENTS = {"": (False, False), ":clip": (True, False), ":delta": (False, True), ":clip+delta": (True, True)}
 MAX_WEIGHT = 1000.0
-"""Above it one part hides the others in float32; a larger number is a typing error."""
+"""Above it one part would hide the others in float32; a larger number is a typing error."""
 
 
 def parse_reward(text: str) -> RewardConfig:
-    """The reward that `text` names; ConfigError on anything else.
+    """Parse a reward; ConfigError on an invalid one.
 
     Parts are joined by `+`, each at most once, `success` among them: `success` (the task's verdict), `outcome` and
     `process` (the scores of the task's process scorer; process scores are summed over a completion's steps). A part
@@ -62,6 +62,6 @@ def _weight(factor: str, text: str) -> float:
 
 def _unusable(text: str) -> ConfigError:
     return ConfigError(
-        f"reward = {text[:60]!r} is not known",
+        f"reward = {text[:60]!r} is not valid",
         remedy="Write success, or for example success+0.2*process:clip+delta or success+outcome.",
     )

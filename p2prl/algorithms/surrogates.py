@@ -53,7 +53,7 @@ def summarize(
     *,
     extra_metrics: Mapping[str, Tensor] | None = None,
 ) -> LossOutput:
-    """Apply the batch's guards, aggregate, and describe. `token_loss`, `weights`, `bounded` broadcast to (B, G, T).
+    """Apply the batch's guards, aggregate, compute metrics. `token_loss`, `weights`, `bounded` broadcast to (B, G, T).
 
     Metrics, over tokens on the mask: weight_mean, weight_max, weight_variance (of the effective weight, after caps and
     guards); bounded_fraction (share whose weight a clip, cap, taper or guard changed); kl_k1 (mean of log q − log p,

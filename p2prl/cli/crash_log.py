@@ -33,5 +33,5 @@ def write(error: BaseException) -> Path:
         except OSError:
             continue
         return folder / name
-    sys.stderr.writelines(lines)  # no folder can be written: better on the screen than lost
+    sys.stderr.writelines(lines)  # no folder is writable: print the traceback rather than lose it
     return Path(sys.stderr.name)

@@ -1,4 +1,4 @@
-"""Entry point of `p2prl`: turns errors into a sentence, a remedy and an exit code, never a traceback."""
+"""Entry point of `p2prl`: turns an error into a message, a remedy and an exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = Non
         _print_error(str(error), error.remedy)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # Nobody reads our output any more (`p2prl … | head`): end quietly.
+        # The reader closed the pipe (`p2prl … | head`): exit quietly.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - the outermost frame

@@ -1,4 +1,4 @@
-"""An example or two of each command, for its `--help`; `docs/cli.md` shows the same ones."""
+"""Examples of each command for its `--help`; `docs/cli.md` shows the same ones."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def examples(command: str) -> tuple[str, ...]:
 
 
 def epilog(command: str) -> str:
-    """The examples as the end of a help page: a paragraph each, so that each stands on a line of its own."""
+    """The examples as the end of a help page, in separate paragraphs so that each gets its own line."""
     return "\n\n".join(f"[dim]Example:[/dim]  {line}" for line in examples(command))

@@ -1,4 +1,4 @@
-"""Exit codes that are not errors; those of errors stand in `p2prl.errors`. `docs/cli.md` lists them all."""
+"""Exit codes that are not errors; those of errors are in `p2prl.errors`. `docs/cli.md` lists them all."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from p2prl.cli.views.console import say
 
 
 class Interrupts:
-    """Handles SIGINT and SIGTERM: the first finishes the work at hand, the second stops now, the third ends it all."""
+    """Handles SIGINT and SIGTERM: the first finishes current work, the second stops now, the third kills."""
 
     def __init__(self, finish: Callable[[], None], stop_now: Callable[[], None], *, finishing: str) -> None:
         """`finishing` is the message shown at the first signal."""

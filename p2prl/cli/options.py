@@ -18,11 +18,11 @@ Listen = Annotated[
     list[str] | None,
     typer.Option("--listen", help="Multiaddr to listen on; may be repeated. Default: /ip4/0.0.0.0/tcp/0, any port."),
 ]
-RunFolderPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by `p2prl init`: runs/NAME.")]
+RunFolderPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder created by `p2prl init`: runs/NAME.")]
 Link = Annotated[str, typer.Argument(metavar="LINK", help="A join link in quotes: 'p2prl://NAME@…?b=…'")]
 Transport = Annotated[
     str,
-    typer.Option("--transport", help="hivemind, libp2p (extra `libp2p`), or one of an installed package."),
+    typer.Option("--transport", help="hivemind, libp2p (extra `libp2p`), or one from an installed package."),
 ]
 UploadMbit = Annotated[
     float, typer.Option("--upload-mbit", min=0.0, help="Uplink for weights, Mbit/s; 0 measures it and uses 80 %.")

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    """A status file; empty while there is none or it is damaged."""
+    """Read a status file; empty if it is missing or damaged."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -17,7 +17,7 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSON-lines file, without a last line that is still being written."""
+    """Read a JSON-lines file, without a last line that is still being written."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""The `[loss]` table of run.toml: the loss, its options and what is put around it, checked to fit together."""
+"""The `[loss]` table of run.toml: the loss, its options, guards, probation and reference, checked to fit together."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class ReferenceTable:
     """The `[loss.reference]` table: the policy of the KL penalty, or the one `dpo` compares with."""
 
     kind: Literal["none", "first", "ema"] = "none"
-    """`none`; `first`, the run's first weights; or `ema`, a slow average of all since."""
+    """`none`; `first`, the run's first weights; or `ema`, a moving average of all since."""
     beta: float = 0.0
     """Coefficient of the penalty (k3); 0 for none."""
     ema_rate: float = 1e-3
-    """Of `ema`: share of the difference to the policy's weights that the reference moves in one update."""
+    """For `ema`: share of the difference to the policy's weights that the reference moves in one update."""
 
     def __post_init__(self) -> None:
         require("loss.reference.beta", self.beta, 0.0 <= self.beta < float("inf"), "0 or more")
@@ -51,16 +51,16 @@ class ReferenceTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossConfig:
-    """The loss that trains the policy, and what is put around it."""
+    """The loss that trains the policy, with its guards, probation and reference."""
 
     name: str = "gepo_t"
     """A name of `p2prl.algorithms.loss_registry`, or `auto`."""
     options: dict[str, object] = field(default_factory=dict)
     """Options of that loss (docs/algorithms.md)."""
     advantage: str = ""
-    """How rewards become advantages; empty for the choice of the loss's paper."""
+    """Advantage estimator; empty for that of the loss's paper."""
     aggregation: str = ""
-    """How token losses become one number; empty for the choice of the loss's paper."""
+    """Aggregation of token losses into one number; empty for that of the loss's paper."""
     guards: GuardConfig = field(default_factory=GuardConfig)
     """Learning-rate brakes, token masks and the ESS warning."""
     trust: ProbationConfig = field(default_factory=ProbationConfig)
@@ -71,7 +71,7 @@ class LossConfig:
     """Thresholds of `auto`'s choice."""
 
     def build(self, sampling: Sampling, reward: RewardConfig) -> LossPipelineConfig:
-        """The loss pipeline for a run with this sampling and reward. ConfigError names what does not fit."""
+        """The loss pipeline for a run with this sampling and reward. ConfigError names the conflicting setting."""
         objectives = self._objectives(sampling)
         self._check_reward(reward, objectives)
         self._check_combination(sampling, objectives)
@@ -123,7 +123,7 @@ class LossConfig:
 
     def _check_reward(self, reward: RewardConfig, objectives: dict[str, Objective]) -> None:
         """Refuse the `beta` advantage where the reward may lie outside 0..1."""
-        # Scores of parts beside the verdict may fall below 0 or add to it, so only a bare verdict is sure to fit.
+        # Scores added to the success reward may be negative or exceed 1 with it, so only bare success is sure to fit.
         bare = reward.outcome_weight == 0.0 and reward.process_weight == 0.0 and reward.success_weight <= 1.0
         if bare or all(each.advantage.kind != "beta" for each in objectives.values()):
             return
@@ -135,7 +135,7 @@ class LossConfig:
         )
 
     def _check_combination(self, sampling: Sampling, objectives: dict[str, Objective]) -> None:
-        """Refuse settings that would have no effect, or not the one they name."""
+        """Refuse settings that would have no effect, or another one than they name."""
         guards, trust, reference = self.guards, self.trust, self.reference
         if self.name == "m2po" and guards.second_moment is not None:
             _refuse("loss.guards.second_moment", "m2po drops these tokens itself", "Set the option budget of m2po.")
@@ -151,7 +151,7 @@ class LossConfig:
         if reference.kind != "none" and reference.beta == 0 and self.name != "dpo":
             _refuse("loss.reference.kind", f"{self.name} does not read a reference", "Set loss.reference.beta above 0.")
         if reference.kind != "ema" and reference.ema_rate != ReferenceTable().ema_rate:
-            _refuse("loss.reference.ema_rate", "only a slow average has a rate", 'Remove it, or set kind = "ema".')
+            _refuse("loss.reference.ema_rate", "only a moving average has a rate", 'Remove it, or set kind = "ema".')
         if self.name != AUTO and self.auto != SelectionConfig():
             _refuse("loss.auto", f"{self.name} is the only loss", 'Remove it, or set loss.name = "auto".')
         for objective in objectives.values():

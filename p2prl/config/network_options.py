@@ -24,12 +24,12 @@ _MOST_CAP = 1e6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadCaps:
-    """Upload limits a person has set."""
+    """Upload limits set by the user."""
 
     upload_mbit: float = 0.0
     """Mbit/s for chunks; 0 measures the upload bandwidth and uses 80 % of it."""
     monthly_gb: float = 0.0
-    """GB (10⁹ bytes) of chunks per calendar month; 0 is no limit."""
+    """GB (10⁹ bytes) of chunks per calendar month; 0 means no limit."""
 
     def __post_init__(self) -> None:
         for name, value in (("--upload-mbit", self.upload_mbit), ("--monthly-gb", self.monthly_gb)):
@@ -43,13 +43,13 @@ class UploadCaps:
 
     @property
     def monthly_bytes(self) -> int:
-        """Bytes of chunks per calendar month; 0 is no limit."""
+        """Bytes of chunks per calendar month; 0 means no limit."""
         return int(self.monthly_gb * 1e9)
 
 
 def peer_network(
     link: JoinLink,
-    seat: WorkerFolder,
+    worker_folder: WorkerFolder,
     role: Role,
     listen: tuple[str, ...],
     caps: UploadCaps | None = None,
@@ -58,7 +58,7 @@ def peer_network(
     has_base: bool = False,
     transport: str = "hivemind",
 ) -> NetworkConfig:
-    """Network settings of a worker. A run manifest kept from an earlier start needs no peer to begin.
+    """Network settings of a worker. With a run manifest kept from an earlier start, it can begin without a peer.
 
     `disk_gb` bounds the weights and patches kept for others, GB (10⁹ bytes); 0 bounds only the number of versions.
     With `has_base` no weights are downloaded until the worker has announced its local base.
@@ -66,9 +66,9 @@ def peer_network(
     if not (math.isfinite(disk_gb) and 0.0 <= disk_gb <= _MOST_CAP):
         raise ConfigError(f"--disk-gb {disk_gb:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
     caps = caps or UploadCaps()
-    directory = seat.run_directory(link.run)
+    directory = worker_folder.run_directory(link.run)
     return NetworkConfig(
-        key_file=seat.key_file,
+        key_file=worker_folder.key_file,
         run=link.run,
         node=NodeConfig(
             role=role,
@@ -78,7 +78,7 @@ def peer_network(
             disk_bytes=int(disk_gb * 1e9),
             relay=RelayConfig(upload_bytes_s=caps.bytes_s),
         ),
-        blob_dir=blobs_of_seat(seat, link.run),
+        blob_dir=blobs_of_worker(worker_folder, link.run),
         listen=listen,
         bootstrap=link.bootstrap,
         manifest=known_run(directory, link.run),
@@ -87,13 +87,13 @@ def peer_network(
     )
 
 
-def blobs_of_seat(seat: WorkerFolder, run: Digest) -> Path:
+def blobs_of_worker(worker_folder: WorkerFolder, run: Digest) -> Path:
     """Folder of a worker's weights and patches of a run."""
-    return seat.run_directory(run) / "blobs"
+    return worker_folder.run_directory(run) / "blobs"
 
 
 def remember_run(directory: Path, raw: bytes) -> None:
-    """Keep the run manifest on disk, so that the next start needs no peer to begin."""
+    """Keep the run manifest on disk, so that the next start can begin without a peer."""
     new = directory / "run.manifest.new"
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Presets: one name that sets every dial of a run."""
+"""Presets: named values for every option of a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Disk, memory and download a run needs of a worker: estimates from its manifest, and a check of the free disk.
 
 The manifest's figures are its learner's claims. They are compared with the model itself before anything of the
-weights' size is allocated (`p2prl.models`), so a false claim costs a wrong estimate and no more.
+weights' size is allocated (`p2prl.models`), so a false claim only causes a wrong estimate.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Requirements:
     weights_bytes: int
     """Full weights of one policy version."""
     disk_bytes: int
-    """On disk when all kept versions are there, without the patches between them. Finished work is added while no
-    learner takes it."""
+    """On disk with all kept versions, without the patches between them. Finished work is added while no learner is
+    in reach."""
     memory_bytes: int
-    """Of all processes together, before the cache of keys and values, which grows with the slots decoded together."""
+    """Of all processes together, without the KV cache, which grows with the slots decoded together."""
 
     @property
     def download_bytes(self) -> int:
@@ -43,7 +43,7 @@ class Requirements:
 
 
 def requirements_of(manifest: RunManifest, role: Role) -> Requirements:
-    """What a volunteer or a validator of this run should expect."""
+    """Estimate the requirements of a volunteer or validator of this run."""
     files = sum(file.blob.size_bytes for file in manifest.files)
     weights = manifest.parameters * DTYPE_BYTES[manifest.dtype]
     return Requirements(
@@ -56,7 +56,7 @@ def requirements_of(manifest: RunManifest, role: Role) -> Requirements:
 
 
 def check_room(needs: Requirements, directory: Path) -> None:
-    """Raise `MachineError` when the disk under `directory` has no room for two versions.
+    """Raise `MachineError` when the disk of `directory` has no space for two versions.
 
     Bytes that `directory` holds already count as free.
     """

@@ -13,12 +13,12 @@ import torch
 from p2prl.client.progress import Progress
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
-from p2prl.config.network_options import UploadCaps, blobs_of_seat, remember_run
+from p2prl.config.network_options import UploadCaps, blobs_of_worker, remember_run
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.errors import P2PRLError
 from p2prl.learner.assembly import LearnerParts, assemble_learner
-from p2prl.learner.publishing.published_policies import versions_kept
+from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.models.device import choose_device, use_threads
@@ -53,8 +53,8 @@ def prepare_engine(
 ) -> Prepared:
     """An engine without weights and the run's slots and checks, from the files a run ships.
 
-    `engine` is a name of `p2prl/models/engine_registry.py`. It computes in the dtype the run computes in: in any other,
-    an honest peer's tokens would not replay.
+    `engine` is a name of `p2prl/models/engine_registry.py`. It computes in the run's compute dtype: in any other, an
+    honest peer's tokens would not replay.
     """
     model = read_run_model(
         {name: path.read_bytes() for name, path in files.items()},
@@ -62,7 +62,8 @@ def prepare_engine(
         max_weight_bytes=MAX_WEIGHT_BYTES,
         dtype=manifest.engine_dtype,
     )
-    work = GroupWork(manifest, run, model.codec())  # before memory is spent: the run's task may not be installed here
+    # Before memory is allocated: the run's task may not be installed here.
+    work = GroupWork(manifest, run, model.codec())
     return Prepared(build_engine(engine, model, device=device, dtype=manifest.engine_dtype), work)
 
 
@@ -72,7 +73,7 @@ def build_learner(
     """The learner of a run folder, resumed to the exact step it had reached."""
     device = choose_device(folder.settings.device)
     use_threads(folder.settings.threads)
-    # Master weights in fp32, whatever they are published in: AdamW's small steps would be lost in 16 bits.
+    # Master weights in fp32, regardless of the published dtype: AdamW's small steps would be lost in 16 bits.
     training = load_pretrained(str(folder.newest_weights()), device=device, dtype="float32")
     replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
@@ -122,16 +123,16 @@ def learner_network(
 
 
 def base_finder(
-    model: Path | None, link: JoinLink, seat: WorkerFolder, on_notice: Callable[[str], None]
+    model: Path | None, link: JoinLink, worker_folder: WorkerFolder, on_notice: Callable[[str], None]
 ) -> FindBase | None:
-    """Reader of the model directory given as base, called once the run is known. An unusable one is only reported."""
+    """Reader of the base model's directory, called once the run is known. An unusable model is only reported."""
     if model is None:
         return None
 
     def find(manifest: RunManifest) -> bytes:
         on_notice(f"reading the base model {model}")
         try:
-            return flatten_local_base(model, manifest, blobs_of_seat(seat, link.run))
+            return flatten_local_base(model, manifest, blobs_of_worker(worker_folder, link.run))
         except P2PRLError as error:
             on_notice(f"the base model cannot be used: {error}. Continuing without it. {error.remedy}".strip())
             return b""
@@ -141,7 +142,7 @@ def base_finder(
 
 def build_volunteer(
     link: JoinLink,
-    seat: WorkerFolder,
+    worker_folder: WorkerFolder,
     config: VolunteerConfig,
     *,
     prepare: Prepare[Prepared],
@@ -154,19 +155,19 @@ def build_volunteer(
 
     `prepare` makes its engine (`prepare_engine`); `base` is a model directory it may start from.
     """
-    directory = seat.run_directory(link.run)
+    directory = worker_folder.run_directory(link.run)
 
     def keep(manifest: RunManifest, raw: bytes) -> None:
         remember_run(directory, raw)
         on_manifest(manifest)
 
     return Volunteer(
-        identity=seat.identity,
+        identity=worker_folder.identity,
         run=link.run,
         spool_path=directory / "spool.db",
         config=replace(config, background=True),
         clock=SystemClock(),
-        bootstrap=RunBootstrap(prepare, keep, base_finder(base, link, seat, on_notice)),
+        bootstrap=RunBootstrap(prepare, keep, base_finder(base, link, worker_folder, on_notice)),
         on_progress=on_progress,
         on_notice=on_notice,
     )
@@ -174,7 +175,7 @@ def build_volunteer(
 
 def build_validator(
     link: JoinLink,
-    seat: WorkerFolder,
+    worker_folder: WorkerFolder,
     config: ValidatorConfig,
     *,
     prepare: Prepare[Prepared],
@@ -184,18 +185,18 @@ def build_validator(
     on_notice: Callable[[str], None],
 ) -> Validator:
     """A validator for the run behind a link; arguments as for `build_volunteer`."""
-    directory = seat.run_directory(link.run)
+    directory = worker_folder.run_directory(link.run)
 
     def keep(manifest: RunManifest, raw: bytes) -> None:
         remember_run(directory, raw)
         on_manifest(manifest)
 
     return Validator(
-        identity=seat.identity,
+        identity=worker_folder.identity,
         run=link.run,
         config=config,
         clock=SystemClock(),
-        bootstrap=RunBootstrap(prepare, keep, base_finder(base, link, seat, on_notice)),
+        bootstrap=RunBootstrap(prepare, keep, base_finder(base, link, worker_folder, on_notice)),
         on_audit=on_audit,
         on_notice=on_notice,
     )

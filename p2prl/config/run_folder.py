@@ -68,11 +68,11 @@ class Folder:
         return self.directory / "run.toml"
 
     def settings_table(self) -> dict[str, Any]:
-        """The settings as they were typed, unchecked. Raises `ConfigError` when the file is not TOML."""
+        """The raw settings, unchecked. Raises `ConfigError` when the file is not TOML."""
         return read_toml(self.settings_file) if self.settings_file.exists() else {}
 
     def record_planned_updates(self, updates: int) -> None:
-        """Write down the updates that the learner was started for, 0 for no end: `learn` may override run.toml."""
+        """Record the number of updates the learner was started for, 0 for no end: `learn` may override run.toml."""
         new = self._target_file.with_suffix(".new")
         new.write_text(f"{updates}\n")
         new.rename(self._target_file)
@@ -84,7 +84,7 @@ class Folder:
             return int(text) or None if text.isdecimal() else None
         try:
             learner = self.settings_table().get("learner")
-        except ConfigError:  # half edited: the learner will refuse it, a reader goes on without a target
+        except ConfigError:  # half edited: the learner will refuse it, a reader continues without a target
             return None
         updates = learner.get("updates") if isinstance(learner, dict) else None
         return updates if isinstance(updates, int) and updates > 0 else None

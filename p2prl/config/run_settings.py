@@ -54,11 +54,11 @@ class RunSettings:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     """Training, publishing and pacing."""
     loss: LossConfig = field(default_factory=LossConfig)
-    """The loss and what is put around it (docs/algorithms.md)."""
+    """The loss, its guards, probation and reference (docs/algorithms.md)."""
     network: ListenConfig = field(default_factory=ListenConfig)
     """Addresses of the learner."""
     device: str = "auto"
-    """Device to train on: `auto` takes CUDA, then MPS, then the CPU; or the name of one, as torch calls it."""
+    """Device to train on: a torch device name, or `auto` for the first available of CUDA, MPS and CPU."""
     threads: int = 0
     """CPU threads of the learner; 0 leaves the choice to torch."""
 
@@ -73,7 +73,7 @@ class RunFolder(Folder):
     settings: RunSettings
 
     def loss_config(self) -> LossPipelineConfig:
-        """The run's loss and what is put around it. ConfigError where its settings do not fit the run."""
+        """The run's loss pipeline. Raises `ConfigError` where its settings do not fit the run."""
         return self.settings.loss.build(self.manifest.sampling, parse_reward(self.manifest.reward))
 
 
@@ -95,7 +95,7 @@ def _check_dead_band(band_ulp: int, dtype: str) -> None:
 
 
 def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Callable[[str, float], None]) -> RunFolder:
-    """Make a run folder, complete or not at all.
+    """Make a run folder atomically.
 
     `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1.
     """
@@ -130,7 +130,7 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
 
 
 def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel) -> None:
-    """Refuse a run that no volunteer could take part in."""
+    """Refuse a run that no volunteer could join."""
     try:
         manifest.check()
     except RemoteProtocolError as error:
@@ -179,7 +179,7 @@ def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:
 
 
 def describe(manifest: RunManifest) -> dict[str, Any]:
-    """Facts about a run that a person should see before joining it."""
+    """Facts about a run to show before joining it."""
     return {
         "name": manifest.name,
         "goal": manifest.goal,

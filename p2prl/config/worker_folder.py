@@ -4,10 +4,10 @@
     HOME/seat-1/RUN/spool.db       undelivered work
     HOME/seat-1/RUN/blobs/         weights
     HOME/seat-1/RUN/run.manifest   the run manifest, once known
-    HOME/seat-1/RUN/status.json    what `p2prl status` shows
+    HOME/seat-1/RUN/status.json    state of the worker, for `p2prl status`
 
-Each worker process claims one `seat-N` folder. Starting `p2prl join` twice claims two, each with a key of its own,
-because two workers under one key would do the same work slots.
+Each worker process claims one `seat-N` folder. Starting `p2prl join` twice claims two, each with its own key, because
+two workers with one key would sample the same work slots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 
 _MOST_FOLDERS = 64
-"""Workers of one kind on a machine: more is a loop that starts them by mistake."""
+"""Workers of one kind on a machine. More are the result of a faulty restart loop."""
 
 
 def default_home() -> Path:
@@ -99,8 +99,8 @@ def try_lock(directory: Path) -> IO[str] | None:
 def holder_of(directory: Path) -> int | None:
     """Process id of the holder of a directory's lock, 0 when it is not written yet; None when the directory is free.
 
-    The written number alone proves nothing: it may belong to another program by now. So the lock itself is tested,
-    which takes it shared for some microseconds; a worker that starts just then claims the next folder.
+    The recorded process id proves nothing: it may belong to another program by now. So the lock itself is tested, which
+    takes it in shared mode for some microseconds; a worker that starts just then claims the next folder.
     """
     try:
         file = (directory / "lock").open()

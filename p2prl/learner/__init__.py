@@ -1,1 +1,1 @@
-"""The learner's role: collect checked groups, take steps, publish versions, sign receipts; lose nothing on a crash."""
+"""The learner's role: collect checked groups, take steps, publish versions, sign receipts; crash-safe."""

@@ -1,4 +1,4 @@
-"""Build a learner from its outside parts and resume its run."""
+"""Build a learner from its parts and resume its run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.metrics_log import MetricsLog
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
-from p2prl.learner.training.training_steps import Training
+from p2prl.learner.training_steps import Training
 from p2prl.models.group_work import Prepared
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.weight_layout import WeightLayout
@@ -38,7 +38,7 @@ from p2prl.protocol.manifests import RunManifest
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerParts:
-    """Everything a learner gets from outside. It has this many fields because it lists each of them once."""
+    """Inputs of a learner. It has this many fields because it lists each input once."""
 
     paths: LearnerPaths
     identity: Identity
@@ -50,10 +50,10 @@ class LearnerParts:
     layout: WeightLayout
     """Order and word type in which weights are published."""
     replaying: Prepared
-    """An engine to replay groups with, and the meaning of the run's slots."""
+    """An engine to replay groups with, and the run's slot rules."""
     loss: LossPipeline
     reference: ReferenceConfig | None = None
-    """How the reference policy moves; None for a loss without one."""
+    """Settings of the reference policy; None for a loss without one."""
     config: LearnerConfig
     clock: Clock
     random_bytes: Callable[[int], bytes]
@@ -61,7 +61,7 @@ class LearnerParts:
     on_metrics: Callable[[dict[str, Any]], None]
     """Gets the metrics of every update."""
     on_notice: Callable[[str], None]
-    """Gets sentences a person should read."""
+    """Gets messages for the user."""
 
 
 def assemble_learner(parts: LearnerParts) -> Learner:

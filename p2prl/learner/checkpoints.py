@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 _CHECKPOINTS_KEPT = 2
-"""Checkpoints on disk: the newest, and the one before in case the disk fails while the newest is written."""
+"""Checkpoints kept on disk: the newest, and the one before in case writing the newest fails."""
 
 
 def newest_checkpoint(checkpoints: Path) -> Path | None:

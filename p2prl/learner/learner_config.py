@@ -13,12 +13,12 @@ from p2prl.patches.words import FP32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
-    """How a learner trains, publishes and paces itself."""
+    """Training, publishing and pacing of a learner."""
 
     groups_per_update: int = 16
     """R: groups of one update."""
     updates: int = 200
-    """Updates of the run; 0 goes on until stopped."""
+    """Updates of the run; 0 runs until stopped."""
     checkpoint_every: int = 10
     """Updates between checkpoints. A crash replays the updates since the last one, which costs time but no work."""
     ready_updates: float = 1.5
@@ -30,7 +30,8 @@ class LearnerConfig:
     update and broadcast times allow, but never more often than that."""
     dead_band_ulp: int = 0
     """Weights that moved at most this many ulp of their word type since they were last published are published
-    unchanged, which makes patches smaller; 0 publishes all. One ulp of bfloat16 is 8 of float16, 65536 of float32."""
+    unchanged, which makes patches smaller; 0 publishes all changes. One ulp of bfloat16 is 8 of float16, 65536 of
+    float32."""
     optimiser: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and its learning rate."""
 

@@ -1,4 +1,4 @@
-"""Pacing: the schedule together with the measured publish interval, which changes κ where the run allows it."""
+"""Pacing: the schedule and the measured publish interval, which changes κ if the run allows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2prl.learner.schedule import Action, Schedule
 
 
 class Pacing:
-    """Says what is due, and measures what updates and broadcasts take."""
+    """Decides what is due, and measures the duration of updates and broadcasts."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Pacing:
         automatic: bool,
         on_notice: Callable[[str], None],
     ) -> None:
-        """With `automatic` the measured interval is put into force, otherwise it is only measured."""
+        """With `automatic` the measured interval is applied, otherwise it is only measured."""
         self._schedule = schedule
         self._interval = interval
         self._clock = clock
@@ -36,12 +36,12 @@ class Pacing:
 
     @property
     def target_updates(self) -> int:
-        """Step at which the run ends; 0 when it goes on until stopped."""
+        """Step at which the run ends; 0 when it runs until stopped."""
         return self._schedule.target_updates
 
     @property
     def publish_every(self) -> int:
-        """Updates between versions, as in force now."""
+        """Updates between versions at present."""
         return self._schedule.publish_every
 
     def next_action(self, ready_groups: int) -> Action:
@@ -49,7 +49,7 @@ class Pacing:
         return self._schedule.next_action(ready_groups)
 
     def group_verified(self, group: VerifiedGroup) -> None:
-        """Measure that a peer delivers groups of a version: the version has reached it."""
+        """Record that a peer delivered a group of a version: the version has reached it."""
         assert group.verified_at is not None
         self._interval.delivered(group.peer, group.group.version, group.verified_at)
 
@@ -59,7 +59,7 @@ class Pacing:
         self._interval.published(version, self._clock.now())
 
     def batch_trained(self, batch: Sequence[VerifiedGroup]) -> None:
-        """Count one update, and change the interval when the measurements ask for it."""
+        """Count one update, and change the interval if the measurements suggest it."""
         self._schedule.stepped()
         now = self._clock.now()
         self._interval.updated(now)

@@ -9,7 +9,7 @@ from p2prl.learner.intake.intake import TURNED_AWAY, turned_away_figures
 from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training.optimizer_step import Trainer
-from p2prl.learner.training.training_steps import Training
+from p2prl.learner.training_steps import Training
 
 
 def resume(storage: LearnerStorage, trainer: Trainer, training: Training, on_notice: Callable[[str], None]) -> None:

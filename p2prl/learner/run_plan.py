@@ -1,4 +1,4 @@
-"""Plan of a new run, as `p2prl init` is asked for it, and the run manifest made from it."""
+"""Plan of a new run, from the options of `p2prl init`, and the run manifest made from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunPlan:
     goal: str
     task: str
     model: str | None
-    """A Hugging Face directory or hub id; None makes the preset's own small model."""
+    """A Hugging Face directory or hub id; None makes the preset's small model."""
     group_size: int = 8
     """G: completions per prompt."""
     temperature: float = 1.0
@@ -78,7 +78,7 @@ class RunPlan:
 def run_manifest(
     plan: RunPlan, loaded: LoadedModel, learner: bytes, files: Mapping[str, bytes], *, now: float
 ) -> RunManifest:
-    """The manifest of a planned run. `files`: what volunteers download; `learner`: its public key."""
+    """The manifest of a planned run. `files` are downloaded by volunteers; `learner` is the learner's public key."""
     layout = layout_of(loaded.model, plan.dtype)
     blobs = {name: blob_of(data, chunk_bytes_for(len(data), pieces=8)) for name, data in sorted(files.items())}
     return RunManifest(

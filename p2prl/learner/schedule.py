@@ -28,22 +28,22 @@ class ScheduleConfig:
     publish_every: int
     """κ: updates between published versions."""
     updates: int
-    """Updates after which the run ends; 0 goes on until stopped."""
+    """Updates after which the run ends; 0 runs until stopped."""
 
 
 class Schedule:
     """Updates and versions so far, and what is due."""
 
     def __init__(self, config: ScheduleConfig, *, step: int, published_step: int | None) -> None:
-        """`step` is the step resumed at; `published_step` that of the newest version, None before the first."""
+        """`step` is the step to resume at; `published_step` that of the newest version, None before the first."""
         self._config = config
         self._step = step
         self._published_step = published_step
         self.publish_every = config.publish_every
-        """κ in force; may be changed while the run goes on."""
+        """Current κ; may be changed during the run."""
         self.target_updates = max(config.updates, step) if config.updates else 0
-        """Step at which the run ends; 0 when it goes on until stopped. A run that was already past its setting ends
-        where it is."""
+        """Step at which the run ends; 0 when it runs until stopped. A run resumed past its setting ends at that
+        step."""
 
     @property
     def step(self) -> int:

@@ -1,7 +1,7 @@
 """The learner's main loop: take messages, check groups, train, publish, and announce the end of the run.
 
-A thin shell. The journal records what is promised, the intake what is received, pacing what is due, training what is
-computed, and the publisher what is sent. `assembly` builds the parts and resumes the run.
+A thin shell around the intake (receives and checks groups), pacing (decides what is due), training (computes updates),
+the publisher (publishes versions) and the journal. `assembly` builds the parts and resumes the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2prl.learner.schedule import Action
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.training.training_steps import Training
+from p2prl.learner.training_steps import Training
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 
@@ -25,7 +25,7 @@ _START_POLL_S = 0.5
 """Wait for messages while the network process starts."""
 
 _IDLE_POLL_S = 0.2
-"""Wait for messages in a turn that has nothing to do."""
+"""Wait for messages in an idle turn."""
 
 
 class Learner:
@@ -60,7 +60,7 @@ class Learner:
 
     @property
     def target_updates(self) -> int:
-        """Step at which the run ends; 0 when it goes on until stopped. The one true number to show."""
+        """Step at which the run ends; 0 when it runs until stopped. Show this number, not the setting."""
         return self._pacing.target_updates
 
     @property
@@ -83,15 +83,15 @@ class Learner:
         return self._storage.journal.groups.counts()
 
     def status(self) -> dict[str, Any]:
-        """State of the run for `status.json`, beside the metrics of the newest update."""
+        """State of the run for `status.json`, in addition to the metrics of the newest update."""
         return {"target_updates": self.target_updates, "finished": self.finished}
 
     def stop(self) -> None:
-        """Finish the update under way, keep everything, and return from `run`."""
+        """Finish the update in progress, save everything, and return from `run`."""
         self._stopping = True
 
     def introduce(self, network: NetworkPort) -> None:
-        """Tell a new network process every policy a volunteer may still need. Called at each of its starts."""
+        """Announce every policy a volunteer may still need to a new network process. Called at each of its starts."""
         for raw in self._storage.policies_to_announce(self.step):
             network.send(control.Publish(raw))
         for raw in self._publisher.heads.current():

@@ -1,4 +1,4 @@
-"""End of a run: announce the final ledger head until the swarm is quiet, and give late groups their receipts."""
+"""End of a run: announce the final ledger head until the swarm is quiet, and issue receipts for late groups."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from p2prl.learner.intake.intake import GROUPS_PER_CHECK, Intake
 from p2prl.learner.signing_sender import SigningSender
 
 _QUIET_S = 6.0
-"""How long the learner stays after the last group arrived: twice the time in which a peer that lost it redials."""
+"""How long the learner stays after the last group arrived: twice the redial time of a peer that lost its link."""
 
 _REPEAT_S = 1.0
-"""How often the end is announced again meanwhile, for peers that have just reconnected."""
+"""Period of further announcements, for peers that have just reconnected."""
 
 _LONGEST_S = 15.0
-"""A swarm that never falls quiet does not keep the learner longer than this."""
+"""Longest stay, even if groups keep arriving."""
 
 
 class Shutdown:
-    """Keeps a finished learner reachable until the groups under way have their receipts."""
+    """Keeps a finished learner reachable until the groups in flight have their receipts."""
 
     def __init__(self, inbox: Inbox, intake: Intake, sender: SigningSender, clock: Clock) -> None:
         self._inbox = inbox
@@ -40,10 +40,10 @@ class Shutdown:
                 quiet_since = now
 
     def _check_all(self, step: int) -> None:
-        """Give every group that was stored its receipt."""
+        """Check every stored group and issue its receipt."""
         while self._intake.check(GROUPS_PER_CHECK, step=step):
             self._announce(step)
 
     def _announce(self, step: int) -> None:
-        """Send the head as finished, always: a peer whose last head says otherwise would wait for nothing."""
+        """Send a finished ledger head, always: a peer whose last head is unfinished would keep waiting."""
         self._sender.send_ledger_head(step=step, finished=True)

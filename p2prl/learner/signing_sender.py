@@ -1,4 +1,4 @@
-"""Sign message bodies with the learner's key and send them through the network process attached at the moment."""
+"""Sign message bodies with the learner's key and send them through the attached network process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2prl.protocol.wire_codec import Wire
 
 
 class SigningSender:
-    """Signs and sends. The network is attached later, and may be replaced by another."""
+    """Signs and sends. The network is attached later, and may be replaced."""
 
     def __init__(self, identity: Identity, run: Digest, ledger: LedgerTable, clock: Clock) -> None:
         self._identity = identity

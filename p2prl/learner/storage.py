@@ -1,10 +1,10 @@
-"""A learner's files, opened: the journal, the published blobs, and the policy versions inside the staleness window."""
+"""A learner's storage: the journal, the published blobs, and the policy versions inside the staleness window."""
 
 from __future__ import annotations
 
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.publishing.published_policies import PublishedPolicies
+from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.manifests import RunManifest
 
@@ -37,7 +37,7 @@ class LearnerStorage:
             self.published.add(raw)
 
     def policies_to_announce(self, step: int) -> list[bytes]:
-        """Manifest envelopes a volunteer may still need at `step`, oldest first. Frees the disk of all others."""
+        """Manifest envelopes a volunteer may still need at `step`, oldest first. Deletes the blobs of all others."""
         policies = self.journal.policies.since_step(self.window_start(step))
         self.published.sweep(policies, besides=[file.blob.root for file in self.manifest.files])
         return policies

@@ -1,5 +1,5 @@
-"""The language model: its weights as bytes, its loading, its seeded sampling, its replay and the reward of its text.
+"""Language models: weights as bytes, loading, seeded sampling, replay, and rewards of completions.
 
-Beside `net` and above the pure rooms. The roles see it through the `Engine` port alone. Besides the algorithms and the
+On the same floor as `net`, above the pure rooms. Roles use it only through the `Engine` port. Besides algorithms and
 learner, this is the only room that may import torch and transformers at module level.
 """

@@ -1,4 +1,4 @@
-"""Choice of the device a model runs on, and of the CPU threads it may take."""
+"""Device of a model, and its number of CPU threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def choose_device(name: str) -> torch.device:
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, False):
         raise MachineError(
-            f"this machine has no usable {name} device", remedy="Leave --device out to use the best device there is."
+            f"this machine has no usable {name} device", remedy="Omit --device to use the best available device."
         )
     return device
 

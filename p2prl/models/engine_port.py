@@ -1,9 +1,9 @@
-"""The engine interface: sample completions from a policy, and replay completions that others claim.
+"""The engine interface: sample completions from a policy, and replay completions of other peers.
 
-One engine holds one policy at a time. Its draws are a function of the weights, the prompt and the seed alone
-(`p2prl/models/gumbel_noise.py`), whatever shares the batch. So a validator can ask of every single token whether it is
-the one the slot's seed gives. An adapter wraps one inference library, and no other file knows that library. Engines
-are found by name: `p2prl/models/engine_registry.py`.
+An engine holds one policy at a time. Its draws depend only on the weights, the prompt and the seed
+(`p2prl/models/gumbel_noise.py`), not on the rest of the batch, so a validator can check every single token against the
+slot's seed. An adapter wraps one inference library and is the only file that imports it. Engines are looked up by name:
+`p2prl/models/engine_registry.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Weights = bytes | bytearray | memoryview
 """A weight byte string in the order of the run's layout."""
 
 
-class GenerationStopped(P2PRLError):  # noqa: N818 - the caller asked for it, so not an error
+class GenerationStopped(P2PRLError):  # noqa: N818 - requested by the caller, so not an error
     """`should_stop` returned true between two tokens. Nothing of the call is kept."""
 
 
@@ -45,9 +45,9 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or self.max_new_tokens < 1 or not 0 <= self.seed < 1 << 63:
-            raise ConfigError("a request needs a prompt, room for one token and a 63-bit seed")
+            raise ConfigError("a request needs a prompt, space for one token and a 63-bit seed")
         if not 0.0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}", remedy="Sample at a temperature above 0.")
+            raise ConfigError(f"temperature is {self.temperature}", remedy="Use a temperature above 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Replay of a completion that somebody claims to have sampled from the engine's policy."""
+    """Replay of a completion that a peer claims to have sampled from the engine's policy."""
 
     logprobs: tuple[float, ...]
     """Log-prob of each token at the sampling temperature."""
@@ -81,7 +81,7 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedWeights:
-    """A checked policy that waits to be loaded between two tokens."""
+    """A checked policy, ready to be loaded between two tokens."""
 
     version: int
     """The version reported in spans."""
@@ -106,7 +106,7 @@ class Engine(Protocol):
         ...
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
-        """Check a policy for `swap`, from any thread, while this engine goes on sampling.
+        """Check a policy for `swap`, from any thread, while this engine keeps sampling.
 
         `IntegrityError` when the bytes do not fit the layout or hold weights that are not finite.
         """
@@ -117,7 +117,7 @@ class Engine(Protocol):
 
         `on_step` may call it between two tokens of a `generate` in progress: later tokens come from the new policy,
         and the spans report it. `IntegrityError` when the weights in the engine are not the staged ones afterwards, or
-        give no finite logits. The engine then holds no policy, and samples nothing until it is given one.
+        give no finite logits. The engine then holds no policy, and cannot sample until it gets one.
         """
         ...
 

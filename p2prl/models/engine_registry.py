@@ -1,7 +1,7 @@
 """Engines by name: transformers, then those of installed packages.
 
-An engine is chosen by the owner of a machine, never by a run: what one engine samples, any other must replay. A package
-adds one through the entry-point group `p2prl.engines`.
+The owner of a machine chooses its engine, never the run: every engine must be able to replay the samples of any other.
+A package adds one through the entry-point group `p2prl.engines`.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ ENGINES: Registry[EngineBuilder] = Registry(
 
 
 def build_engine(name: str, run: RunModel, *, device: torch.device, dtype: str) -> Engine:
-    """The engine called `name`, for one run. `ConfigError` when none of that name is installed."""
+    """Build the engine `name` for one run. `ConfigError` when it is not installed."""
     return ENGINES.get(name)(run, device=device, dtype=dtype)

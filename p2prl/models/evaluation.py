@@ -1,4 +1,4 @@
-"""Evaluation of a policy: its mean reward on fresh prompts, sampled as volunteers sample, or greedily."""
+"""Evaluation of a policy: its mean reward on fresh prompts, with volunteers' sampling or greedily."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from p2prl.protocol.digests import digest
 _BATCH = 256
 """Prompts sampled in one call: enough to fill a device, few enough for progress to be reported."""
 _GREEDY_TEMPERATURE = 1e-6
-"""Scales logits up until the noise, some ten nats, cannot change the best one; two that are closer than 1e-5 are equal
-in single precision anyway. So the seeded draw stays the only sampler there is."""
+"""Temperature of greedy decoding: scales logits up until the noise, about ten nats, cannot change the best one; two
+closer than 1e-5 are equal in single precision anyway. So greedy decoding needs no second sampler."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from p2prl.protocol.rollout_group import RolloutGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """How far an honest engine may stray from the replay in one dtype."""
+    """Largest deviation of an honest engine from the replay, for one dtype."""
 
     margin: float
     """A token whose noisy logit is this far below the best one counts as mismatched, nats."""
@@ -51,8 +51,8 @@ class Replay:
 def replay_groups(engine: Engine, work: Sequence[tuple[RolloutGroup, Inspection]]) -> list[Replay]:
     """Replay groups of the policy that `engine` holds, in one batched prefill.
 
-    The tolerance is that of the dtype this engine computes in, which is the run's. The dtype a group claims is never
-    read: a cheat would claim the one that forgives most.
+    The tolerance is that of the dtype this engine computes in, which is the run's. The dtype a group claims is ignored,
+    because a cheat would claim the most tolerant one.
     """
     tolerance = TOLERANCES[engine.engine_class.dtype]
     requests = [request for _, inspection in work for request in inspection.assignment.requests]

@@ -1,7 +1,7 @@
 """Rollout groups between the wire and tensors: assign a slot, pack its completions, inspect a group without a model.
 
-Volunteers build groups with it; the learner and the validators check them with it. So none of them can disagree about
-what a slot means. The second half of a check, which needs a model, is `p2prl/models/group_replay.py`.
+Volunteers build groups with it; the learner and the validators check them with it, so all agree on the meaning of a
+slot. The second half of a check, which needs a model, is `p2prl/models/group_replay.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GroupWork:
         except ConfigError as error:
             raise ConfigError(
                 f"this machine cannot work for the run: {error}",
-                remedy="Install the release, and the task package if any, that the run was made with.",
+                remedy="Install the release, and any task package, that the run was created with.",
             ) from error
 
     def assign(self, *, policy: bytes, beacon: bytes, peer: bytes, slot: int) -> SlotAssignment:
@@ -104,9 +104,9 @@ class GroupWork:
         engine: EngineClass,
         seconds: float,
     ) -> RolloutGroup:
-        """The group to sign and send. All of it was sampled under the policy it declares, or no replay would agree."""
+        """Build the group to sign and send. All of it was sampled under the declared policy, or replay would fail."""
         if len({sampled_with for generation in generations for _, sampled_with in generation.spans}) > 1:
-            raise LocalProtocolError("a group cannot declare two policies: its weights were swapped half-way")
+            raise LocalProtocolError("a group cannot declare two policies: the weights were swapped during sampling")
         rewards = self.rewards(assignment, [generation.token_ids for generation in generations])
         completions = tuple(
             Completion(
@@ -129,7 +129,7 @@ class GroupWork:
         )
 
     def inspect(self, group: RolloutGroup, *, peer: bytes, beacon: bytes) -> Inspection:
-        """Check everything that needs no model, and recompute the rewards. No claim of the volunteer is read."""
+        """Do all checks that need no model, and recompute the rewards. The volunteer's claims are not trusted."""
         assignment = self.assign(policy=group.policy, beacon=beacon, peer=peer, slot=group.slot)
         token_ids = tuple(
             tuple(np.frombuffer(completion.tokens, dtype="<u4").tolist()) for completion in group.completions

@@ -1,7 +1,7 @@
 """Counter-based Gumbel noise: the same number for (seed, position, token) on every machine.
 
-A token is drawn as argmax_v(logits_v / temperature + gumbel(seed, t, v)), so anybody who holds the weights can check
-every draw with one forward pass. An engine's own seeded sampler will not do: its noise changes with the backend and the
+A token is drawn as argmax_v(logits_v / temperature + gumbel(seed, t, v)), so anyone with the weights can check every
+draw with one forward pass. An engine's own seeded sampler would not work: its noise changes with the backend and the
 release.
 
 Definition. h = murmur3_32 (x86, hash seed 0) over four little-endian 32-bit words: the seed's low word, the seed's
@@ -25,10 +25,10 @@ _BYTES_HASHED = 16
 _LOW_WORD = 0xFFFFFFFF
 
 _STEPS_AHEAD = 16
-"""Steps of noise computed at once. More gains nothing, and completions that end early waste what was computed."""
+"""Steps of noise computed at once. More gains nothing, and is wasted when completions end early."""
 
 _ELEMENTS_AHEAD = 1 << 18
-"""Most noise computed ahead: a large vocabulary's is computed step by step, and costs little beside its model."""
+"""Most noise computed ahead: for a large vocabulary it is computed step by step, at little cost next to the model."""
 
 MAX_NOISE_ELEMENTS = 1 << 24
 """Most noise computed at once: float64 temporaries of 128 MiB. Callers cut positions to stay below."""
@@ -44,7 +44,7 @@ def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     if device.type == "mps":  # no float64 there: compute on the CPU, move the rounded numbers over
         return gumbel(seeds.cpu(), positions.cpu(), vocabulary).to(device)
     # 32-bit words: products wrap modulo 2^32 on CPU and CUDA alike, as the hash needs, at half the memory traffic of
-    # int64 with masks. `check_noise` proves it on the device before anything is sampled.
+    # int64 with masks. `check_noise` verifies this on the device before sampling.
     state = _absorb(_to_word(seeds & _LOW_WORD), torch.zeros_like(seeds, dtype=torch.int32))
     state = _absorb(_to_word(seeds >> 32), state)
     state = _absorb(_to_word(positions), state[:, None])

@@ -1,7 +1,7 @@
 """A base model that is already on disk, as the first weights of a run.
 
-A machine that has the model a run started from need not download its full weights. The digest of the weights decides,
-not the model's name. Reading costs the memory of one model; nothing in its directory is changed.
+A machine that has the model a run started from does not need to download its full weights. The digest of the weights
+decides, not the model's name. Reading needs the memory of one model; its directory is not changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Diges
         if layout.parameters != manifest.parameters:
             differs = f"has {layout.parameters:,} parameters, and this run's model {manifest.parameters:,}"
         else:
-            differs = "has other tensor names or shapes than this run's model"
+            differs = "does not have the tensor names and shapes of this run's model"
         raise ConfigError(f"{model} {differs}", remedy=f"This run started from {manifest.base_model}.")
     part = blobs / "base.new"
     digest = blake3()

@@ -29,8 +29,8 @@ def completion_logprobs(
     if not rows or len(prompt_ids) != len(completion_ids) or any(not p or not c for p, c in rows):
         raise LocalProtocolError("there must be one completion for each prompt, and none may be empty")
     device = next(model.parameters()).device
-    # Padded on the right: a causal model never looks there, so no attention mask is needed and the fastest attention
-    # kernel applies.
+    # Pad on the right: a causal model never attends there, so no attention mask is needed and the fastest attention
+    # kernel can be used.
     input_ids_NL = pad_right([[*prompt, *completion] for prompt, completion in rows], device)
     first = min(len(prompt) for prompt in prompt_ids) - 1
     kept = input_ids_NL.shape[1] - first
@@ -39,7 +39,7 @@ def completion_logprobs(
     starts_N = torch.tensor([len(prompt) - 1 - first for prompt in prompt_ids], device=device)
     steps_T = torch.arange(int(lengths_N.max()), device=device)
     mask_NT = steps_T < lengths_N[:, None]
-    # Where a row has ended, index 0 stands in: any legal index will do, the mask covers it.
+    # Use index 0 after the end of a row: any legal index works, because the mask covers it.
     where_NT = torch.where(mask_NT, starts_N[:, None] + steps_T, 0)
     if bool((starts_N > 0).any()):
         logits_NTV = logits_NKV.gather(1, where_NT[:, :, None].expand(-1, -1, logits_NKV.shape[-1]))

@@ -1,7 +1,7 @@
 """Loading of causal language models that the user names, from a directory or from the Hugging Face hub.
 
-Safetensors only, and never code from a model repository: typing a model's name must not run a stranger's program. Files
-that a *run* ships are read with even less trust (`p2prl/models/run_model.py`).
+Only safetensors, and never code from a model repository: naming a model must not run a stranger's program. Files
+shipped by a *run* are trusted even less (`p2prl/models/run_model.py`).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     """Load a causal LM and its tokenizer.
 
     `source` is a directory, which is read without using the network, or a hub id (`owner/name`), which is downloaded
-    once. `device` and `dtype` (a key of `TORCH_DTYPES`) default to the best there is. `ConfigError` when there is no
+    once. `device` and `dtype` (a key of `TORCH_DTYPES`) default to the best available. `ConfigError` when there is no
     such model, or when it needs pickled weights or a stranger's code.
     """
     device = device or best_device()
     dtype = dtype or default_dtype(device)
     if dtype not in TORCH_DTYPES:
-        raise ConfigError(f"no dtype is called {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
+        raise ConfigError(f"unknown dtype {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
     quiet_transformers()
     directory = model_directory(source)
     options = {"local_files_only": True, "trust_remote_code": False}
@@ -82,9 +82,9 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise ConfigError(
             f"{source} cannot be loaded as a causal language model: {error}",
-            remedy="Name a transformers causal LM with safetensors weights and a tokenizer.json.",
+            remedy="Use a transformers causal LM with safetensors weights and a tokenizer.json.",
         ) from error
-    # transformers fills missing weights with random ones and goes on; a policy must not be partly noise.
+    # transformers silently fills missing weights with random ones; a policy must not be partly noise.
     if report["missing_keys"] or report["mismatched_keys"]:
         lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
         raise ConfigError(
@@ -109,26 +109,26 @@ def _directory(source: str) -> Path:
     if source and path.is_dir():
         return path
     if not source or path.exists() or not _HUB_ID.fullmatch(source):
-        raise ConfigError(f"there is no directory {source}", remedy="Give a model directory or a hub id, owner/name.")
+        raise ConfigError(f"{source} does not exist", remedy="Use a model directory or a hub id, owner/name.")
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=_HUB_FILES))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{source} is neither a directory here nor a model on the hub: {error}",
-            remedy="Check the name and the connection, or download the model and give its directory.",
+            remedy="Check the name and the connection, or download the model and use its directory.",
         ) from error
 
 
 def _check_directory(directory: Path, source: str) -> None:
     """Refuse code and pickles before transformers reads anything."""
     if not (directory / "config.json").is_file():
-        raise ConfigError(f"{source} holds no config.json", remedy="Give the directory of a transformers model.")
+        raise ConfigError(f"{source} has no config.json", remedy="Use the directory of a transformers model.")
     for name in ("config.json", "tokenizer_config.json"):
         path = directory / name
         if path.is_file() and (named := names_code(read_json(path.read_bytes(), name))):
             raise ConfigError(
-                f"{name} of {source} asks for code through {named!r}",
-                remedy="Use a model whose architecture is part of transformers, without quantisation.",
+                f"{name} of {source} requires code through {named!r}",
+                remedy="Use a model whose architecture is part of transformers, without quantization.",
             )
     if not any(directory.glob("*.safetensors")):
         unsafe = sorted(p.name for p in directory.iterdir() if p.suffix in _UNSAFE_SUFFIXES)
@@ -143,7 +143,7 @@ def read_json(data: bytes, name: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} is not a JSON object: {error}", remedy="Fetch the file again.") from error
+        raise ConfigError(f"{name} is not a JSON object: {error}", remedy="Download the file again.") from error
 
 
 def names_code(config: object) -> str:

@@ -1,9 +1,9 @@
 """The reward of a completion: the task's score, plus the scores of its process scorer where the run asks for them.
 
-This is the one place where rewards are computed. The run manifest names the reward (`success+0.2*process:clip`,
+This is the only place where rewards are computed. The run manifest gives the reward (`success+0.2*process:clip`,
 parsed by `p2prl/algorithms/reward_spec.py`); tasks and scorers come from `p2prl/tasks`; the parts are refined and
 added up by `p2prl/algorithms/reward_shaping.py`. Volunteers show the result to their owners. The learner recomputes it
-from the tokens and trains on nothing else.
+from the tokens and trains only on its own result.
 """
 
 from __future__ import annotations

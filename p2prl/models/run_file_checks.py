@@ -1,7 +1,7 @@
 """Checks of the configuration and tokenizer that a run ships, before anything is built from them.
 
-The files are data that a stranger signed. Their architecture must be one that is known here, and nothing in them may
-name code, kernels or templates. Every fault is the learner's: `RemoteProtocolError`.
+The files are data signed by a stranger. Their architecture must be on the list here, and they must not refer to code,
+kernels or templates. Every fault is the learner's: `RemoteProtocolError`.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _FIXED_SETTINGS = {
     "output_attentions": False,
     "output_hidden_states": False,
 }
-"""Settings that would make a decoder look ahead or answer in another form; a run may state them, not change them."""
+"""Settings that would make a decoder attend ahead or return other outputs; a run must keep the default values."""
 
 _MAX_INTEGER = 1 << 31
-"""No real setting comes near; a larger one would overflow or stall what reads it."""
+"""Far above any real setting; a larger integer would overflow or stall its reader."""
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -63,12 +63,12 @@ def json_file(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Refuse a config.json that could run code, stall, or make logits depend on the batch."""
+    """Reject a config.json that could run code, stall, or make logits depend on the batch."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise RemoteProtocolError(f"run files: architecture {str(kind)[:64]!r} is not known here")
+        raise RemoteProtocolError(f"run files: architecture {str(kind)[:64]!r} is not supported")
     if named := names_code(config):
-        raise RemoteProtocolError(f"run files: config.json asks for code through {named!r}")
+        raise RemoteProtocolError(f"run files: config.json requires code through {named!r}")
     for key, fixed in _FIXED_SETTINGS.items():
         if config.get(key, fixed) is not fixed:
             raise RemoteProtocolError(f"run files: config.json changes {key!r}")
@@ -77,7 +77,7 @@ def check_config(config: dict[str, Any]) -> None:
         raise RemoteProtocolError(f"run files: the number of layers is outside 1..{MAX_LAYERS}")
     for value in _scalars(config):
         if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
-            raise RemoteProtocolError("run files: config.json holds an absurd integer")
+            raise RemoteProtocolError("run files: config.json contains an integer that is too large")
     for key in ("rope_parameters", "rope_scaling"):
         for rope in _rope_types(config.get(key)):
             if rope not in ROPE_TYPES:
@@ -95,10 +95,10 @@ def read_tokenizer(files: Mapping[str, bytes], vocabulary: int) -> PreTrainedTok
     try:
         backend = Tokenizer.from_str(files["tokenizer.json"].decode())
     except Exception as error:  # the library raises nothing narrower
-        raise RemoteProtocolError(f"run files: tokenizer.json makes no tokenizer: {str(error)[:200]}") from error
+        raise RemoteProtocolError(f"run files: tokenizer.json is not a valid tokenizer: {str(error)[:200]}") from error
     known = backend.get_vocab(with_added_tokens=True)
     if max(known.values(), default=vocabulary) >= vocabulary:
-        raise RemoteProtocolError("run files: the tokenizer holds tokens the model does not")
+        raise RemoteProtocolError("run files: the tokenizer has tokens that the model does not")
     if any(not isinstance(token, str) or token not in known for token in special.values()):
         raise RemoteProtocolError("run files: a special token is not in the vocabulary")
     backend.no_truncation()

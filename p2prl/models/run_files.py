@@ -1,6 +1,6 @@
 """Export of a model's configuration and tokenizer as the files of a run.
 
-No templates, no code, nothing local. Peers read the files with suspicion: `p2prl/models/run_model.py`.
+They contain no templates, no code and nothing local. Peers treat them as untrusted: `p2prl/models/run_model.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOCAL_KEYS = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transf
 
 
 def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
-    """The files strangers need to rebuild a model's architecture and tokenizer.
+    """The files other peers need to rebuild a model's architecture and tokenizer.
 
     `ConfigError` when no run could use the model.
     """
@@ -30,7 +30,7 @@ def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
     backend = Tokenizer.from_str(loaded.tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    # A run is named by these bytes: the same model must give the same ones, so nothing local and all keys sorted.
+    # These bytes identify a run, so the same model must give the same ones: nothing local, all keys sorted.
     files = {
         "config.json": _dump({key: value for key, value in config.items() if key not in _LOCAL_KEYS}),
         "generation_config.json": _dump({"eos_token_id": sorted(ends)}),

@@ -1,7 +1,7 @@
 """The model of a run, rebuilt from the files the run ships: checked without memory first, then built.
 
-The model is created on the meta device and compared with the layout digest of the run manifest. Only then is anything
-of the weights' size allocated. Faults are the learner's (`RemoteProtocolError`) or a broken promise
+The model is created on the meta device and compared with the layout digest of the run manifest. Memory for the weights
+is allocated only then. Faults are the learner's (`RemoteProtocolError`) or a mismatch with the manifest
 (`IntegrityError`), never ours.
 """
 
@@ -37,7 +37,7 @@ _MISFITS = (
     TypeError,
     ValueError,
 )
-"""What transformers raises on a configuration that makes no sense."""
+"""Exceptions of transformers on an invalid configuration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class RunModel:
     files: Mapping[str, bytes]
     """The run's files, checked: config.json, generation_config.json, tokenizer.json, tokenizer_config.json."""
     layout: WeightLayout
-    """The layout the run's policies come in."""
+    """The layout of the run's policies."""
     tokenizer: Any
     """The run's fast tokenizer."""
     skeleton: Any
@@ -74,9 +74,9 @@ class RunModel:
 def read_run_model(files: Mapping[str, bytes], *, layout_digest: bytes, max_weight_bytes: int, dtype: str) -> RunModel:
     """Check a run's files and read its model from them, without allocating its weights.
 
-    `layout_digest` is the run manifest's. `max_weight_bytes` is what the owner of this machine grants the weights, on
-    the wire and in memory alike, where they are held in `dtype`. `RemoteProtocolError` when the files are not an
-    acceptable model's, `IntegrityError` when they are not those of the layout.
+    `layout_digest` is the run manifest's. `max_weight_bytes` is this machine's limit for the weights, both on the wire
+    and in memory, where they are held in `dtype`. `RemoteProtocolError` when the files are not an acceptable model,
+    `IntegrityError` when they do not match the layout.
     """
     quiet_transformers()
     raw = json_file(files, "config.json")
@@ -102,7 +102,7 @@ def _skeleton(raw: dict[str, Any]) -> Any:
         with torch.device("meta"):
             skeleton = _from_config(config, "float32")
     except _MISFITS as error:
-        raise RemoteProtocolError(f"run files: config.json makes no model: {str(error)[:200]}") from error
+        raise RemoteProtocolError(f"run files: config.json is not a valid model: {str(error)[:200]}") from error
     scratch = sum(buffer.numel() * buffer.element_size() for buffer in skeleton.buffers())
     if scratch > MAX_SCRATCH_BYTES:
         raise RemoteProtocolError(f"run files: the model needs {scratch} bytes besides its weights")
@@ -122,4 +122,4 @@ def _promised_layout(skeleton: nn.Module, layout_digest: bytes) -> WeightLayout:
         if layout.digest == layout_digest:
             layout.check()
             return layout
-    raise IntegrityError("the run's config.json does not make the layout its manifest promises")
+    raise IntegrityError("the run's config.json does not match the layout in its manifest")

@@ -1,7 +1,7 @@
 """Text to token ids and back, the same on every peer of a run.
 
-A thin face of a tokenizer: no chat templates, no truncation, no clean-up of spaces, nothing that a stranger's file
-could make depend on the machine.
+A thin wrapper of a tokenizer: no chat templates, no truncation, no clean-up of spaces, nothing that could depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ class TextCodec:
         return tuple(self._tokenizer.encode(text, add_special_tokens=True))
 
     def encode_all(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Each text as `encode` gives it; many short texts in a fraction of the time."""
+        """Encode several texts; much faster than `encode` for many short ones."""
         return [tuple(row) for row in self._tokenizer(list(texts), add_special_tokens=True)["input_ids"]]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Completion token ids (without the stop token) to text.
 
-        Special tokens inside a completion stay visible: left out, they would let a completion read as something it
-        does not say.
+        Special tokens inside a completion stay visible, because removing them could change the meaning of its text.
         """
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False

@@ -2,8 +2,7 @@
 
 A task gives the alphabet and the shape (`SmallModel`). chain4's is the model of the staleness benchmark: width 48, two
 layers, two heads, 59,040 parameters. GPT-2's architecture, because at this size it learns the task in half the updates
-of Llama's and runs faster. Nothing about it is special-cased anywhere: it is saved, loaded, sampled and trained like
-any other causal LM.
+of Llama's and runs faster. No code special-cases it: it is saved, loaded, sampled and trained like any other causal LM.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def tiny_model(task: str = "chain4", *, seed: int = 0) -> LoadedModel:
     """
     shape = task_by_name(task).small_model
     if shape is None:
-        raise ConfigError(f"task {task!r} has no small model of its own", remedy="Name a model: --model DIRECTORY")
+        raise ConfigError(f"task {task!r} has no small model", remedy="Choose a model with --model DIRECTORY.")
     quiet_transformers()
     tokenizer = character_tokenizer(shape.symbols)
     config = GPT2Config(
@@ -40,7 +39,7 @@ def tiny_model(task: str = "chain4", *, seed: int = 0) -> LoadedModel:
         resid_pdrop=0.0,  # dropout would make the training log-probs differ from the sampler's
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        initializer_range=0.1,  # at the customary .02 a width this small learns nothing for hundreds of updates
+        initializer_range=0.1,  # with the usual .02 a width this small learns nothing for hundreds of updates
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

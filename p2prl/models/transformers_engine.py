@@ -2,7 +2,7 @@
 
 Decoding pads prompts on the left and keeps a key-value cache. Replaying pads on the right and needs neither mask nor
 cache. Both bound their memory, so that neither a long completion nor a large vocabulary can exhaust a volunteer's
-machine: batches are cut by tokens, and logits by positions.
+machine: batches are split by tokens, and logits by positions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TransformersEngine:
     """An `Engine` that owns `model`, a causal LM in evaluation mode, and loads policies of `layout` into it."""
 
     def __init__(self, model: Any, layout: WeightLayout, *, max_batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
-        """`MachineError` when the model's device cannot make the sampling noise."""
+        """`MachineError` when the model's device does not reproduce the sampling noise."""
         quiet_transformers()
         self._model = model.eval()
         self._layout = layout
@@ -106,7 +106,7 @@ class TransformersEngine:
         prompt = torch.arange(min(_KNOWN_PROMPT_TOKENS, self._vocabulary), device=self._device)[None]
         if not bool(torch.isfinite(self._forward(prompt, cache=None, keep=1)).all()):
             self._has_policy = False
-            raise IntegrityError(f"version {staged.version} gives logits that are not numbers")
+            raise IntegrityError(f"version {staged.version} gives logits that are not finite")
 
     def _fill(self, staged: StagedWeights) -> None:
         self._has_policy = False
@@ -154,7 +154,7 @@ class TransformersEngine:
 
     def _check_ready(self, requests: Sequence[GenerationRequest]) -> None:
         if not self._has_policy:
-            raise IntegrityError("the engine holds no policy since the last one failed its check")
+            raise IntegrityError("the engine holds no policy because the last one failed its check")
         for request in requests:
             if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._vocabulary:
                 raise ConfigError("a prompt holds token ids outside the model's vocabulary")
@@ -251,7 +251,7 @@ class TransformersEngine:
             logits = self._forward(ids_NL[:, fed:end], cache=cache, keep=end - start)
             fed = end
             targets = ids_NL[:, start + 1 : end + 1, None]
-            # Left of a row's own completion the step is negative: computed at 0 and cut away below.
+            # Left of a row's completion the step is negative: computed at 0 and removed below.
             steps = torch.arange(start + 1, end + 1, device=self._device) - prompts_N[:, None]
             scaled = logits.float() / temperatures_N[:, None, None]
             logprobs.append(torch.log_softmax(scaled, dim=-1).gather(2, targets)[:, :, 0])

@@ -58,8 +58,8 @@ def warm_start(
 ) -> None:
     """Train `loaded.model` in place on the demonstrations that `seed` picks.
 
-    `on_step` gets each finished update's number, from 1, and its mean loss in nats a token. On one machine the result
-    depends on nothing but the model, the demonstrations, the seed and the configuration.
+    `on_step` gets each finished update's number, from 1, and its mean loss in nats per token. On one machine the result
+    depends only on the model, the demonstrations, the seed and the configuration.
     """
     config = config or WarmstartConfig()
     model, codec = loaded.model, TextCodec(loaded.tokenizer, loaded.model)

@@ -1,7 +1,7 @@
 """Layout of a policy's weights in one byte string, and the copy from a model to bytes and back.
 
-The layout is not sent. Learner and volunteers each derive it from the run's configuration, and the run manifest holds
-its digest. So no stranger's header decides where bytes are written, and every size is known before a download begins.
+The layout is not sent. Learner and volunteers each derive it from the run's configuration, and the run manifest has its
+digest. So a stranger's header never decides where bytes are written, and sizes are known before a download begins.
 Tied tensors appear once, under the name the model lists first. "Word" means the bit pattern of one weight.
 """
 
@@ -24,7 +24,7 @@ from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.manifests import DTYPE_BYTES, TensorSpec, layout_digest
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Dtypes that weights may travel in."""
+"""Dtypes of weights on the wire."""
 
 _NUMPY_WORDS: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<u4"),
@@ -78,7 +78,7 @@ def layout_of(model: nn.Module, dtype: str) -> WeightLayout:
     floating-point.
     """
     if dtype not in TORCH_DTYPES:
-        raise ConfigError(f"weights cannot travel as {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
+        raise ConfigError(f"weights cannot be sent as {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
     return WeightLayout(tuple(TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in _weights(model)))
 
 
@@ -93,7 +93,7 @@ def flatten(model: nn.Module, layout: WeightLayout) -> bytearray:
 
 
 def weight_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[Any]]:
-    """The same as arrays of little-endian words, a few MiB at a time: no second copy of a large model is made."""
+    """The weights as arrays of little-endian words, a few MiB at a time, without a second copy of a large model."""
     for spec, tensor in _match(model, layout):
         flat = tensor.detach().reshape(-1)
         word = _NUMPY_WORDS[spec.dtype]
@@ -107,7 +107,7 @@ def check_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytea
     """Check weights against the model and its layout, and return the digest the model will have (`held_digest`).
 
     Names, shapes, the length and every weight (all must be finite) are checked: `IntegrityError` when they do not fit.
-    None of the model's weights is read, so another thread may sample with the model meanwhile.
+    The model's weights are not read, so another thread may sample with the model meanwhile.
     """
     targets = _match(model, layout)
     view = memoryview(weights).cast("B")
@@ -174,7 +174,7 @@ def _match(model: nn.Module, layout: WeightLayout) -> list[tuple[TensorSpec, Ten
     pairs = []
     for spec, (name, tensor) in zip(layout.tensors, weights, strict=True):
         if spec.name != name or spec.shape != tuple(tensor.shape):
-            raise IntegrityError(f"layout has {spec.name[:64]!r} {spec.shape} where the model has {name!r}")
+            raise IntegrityError(f"layout has {spec.name[:64]!r} {spec.shape}, but the model has {name!r}")
         if not tensor.is_contiguous():
             raise IntegrityError(f"the model's {name!r} is not contiguous and cannot be filled in place")
         pairs.append((spec, tensor))

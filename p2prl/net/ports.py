@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2prl.clock import Clock
-from p2prl.net.transports.pacing import Pacer
+from p2prl.net.pacing import Pacer
 from p2prl.protocol.identity import Identity, PeerId
 
 Receiver = Callable[[PeerId, bytes], None]
@@ -31,7 +31,7 @@ class Transport(Protocol):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Dialable multiaddrs of this peer, each ending in `/p2p/<peer id>`. They change as relays and routers do."""
+        """Dialable multiaddrs of this peer, each ending in `/p2p/<peer id>`. They change with relays and routers."""
         ...
 
     def set_receiver(self, on_frame: Receiver) -> None:
@@ -55,7 +55,7 @@ class Transport(Protocol):
         """Publish `value` under (`key`, this peer), signed, until `expires_at` (Unix seconds).
 
         False when no replica took it, or one holds a record of this peer that expires later. A transport without a
-        directory raises `TransportError`; its peers then know only their bootstrap peers and whoever dials them.
+        directory raises `TransportError`; its peers then know only their bootstrap peers and the peers that dial them.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Bounded reading of bytes that a stranger chose: integers and bit fields, never past the end. And their writers."""
+"""Bounded reading and writing of integers and bit fields; the reader never runs past the end of untrusted bytes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class ByteReader:
         return self._data[self._at - size_bytes : self._at]
 
     def integer(self, most: int) -> int:
-        """Read a non-negative integer, seven bits a byte, low bits first."""
+        """Read a non-negative integer, seven bits per byte, low bits first."""
         value = 0
         for shift in range(0, 35, 7):
             byte = self.take(1)[0]
             value |= (byte & 127) << shift
             if byte < 128:
                 if value > most:
-                    raise RemoteProtocolError(f"patch: {value} is more than the {most} that are possible")
+                    raise RemoteProtocolError(f"patch: {value} exceeds the largest possible value {most}")
                 return value
-        raise RemoteProtocolError("patch: an integer has no end")
+        raise RemoteProtocolError("patch: an integer is too long")
 
     def bits(self, count: int) -> Bytes:
         """Read `count` bits, one byte each. The padding of the last byte must be zero."""
@@ -66,5 +66,5 @@ def integers(values: Sequence[int]) -> bytes:
 
 
 def packed_bits(bits: NDArray[Any]) -> bytes:
-    """Encode flags for `ByteReader.bits`: eight a byte, the first in the lowest bit."""
+    """Encode flags for `ByteReader.bits`: eight per byte, the first in the lowest bit."""
     return np.packbits(bits.astype(bool, copy=False), bitorder="little").tobytes()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from p2prl.patches.words import Words, WordType, ordered
 
 _BLOCK_WORDS = 1 << 15
-"""Words compared at once: they stay in a core's caches, which is twice as fast as a million at once."""
+"""Words compared at once: they fit a core's cache, which is twice as fast as a million at once."""
 
 
 def widest_band_ulp(word_type: WordType) -> int:

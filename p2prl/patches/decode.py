@@ -1,6 +1,6 @@
 """Patch decoder: patch streams and old words in, new words out, segment after segment and checked by digests.
 
-The receiver's own layout says how many words there are and of what type. A stream that says otherwise is refused before
+The receiver's own layout determines the number and type of words. A stream that contradicts it is refused before
 anything is allocated for it. A route of several patches is applied in one pass, so the words of intermediate versions
 never exist outside the memory of one segment.
 """
@@ -94,7 +94,7 @@ def apply_patch(
     """Yield (first word, new words) segment after segment, each checked by its digests.
 
     `old_words(start, count)` gives the receiver's own words. Raises `RemoteProtocolError` for bytes that are no patch
-    of this model or end too early, and `IntegrityError` if a segment's old or new words are not the ones it names.
+    of this model or end too early, and `IntegrityError` if a segment's old or new words do not match its digests.
     """
     reader = PatchReader(words=words, word_type=word_type)
     spans = iter(segment_spans(words))
@@ -126,7 +126,7 @@ def apply_route(
             apply_patch(stream, _words_from(steps[-1]), words=words, word_type=word_type, kernels=kernels),
         )
     yield from steps[-1]
-    for step in steps:  # only the last patch has read its stream to the end so far
+    for step in steps:  # so far only the last patch has read its stream to the end
         if next(step, None) is not None:
             raise RemoteProtocolError("patch: more segments than the model has")
 
@@ -152,10 +152,10 @@ def decode_segment(
     if len(body) != header.body_bytes:
         raise RemoteProtocolError(f"patch: a body of {len(body)} bytes where {header.body_bytes} were announced")
     if words_digest(old) != header.pre:
-        raise IntegrityError("patch: these are not the words the segment starts from")
+        raise IntegrityError("patch: the old words do not match the segment's base digest")
     new = _decode_body(old, header.codec, memoryview(body), word_type, kernels)
     if words_digest(new) != header.post:
-        raise IntegrityError("patch: the decoded words are not the promised ones")
+        raise IntegrityError("patch: the decoded words do not match their digest")
     return new
 
 

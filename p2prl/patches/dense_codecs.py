@@ -1,7 +1,7 @@
 """Codecs for segments of which most words change: planes (byte planes of the steps) and raw (the new words).
 
 Relative to zeros the planes make a keyframe: the step from zero to a word, with the sign in the lowest bit, has the
-whole exponent in its top byte, where a few values are far more frequent than the others.
+complete exponent in its top byte, where a few values are far more frequent than the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from p2prl.patches.words import Words, WordType, stepped, steps_between
 from p2prl.patches.zstd_coder import ZstdCoder
 
 _MAX_TAG = 1 << 24
-"""Twice the 2^22 bytes of a plane, and the bit for frames."""
+"""Largest tag: twice the 2^22 bytes of a plane, plus the frame bit."""
 
 
 def encode_planes(old: Words, new: Words, word_type: WordType, coder: ZstdCoder) -> bytes:

@@ -30,13 +30,13 @@ _PLANES_MARGIN = 1.5
 are short, so it overestimates."""
 
 _FLAT_BELOW_BYTES = 16 * 1024
-"""Flat saves fifteen of EC1's sixteen tables, a kilobyte or two, and loses on positions: above this it cannot win."""
+"""Flat saves fifteen of EC1's sixteen tables, a kilobyte or two, but costs more for positions: above this it loses."""
 
 
 def encode_patch(
     pairs: Iterable[tuple[Words, Words]], *, words: int, word_type: WordType, kernels: Kernels
 ) -> Iterator[bytes]:
-    """Yield the stream in pieces: the preamble, then one piece a segment.
+    """Yield the stream in pieces: the preamble, then one piece per segment.
 
     `pairs` gives old and new words span after span (`segment_spans`). At most one pair is held at a time.
     """
@@ -80,7 +80,7 @@ def _length(candidate: tuple[Codec, bytes]) -> int:
 
 
 def _planes_may_win(old: Words, new: Words, word_type: WordType, coder: ZstdCoder, best_bytes: int) -> bool:
-    """Whether a sample promises shorter planes. Encoding them in full costs more time than EC1 itself."""
+    """Whether a sample predicts shorter planes. Encoding them in full costs more time than EC1 itself."""
     sample = _STRIPES * _STRIPE_WORDS
     if len(old) <= 4 * sample:
         return True

@@ -1,8 +1,8 @@
 """Kernels port: the four passes over the words of a segment, and their numpy implementation.
 
 `numba_kernels` implements the same port in compiled code; `kernel_choice` picks one. Both give the same arrays for the
-same words, and all later steps are shared, so a patch does not depend on which of them made it. Arguments are validated
-before they reach a kernel: no stranger's counts or ranks arrive here.
+same words, and all later steps are shared, so a patch does not depend on the implementation. Arguments are validated
+before they reach a kernel: no untrusted counts or ranks arrive here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Kernels compiled by numba: one loop a pass, no sorting, no temporary larger than the result.
+"""Kernels compiled by numba: one loop per pass, no sorting, no temporary larger than the result.
 
-A loop counts the words of each class as it goes; the count is the rank that the numpy implementation gets by sorting.
-The loops run without bounds checks and without the interpreter's lock. They still compare their cursors with the ends,
-because the words may be a mapped file that changes between two passes.
+A loop counts the words of each class; the count is the rank that the numpy implementation computes by sorting. The
+loops run without bounds checks and without the GIL. They still compare their cursors with the ends, because the words
+may be a mapped file that changes between two passes.
 """
 
 from __future__ import annotations

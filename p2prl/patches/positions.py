@@ -30,7 +30,7 @@ def low_bits_for(marks: int, others: int) -> int:
 def most_low_bits(marks: int, words: int) -> int:
     """Largest number of low bits that a sender may choose. With more, gaps would on average not fit the class.
 
-    It bounds what a receiver unpacks to one flag for every two words, whatever the sender states.
+    It bounds the flags a receiver unpacks to one for every two words, regardless of the sender.
     """
     return (words // marks).bit_length() - 1
 
@@ -53,7 +53,7 @@ def high_bytes(gaps: NDArray[np.uint32], low_bits: int) -> Bytes:
 
 
 def low_bits(gaps: NDArray[np.uint32], count: int) -> NDArray[np.uint8]:
-    """Bit 0 of every gap, then bit 1 of every gap, up to bit `count − 1`: planes of equal length, one flag a byte."""
+    """Bit 0 of every gap, then bit 1 of every gap, up to bit `count − 1`: planes of equal length, one flag per byte."""
     planes = [((gaps >> np.uint32(bit)) & np.uint32(1)).astype(np.uint8) for bit in range(count)]
     return np.concatenate(planes) if planes else np.zeros(0, dtype=np.uint8)
 

@@ -1,16 +1,16 @@
 """Codecs for segments of which few words change: EC1 and flat. They code positions and ulp steps of changed words.
 
-EC1 codes each exponent class with its own density. Flat puts all words into one class, which is shorter if only a
-handful of words change. Body, in order:
+EC1 codes each exponent class with its own density. Flat puts all words into one class, which is shorter if only a few
+words change. Body, in order:
 
     EC1 only: top exponent (1 byte)
     for each class: changed words; if it sends positions: low bits per gap, tag of its high bytes;
                     if any word changes: tag of its magnitude bytes (0: all steps are single)
     for each class: low bits of its gaps, high bytes, magnitude bytes
-    directions (one bit a change), escapes (one word each)
+    directions (one bit per change), escapes (one word each)
 
-Counts and tags are integers of seven bits a byte. Class sizes are not sent: the receiver counts its own old words, and
-checks everything else against them.
+Counts and tags are integers of seven bits per byte. Class sizes are not sent: the receiver counts its own old words,
+and checks everything else against them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from p2prl.patches.words import Words, WordType
 from p2prl.patches.zstd_coder import ZstdCoder
 
 _MAX_TAG = 1 << 24
-"""Twice the most bytes of any stream of a segment: one a word, in 2^22 words, and the bit for frames."""
+"""Largest tag: twice the bytes of the longest stream of a segment (one per word, 2^22 words), plus the frame bit."""
 
 
 def encode_sparse(

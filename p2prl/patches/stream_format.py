@@ -1,11 +1,11 @@
-"""Layout of a patch stream: a preamble, then one header and body a segment.
+"""Layout of a patch stream: a preamble, then a header and a body per segment.
 
     preamble: magic, word type (1 byte), words of the whole model (8 bytes)
     for each segment, in order: header (`SegmentHeader`), body
 
-Segments are independent. Each names the words it starts from and the words it gives, so segments can be downloaded,
-decoded and checked in any order, and a damaged one is downloaded alone. The digest before matters as much as the one
-after: steps are relative to the old words, and a segment applied twice would give a third result.
+Segments are independent. Each has the digests of its old and new words, so segments can be downloaded, decoded and
+checked in any order, and only a damaged one is downloaded again. The digest of the old words matters as much as that of
+the new ones: steps are relative to the old words, so a segment applied twice would give a wrong result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2prl.patches.words import Words, WordType
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest
 
 MAGIC = b"p2prl-patch-1\n"
-"""Name and version of the format. A codec or a field that changes its meaning gets another number."""
+"""Name and version of the format. A codec or a field that changes its meaning needs a new number."""
 
 PREAMBLE = struct.Struct(f"<{len(MAGIC)}sBQ")
 

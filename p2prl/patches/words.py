@@ -1,7 +1,7 @@
 """Machine words: weights as unsigned integers of sign, exponent and mantissa bits, and ulp steps between them.
 
 There is no floating-point arithmetic here. A change is the signed distance between two words on the line of all words,
-in units in the last place (ulp). NaN, infinities and both zeros are points of that line too.
+in units in the last place (ulp). NaN, infinities and both zeros are points on that line too.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def exponents_of(words: Words, word_type: WordType) -> NDArray[np.uint8]:
 def ordered(words: Words, word_type: WordType) -> Words:
     """Turn words into two's-complement positions on the number line, or back: the function is its own inverse.
 
-    Negative words run backwards (sign and magnitude), so their magnitude bits are flipped. −0 comes just below +0.
+    Negative words are in descending order (sign and magnitude), so their magnitude bits are flipped. −0 is just below
+    +0.
     """
     magnitude = words.dtype.type((1 << (word_type.bits - 1)) - 1)
     turned: Words = words ^ ((words >> (word_type.bits - 1)) * magnitude)

@@ -9,13 +9,13 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.patches.byte_reader import ByteReader, Bytes
 
 MAX_WINDOW_BYTES = 8 * 1024 * 1024
-"""Memory that a frame may demand of its reader; no plane of a segment is larger than 4 MiB."""
+"""Memory that a frame may require of its reader; no plane of a segment is larger than 4 MiB."""
 
 _FORMAT = zstandard.FORMAT_ZSTD1_MAGICLESS
-"""Saves four bytes a frame, of which a segment has dozens, and excludes skippable frames."""
+"""Saves four bytes per frame, with dozens of frames in a segment, and excludes skippable frames."""
 
 # Entropy coding almost alone: matches of 7 bytes among independent bytes are accidents and cost more than they save,
-# and one Huffman table a frame suits the bytes of one class. target_length stays 0: with the fast strategy any other
+# and one Huffman table per frame suits the bytes of one class. target_length stays 0: with the fast strategy any other
 # value turns Huffman codes off.
 _ENTROPY = zstandard.ZstdCompressionParameters(
     compression_level=1,
@@ -31,7 +31,7 @@ _MATCHING = zstandard.ZstdCompressionParameters.from_level(1, format=_FORMAT, wr
 
 
 class ZstdCoder:
-    """zstd contexts of one thread. Make one a segment; share none between threads."""
+    """zstd contexts of one thread. Make one per segment; share none between threads."""
 
     def __init__(self) -> None:
         self._entropy = zstandard.ZstdCompressor(compression_params=_ENTROPY)
@@ -41,7 +41,7 @@ class ZstdCoder:
     def pack(self, data: Bytes, *, matches: bool = False) -> tuple[int, bytes]:
         """Return (tag, bytes): a frame or the plain bytes, whichever is shorter. The tag is length·2 + (1 for a frame).
 
-        With `matches` the encoder also searches for repeats; otherwise it takes the bytes for independent draws.
+        With `matches` the encoder also searches for repeats; otherwise it treats the bytes as independent.
         """
         plain = data.tobytes()
         frame = (self._matching if matches else self._entropy).compress(plain)

@@ -1,4 +1,4 @@
-"""Pronounceable names for public keys, so that a leaderboard never shows a word that a stranger typed.
+"""Pronounceable names for public keys, so that a leaderboard never shows text typed by a stranger.
 
 A name is two words and a number from fixed lists. It is for reading aloud, not for identity: two keys may share one, so
 every table shows the end of the peer id beside it.

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
 
 FORMAT = "p2prl/board/v1"
 """First key of the summary; its number changes when a key's meaning does."""
@@ -21,7 +21,7 @@ _POINTS = 100
 
 
 def summary(source: LedgerSource) -> dict[str, Any]:
-    """The board now: `format`, `run`, `people`, `validators`, `metrics` (keys in docs/leaderboard.md).
+    """The current board: `format`, `run`, `people`, `validators`, `metrics` (keys in docs/leaderboard.md).
 
     The first 20 rows of each table and at most 100 points of the curve. Raises `NotReadyError` while the run
     manifest is not known.

@@ -1,4 +1,4 @@
-"""Delay distributions, named by a text such as `lognormal:60:1800`, and the quantile functions they are made of.
+"""Delay distributions, written as text such as `lognormal:60:1800`, and their quantile functions.
 
 Tests, the simulator and the command line name a distribution the same way. Values are seconds;
 `p2prl.bench.staleness.staleness_distributions` counts in learner updates with the same quantile functions.
@@ -18,7 +18,7 @@ HETERORL_MASS = 0.995
 """Probability mass that HeteroRL's log-normal (arXiv 2508.17850) puts between its two bounds."""
 
 Quantile = Callable[[float], float]
-"""Delay at a probability: inverse-transform sampling spends one uniform number a draw, whatever the distribution."""
+"""Delay at a probability: inverse-transform sampling uses one uniform number per draw for every distribution."""
 
 _FORMS = "const:5, uniform:A:B, exp:MEAN, lognormal:LOWER:UPPER or weibull:MAX[:SHAPE[:MEDIAN]]"
 
@@ -28,7 +28,7 @@ class DelayDistribution:
     """A distribution of non-negative delays, seconds."""
 
     text: str
-    """As it was written."""
+    """Its text form."""
     quantile: Quantile
     """Delay at a probability in [0, 1)."""
 
@@ -38,7 +38,7 @@ class DelayDistribution:
 
 
 def parse_delay(text: str) -> DelayDistribution:
-    """The distribution that `text` names. Raises `ConfigError` on anything else.
+    """Parse a distribution's text form. Raises `ConfigError` on anything else.
 
     `lognormal:L:U` is HeteroRL's: z = Φ⁻¹((1 + .995)/2), μ = (ln L + ln U)/2, σ = (ln U − ln L)/2z, clipped to [L, U].
     `weibull:M` has shape ½ and median M/16 and is clipped to M.
@@ -67,12 +67,12 @@ def parse_delay(text: str) -> DelayDistribution:
 
 
 def exponential_quantile(mean: float) -> Quantile:
-    """Of the exponential distribution."""
+    """Quantile function of the exponential distribution."""
     return lambda p: -mean * math.log1p(-p)
 
 
 def lognormal_quantile(low: float, high: float) -> Quantile:
-    """Of the log-normal with `HETERORL_MASS` between the bounds, its median at their geometric mean; not clipped."""
+    """Quantiles of a log-normal with `HETERORL_MASS` between the bounds, median at their geometric mean."""
     if low == high:
         return lambda _: low
     z = NormalDist().inv_cdf((1 + HETERORL_MASS) / 2)
@@ -81,10 +81,10 @@ def lognormal_quantile(low: float, high: float) -> Quantile:
 
 
 def weibull_quantile(shape: float, median: float) -> Quantile:
-    """Of the Weibull distribution, not clipped; a shape below 1 has a heavy tail."""
+    """Quantile function of the Weibull distribution, unclipped; a shape below 1 has a heavy tail."""
     scale = median / math.log(2) ** (1 / shape)
     return lambda p: scale * (-math.log1p(-p)) ** (1 / shape)
 
 
 def _unusable(text: str) -> ConfigError:
-    return ConfigError(f"{text[:60]!r} is not a delay distribution", remedy=f"Write {_FORMS}, with numbers of seconds.")
+    return ConfigError(f"{text[:60]!r} is not a delay distribution", remedy=f"Use {_FORMS}, in seconds.")

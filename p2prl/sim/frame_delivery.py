@@ -1,4 +1,4 @@
-"""Delivery of frames between simulated machines: bandwidth, latency, loss, order, crashes, and the trace of a run."""
+"""Frame delivery between simulated machines: bandwidth, latency, loss, order, crashes, and the trace of a run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Counters:
     frames: int = 0
     """Frames delivered."""
     bytes: int = 0
-    """Bytes of them."""
+    """Total bytes of the delivered frames."""
     bulk_bytes: int = 0
-    """Bytes of them in weight chunks."""
+    """Bytes of delivered weight chunks."""
     lost: int = 0
-    """Frames that vanished, by chance, partition or crash."""
+    """Frames lost at random, to a partition or to a crash."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Flight:
-    """A frame on its way, with the incarnations of both ends at its departure."""
+    """A frame in transit, with the incarnations of both ends when it was sent."""
 
     source: PeerId
     sender: Host | None
@@ -55,7 +55,7 @@ class FrameDelivery:
         delay: ExtraDelay | None,
         wake: Callable[[Host], None],
     ) -> None:
-        """`wake` plans a turn of a host whose node has received something."""
+        """`wake` schedules a turn of a host whose node has received something."""
         self.hosts: dict[PeerId, Host] = {}
         self.counters = Counters()
         self.partitions: list[Partition] = []
@@ -68,9 +68,9 @@ class FrameDelivery:
         self._last_arrival: dict[tuple[PeerId, PeerId, bool], float] = {}
 
     def send(self, source: PeerId, sender: Host | None, command: Send) -> None:
-        """Send a frame; `sender` is None for one that comes from no hosted machine."""
+        """Send a frame; `sender` is None for one that does not come from a hosted machine."""
         if self._delay is not None and not command.bulk:
-            # Messages are packed into one frame to save bytes; a slow one must not hold up the others.
+            # Messages are packed into one frame to save bytes; a delayed one must not delay the others.
             for frame in single_messages(command.frame):
                 extra = self._delay(self._rng, source, command.peer, frame)
                 self._transmit(source, sender, command.peer, frame, bulk=False, extra_s=extra)

@@ -7,16 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NewType
 
-from p2prl.protocol.identity import PeerId
+from blake3 import blake3
+
+from p2prl.protocol.identity import Identity, PeerId
 from p2prl.sim.virtual_time import VirtualLoop
 from p2prl.swarm.events import Event
 from p2prl.swarm.node import Node
 
 MakeNode = Callable[[float, random.Random], Node]
-"""Builds a peer's node at `now`: when it joins and again after every restart. State that must survive lies outside."""
+"""Builds a peer's node at `now`, on joining and after every restart. State that must survive is kept outside."""
 
 Incarnation = NewType("Incarnation", int)
-"""Number of crashes so far: actions planned for a node of before the crash compare it and do nothing."""
+"""Number of crashes so far, so that actions scheduled before a crash can be recognized and skipped."""
+
+
+def identity_of(name: str) -> Identity:
+    """The identity of a simulated peer, derived from its name: the same on every run."""
+    return Identity(blake3(f"simulated peer {name}".encode()).digest(16))
 
 
 @dataclass(slots=True)
@@ -41,9 +48,9 @@ class Host:
     upload_free: float = 0.0
     """Virtual time at which the uplink has sent everything queued."""
     download_free: float = 0.0
-    """Virtual time at which the downlink has received everything on its way."""
+    """Virtual time at which the downlink has received everything in transit."""
     pump_due: bool = False
-    """A turn of the node is planned."""
+    """Whether a turn of the node is scheduled."""
     armed: float = float("inf")
     """Virtual time of the node's timer."""
 

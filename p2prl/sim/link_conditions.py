@@ -26,11 +26,11 @@ class LinkConditions:
     latency: DelayDistribution = field(default_factory=lambda: parse_delay("uniform:0.02:0.12"))
     """One-way latency, seconds, drawn once for each frame."""
     loss: float = 0.0
-    """Probability that a frame vanishes silently: harsher than a real link, which would break."""
+    """Probability that a frame is lost silently; harsher than a real link, which would break."""
     reorder: float = 0.0
     """Probability that a frame may overtake earlier ones; the others keep the order of their size class."""
     turn_s: float = 0.002
-    """A node's inputs within this time are answered together, as in one turn of an event loop."""
+    """Inputs of a node within this time are handled together, as in one turn of an event loop."""
     directory_latency: DelayDistribution = field(default_factory=lambda: parse_delay("uniform:0.05:0.3"))
     """Time of one directory put or get, seconds."""
     refused_s: float = 1.0
@@ -44,7 +44,7 @@ class Partition:
     """A cut between groups of peers for some time."""
 
     side: dict[PeerId, int]
-    """Group of each peer; peers in no group reach everybody."""
+    """Group of each peer; peers in no group can reach everyone."""
     begins: float
     ends: float
 
@@ -57,7 +57,7 @@ class Partition:
 
 
 def slow_envelopes(kind: Kind, delay: DelayDistribution) -> ExtraDelay:
-    """Extra delay for pushed envelopes of one kind (rollout groups, say), none for anything else."""
+    """Extra delay for pushed envelopes of one kind, such as rollout groups."""
 
     def extra(rng: Randomness, source: PeerId, destination: PeerId, frame: bytes) -> float:  # noqa: ARG001
         return delay.draw(rng) if _pushes(frame, kind) else 0.0

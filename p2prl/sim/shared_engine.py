@@ -15,7 +15,7 @@ _STAGED_KEPT = 8
 
 
 class SharedModel:
-    """The one model behind every simulated peer's engine. A policy is checked once, and copied in when it changes."""
+    """The model behind every simulated peer's engine. A policy is checked once, and copied in when it changes."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -42,7 +42,7 @@ class SharedModel:
 
 
 class SharedEngine:
-    """A simulated peer's engine: loads its own policy before it computes, as if it had a model of its own."""
+    """A simulated peer's engine: loads the peer's policy before each computation, as if it had its own model."""
 
     def __init__(self, model: SharedModel) -> None:
         self._model = model
@@ -50,7 +50,7 @@ class SharedEngine:
 
     @property
     def engine_class(self) -> EngineClass:
-        """That of the shared engine."""
+        """The shared engine's class."""
         return self._model.engine.engine_class
 
     def load_weights(self, weights: Weights) -> None:

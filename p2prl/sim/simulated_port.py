@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2prl.net.process import bridge, control
-from p2prl.net.storage.patch_decoder import carry_out
+from p2prl.net.process.patch_decoder import carry_out
 from p2prl.protocol.identity import PeerId
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Event, VersionReady
@@ -16,7 +16,7 @@ from p2prl.swarm.events import Event, VersionReady
 
 @dataclass(slots=True)
 class SimulatedPort:
-    """A `NetworkPort` over `VirtualNetwork`. What a role sends during a turn leaves when the turn's work is done."""
+    """A `NetworkPort` over `VirtualNetwork`. Messages sent during a turn leave when the turn's work is done."""
 
     network: VirtualNetwork
     peer: PeerId
@@ -27,10 +27,10 @@ class SimulatedPort:
     """Virtual seconds before messages sent now leave."""
     status: control.Status | None = None
     held: dict[bytes, bytes] = field(default_factory=dict)
-    """Envelopes of the policies that have been complete here, by the root of their weights: kept on disk in reality."""
+    """Envelopes of the policies completed here, by the root of their weights; a real node keeps them on disk."""
 
     def send(self, message: control.ToNetwork) -> None:
-        """Hand a message to the node, once the work it stands for is done."""
+        """Pass a message to the node after the work that produced it is done."""
 
         def act() -> None:
             if self.network.is_up(self.peer):
@@ -43,7 +43,7 @@ class SimulatedPort:
             act()
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
-        """Everything that arrived since the last turn; virtual time does not pass here."""
+        """Everything that arrived since the last turn; virtual time does not advance here."""
         del timeout_s
         messages = list(self.inbox)
         self.inbox.clear()
@@ -53,7 +53,7 @@ class SimulatedPort:
         """Nothing to close."""
 
     def on_event(self, event: Event) -> None:
-        """Take the node's event. Patches are decoded at once: virtual time has no processor."""
+        """Handle the node's event. Patches are decoded at once: computation takes no virtual time."""
         if isinstance(event, VersionReady):
             self.held[event.manifest.weights.root] = event.raw
         message = bridge.message_of(event, path_of=self.path_of, status=self.make_status)

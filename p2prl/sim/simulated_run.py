@@ -20,7 +20,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
-from p2prl.sim.protocol_swarm import identity_of
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.shared_engine import SharedEngine, SharedModel
 from p2prl.sim.virtual_time import START
 
@@ -29,7 +29,7 @@ _EVALUATION_PROMPTS = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
-    """What the learner and the volunteers of one simulated run have in common."""
+    """State shared by the learner and the volunteers of one simulated run."""
 
     seed: int
     key: Identity
@@ -90,5 +90,5 @@ class SimulatedRun:
 
 
 def _copy(loaded: LoadedModel) -> Any:
-    """The same architecture with the same weights, so that one can be trained while the other samples."""
+    """A copy of the model, so that one can be trained while the other samples."""
     return copy.deepcopy(loaded.model).eval()

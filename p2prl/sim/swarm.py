@@ -1,8 +1,8 @@
 """A swarm with its real roles in one thread: learner and volunteers on virtual time.
 
 `Learner`, `Volunteer`, `Node` and everything below them are the classes that run over sockets; only the network, the
-clock and the randomness are replaced. Computation takes no virtual time of its own: an update is given
-`step_seconds`, a batch of slots `sample_seconds`, and the results leave when that time has passed.
+clock and the randomness are replaced. Computation itself takes no virtual time: an update takes `step_seconds`, a
+batch of slots `sample_seconds`, and the results are sent when that time has passed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.publishing.published_policies import versions_kept
+from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
@@ -32,8 +32,8 @@ from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.sim.delay_distributions import parse_delay
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
-from p2prl.sim.protocol_swarm import identity_of
 from p2prl.sim.shared_engine import SharedEngine
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.simulated_run import SimulatedRun
@@ -43,7 +43,7 @@ from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 
 _IDLE_TURN_S = 5.0
-"""Time between two turns of a role with nothing to do, as of its polling loop over sockets."""
+"""Time between two turns of an idle role, as in its polling loop over sockets."""
 
 _OUTAGE_S = 60.0
 """Time a crashed volunteer stays down."""
@@ -62,15 +62,15 @@ class SwarmConfig:
     sample_seconds: float = 20.0
     """Virtual seconds of one batch of slots; each volunteer's own speed is within a factor of two of it."""
     partition: tuple[float, float] | None = None
-    """Virtual seconds, from the start, between which half of the volunteers is cut off from everybody else."""
+    """Begin and end, in virtual seconds from the start, of a partition that cuts off half of the volunteers."""
     loss: float = 0.0
-    """Share of frames that vanish."""
+    """Fraction of frames lost."""
     crashes: int = 0
-    """Volunteers that lose power once and come back a minute later."""
+    """Volunteers that crash once and restart a minute later."""
     staleness_bound: int = 128
     publish_every: int = 2
     max_virtual_s: float = 24 * 3600.0
-    """The simulation stops when the learner has not finished by then."""
+    """The simulation stops then, even if the learner has not finished."""
     seed: int = 0
 
 
@@ -94,14 +94,14 @@ class SwarmResult:
     patch_bytes: int = 0
     """Bytes of patches that volunteers rebuilt versions from."""
     whole_bytes: int = 0
-    """Bytes of versions that volunteers fetched whole."""
+    """Bytes of versions that volunteers downloaded as full weights."""
     brought_bytes: int = 0
-    """What all versions that reached volunteers would have cost whole."""
+    """Size of all versions that reached volunteers, as full weights."""
 
 
 @dataclass(slots=True)
 class _VolunteerHost:
-    """One simulated volunteer over its crashes: the disk and the port stay, the role is made anew at each boot."""
+    """One simulated volunteer across crashes: disk and port persist, the role is rebuilt at each boot."""
 
     identity: Identity
     number: int
@@ -133,7 +133,7 @@ class Swarm:
         self._schedule_faults()
 
     def run(self, *, on_progress: Callable[[float], None]) -> SwarmResult:
-        """Let virtual time pass until the learner's updates are done."""
+        """Advance virtual time until the learner's updates are done."""
         before = self._run.reward_now()
         while not self._finished and self.network.elapsed < self._config.max_virtual_s:
             self.network.run_for(30.0)
@@ -219,7 +219,7 @@ class Swarm:
             identity=identity,
             run=self._run.run,
             spool_path=self._directory / f"volunteer-{number}" / "spool.db",
-            # Delayed groups are neither lost nor refused: they are not sent again, and do not hold anyone up.
+            # Delayed groups are neither lost nor refused: they are not resent, and do not block anyone.
             config=VolunteerConfig(
                 redeliver_s=4 * 3600.0,
                 agent=AgentConfig(slots_per_batch=2, backlog=1_000_000),
@@ -255,7 +255,7 @@ class Swarm:
         return port
 
     def _turns(self, port: SimulatedPort, turn: Callable[[], float]) -> None:
-        """Take turns without end: each returns the virtual seconds until the next one."""
+        """Repeat `turn` forever; it returns the virtual seconds until the next one."""
 
         def take() -> None:
             wait = turn() if self.network.is_up(port.peer) else _IDLE_TURN_S

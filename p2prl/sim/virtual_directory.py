@@ -11,7 +11,7 @@ from p2prl.sim.virtual_time import VirtualLoop
 
 
 class VirtualDirectory:
-    """Stands for the DHT: one record for each run and owner, readable until it expires."""
+    """Replaces the DHT: one record per run and owner, readable until it expires."""
 
     def __init__(self, loop: VirtualLoop, rng: random.Random, latency: DelayDistribution) -> None:
         self._loop = loop

@@ -1,7 +1,7 @@
 """A network of swarm nodes on virtual time, with faults. One seed gives one trace.
 
-It does for `p2prl.swarm.node.Node` what `p2prl.net.process.node_driver` does over sockets: feeds frames and deadlines,
-carries out commands and hands events to the owner. Every run of one seed gives the same `trace`, a hash over each
+It does for `p2prl.swarm.node.Node` what `p2prl.net.process.node_driver` does over sockets: passes in frames and timers,
+carries out commands and passes events to the owner. Every run of one seed gives the same `trace`, a hash over each
 delivered frame, on any machine and with any hash randomization.
 """
 
@@ -20,8 +20,8 @@ from p2prl.swarm.events import Dial, Event, LookUp, Register, Send
 from p2prl.swarm.node import Node
 
 _SOONEST_S = 0.01
-"""A node's timer runs at most this often, as in `p2prl.net.process.node_driver`: a core that asks for a deadline in
-the past must not spin."""
+"""Shortest interval of a node's timer, as in `p2prl.net.process.node_driver`, so that a core whose deadline is in the
+past does not spin."""
 
 
 class VirtualNetwork:
@@ -52,7 +52,7 @@ class VirtualNetwork:
 
     @property
     def trace(self) -> str:
-        """Hash, so far, over (time in µs, source, destination, frame) of every frame, in order of delivery."""
+        """Hash over (time in µs, source, destination, frame) of every frame so far, in order of delivery."""
         return self._delivery.trace.hexdigest()
 
     @property
@@ -69,15 +69,15 @@ class VirtualNetwork:
         self.loop.at(self.now + delay_s, action)
 
     def run_until(self, when: float) -> None:
-        """Let virtual time pass up to `when` (absolute seconds)."""
+        """Advance virtual time to `when` (absolute seconds)."""
         self.loop.run_until(when, after_each=self._check if self._checks else None)
 
     def run_for(self, seconds: float) -> None:
-        """Let `seconds` of virtual time pass."""
+        """Advance virtual time by `seconds`."""
         self.run_until(self.now + seconds)
 
     def check_always(self, check: Action) -> None:
-        """Run `check` after every step: an invariant that raises `AssertionError` where it breaks."""
+        """Run `check` after every step; it raises `AssertionError` when an invariant is violated."""
         self._checks.append(check)
 
     # --- machines ----------------------------------------------------------------------------------------------
@@ -94,9 +94,9 @@ class VirtualNetwork:
         dialable: bool = True,
         clock_offset_s: float = 0.0,
     ) -> Host:
-        """Switch on a machine for `peer`. Bandwidths (bytes/s) bound bulk frames; 20 and 100 Mbit/s by default.
+        """Start a machine for `peer`. Bandwidths (bytes/s) limit bulk frames; 20 and 100 Mbit/s by default.
 
-        `dialable=False` is a peer behind a router: it dials, and nobody can dial it. Its node is told its address.
+        `dialable=False` is a peer behind a NAT: it can dial but not be dialed. Its node still knows its address.
         """
         host = Host(
             peer, run, make, on_event, upload_bytes_s, download_bytes_s, dialable, clock_offset_s
@@ -136,7 +136,7 @@ class VirtualNetwork:
         self._delivery.dial(self._hosts[peer], other)
 
     def crash(self, peer: PeerId) -> None:
-        """Power off: frames queued to be sent are gone, frames on their way still arrive elsewhere."""
+        """Power off: queued frames are lost, frames in transit still arrive elsewhere."""
         host = self._hosts[peer]
         if host.node is not None:
             host.node = None
@@ -151,22 +151,22 @@ class VirtualNetwork:
             self._boot(host)
 
     def partition(self, groups: Iterable[Iterable[PeerId]], begins: float, ends: float) -> None:
-        """Between two absolute times nothing passes between the groups; peers in none of them reach everybody."""
+        """Cut the groups off from each other between two absolute times; peers in no group can reach everyone."""
         side = {peer: number for number, group in enumerate(groups) for peer in group}
         self._delivery.partitions.append(Partition(side, begins, ends))
 
     def put_record(self, run: bytes, owner: PeerId, record: bytes, expires_at: float) -> None:
-        """Write any bytes into the directory, as an adversary may under its own name."""
+        """Write arbitrary bytes into the directory, as an adversary can under its own peer id."""
         self._directory.put(run, owner, record, expires_at)
 
     def inject(self, source: PeerId, destination: PeerId, frame: bytes) -> None:
-        """Send any frame from `source`, which need not be a hosted machine."""
+        """Send an arbitrary frame from `source`, which need not be a hosted machine."""
         self._delivery.send(source, self._hosts.get(source), Send(destination, frame, bulk=False))
 
     # --- one machine's turn ------------------------------------------------------------------------------------
 
     def _boot(self, host: Host) -> None:
-        # Each node has its own randomness, so that one machine more or less does not change the others' draws.
+        # Each node has its own random generator, so that adding a machine does not change the others' draws.
         rng = random.Random(f"node/{self.seed}/{host.peer}/{host.incarnation}")  # noqa: S311
         host.node = host.make(self.now + host.clock_offset_s, rng)
         host.node.set_addresses((self.address(host.peer),), self.now + host.clock_offset_s)

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of actions, run in order of their time and, at equal times, in the order they were planned."""
+"""Virtual time: a heap of actions, run in order of time and, at equal times, in the order they were scheduled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 START = 1_800_000_000.0
-"""Begin of virtual time, seconds since the Unix epoch: a real date, so that envelopes and records are not expired."""
+"""Start of virtual time, seconds since the Unix epoch: a real date, so that envelopes and records are not expired."""
 
 Action = Callable[[], None]
 
@@ -23,11 +23,11 @@ class VirtualLoop:
         """Actions run so far."""
 
     def at(self, when: float, action: Action) -> None:
-        """Run `action` at virtual time `when`; a time in the past means now, after what is due already."""
+        """Run `action` at virtual time `when`; a time in the past means now, after the actions already due."""
         heapq.heappush(self._queue, (max(when, self.now), next(self._sequence), action))
 
     def run_until(self, when: float, *, after_each: Action | None = None) -> None:
-        """Run everything due up to and including `when`, then stand at `when`."""
+        """Run everything due up to and including `when`, then set the time to `when`."""
         queue = self._queue
         while queue and queue[0][0] <= when:
             self.now, _, action = heapq.heappop(queue)
@@ -39,7 +39,7 @@ class VirtualLoop:
 
 
 class LoopClock:
-    """A clock without error: virtual time itself."""
+    """A clock that shows virtual time without error."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop

@@ -16,7 +16,7 @@ from p2prl.swarm.running import Running
 
 
 class AwaitingManifest:
-    """Asks every peer for the run manifest; takes in nothing else."""
+    """Asks every peer for the run manifest and accepts nothing else."""
 
     def __init__(self, core: NodeCore) -> None:
         self._core = core
@@ -38,7 +38,7 @@ class AwaitingManifest:
         return self
 
     def admit_own(self, opened: Opened, now: float) -> None:  # noqa: ARG002 - nothing to compare with yet
-        """Refuse versions and ledger heads: the manifest says who the learner is."""
+        """Refuse versions and ledger heads: the learner's key is in the manifest."""
         if opened.kind in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):
             raise LocalProtocolError("a policy was published before its run manifest is known")
         if opened.kind is Kind.LEDGER_HEAD:
@@ -59,7 +59,7 @@ class AwaitingManifest:
         """Nothing is downloaded."""
 
     def fetch_policy(self, name: Digest, now: float) -> None:
-        """Ignored: the owner asks after `RunKnown`."""
+        """Ignored: the owner calls it again after `RunKnown`."""
 
     def start_from(self, digest: Digest | None, now: float) -> None:
         """Ignored: the owner reports its base after `RunKnown`."""

@@ -59,18 +59,18 @@ class BaseReleased:
 
     digest: Digest
     matches_run: bool | None
-    """Whether the learner signed these weights as some version; None when no manifest said."""
+    """Whether the learner signed these weights as some version; None if no manifest has decided it."""
     version: int | None
     """The version that has just completed, whether or not it was rebuilt from the base."""
     patch_bytes: int
     """Bytes of the patches that version was rebuilt from."""
     saved_bytes: int
-    """Bytes that version would have cost more without the base; 0 when the base was not used."""
+    """Extra bytes that version would have cost without the base; 0 when the base was not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerSilent:
-    """The last policy head has expired: nothing fresh has been heard from the learner since it was signed."""
+    """The last policy head has expired: nothing newer has arrived from the learner since it was signed."""
 
     version: int
     since_s: float

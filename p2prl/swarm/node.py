@@ -2,7 +2,7 @@
 
 Its owner is a shell over sockets (`p2prl.net.process.node_driver`) or the simulator (virtual time). The owner calls
 `receive`, `connected`, `lost`, `looked_up`, `upload_done` and `handle_timer`, and drains `commands` and `next_event`.
-Nothing here sleeps, logs, or reads a clock, a socket or a random source of its own.
+Nothing here sleeps, logs, or reads a clock or socket; the random source is passed in.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Node:
         opened = open_envelope(raw, now=None)
         own = opened.author == self._core.local.identity.public_key
         if not own and opened.kind is not Kind.LEDGER_HEAD:
-            raise LocalProtocolError("a node publishes only envelopes of its own key, and its learner's ledger heads")
+            raise LocalProtocolError(
+                "a node publishes only envelopes signed with its own key, and its learner's ledger heads"
+            )
         try:
             self._phase.admit_own(opened, now)
         except StaleWorkError:
@@ -79,7 +81,7 @@ class Node:
         self._phase.rebuilt(name, ok, now)
 
     def set_ledger_height(self, height: int) -> None:
-        """Set how many ledger entries this node can serve; its hellos say so."""
+        """Set how many ledger entries this node can serve, as its hellos announce."""
         self._core.local.ledger_height = height
 
     def ask_ledger(self, from_height: int) -> None:

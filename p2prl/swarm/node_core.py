@@ -1,4 +1,4 @@
-"""Parts of a node that live as long as it does, whether or not the run manifest is known."""
+"""Parts of a node that both of its phases share, before and after the run manifest is known."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class NodeCore:
         self.report_roles()
 
     def punish(self, peer: PeerId, error: RemoteProtocolError, now: float) -> None:
-        """Count a peer's fault, and ban it when that is proof or one too many."""
+        """Count a peer's fault, and ban it if the fault proves malice or exceeds the limit."""
         if self.connections.fault(peer, now, proven=isinstance(error, UnrequestedChunkError)):
             self.remove_peer(peer)
             self.events.append(PeerBanned(peer, str(error)))

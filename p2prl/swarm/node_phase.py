@@ -23,7 +23,7 @@ class Phase(Protocol):
         ...
 
     def on_hello(self, peer: PeerId, role: Role, newest_version: int, now: float) -> None:
-        """A peer said hello and which version it has."""
+        """A peer's hello arrived, with the newest version it has."""
         ...
 
     def on_push(self, raw: bytes, source: PeerId, now: float) -> Phase:

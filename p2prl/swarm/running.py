@@ -61,7 +61,7 @@ class Running:
         self._collect()
 
     def on_link(self, peer: PeerId) -> None:
-        """Nothing to ask before the peer's hello."""
+        """Do nothing: the peer's hello comes first."""
 
     def on_hello(self, peer: PeerId, role: Role, newest_version: int, now: float) -> None:
         """Push the newest version's manifest to a peer that is behind, and the final head of a run that has ended."""

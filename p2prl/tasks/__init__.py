@@ -1,5 +1,5 @@
 """Tasks: prompts made from a seed and scored by a program, identical on every machine that recomputes them.
 
-Pure functions of a seed and a text. Nothing here runs, parses or imports what a stranger wrote: a completion is read
-by a grammar, in time linear in its length. Other packages add tasks through the entry-point group `p2prl.tasks`.
+Pure functions of a seed and a text. A stranger's text is never executed or imported: a completion is read by a small
+grammar, in time linear in its length. Other packages add tasks through the entry-point group `p2prl.tasks`.
 """

@@ -1,8 +1,8 @@
 """chain4: a chain of three operations on digits, worked from left to right modulo 10.
 
 `3+4*2-7=` is worked as 3+4=7, 7*2=4, 4-7=7: an ideal completion writes the running values, `#` and the answer, `747#7`.
-Small enough that two cores take a policy from wrong habits to right ones in a minute, and hard enough that stale
-rollouts hurt a learner that weighs them badly.
+Small enough that two cores train a policy from flawed demonstrations to success in a minute, and hard enough that
+stale rollouts hurt a loss that weights them badly.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def running_values(prompt: str) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Chain4:
-    """The task. The reward is 1 if and only if a completion of known symbols ends `#`, the right digit, end.
+    """The task. The reward is 1 if and only if a completion of known symbols ends in `#`, the right digit, end token.
 
-    Anything may stand before the mark: how the policy reasons is its own affair.
+    Anything may precede the mark: the task does not judge how the policy reasons.
     """
 
     name: str = "chain4"
@@ -73,8 +73,9 @@ class Chain4:
 class Chain4Process:
     """The process scorer. The steps are the digits before the mark, judged by `judge_chain`, then the answer.
 
-    Readable is any number of digits, then nothing, the mark, or the mark and one digit: `747#7`, also cut short. The
-    outcome is 1 for a finished completion whose answer repeats its last running value: it looks worked out.
+    A readable completion is any number of digits, then nothing, the mark, or the mark and one digit: `747#7` or a
+    prefix. The outcome is 1 for a finished completion whose answer repeats its last running value, so it looks worked
+    out.
     """
 
     def judge(self, prompt: str, completion: str, finished: bool) -> Judgement:
@@ -114,7 +115,7 @@ def demonstration(seed: int, faults: DemonstrationFaults = FAULTS) -> tuple[str,
     shortcut = draws.chance(faults.shortcut)
     reasoning = ""
     for operator, digit in operations:
-        # Each fault is drawn for every step, needed or not: a changed rate then leaves all other draws in place.
+        # Draw every fault for every step, needed or not, so that changing one rate leaves all other draws unchanged.
         confused, slipped, slip = draws.chance(faults.multiply_as_add), draws.chance(faults.step_error), draws.below(10)
         value = apply("+" if operator == "*" and confused else operator, value, digit)
         value = slip if slipped else value

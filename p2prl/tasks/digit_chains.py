@@ -1,4 +1,4 @@
-"""Prompts of chained digit operations, worked from left to right modulo 10: the shared ground of chain4 and walk12."""
+"""Prompts of chained digit operations, worked from left to right modulo 10; shared by chain4 and walk12."""
 
 from __future__ import annotations
 

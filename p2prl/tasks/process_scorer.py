@@ -1,8 +1,8 @@
 """The process scorer interface: scores for the steps of a completion, beside the task's score of its answer.
 
-It takes the place of a learned process reward model and judges as one does: each step by what stands before it, never
-by what follows. A true step that adds nothing is still true. So it is the reward, not the scorer, that bounds what
-repetition can earn (Clip and Delta, `p2prl/algorithms/reward_shaping.py`). Pure functions of two texts, like tasks.
+It replaces a learned process reward model and judges like one: each step by the text before it, never by the text
+after it. A true step that adds nothing is still true, so the reward, not the scorer, must limit what repetition earns
+(Clip and Delta, `p2prl/algorithms/reward_shaping.py`). Pure functions of two texts, like tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Judgement:
     """The scores of one completion."""
 
     outcome: float = 0.0
-    """Plausibility of the whole completion, within 0..1, to a judge that cannot work the task itself."""
+    """Plausibility of the whole completion, within 0..1, as seen by a judge that cannot solve the task."""
 
     steps: tuple[float, ...] = ()
     """One score within 0..1 per step, in order. A stated answer is the last step."""
@@ -38,8 +38,8 @@ class ProcessScorer(Protocol):
     def judge(self, prompt: str, completion: str, finished: bool) -> Judgement:
         """Judge a completion (its text without the stop token) of a prompt of the scorer's task.
 
-        A completion that was cut off is judged as far as it goes. Must raise on no text, and take time linear in it.
-        `UNREADABLE` for a prompt the task does not make.
+        A truncated completion is judged as far as it goes. Must never raise, and take time linear in the text.
+        `UNREADABLE` for a prompt the task does not generate.
         """
         ...
 
@@ -47,9 +47,9 @@ class ProcessScorer(Protocol):
 def judge_chain(written: Sequence[str], right: Sequence[str]) -> tuple[float, ...]:
     """Score each written link of a chain whose correct links, in order, are `right`.
 
-    A link is true when it is the next one, or repeats the one just reached. A false link takes the place of the next
-    one, so that what follows is judged at its own place; the correct link written after it corrects it, and is true.
-    Past the end of the chain only its last link is true.
+    A link is true when it is the next one, or repeats the one just reached. A false link takes the next one's position,
+    so that later links are judged at theirs; the correct link written after it corrects it, and is true. Past the end
+    of the chain only its last link is true.
     """
     reached = 0
     scores = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_SCORED_CHARS = 131_072
-"""A longer completion scores 0 unread. Four characters a token at the longest completion the wire allows (32,768)."""
+"""A longer completion scores 0 unread. Four characters per token at the wire's longest completion (32,768 tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Task(Protocol):
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
         """Score a completion (its text without the stop token) of a prompt of this task.
 
-        `finished` is true when the sampler stopped at a stop token rather than at the length limit. Must raise on no
-        text, and take time linear in it. A prompt this task does not make scores `FAILED`.
+        `finished` is true when the sampler stopped at a stop token rather than at the length limit. Must never
+        raise, and take time linear in the text. A prompt this task does not generate scores `FAILED`.
         """
         ...

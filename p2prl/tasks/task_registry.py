@@ -20,12 +20,12 @@ TASKS: Registry[TaskSpec] = Registry(
 
 
 def task_by_name(name: str) -> TaskSpec:
-    """The task of this name. `ConfigError` when none is installed, or when it calls itself by another name."""
+    """The task of this name. `ConfigError` when none is installed, or when its own name differs."""
     spec = TASKS.get(name)
     if spec.name != name:
         raise ConfigError(
-            f"the task registered as {name!r} calls itself {spec.name[:64]!r}",
-            remedy="Register a task under its own name: manifests and rollout groups carry that one.",
+            f"the task registered as {name!r} has the name {spec.name[:64]!r}",
+            remedy="Register a task under its own name, which manifests and rollout groups use.",
         )
     return spec
 
@@ -34,5 +34,5 @@ def scorer_by_task(name: str) -> ProcessScorer:
     """The process scorer of a task. `ConfigError` when it has none."""
     scorer = task_by_name(name).process_scorer
     if scorer is None:
-        raise ConfigError(f"task {name!r} has no process scorer", remedy="Choose a reward of success alone.")
+        raise ConfigError(f"task {name!r} has no process scorer", remedy="Use the reward `success` alone.")
     return scorer

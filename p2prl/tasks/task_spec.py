@@ -1,7 +1,7 @@
-"""A task with everything p2prl uses of it, in one object that a package registers under one name.
+"""A task and its optional features in one object, which a package registers under one name.
 
-Only the task itself is required. Each other field switches on one feature, and the error of a feature that lacks its
-field names it.
+Only the task itself is required. Every other field enables one feature; using that feature without the field raises an
+error that names it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Demonstration = Callable[[int], tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallModel:
-    """Shape of the character-level model that `p2prl init` makes where no other model is named."""
+    """Shape of the character-level model that `p2prl init` creates when no other model is given."""
 
     symbols: str
-    """The characters of the task, one token each: all that prompts, demonstrations and right answers need."""
+    """The characters of prompts, demonstrations and right answers, one token each."""
     context: int
     """Longest prompt and completion together, tokens, the special tokens included."""
     width: int = 48
@@ -57,10 +57,10 @@ class TaskSpec:
     small_model: SmallModel | None = None
     """Needed by `p2prl init` without `--model`, and by benchmarks."""
     demonstration: Demonstration | None = None
-    """What the small model imitates before reinforcement learning begins. Needed by benchmarks; without it the small
-    model starts from random weights."""
+    """Warm-start demonstrations for the small model. Needed by benchmarks; without it the model starts from random
+    weights."""
     result_version: int = 1
-    """Raised when anything above changes, so that benchmarks do not use older results again."""
+    """Incremented when anything above changes, so that benchmarks do not reuse older results."""
 
     @property
     def name(self) -> str:

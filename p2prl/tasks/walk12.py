@@ -1,8 +1,8 @@
 """walk12: a chain of twelve operations on digits whose every step must be written out, about fifty tokens.
 
 `3+4*2…=` is worked from left to right modulo 10, each step as its operator, its digit, `:` and the running value, then
-`#` and the answer: `+4:7*2:4…#4`. The long sibling of `chain4`: whole-sequence importance ratios, harmless over six
-tokens, are over fifty what they are in practice.
+`#` and the answer: `+4:7*2:4…#4`. A longer `chain4`: whole-sequence importance ratios, harmless over six tokens, behave
+over fifty as they do in practice.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_step(text: str) -> bool:
 
 
 def right_steps(first: int, operations: Sequence[tuple[str, int]]) -> list[str]:
-    """The steps of a prompt as an ideal completion writes them; the last character of the last is the answer."""
+    """The steps of an ideal completion for a prompt; the last character of the last step is the answer."""
     value, steps = first, []
     for operator, digit in operations:
         value = apply(operator, value, digit)
@@ -62,9 +62,9 @@ def right_steps(first: int, operations: Sequence[tuple[str, int]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Walk12:
-    """The task. The reward is 1 if and only if a completion reads as steps, `#`, the right digit, end.
+    """The task. The reward is 1 if and only if a completion is steps, `#`, the right digit, end token.
 
-    A step is an operator, a digit, `:` and a digit, any number of them, right or wrong: the answer alone decides.
+    A step is an operator, a digit, `:` and a digit. Any number is allowed, right or wrong: only the answer counts.
     """
 
     name: str = "walk12"
@@ -89,8 +89,8 @@ class Walk12:
 class Walk12Process:
     """The process scorer. The steps are those before the mark, judged by `judge_chain`, then the answer.
 
-    Readable is any number of steps, then nothing, the mark, or the mark and one digit; a last step that was cut off is
-    left out. The outcome is 1 for a finished completion whose answer repeats its last step's value.
+    A readable completion is any number of steps, then nothing, the mark, or the mark and one digit; a truncated last
+    step is ignored. The outcome is 1 for a finished completion whose answer repeats its last step's value.
     """
 
     def judge(self, prompt: str, completion: str, finished: bool) -> Judgement:
@@ -117,8 +117,8 @@ class Walk12Process:
 
 
 CONFUSED_DIGITS = frozenset({6, 7})
-"""Demonstrations work a multiplication by one of these as an addition. Over twelve steps a fault of every
-multiplication would leave next to no completion right."""
+"""Demonstrations work a multiplication by one of these as an addition. If every multiplication were faulty, almost no
+completion of twelve steps would be right."""
 
 FAULTS = DemonstrationFaults(shortcut=0.4, multiply_as_add=0.45, step_error=0.003)
 """Systematic, as in chain4: a shortcut that stops after a random number of steps, 0 to 11, and guesses, and a rule that
@@ -133,7 +133,7 @@ def demonstration(seed: int, faults: DemonstrationFaults = FAULTS) -> tuple[str,
     prompt = Walk12().prompt(seed)
     value, operations = own_chain(prompt, OPERATIONS)
     draws = Draws(_DEMONSTRATION_DOMAIN, seed)
-    # All draws are made whether needed or not: a changed rate then leaves all others in place.
+    # Make all draws, needed or not, so that changing one rate leaves all other draws unchanged.
     shortcut, kept, guess = draws.chance(faults.shortcut), draws.below(OPERATIONS), draws.below(10)
     written = []
     for operator, digit in operations:

@@ -19,7 +19,7 @@ _VOCABULARY = 16
 
 
 class FabricatingEngine:
-    """Makes up completions without a forward pass: well-formed, with plausible log-probs."""
+    """Fabricates completions without a forward pass: well-formed, with plausible log-probs."""
 
     def __init__(self, honest: Engine, vocabulary: int = _VOCABULARY) -> None:
         self._honest = honest
@@ -32,7 +32,7 @@ class FabricatingEngine:
         return self._honest.engine_class
 
     def load_weights(self, weights: Weights) -> None:
-        """Ignore the weights: not computing is what the cheat saves."""
+        """Ignore the weights, since the cheat never computes."""
         del weights
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
@@ -55,7 +55,7 @@ class FabricatingEngine:
         return [self._make_up(request) for request in requests]
 
     def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
-        """As the honest engine: this cheat does not validate."""
+        """Replay with the honest engine, since this cheat does not validate."""
         return self._honest.replay(requests, token_ids)
 
     def _make_up(self, request: GenerationRequest) -> Generation:

@@ -20,7 +20,7 @@ _PROGRAM = "p2prl.testing.cheating_volunteer"
 
 
 def main(arguments: list[str]) -> None:
-    """Join with the adversary that is named."""
+    """Join with the adversary named in `arguments`."""
     parser = argparse.ArgumentParser(prog=_PROGRAM, add_help=False)
     parser.add_argument("--adversary", choices=sorted(ADVERSARIES), default="fabricate")
     named, rest = parser.parse_known_args(arguments)

@@ -1,4 +1,4 @@
-"""Kill the roles of a real run at random moments, from a seed, and check that it kept every guarantee."""
+"""Kill the roles of a real run at seeded random times, and check that it keeps every guarantee."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from p2prl.testing.swarm_processes import (
 )
 
 _ORPHANS_END_S = 12.0
-"""A network process notices its role's end at once; its daemon is given three seconds to leave, then killed."""
+"""A network process notices at once that its role ended; its daemon gets three seconds to exit before it is killed."""
 
 _RESUMED = re.compile(r"resuming at step (\d+)")
 
@@ -53,7 +53,7 @@ class CrashPlan:
 
 @dataclass(slots=True)
 class CrashReport:
-    """Kills of a run, and the audit of its end."""
+    """Kills of a run, and its final audit."""
 
     killed: list[str] = field(default_factory=list)
     resumes_checked: int = 0
@@ -102,14 +102,14 @@ class CrashRun:
         self.report = CrashReport()
 
     def execute(self) -> CrashReport:
-        """Start everything, kill as planned, let the run end, and audit it. AssertionError on a broken guarantee."""
+        """Start everything, kill as planned, wait for the run to end, and audit it. AssertionError on a violation."""
         began = time.monotonic()
         record_everything(self._run)
         learner, link = self._start_all()
         victims = [role for role in self._swarm.roles.values() if role is not learner]
         for _ in range(self._plan.kills):
             self._pause.wait(self._rng.uniform(*self._plan.pause_s))
-            assert learner.is_alive, f"the learner ended by itself:\n{learner.log[-2000:]}"
+            assert learner.is_alive, f"the learner exited unexpectedly:\n{learner.log[-2000:]}"
             self._kill(learner if self._rng.random() < 0.4 else self._rng.choice(victims))
             if self._rng.random() < 0.5:  # else the next kill meets a swarm that is still recovering
                 done = recorded_steps(self._run)
@@ -134,14 +134,14 @@ class CrashRun:
         return learner, link
 
     def _kill(self, role: RoleProcess) -> None:
-        """One SIGKILL: of the main process, its whole tree, or the network process, which its role then replaces."""
+        """Send SIGKILL to the main process, its whole tree, or the network process, which its role then replaces."""
         daemon = role.daemon()
         if daemon is not None:
             self._folders.add(daemon_folder(daemon))
         how = self._rng.choice(("main", "tree", "network"))
         network = role.network()
         if how == "network" and (network is None or daemon is None):
-            how = "main"  # it is still starting, and has no network process that could die alone
+            how = "main"  # still starting, without a network process to kill
         self.report.killed.append(f"{role.name}/{how}")
         self._say(f"kill {len(self.report.killed)}: {self.report.killed[-1]} at step {recorded_steps(self._run)}")
         killed_at = time.monotonic()
@@ -200,7 +200,7 @@ class CrashRun:
         assert not left, f"left behind: {left}"
 
     def _check_resumes(self, learner: RoleProcess) -> None:
-        """Every restarted learner that got as far as saying so resumed at the step after the last batch it began."""
+        """Every restarted learner that logged its step resumed at the one after the last batch begun."""
         log = learner.log
         ends = [offset for offset, _ in self._resumes[1:]] + [len(log)]
         for (start, expected), end in zip(self._resumes, ends, strict=True):

@@ -1,4 +1,4 @@
-"""A learner that gets its rollout groups late: `p2prl learn` with a delay distribution.
+"""A learner with delayed rollout groups: `p2prl learn` with a delay distribution.
 
     python -m p2prl.testing.delayed_learner RUN [options of p2prl learn] --delay const:64
 
@@ -29,7 +29,7 @@ _PROGRAM = "p2prl.testing.delayed_learner"
 
 
 def main(arguments: list[str]) -> None:
-    """Learn with groups that are held back."""
+    """Learn from delayed groups."""
     parser = argparse.ArgumentParser(prog=_PROGRAM, add_help=False)
     parser.add_argument("--delay", default="const:0")
     named, rest = parser.parse_known_args(arguments)
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
 
 
 def delayed_port(network: NetworkPort, delay: StalenessDistribution, *, groups_per_update: int) -> DelayedPort:
-    """The network with each group held back by a drawn number of updates' worth of groups."""
+    """Wrap the network to delay each group by a random number of updates' worth of groups."""
     rng = random.Random(delay.text)
     return DelayedPort(network, lambda: groups_per_update * delay.draw(rng.random(), delay.longest))
 

@@ -1,8 +1,7 @@
-"""A network port that delivers rollout groups late, for experiments with delay over real sockets.
+"""A network port that delays rollout groups, for staleness experiments over real sockets.
 
 Delay is counted in traffic, not in seconds: a group is held until a number of others have arrived after it. The
-learner's staleness then does not depend on the machine's speed: a run on a busy machine measures the same as a run on
-a quiet one.
+learner's staleness then does not depend on the machine's speed, so busy and idle machines measure the same.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from p2prl.protocol.kinds import Kind
 
 
 class DelayedPort:
-    """A network port whose rollout groups are held back; everything else passes at once."""
+    """A network port that delays rollout groups; everything else passes at once."""
 
     def __init__(self, port: NetworkPort, draw_groups: Callable[[], int]) -> None:
         """`draw_groups` gives each group's delay: how many others must arrive after it, 0 or more."""
@@ -41,15 +40,15 @@ class DelayedPort:
 
     @property
     def held(self) -> int:
-        """Groups held back now."""
+        """Number of groups being held."""
         return len(self._held)
 
     def send(self, message: control.ToNetwork) -> None:
-        """Hand a message to the node."""
+        """Send a message to the node."""
         self._port.send(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
-        """Messages that arrived, without the groups that are held back, and the groups that are due."""
+        """Messages that arrived, without the groups being held, and the groups that are due."""
         passed: list[control.FromNetwork] = []
         for message in self._port.poll(timeout_s):
             if not isinstance(message, control.EnvelopeArrived) or not self._hold(message.envelope):
@@ -58,11 +57,11 @@ class DelayedPort:
         return passed
 
     def close(self) -> None:
-        """Leave the network. Groups held back are lost; their authors offer them again."""
+        """Leave the network. Groups being held are lost; their authors offer them again."""
         self._port.close()
 
     def _hold(self, envelope: bytes) -> bool:
-        """Hold a group that is not due yet, and return whether it was one. A group offered again is not held again."""
+        """Hold a group that is not due yet; returns whether it was held. A group offered again is not held again."""
         opened = open_envelope(envelope, now=None)
         if opened.kind is not Kind.ROLLOUT_GROUP or opened.digest in self._released:
             return False

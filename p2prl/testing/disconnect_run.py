@@ -1,6 +1,6 @@
-"""Disconnect a volunteer from a real swarm, and check that the work it did meanwhile is used after it is back.
+"""Disconnect a volunteer from a real swarm, and check that its offline work is used after it reconnects.
 
-The others' progress during the cut depends on the machine, so the run ends only after that work has been used.
+Progress during the cut depends on the machine, so the run ends only after that work has been used.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class DisconnectPlan:
     last_updates: int = 10
     """Updates of the run after the work done while cut off was trained on."""
     patience_s: float = 90.0
-    """Longest time from the end of the cut until that."""
+    """Longest wait for that after the end of the cut."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DisconnectReport:
-    """Fate of the work done while cut off."""
+    """Results of the work done while cut off."""
 
     sampled: int
     """Groups of the cut-off volunteer that were sampled during the cut."""
@@ -48,13 +48,13 @@ class DisconnectReport:
     expired: int
     trained_on: int
     versions_sampled: int
-    """Policy versions it used during the cut: the one it had, and perhaps one whose download it finished."""
+    """Policy versions it used during the cut: the one it had, and possibly one whose download was complete."""
     updates_meanwhile: int
     """Updates of the learner during the cut, with the other volunteer's work."""
     back_s: float
     """From the end of the cut to the first receipt of such a group."""
     staleness_max: int
-    """Of the groups that were trained on, in updates."""
+    """Staleness of the groups that were trained on, in updates."""
 
 
 def disconnect_volunteer(

@@ -1,4 +1,4 @@
-"""Transports that share one event loop, without sockets, for tests of whatever drives a transport."""
+"""Transports that share one event loop, without sockets, for tests of code that drives a transport."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MemoryTransport:
             await asyncio.sleep(0)
         receiver = self._reach(peer)._receiver
         if receiver is None:
-            raise TransportError("the peer takes no frames yet")
+            raise TransportError("the peer does not accept frames yet")
         receiver(self._peer_id, frame)
 
     async def put_record(self, key: bytes, value: bytes, expires_at: float) -> bool:
@@ -82,5 +82,5 @@ class MemoryTransport:
         other = self._hub.transports.get(peer)
         gone = self._hub.transports.get(self._peer_id) is not self
         if other is None or gone or frozenset({peer, self._peer_id}) in self._hub.severed:
-            raise TransportError(f"{peer} does not answer")
+            raise TransportError(f"{peer} does not respond")
         return other

@@ -1,4 +1,4 @@
-"""Strategies for words with any bit pattern, and the properties every patch codec has on them. Needs hypothesis."""
+"""Hypothesis strategies for words with any bit pattern, and the properties every patch codec has on them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ pairs_of_words = arrays.arrays(np.uint16, st.shared(st.integers(0, 60), key="len
 
 
 def check_round_trip(case: Version) -> None:
-    """Both kernels write the same bytes, and read the new words back from them."""
+    """Both kernels write the same bytes and decode them to the new words."""
     word_type, old, new = case
     sent = [encode_segment(old, new, word_type, kernels) for kernels in BOTH]
     assert sent[0] == sent[1]
@@ -72,7 +72,7 @@ def check_round_trip(case: Version) -> None:
 
 
 def check_each_codec(case: Version) -> None:
-    """The sparse and the dense codec give the new words back, from either kernel."""
+    """The sparse and the dense codec reproduce the new words with either kernel."""
     word_type, old, new = case
     coder = ZstdCoder()
     for flat in (True, False):
@@ -86,6 +86,6 @@ def check_each_codec(case: Version) -> None:
 
 
 def check_small_pair(old: Words, new: Words) -> None:
-    """A pair of bf16 words gives the new words back."""
+    """A pair of bf16 words survives encoding and decoding."""
     header, body = encode_segment(old, new, BF16, NUMPY_KERNELS)
     assert np.array_equal(decode_segment(old, header, body, BF16, NUMPY_KERNELS), new)

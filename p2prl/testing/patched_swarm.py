@@ -1,7 +1,7 @@
 """A simulated swarm with patches: the weights change as a trained policy's do, and peers rebuild them.
 
-`ProtocolSwarm` with real bf16 weights, real patches and policy heads. Members decode at once: virtual time has no
-processor.
+`ProtocolSwarm` with real bf16 weights, real patches and policy heads. Members decode at once: computation takes no
+virtual time.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from p2prl.bench.patch.simulated_training import bf16
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import apply_route
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS
-from p2prl.patches.simulated_training import bf16
 from p2prl.patches.words import BF16, Words
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.manifests import NO_BASE, BlobRef, Patch, PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
-from p2prl.sim.protocol_swarm import Member, ProtocolSwarm
 from p2prl.swarm.events import Event, PatchesReady, RunKnown
+from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
 
 SPANS = (1, 4, 16, 64)
 
@@ -40,14 +40,14 @@ class PatchedSwarm(ProtocolSwarm):
         self._changes = np.random.default_rng(self.network.seed)
         self.versions: list[NDArray[np.uint16]] = [bf16(self._changes.normal(0.0, 0.02, words).astype(np.float32))]
         self.bases: dict[str, bytes | None] = {}
-        """Local base of a member, by the member's name: weights, or None for a base that turns out to be missing."""
+        """Local base by member name: weights, or None for a base that is missing."""
         self.refused: list[tuple[str, int]] = []
-        """(member, version) of every route that did not decode."""
+        """(member, version) of every route that failed to decode."""
 
     def advance(self, *, spoil: bool = False, keyframe: bool = False, bridge: bool = False) -> PolicyManifest:
         """The learner publishes its next version with the patches due at it, and a policy head.
 
-        `spoil` makes the patch from the version before give other weights: a learner with a bug.
+        `spoil` corrupts the patch from the previous version, as a buggy learner would.
         `bridge` adds the patch from version 0.
         """
         version = len(self.published)
@@ -65,7 +65,7 @@ class PatchedSwarm(ProtocolSwarm):
         return manifest
 
     def head(self, *, life_s: float = 900.0) -> PolicyHead:
-        """The learner's policy head as of now."""
+        """The learner's current policy head."""
         raw, newest, _ = self.published[-1]
         edges = [
             PatchEdge(manifest.version, patch.base, patch.blob.size_bytes, envelope_digest(envelope))
@@ -84,7 +84,7 @@ class PatchedSwarm(ProtocolSwarm):
         )
 
     def words_of(self, member: Member, version: int) -> bytes:
-        """The weights of a version as a member has them."""
+        """A member's weights of a version."""
         return member.store.whole(self.published[version][1].weights)
 
     def offer_base(self, member: Member, words: bytes | None) -> None:
@@ -97,7 +97,7 @@ class PatchedSwarm(ProtocolSwarm):
         self.network.wake(member.peer)
 
     def on_event(self, member: Member, event: Event) -> None:
-        """Name the base when the run is known, and rebuild when every patch of a route is here."""
+        """Set the local base when the run is known, and rebuild when every patch of a route has arrived."""
         super().on_event(member, event)
         if isinstance(event, RunKnown) and member.name in self.bases:
             self.offer_base(member, self.bases[member.name])

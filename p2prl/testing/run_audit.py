@@ -2,7 +2,7 @@
 
 The learner drops groups it has trained on. `record_everything` puts triggers into its journal before the first start,
 so that every group's bytes and every change of state stay readable, written in the transactions that changed them. The
-audit then reads files alone, and shares with the learner only the wire format and the trainer's arithmetic.
+audit reads only files, and shares with the learner only the wire format and the trainer's arithmetic.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def record_everything(run: Path) -> None:
 
 
 def recorded_steps(run: Path) -> int:
-    """Updates begun so far: the step at which a learner must resume, however it ended."""
+    """Updates begun so far: the step at which a restarted learner must resume."""
     return int(rows(run / "journal.db", "SELECT COALESCE(MAX(step) + 1, 0) FROM batches")[0][0])
 
 
 def audit_run(run: Path, spool_files: list[Path]) -> RunAudit:
-    """Check every guarantee on a stopped run. Raises AssertionError that names the contradiction."""
+    """Check every guarantee on a stopped run. Raises an AssertionError that describes the contradiction."""
     folder = open_run(run)
     receipts = _ledger(folder)
     _states(run, receipts)
@@ -111,7 +111,7 @@ def audit_run(run: Path, spool_files: list[Path]) -> RunAudit:
 
 
 def _ledger(folder: RunFolder) -> dict[bytes, tuple[int, Receipt]]:
-    """Every receipt of a ledger that is unbroken from genesis; one for each group, one credit for each slot."""
+    """Receipts of a ledger, checked: an unbroken chain, one receipt per group, one credit per slot."""
     found: dict[bytes, tuple[int, Receipt]] = {}
     credited: Counter[tuple[bytes, int, int]] = Counter()
     head = GENESIS
@@ -135,7 +135,7 @@ def _ledger(folder: RunFolder) -> dict[bytes, tuple[int, Receipt]]:
 
 
 def _states(run: Path, receipts: dict[bytes, tuple[int, Receipt]]) -> None:
-    """Each group made only legal moves, each once, and ledger and journal agree on its state."""
+    """Check that each group made only legal transitions, each once, and that ledger and journal agree on its state."""
     moves = rows(run / "journal.db", "SELECT digest, old, new FROM witness_states")
     illegal = {(old, new) for _, old, new in moves} - _LEGAL_MOVES
     assert not illegal, illegal
@@ -155,7 +155,7 @@ def _states(run: Path, receipts: dict[bytes, tuple[int, Receipt]]) -> None:
 
 
 def _batches(run: Path) -> list[list[bytes]]:
-    """Batches by step, without a gap; no group in two of them."""
+    """Batches by step, checked to have no gap and no group twice."""
     found = rows(run / "journal.db", "SELECT step, digests FROM batches ORDER BY step")
     assert [step for step, _ in found] == list(range(len(found)))
     batches = [[raw[i : i + 32] for i in range(0, len(raw), 32)] for _, raw in found]
@@ -167,7 +167,7 @@ def _batches(run: Path) -> list[list[bytes]]:
 
 
 def _policies(folder: RunFolder) -> list[PolicyManifest]:
-    """Manifests by version: one chain, one for each version and step, and the only ones that groups name."""
+    """Manifests by version, checked: one chain, one per version and step, and the only ones that groups reference."""
     found = rows(folder.paths.journal, "SELECT version, step, raw FROM policies ORDER BY version")
     manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for _, _, raw in found]
     assert [m.version for m in manifests] == [version for version, _, _ in found] == list(range(len(found)))
@@ -181,12 +181,12 @@ def _policies(folder: RunFolder) -> list[PolicyManifest]:
     names = {version: envelope_digest(raw) for version, _, raw in found}
     for raw, _, _ in _kept(folder.directory).values():
         group = body_of(open_envelope(raw, now=None), RolloutGroup)
-        assert names[group.version] == group.policy, f"a second manifest of version {group.version} was in use"
+        assert names[group.version] == group.policy, f"a second manifest of version {group.version} was used"
     return manifests
 
 
 def _spools(run: Path, spool_files: list[Path], receipts: dict[bytes, tuple[int, Receipt]]) -> int:
-    """Spools agree with the ledger, and every group a spool calls delivered is in the journal. Returns their groups."""
+    """Check that spools agree with the ledger and that delivered groups are in the journal. Returns the group count."""
     journal = {digest for (digest,) in rows(run / "journal.db", "SELECT digest FROM groups")}
     state_names = {
         ReceiptState.VERIFIED: "verified",
@@ -200,14 +200,14 @@ def _spools(run: Path, spool_files: list[Path], receipts: dict[bytes, tuple[int,
         for digest, state in rows(spool, "SELECT digest, state FROM groups"):
             total += 1
             if state != "generated":
-                assert digest in journal, f"a group its volunteer calls {state} is not in the journal"
+                assert digest in journal, f"a group that is {state} in its spool is not in the journal"
             if state not in ("generated", "delivered"):
                 assert state == state_names[ReceiptState(receipts[digest][1].state)]
     return total
 
 
 def _metrics(run: Path, *, updates: int, versions: int) -> None:
-    """One line for each update, also after replayed ones."""
+    """Check that there is one line per update, even after replayed ones."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, updates + 1))
     assert all(0 <= line["version"] < versions for line in lines)
@@ -221,7 +221,7 @@ def _kept(run: Path) -> dict[bytes, tuple[bytes, bytes, bytes]]:
 
 
 def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[PolicyManifest]) -> int:
-    """Train again from the initial weights, without a break, and reproduce every published policy."""
+    """Train again from the initial weights without interruption, and reproduce every published policy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -246,7 +246,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
                 words = _banded(fresh, words, folder.settings.learner.dead_band_ulp)
                 state = weights_digest(words.tobytes())
                 assert state == published[step].weights_digest, (
-                    f"version {published[step].version} is not what its batches make"
+                    f"version {published[step].version} differs from the result of its batches"
                 )
                 reproduced += 1
             if step < len(batches):
@@ -254,14 +254,16 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
         newest = load_pretrained(
             str(complete_checkpoints(folder.paths.checkpoints)[-1]), device=torch.device("cpu"), dtype="float32"
         )
-        assert flatten(newest.model, layout) == flatten(trainer.model, layout), "the checkpoint is another model"
+        assert flatten(newest.model, layout) == flatten(trainer.model, layout), (
+            "the checkpoint differs from the trained model"
+        )
         return reproduced
     finally:
         torch.set_num_threads(threads)
 
 
 def _banded(fresh: Any, published: Any, band_ulp: int) -> Any:
-    """The published words: those that left the band around the word published before, else that word."""
+    """The published words: a new word if it left the band around the previous one, else the previous one."""
     if not len(published):
         return fresh
     sign = 1 << (8 * fresh.itemsize - 1)

@@ -39,7 +39,7 @@ def manifest(**changes: Any) -> RunManifest:
     """The manifest of a plausible run."""
     plain = RunManifest(
         name="chain-of-sums",
-        goal="Teach a small model to add up chains of numbers without slipping",
+        goal="Teach a small model to add up chains of numbers without mistakes",
         learner=identity("learner").public_key,
         created_ms=int(START_S * 1000),
         base_model="tiny-gpt 12M",
@@ -127,7 +127,7 @@ class LedgerWriter:
         return seal(self.learner, body, run=self.run, now=self.now)
 
     def write_journal(self, path: Path, *, versions: int = 0) -> sqlite3.Connection:
-        """A learner's journal with these entries: the tables a board reads. Returns the writer's connection."""
+        """Write a learner's journal with these entries, in the tables a board reads. Returns its connection."""
         db = sqlite3.connect(path, isolation_level=None)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("CREATE TABLE policies (version INTEGER PRIMARY KEY, step INTEGER NOT NULL, raw BLOB NOT NULL)")
@@ -178,7 +178,7 @@ def sample_run(seed: int, *, steps: int = 60, peers: int = 12, goal: str | None 
 
 
 def crowd(people: int, *, steps: int = 0, reward_goal: float = 0.9) -> LedgerWriter:
-    """A run with many contributors who join one after the other, a few of them very busy, and all rejections."""
+    """A run with many contributors who join one after the other, a few very busy, and every kind of rejection."""
     rng = random.Random(people)
     writer = LedgerWriter()
     validators = [identity(f"validator {i}") for i in range(4)]

@@ -1,8 +1,9 @@
 """A peer with a shaped link, as a process: `python -m p2prl.testing.shaped_peer JSON`.
 
 The argument is an object with `entropy`, `run_manifest`, `run`, `role`, `upload_bytes_s`, `download_bytes_s`, `folder`,
-`corrupt` and `bootstrap` addresses. The uplink is the product's own cap; the downlink is shaped here, by taking frames
-at its rate and acknowledging them afterwards. Prints one JSON line for each event; reads one JSON command a line.
+`corrupt` and `bootstrap` addresses. The product's own upload limit caps the uplink; this process shapes the downlink by
+accepting frames at its rate and acknowledging them afterward. Prints one JSON line per event; reads one JSON command
+per line.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any
 from blake3 import blake3
 
 from p2prl.clock import SystemClock
+from p2prl.net.pacing import Pacer
 from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.transports import framing, streams
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindTransport
-from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol import frames
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
@@ -59,7 +60,7 @@ def say(**what: Any) -> None:
 
 
 def shape_downlink(rate_bytes_s: float, clock: SystemClock) -> None:
-    """From now on bulk frames arrive one after the other at that rate, whatever peer sends them."""
+    """Limit bulk frames from all peers together to that rate."""
     pacer = Pacer(clock, rate_bytes_s)
 
     async def serve(

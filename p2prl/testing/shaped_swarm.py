@@ -1,4 +1,4 @@
-"""A learner and volunteers with shaped links, each a process with its own daemon, driven by JSON lines."""
+"""A learner and volunteers with shaped links, each a process with its own daemon, controlled by JSON lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import psutil
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
-from p2prl.sim.protocol_swarm import identity_of, run_manifest_of
+from p2prl.sim.hosts import identity_of
+from p2prl.testing.protocol_swarm import run_manifest_of
 
 MBIT_BYTES = 125_000.0
 _CREATED_AT = 1_790_000_000.0
@@ -32,7 +33,7 @@ def run_manifest() -> bytes:
 
 @dataclass(slots=True)
 class ShapedPeer:
-    """One process. `heard` is all its output, in order."""
+    """One process. `heard` collects its output, in order."""
 
     name: str
     upload_mbit: float
@@ -51,28 +52,28 @@ class ShapedPeer:
         return identity_of(self.name).peer_id
 
     def tell(self, **command: Any) -> None:
-        """Give it a command."""
+        """Send the process a command."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
 
     def said(self, what: str) -> list[dict[str, Any]]:
-        """All its lines of one kind."""
+        """All its output lines of one kind."""
         with self._news:
             return [line for line in self.heard if line["what"] == what]
 
     def wait_to_say(self, what: str, *, seconds: float, after: int = 0) -> dict[str, Any]:
-        """Its line of one kind, the first or the one after `after` others; an assertion when none comes in time."""
+        """Wait for its line of one kind, skipping the first `after`; AssertionError on timeout."""
         until = time.monotonic() + seconds
         with self._news:
             while len(lines := [line for line in self.heard if line["what"] == what]) <= after:
                 left = until - time.monotonic()
-                assert left > 0, f"{self.name}: no {what!r} within {seconds:g} s; it said {self.heard[-3:]}"
+                assert left > 0, f"{self.name}: no {what!r} within {seconds:g} s; last output: {self.heard[-3:]}"
                 self._news.wait(left)
         return lines[after]
 
     def ask(self, what: str) -> dict[str, Any]:
-        """Its `report` or `roles` now."""
+        """Request its current `report` or `roles`."""
         before = len(self.said(what))
         self.tell(**{what: True})
         return self.wait_to_say(what, seconds=60, after=before)
@@ -125,7 +126,7 @@ class ShapedSwarm:
         corrupt: bool = False,
         bootstrap: str = "",
     ) -> ShapedPeer:
-        """Start a peer, in the directory of `bootstrap` if that is named. The run's learner is the one called so."""
+        """Start a peer, joining through `bootstrap` if given. The peer named `learner` is the run's learner."""
         manifest = run_manifest()
         given = {
             "entropy": identity_of(name).entropy.hex(),
@@ -148,12 +149,12 @@ class ShapedSwarm:
         return peer
 
     def link_to(self, name: str) -> str:
-        """The run's join link, with the addresses of one peer that is up."""
+        """The run's join link, with the addresses of one running peer."""
         manifest = run_manifest()
         return str(JoinLink("rehearsal", envelope_digest(manifest), tuple(self.peers[name].said("up")[0]["addresses"])))
 
     def link_all(self, *, seconds: float) -> None:
-        """Wait until every peer is up, let each dial all before it, and wait until all know each other."""
+        """Wait until every peer is up, make each dial all earlier ones, and wait until all know each other."""
         addresses: list[str] = []
         for peer in self.peers.values():
             up = peer.wait_to_say("up", seconds=seconds)

@@ -1,7 +1,7 @@
-"""Processes of a real swarm: start roles by the command line, kill them, and find whatever survives.
+"""Processes of a real swarm: start roles by the command line, kill them, and find survivors.
 
-Every process of a swarm carries the swarm's mark in its environment, which its network process and daemon inherit. So
-a survivor is found even when its parent is dead and the system has given it another one.
+Every process of a swarm has the swarm's mark in its environment, which its network process and daemon inherit. So a
+survivor is found even when its parent is dead and the system has reparented it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAUSE = threading.Event()
 
 
 def wait_until(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
-    """The first true value of `condition`; an assertion that names `what` when it stays false."""
+    """Poll until `condition` is true and return its value; AssertionError naming `what` on timeout."""
     until = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < until, f"{what}: not within {seconds:g} s"
@@ -52,16 +52,16 @@ class RoleProcess:
 
     @property
     def log(self) -> str:
-        """All its output, over all its starts."""
+        """Its output, across restarts."""
         return self.log_path.read_text(errors="replace")
 
     @property
     def is_alive(self) -> bool:
-        """Whether the main process runs."""
+        """Whether the main process is running."""
         return self.process.poll() is None
 
     def tree(self) -> list[psutil.Process]:
-        """The main process, its network process and its daemon, those of them that run."""
+        """The main process, its network process and its daemon, as far as they are running."""
         try:
             main = psutil.Process(self.process.pid)
             return [main, *main.children(recursive=True)]
@@ -77,11 +77,11 @@ class RoleProcess:
         return next((p for p in self.tree() if _is_daemon(p)), None)
 
     def wait(self, seconds: float) -> int:
-        """The exit status, once it ended by itself; an assertion with its last output when it does not."""
+        """Wait for it to exit and return its status; AssertionError with its last output on timeout."""
         try:
             return self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end within {seconds:g} s:\n{self.log[-2000:]}") from None
+            raise AssertionError(f"{self.name} did not exit within {seconds:g} s:\n{self.log[-2000:]}") from None
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class SwarmProcesses:
                 role.process.wait()
 
     def environment(self, home: Path | None = None) -> dict[str, str]:
-        """Environment of the swarm's processes: one thread each, and a home of their own."""
+        """Environment of the swarm's processes: one thread each, and their own home folder."""
         own = {"OMP_NUM_THREADS": "1", MARK: self.mark, "P2PRL_HOME": str(home or self.folder / "home")}
         return {**os.environ, **own}
 
@@ -120,7 +120,7 @@ class SwarmProcesses:
         return role
 
     def start_again(self, role: RoleProcess) -> None:
-        """Run the same command once more."""
+        """Run the same command again."""
         assert not role.is_alive
         role.process = _launch(role.module, role.arguments, role.environment, role.log_path)
 
@@ -165,7 +165,7 @@ def kill_tree(role: RoleProcess) -> None:
 
 
 def stop_sending(processes: list[psutil.Process]) -> None:
-    """Freeze processes: to everybody else the machine is offline."""
+    """Freeze processes, so that the machine appears offline to everyone else."""
     for process in processes:
         process.send_signal(signal.SIGSTOP)
 
@@ -177,7 +177,7 @@ def go_on(processes: list[psutil.Process]) -> None:
 
 
 def have_ended(processes: list[psutil.Process]) -> bool:
-    """Whether none of these runs any more."""
+    """Whether all of these have exited."""
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
@@ -199,7 +199,7 @@ def spools(home: Path) -> list[Path]:
 
 
 def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
-    """Rows of a query on a database that another process may be writing."""
+    """Rows of a query on a database that another process may be writing to."""
     connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)
     try:
         return connection.execute(query).fetchall()

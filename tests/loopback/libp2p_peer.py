@@ -1,4 +1,4 @@
-"""The py-libp2p side of the interoperation tests, in a process of its own (hivemind's may not hold libp2p).
+"""The py-libp2p side of the interoperation tests, in a separate process (hivemind's environment may lack libp2p).
 
 `serve ENTROPY BOOTSTRAP...` echoes frames; each line on standard input sends its JSON {"peer", "size"} and prints how
 it went. `plaintext ADDRESS` dials offering plaintext alone. `open` is a host with py-libp2p's default security.

@@ -1,4 +1,4 @@
-"""A peer in a process of its own that speaks the next wire version: the network process as it is, but for a number.
+"""A peer process that speaks the next wire version: the network process with one number changed.
 
 Arguments: a key file, the run's digest (hexadecimal), a folder for blobs. Prints its address when it is up.
 """

@@ -1,4 +1,4 @@
-"""Run the real program in processes of its own, with a full disk or altered modules, and read what it leaves."""
+"""Run the real program in separate processes, with a full disk or altered modules, and inspect its output files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def eventually(condition: Callable[[], bool], *, seconds: float = 100.0) -> None
 
 
 def patched_python(folder: Path, code: str) -> Path:
-    """A folder whose `sitecustomize` runs `code` in every Python process, before anything else does."""
+    """A folder whose `sitecustomize` runs `code` first in every Python process."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(code)
     return folder
@@ -88,7 +88,7 @@ def environment_with(folder: Path) -> dict[str, str]:
 
 
 class RunningRole:
-    """A role in a process of its own, its output in a log file."""
+    """A role in a separate process, with its output in a log file."""
 
     def __init__(
         self, log: Path, *arguments: object, file_limit: int | None = None, patched: Path | None = None
@@ -131,7 +131,7 @@ def running(
 
 @contextmanager
 def live_learner(directory: Path) -> Iterator[tuple[Path, RunningRole]]:
-    """A run folder and its learner without an end; it must outlive this block and then stop cleanly."""
+    """A run folder and its endless learner, which must still run after this block and then stop cleanly."""
     folder = make_run(directory)
     with running(directory / "learner.log", "learn", folder, "--updates", 0, *LISTEN) as learner:
         eventually((folder / "link").exists)

@@ -52,7 +52,7 @@ def taken_port() -> Iterator[int]:
 
 
 def policies(run: Path) -> list[tuple[int, int]]:
-    """(version, step) of what a learner has published."""
+    """(version, step) of a learner's published policies."""
     with closing(sqlite3.connect(f"file:{run / 'journal.db'}?mode=ro", uri=True)) as journal:
         return list(journal.execute("SELECT version, step FROM policies ORDER BY version"))
 
@@ -62,7 +62,7 @@ def test_a_link_that_was_cut_off(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
-def test_nobody_answers_at_the_link(tmp_path: Path) -> None:
+def test_unreachable_join_link(tmp_path: Path) -> None:
     stranger = Identity(bytes(range(16))).peer_id
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -105,7 +105,7 @@ def test_a_known_run_is_sampled_without_any_peer(live: tuple[Path, RunningRole],
     with running(tmp_path / "again.log", "join", alone, "--home", home, *LISTEN, "--threads", 1) as again:
         eventually(lambda: sum(spool_states(home).values()) > before)
         assert again.stop() == 130
-        assert "going on alone and trying again" in again.said()
+        assert "continuing alone and trying again" in again.said()
         assert "Traceback" not in again.said()
 
 
@@ -123,7 +123,7 @@ def test_a_full_disk_loses_no_group(live: tuple[Path, RunningRole], tmp_path: Pa
     folder, _ = live
     link, home = (folder / "link").read_text().strip(), tmp_path / "home"
     result = p2prl("join", link, "--home", home, *LISTEN, "--threads", 1, "--slots", 2, file_limit=300_000)
-    refused(result, 4, "the spool cannot be written")
+    refused(result, 4, "cannot write the spool")
     before = spool_states(home)
     finished = sum(before.values())
     assert finished > 0

@@ -1,4 +1,4 @@
-"""Newcomers with a model on disk, as real processes: the run's own spares the weights, another is found out."""
+"""Newcomers with a model on disk, as real processes: the run's model saves the download, another is detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, c
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(240)]
 
 
-def test_a_newcomer_starts_from_the_runs_base_and_is_told_of_another(tmp_path: Path) -> None:
+def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "terminals")
     run, public, other = tmp_path / "runs" / "mine", tmp_path / "public", tmp_path / "other"
     for folder, seed in ((public, 3), (other, 77)):
@@ -27,7 +27,7 @@ def test_a_newcomer_starts_from_the_runs_base_and_is_told_of_another(tmp_path: P
     options = ("--in", str(run.parent), "--model", str(public))
     made = command("init", "mine", *options, environment=swarm.environment())
     assert made.returncode == 0, made.stderr
-    # Steps as small as a large model's: a patch is then a small part of the weights, however late a newcomer is.
+    # Steps as small as a large model's, so that a patch is a small part of the weights even for a late newcomer.
     settings = run / "run.toml"
     text = settings.read_text()
     settings.write_text(text.replace("learning_rate = 5e-4", "learning_rate = 1e-6"))
@@ -51,13 +51,13 @@ def test_a_newcomer_starts_from_the_runs_base_and_is_told_of_another(tmp_path: P
     assert untold["spared_bytes"] == 0
     assert untold["brought_bytes"] > 0
     assert "the base saved" in right.log
-    assert "not what this run started from" in wrong.log
+    assert "not the model this run started from" in wrong.log
     assert not list(tmp_path.glob("*/*/*/blobs/base.new"))
     assert {path: path.read_bytes() for folder in (public, other) for path in folder.iterdir()} == before
 
 
 def _leave(role: RoleProcess) -> dict[str, Any]:
-    """Ctrl-C, and the document it leaves with."""
+    """Send Ctrl-C and return the final JSON document."""
     role.process.send_signal(signal.SIGINT)
     assert role.wait(60) == 130, role.log[-2000:]
     document = next(json.loads(line) for line in reversed(role.log.splitlines()) if line.startswith("{"))

@@ -65,7 +65,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
     assert account.rejected == 0
     assert account.policies_reproduced == account.versions
     states = {state for file in files for (state,) in rows(file, "SELECT DISTINCT state FROM groups")}
-    # What the run's end met on the way to the learner stays undelivered; whatever was delivered has its end.
+    # Groups in transit at the run's end stay undelivered; every delivered group has a final state.
     assert {"verified"} <= states <= {"verified", "generated"}, states
 
 
@@ -76,7 +76,7 @@ def _ctrl_c(role: RoleProcess, *, expected: int, times: int = 1) -> None:
 
 
 def _at_work(home: Path) -> set[int]:
-    """Processes that have said something of themselves at any seat."""
+    """Processes that have written a status file in any worker folder."""
     return {int(json.loads(path.read_text())["pid"]) for path in home.glob("*/*/status.json")}
 
 

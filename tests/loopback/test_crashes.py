@@ -1,4 +1,4 @@
-"""kill -9 at random moments, and a cut: nothing promised is lost or counted twice, and nothing is left behind."""
+"""kill -9 at random times, and a disconnect: no acknowledged work is lost or counted twice, no process is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def made_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder nobody has started yet."""
+    """A run folder that has not been started yet."""
     root = tmp_path_factory.mktemp("made")
     options = ("--preset", "chain4", "--in", str(root), "--staleness", "1024", "--publish-every", "5")
     made = command("init", "run", *options, environment=SwarmProcesses(root).environment())

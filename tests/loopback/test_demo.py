@@ -90,7 +90,7 @@ def _check(document: dict[str, Any], run: Path) -> None:
 
 
 def _role_processes(demo: RoleProcess) -> list[str]:
-    """First argument of each role that runs as a process of its own."""
+    """First argument of each role that runs as a separate process."""
     found = []
     for process in demo.tree()[1:]:
         try:

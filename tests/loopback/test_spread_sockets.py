@@ -36,7 +36,7 @@ def test_survivors_finish_the_liar_is_banned_and_the_learner_sends_three_copies_
         for peer in honest:
             assert peer.wait_to_say("ready", seconds=120)["intact"]
         assert learner.ask("report")["sent"] <= 3 * SIZE + 2 * CHUNK
-        # How many of them the liar got to serve is a matter of luck; whom nobody else serves it deceives at once.
+        # How many of them the liar serves is random; a peer without another source is deceived at once.
         liar.wait_to_say("ready", seconds=120)
         late = swarm.start("late", upload_mbit=2.0, download_mbit=8.0)
         late.wait_to_say("up", seconds=60)
@@ -49,7 +49,7 @@ def test_survivors_finish_the_liar_is_banned_and_the_learner_sends_three_copies_
 
 
 @pytest.mark.timeout(300)
-def test_a_seeder_takes_weights_and_passes_them_on_in_little_memory(tmp_path: Path) -> None:
+def test_a_seeder_relays_weights_in_little_memory(tmp_path: Path) -> None:
     swarm, command_line = ShapedSwarm(tmp_path / "shaped"), SwarmProcesses(tmp_path / "seeder")
     home = tmp_path / "home"
     with swarm.running(), command_line.running():

@@ -110,7 +110,7 @@ def test_a_dialer_that_proves_no_key_delivers_nothing(example: ModuleType) -> No
 @pytest.mark.parametrize(
     ("listen", "error"), [("/ip6/::1/tcp/0", ConfigError), ("/ip4/192.0.2.77/tcp/0", MachineError)]
 )
-def test_a_wrong_listen_address_is_said(example: ModuleType, listen: str, error: type[Exception]) -> None:
+def test_a_wrong_listen_address_is_reported(example: ModuleType, listen: str, error: type[Exception]) -> None:
     async def scenario() -> None:
         with pytest.raises(error):
             await example.start_tcp(config(listen=(listen,)))

@@ -29,7 +29,7 @@ def test_peers_find_each_other_through_one_and_share_records() -> None:
             assert await peers[1].put_record(KEY, b"newer", expires_at + 30)
             for peer in peers:
                 assert (await peer.get_records(KEY))[peers[1].peer_id] == b"newer"
-            # Only ever told of the first peer, the last two still reach each other by id.
+            # The last two know only the first peer, but still reach each other by id.
             inboxes = [Inbox(peer) for peer in peers]
             for sender in peers:
                 for receiver, inbox in zip(peers, inboxes, strict=True):

@@ -145,7 +145,7 @@ def test_plaintext_is_refused_by_both_and_only_by_our_choice(light_peer: Callabl
         assert stranger.up == {"outcome": "refused"}
 
     with_daemon(scenario)
-    # The same dial succeeds against py-libp2p's defaults, so what was refused above was refused for being plaintext.
+    # The same dial succeeds against py-libp2p's defaults, so plaintext was the reason for the refusal above.
     careless = light_peer("open")
     assert light_peer("plaintext", careless.up["addresses"][0]).up == {"outcome": "connected"}
 

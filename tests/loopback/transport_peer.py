@@ -1,4 +1,4 @@
-"""A peer in a process of its own, for the transport's loopback tests: echoes each frame to its sender.
+"""A peer in a separate process, for the transport's loopback tests: echoes each frame to its sender.
 
 Arguments: the hexadecimal entropy, then bootstrap addresses. Prints one JSON line when it is up; answers each line on
 standard input with its resident memory, kilobytes.

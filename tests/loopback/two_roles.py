@@ -1,4 +1,4 @@
-"""A learner and a volunteer over their network processes, each on the transport it is told, in a process of its own.
+"""A learner and a volunteer in separate processes, over their network processes and the transports given.
 
 Arguments: the learner's transport, the volunteer's transport, a folder. The volunteer joins through the learner's
 address, downloads version 0 under the learner's upload cap and publishes one group. Prints one JSON line at the end.
@@ -23,9 +23,10 @@ from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, sea
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.sim.protocol_swarm import group_of, identity_of, run_manifest_of
+from p2prl.sim.hosts import identity_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl.testing.protocol_swarm import group_of, run_manifest_of
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from p2prl.patches.words import BF16, FP16, FP32, WORD_TYPES, Words, WordType
 
 
 def values_of(words: Words, word_type: WordType) -> NDArray[Any]:
-    """What 16-bit words stand for."""
+    """The float values of 16-bit words."""
     return words.view(np.float16) if word_type is FP16 else (words.astype(np.uint32) << 16).view(np.float32)
 
 

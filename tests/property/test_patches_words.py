@@ -1,4 +1,4 @@
-"""Any words come back, both kernels make the same bytes, and no bytes do worse than an error."""
+"""Patch codec on any words: exact round trips, equal bytes from both kernels, and only errors on damaged bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_any_pair_of_small_arrays(old: Words, new: Words) -> None:
 
 
 def unproven(old: Words, codec: Codec, body: bytes, word_type: WordType, kernels: Any) -> Words | None:
-    """What the decoder makes of `body` when nobody vouches for the result; None when it refuses."""
+    """The decoder's output for `body` without a digest check; None when it refuses."""
     header = SegmentHeader(codec=codec, body_bytes=len(body), pre=words_digest(old), post=words_digest(old))
     if codec in (Codec.EC1, Codec.FLAT):
         try:

@@ -19,7 +19,7 @@ def draws(text: str, count: int = 20_000) -> list[float]:
     return [law.draw(rng) for _ in range(count)]
 
 
-def test_heterorls_lognormal() -> None:
+def test_lognormal_of_heterorl() -> None:
     values = draws("lognormal:60:1800")
     assert min(values) >= 60
     assert max(values) <= 1800
@@ -72,7 +72,7 @@ def test_weibull_has_a_heavy_tail_below_its_maximum() -> None:
         "const;5",
     ],
 )
-def test_anything_else_is_refused_with_the_forms(text: str) -> None:
+def test_other_rewards_are_refused_with_the_valid_forms(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_delay(text)
     assert "lognormal" in caught.value.remedy

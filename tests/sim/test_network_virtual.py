@@ -9,12 +9,12 @@ import sys
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
-from p2prl.sim.protocol_swarm import ProtocolSwarm
 from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.testing.protocol_swarm import ProtocolSwarm
 
 SCENARIO = """
 from p2prl.protocol.kinds import Role
-from p2prl.sim.protocol_swarm import ProtocolSwarm
+from p2prl.testing.protocol_swarm import ProtocolSwarm
 from p2prl.sim.link_conditions import LinkConditions
 from p2prl.sim.virtual_network import VirtualNetwork
 
@@ -101,7 +101,7 @@ def test_queued_frames_die_with_their_machine() -> None:
     assert fetched <= 400_000 - held * manifest.weights.chunk_bytes + manifest.weights.chunk_bytes
 
 
-def test_a_law_of_delay_slows_groups_and_nothing_else() -> None:
+def test_delay_distribution_slows_only_groups() -> None:
     slow_groups = slow_envelopes(Kind.ROLLOUT_GROUP, parse_delay("const:300"))
     made = ProtocolSwarm(VirtualNetwork(5, delay=slow_groups))
     learner = made.add("learner", Role.LEARNER)

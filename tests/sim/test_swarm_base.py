@@ -9,11 +9,11 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.kinds import Role
 from p2prl.sim.link_conditions import LinkConditions
-from p2prl.sim.protocol_swarm import Member
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.patched_swarm import PatchedSwarm
+from p2prl.testing.protocol_swarm import Member
 
 FULL = 40_000
 """Bytes of a version's weights."""
@@ -29,7 +29,7 @@ def config_with_base(role: Role) -> NodeConfig:
 
 
 class SlowSwarm(PatchedSwarm):
-    """A rebuild from the run's starting weights ends when the test says so."""
+    """A rebuild from the run's starting weights, completed by the test."""
 
     def on_event(self, member: Member, event: Event) -> None:
         if isinstance(event, PatchesReady) and event.base == blake3(self.versions[0].tobytes()).digest():

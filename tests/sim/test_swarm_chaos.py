@@ -13,13 +13,14 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Chunk, ChunkRequest, Have, Hello, Push
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
-from p2prl.sim.protocol_swarm import ProtocolSwarm, group_of, identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl.testing.protocol_swarm import ProtocolSwarm, group_of
 
 
 class Invariants:
@@ -128,12 +129,12 @@ def test_partition_and_heal(seed: int) -> None:
     assert set(promised) <= groups_at_learner(swarm), f"seed {seed}"
 
 
-def test_groups_and_receipts_through_carriers() -> None:
+def test_groups_and_receipts_are_forwarded() -> None:
     swarm, _ = build(5, 6, LinkConditions())
     network = swarm.network
     network.run_for(20)
     author = swarm.members["v5"]
-    # The author and the learner cannot reach each other ever; all other peers reach both.
+    # The author and the learner can never reach each other; all other peers reach both.
     network.partition([[author.peer], [swarm.members["learner"].peer]], network.now, network.now + 1e6)
     network.run_for(80)
     assert ("learner", 1) not in network.node(author.peer).roles()
@@ -267,7 +268,7 @@ def test_learner_uploads_about_one_copy(peers: int) -> None:
 
 def test_a_stalled_holder_delays_a_version_by_one_timeout() -> None:
     class Stalled(Node):
-        """Claims everything, answers no request for a chunk."""
+        """Claims to have all chunks but answers no request."""
 
         def commands(self, now: float) -> list[Command]:
             return [c for c in super().commands(now) if not (isinstance(c, Send) and c.bulk)]

@@ -9,10 +9,11 @@ from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.peer_messages import Introduction
-from p2prl.sim.protocol_swarm import ProtocolSwarm, identity_of
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, PeerBanned, Send
 from p2prl.swarm.node import Node
+from p2prl.testing.protocol_swarm import ProtocolSwarm
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 
@@ -33,7 +34,7 @@ def without_introductions(command: Command) -> list[Command]:
 
 def test_link_counts_with_and_without_introductions() -> None:
     class Silent(Node):
-        """A learner that introduces nobody."""
+        """A learner that makes no introductions."""
 
         def commands(self, now: float) -> list[Command]:
             return [part for command in super().commands(now) for part in without_introductions(command)]

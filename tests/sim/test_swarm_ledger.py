@@ -8,8 +8,9 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
 from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.sim.protocol_swarm import group_of, identity_of
+from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import LedgerArrived, LedgerWanted, PeerBanned
+from p2prl.testing.protocol_swarm import group_of
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 
@@ -56,7 +57,7 @@ def test_ledger_queries_are_rate_limited() -> None:
     assert not events_of(learner, PeerBanned), "asking too often is no fault"
 
 
-def test_a_false_ledger_height_does_not_attract_every_query() -> None:
+def test_a_false_ledger_height_does_not_attract_all_queries() -> None:
     made = swarm(volunteers=1)
     board = made.add("board", Role.BOARD, bootstrap=("learner",))
     made.network.node(made.members["learner"].peer).set_ledger_height(5)

@@ -11,8 +11,8 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Chunk, Push
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.policy_head import PolicyHead
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
-from p2prl.sim.protocol_swarm import Member, identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesReady, PeerBanned, Send, VersionReady
 from p2prl.swarm.node import Node
@@ -20,6 +20,7 @@ from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.running import Running
 from p2prl.testing.patched_swarm import PatchedSwarm
+from p2prl.testing.protocol_swarm import Member
 
 FULL = 40_000
 """Bytes of a version's weights."""
@@ -119,7 +120,7 @@ def test_a_seeder_rebuilds_and_serves_full_weights() -> None:
 
 
 def seeded(made: PatchedSwarm, *, behind: Member | None = None) -> Member:
-    """A seeder restarted with what it holds; `behind` was down when the last version was published."""
+    """A seeder restarted with its stored versions; `behind` was down when the last version was published."""
     seeder = made.add(
         "seeder", Role.SEEDER, bootstrap=("learner",), config=lambda role: NodeConfig(role=role, rebuilds=True)
     )

@@ -10,7 +10,7 @@ from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.sim.protocol_swarm import identity_of
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Equivocation, VersionAnnounced, VersionReady
 from p2prl.swarm.node_config import NodeConfig
@@ -31,7 +31,7 @@ def test_equivocation_is_reported_with_both_manifests() -> None:
     assert events_of(target, Equivocation) == [Equivocation(first, twin)]
 
 
-def test_a_reencoded_manifest_is_no_equivocation() -> None:
+def test_a_reencoded_manifest_is_not_equivocation() -> None:
     made = swarm(volunteers=1)
     made.network.run_for(5)
     made.publish(20_000)

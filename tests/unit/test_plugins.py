@@ -50,9 +50,9 @@ def test_plugin_is_loaded_by_name(installed: Path) -> None:
     ("name", "said"),
     [
         ("broken", "cannot be loaded from outside_missing:PART"),
-        ("number", "is no part: expected str, found int"),
-        ("goood", "no part is called 'goood'"),
-        ("x" * 5000, "no part is called '" + "x" * 64 + "'"),
+        ("number", "is not a part: expected str, got int"),
+        ("goood", "unknown part 'goood'"),
+        ("x" * 5000, "unknown part '" + "x" * 64 + "'"),
     ],
 )
 def test_unusable_names_say_what_to_do(installed: Path, name: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""The on-policy comparison of recipes and rewards: runs what its results file lacks, and writes tables and curves.
+"""On-policy comparison of recipes and rewards: runs the cases missing from its results file, writes tables and curves.
 
 Serves `p2prl bench rewards` and `p2prl bench ppo`, which compare and show different figures.
 """
@@ -25,11 +25,11 @@ from p2prl.bench.training.warm_start import UNWRITABLE, require_first_seed, warm
 from p2prl.errors import ConfigError, MachineError, require
 
 _SEEDS_AT_ONCE = 5
-"""As many as the staleness benchmark: more gain nothing."""
+"""Seeds per batch, as in the staleness benchmark; more gain nothing."""
 
 
 def plan_of(updates: int, learning_rate: float) -> TrainingPlan:
-    """The plan. Evaluations are frequent, because a policy farms a faulty reward within 50 batches."""
+    """Training plan with frequent evaluations, because a policy exploits a faulty reward within 50 batches."""
     return TrainingPlan(
         updates=updates, learning_rate=learning_rate, evaluate_every=10, evaluation_prompts=128, final_prompts=512
     )
@@ -63,7 +63,7 @@ class ComparisonConfig:
         require("seeds", self.seeds, 1 <= self.seeds <= 1000, "1 to 1000")
         require_first_seed(self.first_seed, self.seeds)
         if not self.cases:
-            raise ConfigError("nothing to compare", remedy="Name at least one.")
+            raise ConfigError("nothing to compare", remedy="Give at least one.")
         environment = self.environment()
         for case in self.cases:
             parse_recipe(case.recipe, max_completion_tokens=environment.max_new_tokens)
@@ -75,7 +75,7 @@ class ComparisonConfig:
         return range(self.first_seed, self.first_seed + self.seeds)
 
     def environment(self) -> Environment:
-        """The environment with this completion limit. ConfigError where prompt and completion exceed the decoder."""
+        """The environment with this completion limit. ConfigError when prompt and completion exceed the context."""
         environment = environment_by_name(self.task)
         room = environment.shape.context - len(environment.prompt_tokens(environment.task.prompt(0)))
         limit = environment.max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
@@ -96,11 +96,11 @@ class CaseSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     evaluation_prompts: int
     final_prompts: int
     version: str = "training=1 warm_start=1 environment=1 loss=1"
-    """Version of the code that decides the figures. Lines without one were written by version 1 of everything."""
+    """Version of the code that affects the figures. Lines without one were written by version 1 of all parts."""
 
 
 def setting_of(config: ComparisonConfig, case: Case) -> CaseSetting:
-    """The setting of one case."""
+    """Setting of one case."""
     plan, environment = config.plan, config.environment()
     return CaseSetting(
         task=config.task,
@@ -130,7 +130,7 @@ CaseFile = SeedFile[CaseSetting, RecipeResult]
 
 
 def open_results(out: Path) -> CaseFile:
-    """The results kept in a folder."""
+    """Open the results stored in a folder."""
     return SeedFile(out / "results.jsonl", Line[CaseSetting, RecipeResult])
 
 
@@ -142,9 +142,9 @@ def run_comparison(
     shown: tuple[str, ...],
     on_progress: Callable[[str, float], None] | None = None,
 ) -> list[CaseRow]:
-    """Run what `out/results.jsonl` lacks and write `name`.csv, .md and .png beside it; one row a case.
+    """Run the cases missing from `out/results.jsonl` and write `name`.csv, .md and .png beside it, one row per case.
 
-    `shown` are the fields of `Evaluation` whose curves are drawn. `on_progress` is told the stage and the share of
+    `shown` are the fields of `Evaluation` whose curves are drawn. `on_progress` receives the stage and the fraction of
     all work done. After an interruption the next call continues after the last finished batch of seeds.
     """
     results = open_results(out)

@@ -1,6 +1,6 @@
 """On-policy training of one recipe, several seeds side by side: PPO with a value head, DPO, or a group loss.
 
-Everything random follows from the seed: two recipes on one seed see the same prompts of a batch and the same noise.
+The seed fixes all randomness: two recipes on one seed see the same prompts of a batch and the same noise.
 
 Shape legend: M seeds, B prompts, G completions, T tokens, W weights.
 """
@@ -31,7 +31,7 @@ from p2prl.bench.training.warm_start import SEED_LIMIT
 from p2prl.errors import require
 
 RESULT_VERSION = 1
-"""Raised when a change here, or in what all recipes share, moves figures: older results are not used again."""
+"""Incremented when a change here, or in code all recipes share, affects figures: older results are not reused."""
 
 _GROUP = 8
 _WARMUP_STEPS = 10
@@ -53,9 +53,9 @@ class Evaluation:
     tokens: float
     """Mean length of a completion."""
     true_steps: float
-    """Mean number of steps the scorer finds true: the raw process reward."""
+    """Mean number of steps the scorer accepts: the raw process reward."""
     readable: float
-    """Share of completions that end and that the scorer's grammar reads."""
+    """Share of completions that finish and that the scorer's grammar accepts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class _Batch:
     prompts_MBP: Tensor
     completions: Completions
     rollouts: list[RolloutBatch]
-    """One for each seed."""
+    """One per seed."""
     old_values_MBGT: Tensor | None
     returns_MBGT: Tensor | None
 
@@ -139,7 +139,7 @@ class OnPolicyTraining:
         ]
 
     def _batch(self, update: int) -> _Batch:
-        """Sample and grade a batch, and compute everything its passes share."""
+        """Sample and grade a batch, and compute the data shared by its passes."""
         recipe, first = self._recipe, update * _SEEDS_PER_UPDATE
         prompts = self._prompts([seed * _SEEDS_PER_RUN + first for seed in self._seeds], recipe.prompts)
         prompts_MBP = self._tokens(prompts)
@@ -201,7 +201,7 @@ class OnPolicyTraining:
         return rollouts
 
     def _step(self, batch: _Batch) -> None:
-        """One optimiser step on the whole batch."""
+        """One optimizer step on the whole batch."""
         recipe, tokens_MBGT = self._recipe, batch.completions.tokens_MBGT
         values_MBGT = None
         if recipe.has_value:
@@ -226,7 +226,7 @@ class OnPolicyTraining:
                 aggregation = recipe.objective.aggregation
                 loss = loss + reference_penalty(logprobs_MBGT[index], rollouts, recipe.penalty, aggregation)
             losses.append(loss)
-        # Sums over seeds share no weight: the gradient's rows are those of the seeds alone.
+        # Seeds share no weights, so each row of the summed loss's gradient belongs to one seed.
         (gradient_MW,) = torch.autograd.grad(torch.stack(losses).sum(), self._weights_MW)
         number = len(self._grad_norms) + 1
         rate_M = torch.full((len(self._seeds),), self._plan.learning_rate * min(1.0, number / _WARMUP_STEPS))

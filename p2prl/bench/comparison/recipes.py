@@ -1,4 +1,4 @@
-"""Recipes of on-policy training, written in one line: a loss and options, as `ppo:normalise=off:reference=ema`."""
+"""Recipes of on-policy training in one line: a loss and its options, such as `ppo:normalise=off:reference=ema`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Samples = Literal["policy", "start"]
 _MOST_PROMPTS = 256
 _MOST_PASSES = 8
 _TOKEN_CREDIT = ("ppo",)
-"""Losses with a value head, which credit rewards to tokens; all others take one reward for each completion."""
+"""Losses with a value head, which credit rewards to tokens; all others use one reward per completion."""
 
 _Reader = Callable[[str, str], object]
-"""(option, its text) -> value; ConfigError on a text that is not one."""
+"""(option, text) -> value; ConfigError on an invalid text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,14 @@ class Recipe:
     """A loss and the training around it. Many fields, because each is an option of the text."""
 
     text: str
-    """As it is written."""
+    """Its text form."""
     objective: Objective
     normalise: bool = True
     """`ppo` only: advantages whitened over the tokens of a batch."""
     prompts: int = 16
     """Prompts of a batch, eight completions each."""
     passes: int = 2
-    """Optimizer steps on one batch, each on all of it."""
+    """Optimizer steps per batch, each on the whole batch."""
     reference: Reference = "none"
     """Reference policy: none, the initial policy, or a moving average of the policy. For `dpo` it is the reference of
     the loss, where `none` means the policy that sampled; for others a penalty pulls toward it."""
@@ -59,7 +59,7 @@ class Recipe:
 
     @property
     def penalty(self) -> ReferencePenaltyConfig | None:
-        """The pull toward the reference, where that is a term of its own."""
+        """The penalty toward the reference, when it is a separate term."""
         if self.reference == "none" or self.objective.spec.name == "dpo":
             return None
         return ReferencePenaltyConfig(beta=self.pull)
@@ -73,7 +73,7 @@ class Recipe:
 
 
 def parse_recipe(text: str, *, max_completion_tokens: int) -> Recipe:
-    """The recipe that `text` names; ConfigError on anything else.
+    """Parse a recipe; ConfigError on an invalid one.
 
     `loss[:option=value…]`: options are `normalise=on|off`, `prompts`, `passes`, `reference=none|start|ema`, `pull`,
     `rate`, `samples=policy|start`, `value`, `lambda`, `advantage`, and those of the loss itself (`dpo:beta=0.3`).
@@ -83,12 +83,12 @@ def parse_recipe(text: str, *, max_completion_tokens: int) -> Recipe:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or key in options:
-            raise ConfigError(f"{setting!r} is no option", remedy="Write options as in ppo:normalise=off:prompts=4.")
+            raise ConfigError(f"unknown option {setting!r}", remedy="Write options as in ppo:normalise=off:prompts=4.")
         options[key] = value
     own = {key: options.pop(key) for key in list(options) if key in _READERS}
     for key in ("normalise", "value", "lambda"):
         if key in own and name not in _TOKEN_CREDIT:
-            raise ConfigError(f"{text!r}: {name} has no {key}", remedy=f"Leave {key} away; it is an option of ppo.")
+            raise ConfigError(f"{text!r}: {name} has no option {key}", remedy=f"Remove {key}; it is an option of ppo.")
     advantage = own.pop("advantage", None)
     objective = build_loss(
         name,
@@ -113,20 +113,20 @@ def _number(value: str) -> float | str:
 def _read_number(key: str, value: str) -> float:
     number = _number(value)
     if isinstance(number, str):
-        raise ConfigError(f"{key} = {value!r} is not a number", remedy=f"Write {key} as a number.")
+        raise ConfigError(f"{key} = {value!r} is not a number", remedy=f"Set {key} to a number.")
     return number
 
 
 def _read_count(key: str, value: str) -> int:
     if not (value.isascii() and value.isdigit()):
-        raise ConfigError(f"{key} = {value!r} is not a whole number", remedy=f"Write {key} as a whole number.")
+        raise ConfigError(f"{key} = {value!r} is not an integer", remedy=f"Set {key} to an integer.")
     return int(value)
 
 
 def _read_choice(choices: Mapping[str, object]) -> _Reader:
     def read(key: str, value: str) -> object:
         if value not in choices:
-            raise ConfigError(f"{key} = {value!r} is not known", remedy=f"Choose one of {', '.join(choices)}.")
+            raise ConfigError(f"{key} = {value!r} is not valid", remedy=f"Choose one of {', '.join(choices)}.")
         return choices[value]
 
     return read
@@ -144,4 +144,4 @@ _READERS: Mapping[str, tuple[str, _Reader]] = {
     "lambda": ("value", lambda key, value: ValueConfig(gae_lambda=_read_number(key, value))),
     "advantage": ("advantage", lambda _, value: value),
 }
-"""Option: field of Recipe, and how its text is read."""
+"""Option -> field of `Recipe` and parser of its text."""

@@ -1,4 +1,4 @@
-"""Reported figures of the comparison: one row for each case, as JSON, CSV, a Markdown table and curves (PNG)."""
+"""Report of the comparison: one row per case, as JSON, CSV, a Markdown table and curves (PNG)."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class CaseRow:
     """Success."""
     last_per_seed: tuple[float, ...]
     last_deviation: float
-    """Standard deviation of `last` from seed to seed; 0 for one seed."""
+    """Standard deviation of `last` over seeds; 0 for one seed."""
     tokens: float
     """Last mean length of a completion."""
     true_steps: float
     """Last mean number of true steps in a completion: the raw process reward."""
     readable: float
-    """Last share of completions that end and that the scorer's grammar reads."""
+    """Last share of completions that finish and that the scorer's grammar accepts."""
     grad_norm_max: float
     """Over seeds and updates, before the clip."""
 
 
 def row_of(recipe: str, reward: str, found: Sequence[RecipeResult]) -> CaseRow:
-    """The row of one case; `found` holds at least one seed."""
+    """Row of one case; `found` holds at least one seed."""
     lasts = tuple(result.last("success") for result in found)
     return CaseRow(
         recipe=recipe,
@@ -89,7 +89,7 @@ def as_markdown(rows: Sequence[CaseRow]) -> str:
 
 
 def plot_cases(curves: Mapping[str, Sequence[RecipeResult]], shown: Sequence[str], path: Path) -> None:
-    """Write `path`: one panel for each figure of `shown`, one line for each case, the range of seeds shaded."""
+    """Plot to `path`: one panel per figure of `shown`, one line per case, the range of seeds shaded."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,8 +1,8 @@
 """The hot-swap benchmark: the stall of sampling when a volunteer switches to the next policy during a transfer.
 
-As in a real volunteer, another process receives, hashes and writes chunks as fast as it can; a thread of this one
-decodes the patch into a new file of weights and stages the policy; this thread samples without pause and swaps between
-two tokens. The benchmark times the gap between one token and the next.
+As in a real volunteer, another process receives, hashes and writes chunks as fast as it can; a background thread
+decodes the patch into a new weights file and stages the policy; the main thread samples without pause and swaps between
+two tokens. The benchmark measures the gap between consecutive tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from p2prl.models.engine_port import GenerationRequest, StagedWeights
 from p2prl.models.transformers_engine import TransformersEngine
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.net.process import control
-from p2prl.net.storage.patch_decoder import rebuild
+from p2prl.net.process.patch_decoder import rebuild
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.stream_format import segment_spans
@@ -40,7 +40,7 @@ _WIDTH, _LAYERS, _VOCABULARY = 512, 9, 4096
 
 _ROWS, _PROMPT_TOKENS, _NEW_TOKENS = 4, 8, 32
 _CHANGED_SHARE = 0.02
-"""Words that differ between two versions, as after an update at a learning rate of 3e-6."""
+"""Share of words that differ between two versions, as after an update at a learning rate of 3e-6."""
 
 _QUIET_STEPS = 30
 
@@ -66,11 +66,11 @@ class SwapReport:
     parameters: int
     patch_bytes: int
     stalls_s: tuple[float, ...]
-    """Gap between two tokens with a swap in it, one for each swap."""
+    """Gap between the two tokens around each swap."""
     swaps_s: tuple[float, ...]
-    """The part of it that is the swap with its known-answer test."""
+    """Part of that gap spent on the swap and its known-answer test."""
     step_s: float
-    """Median gap while nothing else runs."""
+    """Median gap while nothing else is running."""
     busy_step_s: float
     """Median gap while a transfer runs and the next policy is prepared."""
     busy_step_longest_s: float
@@ -164,7 +164,7 @@ class _Bench:
         return staged
 
     def _sample(self, *, swaps: int, pending: Future[StagedWeights] | None) -> None:
-        """Sample batch after batch until `swaps` swaps were made; swap as soon as a policy is staged."""
+        """Sample batches until `swaps` swaps are done; swap as soon as a policy is staged."""
         waiting = pending
         kind = "quiet" if pending is None else "busy"
         last = 0.0

@@ -1,6 +1,6 @@
-"""An incoming transfer at full rate, as the work of a network process while weights arrive.
+"""Incoming transfer at full rate: the load of a network process while weights arrive.
 
-A module of its own, so that the process imports no torch.
+Kept in a separate module, so that the process does not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FILE_CHUNKS = 128
 
 
 def receive_chunks(path: Path, received: Any, stop: Any) -> None:
-    """Receive chunks from a socket until `stop` is set, hash them and write them to one file in a circle.
+    """Receive chunks from a socket until `stop` is set, hash them and write them to one file used as a ring.
 
     `received` is a shared counter of bytes, `stop` an event; both come from `multiprocessing`.
     """
@@ -26,7 +26,7 @@ def receive_chunks(path: Path, received: Any, stop: Any) -> None:
 
     def send() -> None:
         chunk = bytes(CHUNK_BYTES)
-        with contextlib.suppress(OSError):  # the receiver goes first
+        with contextlib.suppress(OSError):  # the receiver closes first
             while not stop.is_set():
                 source.sendall(chunk)
 

@@ -1,4 +1,4 @@
-"""The patch benchmark: size and speed of weight patches beside other codecs."""
+"""The patch benchmark: size and speed of weight patches compared with other codecs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 from p2prl.bench.patch.compared_codecs import PRODUCT, Codec, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import BandRow, bands_as_markdown, measure_bands
 from p2prl.bench.patch.report import Case, CodecRow, PatchReport, as_document, as_markdown, plot
+from p2prl.bench.patch.simulated_training import adam_versions, entropy_bits
 from p2prl.bench.patch.weight_updates import (
     LEARNING_RATES,
     Updates,
@@ -26,16 +27,15 @@ from p2prl.bench.patch.weight_updates import (
 from p2prl.errors import IntegrityError, MachineError, require
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.kernel_choice import fastest_kernels
-from p2prl.patches.simulated_training import adam_versions, entropy_bits
 from p2prl.patches.stream_format import SEGMENT_WORDS
 from p2prl.patches.words import BF16, Words
 
 MERGED_VERSIONS = 16
 _BANDED_VERSIONS = 256
-"""Simulated for dead bands: many, because at first no word has reached the edge of its band."""
+"""Updates simulated for dead bands: many, because at first no word has reached the edge of its band."""
 
 _MOST_PAIRS = 32
-"""Last updates of a run that are measured: more add nothing."""
+"""Number of a run's last updates to measure; more add no information."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,9 @@ class PatchBenchConfig:
     words: int = SEGMENT_WORDS
     """Words of a simulated segment."""
     repeats: int = 3
-    """Calls of which the fastest gives the speed."""
+    """Calls per measurement; the fastest gives the speed."""
     run: Path | None = None
-    """A run folder whose published versions are measured too."""
+    """A run folder whose published versions are also measured."""
     bands: tuple[int, ...] = ()
     """Dead bands to publish the same updates with, ulp of bf16."""
     seed: int = 0
@@ -63,9 +63,9 @@ class PatchBenchConfig:
 def run_patch_bench(
     config: PatchBenchConfig, out: Path, *, on_progress: Callable[[str, float], None] | None = None
 ) -> PatchReport:
-    """Measure, and write `patches.json`, `patches-table.md` and `patches.png` into `out`; with bands `bands-table.md`.
+    """Measure, and write `patches.json`, `patches-table.md`, `patches.png` and (with bands) `bands-table.md` to `out`.
 
-    Sizes follow from the seed and the version of zstd; speeds depend on the machine. `IntegrityError` when a codec does
+    Sizes depend on the seed and the version of zstd; speeds depend on the machine. `IntegrityError` when a codec does
     not reproduce the new words, `ConfigError` when the run has nothing to measure.
     """
     real = [] if config.run is None else run_updates(config.run)
@@ -83,7 +83,7 @@ def run_patch_bench(
     for updates in real:
         tell(updates.name)
         cases.append(_measure(updates, config.repeats))
-    tell("sixteen versions in one")
+    tell("sixteen versions in one patch")
     merged = _merged_over_chain(config.words, config.seed)
     tell("dead bands", after=1)
     report = PatchReport(cases=cases, merged_over_chain=merged, bands=_bands(config))
@@ -136,7 +136,7 @@ def _row(
 
 
 def _best_time(work: Callable[..., Any], repeats: int, *arguments: Any) -> tuple[float, Any]:
-    """(least processor time of `repeats` calls in seconds, result), after one call that may compile."""
+    """(shortest CPU time of `repeats` calls in seconds, result), after a warm-up call that may compile."""
     result, times = work(*arguments), []
     for _ in range(repeats):
         begun = time.process_time()
@@ -146,7 +146,7 @@ def _best_time(work: Callable[..., Any], repeats: int, *arguments: Any) -> tuple
 
 
 def _merged_over_chain(words: int, seed: int) -> float:
-    """At the lowest learning rate."""
+    """Size of one merged patch over the sum of the chain's, at the lowest learning rate."""
     encode, _ = codecs(BF16)[f"{PRODUCT} ({fastest_kernels().name})"]
     old, versions = adam_versions(words, LEARNING_RATES[0], MERGED_VERSIONS, seed)
     chain = sum(sent_bytes(encode(a, b)) for a, b in pairwise([old, *versions]))

@@ -1,7 +1,7 @@
-"""Codecs that `p2prl bench patch` compares: the one that peers run, its parts, and layouts from other papers.
+"""Codecs that `p2prl bench patch` compares: the one that peers use, its parts, and layouts from other papers.
 
 Each is a pair of functions: (old, new) → sent, and (old, sent) → new words. The other layouts take words of any width;
-their names in the table are for the 16 bits they were published with.
+their names in the table refer to the 16 bits they were published with.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def sent_bytes(sent: Any) -> int:
 
 
 def _product(word_type: WordType, kernels: Kernels) -> Codec:
-    """The codec that peers run: the smallest of four, with digests before and after."""
+    """The codec that peers use: the smallest of four, with digests before and after."""
 
     def encode(old: Words, new: Words) -> tuple[SegmentHeader, bytes]:
         return encode_segment(old, new, word_type, kernels)
@@ -87,7 +87,7 @@ def _planes(word_type: WordType) -> Codec:
 
 
 def _index_and_value(word_type: WordType) -> Codec:
-    """Indices of 32 bits and the new words, as they are."""
+    """Indices of 32 bits and the new words, uncompressed."""
 
     def encode(old: Words, new: Words) -> bytes:
         where = np.flatnonzero(old != new).astype(np.uint32)
@@ -137,7 +137,7 @@ def _rows_and_columns(word_type: WordType) -> Codec:
 
 
 def _xor_planes(word_type: WordType) -> Codec:
-    """Old XOR new, byte plane after byte plane, zstd-1."""
+    """Old XOR new, split into byte planes, zstd-1."""
     size = word_type.word_bytes
 
     def encode(old: Words, new: Words) -> bytes:

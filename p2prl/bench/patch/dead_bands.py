@@ -1,6 +1,6 @@
-"""Bytes saved by a dead band: the versions of one training, published with bands of several widths.
+"""Bytes saved by a dead band: the versions of one training run, published with bands of several widths.
 
-Training does not depend on what is published, so one sequence of versions shows what every band would have sent. The
+Training does not depend on what is published, so one sequence of versions shows what each band would have sent. The
 effect of a band on training is measured by `p2prl bench staleness` (`+band`).
 """
 
@@ -18,17 +18,17 @@ from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.words import BF16, Words
 
 _WINDOW = 16
-"""Last versions that are measured, at most half: at first, few words have reached the edge of a band."""
+"""Last versions that are measured; at most half, because at first few words have reached the edge of a band."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BandRow:
-    """The last versions of one training, published with one band."""
+    """The last versions of one training run, published with one band."""
 
     name: str
-    """Name of the updates."""
+    """Name of the chain of updates."""
     versions: int
-    """Published after the first."""
+    """Versions published after the first."""
     measured: int
     """Number of last versions that are measured."""
     band_ulp: int
@@ -36,9 +36,9 @@ class BandRow:
     changed_share: float
     """Mean share of words that a version changes."""
     held_share: float
-    """Share of words of the last version that differ from training's, rounded."""
+    """Share of the last version's words that differ from the rounded training weights."""
     patch_bytes: float
-    """Mean size of a patch from the version before."""
+    """Mean size of a patch from the previous version."""
     of_all: float
     """`patch_bytes` over its value without a band."""
     merged_bytes: int
@@ -47,7 +47,7 @@ class BandRow:
 
 @dataclass(kw_only=True)
 class _BandedLearner:
-    """Publishes the versions with one band, and adds up the patches."""
+    """Publishes versions with one band and totals the patch sizes."""
 
     chain: Chain
     band_ulp: int
@@ -91,9 +91,9 @@ class _BandedLearner:
 
 
 def measure_bands(chain: Chain, bands: Sequence[int]) -> list[BandRow]:
-    """A row for each band, counted in ulp of bf16 and at most a binade wide, in the order given.
+    """One row per band, in the order given; bands are in ulp of bf16, at most one binade wide.
 
-    In a longer word type a band is as many times wider as the type has more words in a binade.
+    In a longer word type the band in ulp grows with the number of words per binade.
     """
     finer = widest_band_ulp(chain.word_type) // widest_band_ulp(BF16)
     first_measured = chain.count + 1 - max(1, min(_WINDOW, chain.count // 2))

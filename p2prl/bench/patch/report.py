@@ -14,7 +14,7 @@ from p2prl.patches.kernel_choice import fastest_kernels
 
 @dataclass(frozen=True, kw_only=True)
 class CodecRow:
-    """One codec on one kind of update."""
+    """Results of one codec on one kind of update."""
 
     bits_per_change: float
     """Bits sent for each changed word."""
@@ -29,7 +29,7 @@ class CodecRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """All codecs on one kind of update."""
+    """Results of all codecs on one kind of update."""
 
     name: str
     updates: int
@@ -57,12 +57,12 @@ class PatchReport:
 
     cases: list[Case]
     merged_over_chain: float
-    """One patch over sixteen versions, over the sum of sixteen patches."""
+    """Size of one patch across sixteen versions, divided by the sum of sixteen patches."""
     bands: list[BandRow]
-    """Simulated updates at each learning rate and the versions of the run, with each band."""
+    """Rows of the simulated updates at each learning rate and of the run's versions, for each band."""
 
     def demands(self) -> list[Bound]:
-        """Bounds and their figures, on the simulated updates at 1, 2.6 and 7 % of changed words."""
+        """Bounds and their figures, on simulated updates that change 1, 2.6 and 7 % of the words."""
         bounds = []
         fast = f"{PRODUCT} ({fastest_kernels().name})"
         for case, most_bits in zip(self.cases, (7.5, 6.7, 6.0), strict=False):

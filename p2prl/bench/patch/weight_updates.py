@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
+from p2prl.bench.patch.simulated_training import adam_training, adam_versions, bf16, lora_versions
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.learner.journal.journal import Journal
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.patches.simulated_training import adam_training, adam_versions, bf16, lora_versions
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 
 LEARNING_RATES = (1e-6, 3e-6, 1e-5)
-"""Change about 1, 2.6 and 7 % of bf16 words."""
+"""Learning rates that change about 1, 2.6 and 7 % of bf16 words."""
 
 LORA_RATE = 1e-5
 """A tenth of the customary rate of adapters, so that some words stay unchanged."""
@@ -35,14 +35,14 @@ class Updates:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Consecutive versions of one training, published completely."""
+    """Consecutive versions of one training run, as full weights."""
 
     name: str
     word_type: WordType
     versions: Iterable[Words]
-    """The first, then `count` more; an iterable to be read once."""
+    """The first version, then `count` more; can be iterated once."""
     count: int
-    """1 or more."""
+    """Versions after the first; at least 1."""
 
 
 def simulated_updates(words: int, seed: int) -> Iterator[Updates]:
@@ -55,16 +55,16 @@ def simulated_updates(words: int, seed: int) -> Iterator[Updates]:
 
 
 def simulated_chains(words: int, count: int, seed: int) -> Iterator[Chain]:
-    """`count` Adam updates of `words` weights at each learning rate, one after the other, computed as they are read."""
+    """`count` consecutive Adam updates of `words` weights at each learning rate, computed lazily."""
     for rate in LEARNING_RATES:
         versions = islice(adam_training(words, rate, seed), count + 1)
         yield Chain(name=f"adam lr {rate:g}, bf16", word_type=BF16, versions=versions, count=count)
 
 
 def run_updates(run: Path) -> list[Updates]:
-    """Updates between the versions that a run keeps: in its own word type, and rounded to bf16.
+    """Updates between the versions stored in a run: in its own word type, and rounded to bf16.
 
-    `ConfigError` when `run` is no run folder, or holds no two consecutive versions that differ.
+    `ConfigError` when `run` is not a run folder, or has no two consecutive versions that differ.
     """
     updates = []
     for chain in run_chains(run):
@@ -75,7 +75,7 @@ def run_updates(run: Path) -> list[Updates]:
 
 
 def run_chains(run: Path) -> list[Chain]:
-    """The longest sequence of versions that a run keeps: as they are, and rounded to bf16.
+    """The longest sequence of versions stored in a run: unchanged, and rounded to bf16.
 
     `ConfigError` as for `run_updates`.
     """
@@ -83,11 +83,11 @@ def run_chains(run: Path) -> list[Chain]:
         manifest = body_of(open_envelope((run / "run.manifest").read_bytes(), now=None), RunManifest)
         manifest.check()
     except (OSError, RemoteProtocolError) as error:
-        raise ConfigError(f"{run} is not a run folder", remedy="Make one: p2prl demo --out DIR") from error
+        raise ConfigError(f"{run} is not a run folder", remedy="Create one: p2prl demo --out DIR") from error
     word_type = WORD_TYPES[manifest.dtype]
     versions = _longest_stretch(_published(run, word_type))
     if all(np.array_equal(a, b) for a, b in pairwise(versions)):
-        raise ConfigError(f"{run} holds no two consecutive versions that differ", remedy="Train it for longer first.")
+        raise ConfigError(f"{run} has no two consecutive versions that differ", remedy="Train the run longer first.")
     count = len(versions) - 1
     chains = [Chain(name=f"{manifest.name}, {word_type.name}", word_type=word_type, versions=versions, count=count)]
     if manifest.dtype == "float32":

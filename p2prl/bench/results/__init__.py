@@ -1,1 +1,1 @@
-"""Benchmark results kept on disk, and their versions."""
+"""Benchmark results on disk, and their versions."""

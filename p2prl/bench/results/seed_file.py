@@ -1,4 +1,4 @@
-"""Kept results: one JSON line for each seed, appended when its batch is done, so that a rerun does only new work."""
+"""Stored results: one JSON line per seed, appended when its batch is done, so that a rerun does only new work."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Line(msgspec.Struct, Generic[S, R], frozen=True, kw_only=True, forbid_unkn
 
 
 class SeedFile(Generic[S, R]):
-    """A file of results, read once and appended to."""
+    """A results file, read once and then appended to."""
 
     def __init__(
         self, path: Path, line: type[Line[S, R]], *, read_line: Callable[[bytes], Line[S, R]] | None = None
     ) -> None:
-        """Read `path`, which need not exist. A last line cut short by a crash is dropped; IntegrityError on others.
+        """Read `path`, which need not exist. A last line truncated by a crash is dropped; IntegrityError on others.
 
         `read_line` decodes one line and may raise `msgspec.MsgspecError`; without it lines have the schema `line`.
         """
@@ -51,7 +51,7 @@ class SeedFile(Generic[S, R]):
             data = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise MachineError(
-                f"cannot read {path}: {error.strerror}", remedy="Give --out a folder that can be read and written."
+                f"cannot read {path}: {error.strerror}", remedy="Set --out to a readable and writable folder."
             ) from error
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):
@@ -81,6 +81,6 @@ class SeedFile(Generic[S, R]):
         self._results.setdefault(setting, {}).update({result.seed: result for result in results})
 
     def of(self, setting: S, seeds: Iterable[int]) -> list[R]:
-        """The results of these seeds that there are, in the order given."""
+        """The existing results of these seeds, in the order given."""
         known = self._results.get(setting, {})
         return [known[seed] for seed in seeds if seed in known]

@@ -32,10 +32,10 @@ SCHEMES: dict[str, Callable[[Population, Tell], Outcome]] = {
     "bittorrent": lambda population, tell: BitTorrent(population).run(tell),
     "p2prl": spread_by_relay,
 }
-"""Name → function that runs the scheme. All get the same links, deaths and learner."""
+"""Name → function that runs the scheme. All schemes get the same links, deaths and learner."""
 
 _MOST_PEERS = 4_096
-"""Simulated in minutes; more would take hours."""
+"""Largest swarm: takes minutes to simulate, more would take hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class SpreadConfig:
 
     schemes: tuple[str, ...] = tuple(SCHEMES)
     peers: tuple[int, ...] = (8, 64, 512)
-    """Swarm sizes, each a run of its own."""
+    """Swarm sizes, each simulated separately."""
     churn: tuple[float, ...] = (0.0, 0.3)
     """Shares of peers that die silently, each at a uniform time within the lower bound."""
     size_bytes: int = 128 * MIB
@@ -60,19 +60,19 @@ class SpreadConfig:
             name = unknown[0] if unknown else ""
             raise ConfigError(f"{name[:40]!r} is not a scheme", remedy=f"Choose from {', '.join(SCHEMES)}.")
         if not self.peers or not all(1 <= count <= _MOST_PEERS for count in self.peers):
-            raise ConfigError("a swarm has 1 to 4096 peers", remedy="Write `--peers 8,64,512`.")
+            raise ConfigError("the number of peers must be 1 to 4096", remedy="Write `--peers 8,64,512`.")
         if not self.churn or not all(0.0 <= share <= 0.9 for share in self.churn):
-            raise ConfigError("the share that dies is 0 to 0.9", remedy="Write `--churn 0,0.3`.")
+            raise ConfigError("the share of peers that die must be 0 to 0.9", remedy="Write `--churn 0,0.3`.")
         if not MIB <= self.size_bytes <= 16_384 * MIB:
-            raise ConfigError("a blob has 1 to 16384 MiB", remedy="Write `--mib 128`.")
+            raise ConfigError("the blob must have 1 to 16384 MiB", remedy="Write `--mib 128`.")
         if not (math.isfinite(self.learner_mbit) and 0 < self.learner_mbit <= 1e5):
             raise ConfigError(
-                "the learner's uplink is above 0 and at most 100000 Mbit/s", remedy="Write `--learner-mbit 100`."
+                "the learner's uplink must be above 0 and at most 100000 Mbit/s", remedy="Write `--learner-mbit 100`."
             )
 
     @property
     def chunk_bytes(self) -> int:
-        """The power of two nearest to a 256th, and 128 KiB at least."""
+        """Chunk size: the power of two nearest to 1/256 of the blob, at least 128 KiB."""
         return max(LEAST_CHUNK_BYTES, chunk_bytes_for(self.size_bytes))
 
 
@@ -115,7 +115,7 @@ def run_spread(config: SpreadConfig, on_progress: Callable[[str, float], None]) 
 
 
 def judge(rows: Iterable[SpreadRow]) -> list[SpreadVerdict]:
-    """Verdicts on the product's bounds: the worst figures over the rows that measure them."""
+    """Verdicts on the product's bounds, using the worst figure over the relevant rows."""
     ours = [row for row in rows if row.scheme == "p2prl"]
     calm = [row for row in ours if row.n >= 64 and not row.churn]
     churning = [row for row in ours if row.n >= 64 and row.churn >= 0.3]
@@ -129,7 +129,7 @@ def judge(rows: Iterable[SpreadRow]) -> list[SpreadVerdict]:
         ("t100 over its bound, 64 peers and more", 1.25, worst(calm, lambda row: row.t100_over)),
         ("t95 over its bound when 30 % die, 64 peers and more", 1.20, worst(churning, lambda row: row.t95_over)),
         ("t100 over its bound, 8 peers", 1.35, worst(small, lambda row: row.t100_over)),
-        ("copies the learner sends", 3.0, worst(ours, lambda row: row.source_copies)),
+        ("copies sent by the learner", 3.0, worst(ours, lambda row: row.source_copies)),
         ("wasted share of bytes", 0.01, worst(ours, lambda row: row.waste_share)),
         ("share of survivors not finished", 0.0, worst(ours, lambda row: 1.0 - row.survivors_finished)),
     ]
@@ -171,7 +171,7 @@ def write_results(rows: list[SpreadRow], folder: Path) -> None:
         (folder / "spread.md").write_text(as_markdown(rows) + "\n")
         plot(rows, folder / "spread.png")
     except OSError as error:
-        raise MachineError(f"cannot write in {folder}: {error}", remedy="Choose another --out.") from error
+        raise MachineError(f"cannot write in {folder}: {error}", remedy="Choose another folder with --out.") from error
 
 
 def plot(rows: list[SpreadRow], path: Path) -> None:

@@ -1,6 +1,6 @@
 """BitTorrent's rules on simulated home links: tit-for-tat among about 30 neighbors, rarest chunk first.
 
-Every ten seconds a peer unchokes the four that sent it most since the last time, and one more at random for thirty
+Every ten seconds a peer unchokes the four peers that sent it most since the last round, plus a random one for thirty
 seconds; a seed unchokes five at random. Two chunks are in flight to each unchoked peer. (Cohen, 2003.)
 """
 
@@ -20,7 +20,7 @@ _PER_PAIR = 2
 
 
 class BitTorrent(ChunkScheme):
-    """The learner is the first seed; peers that are done stay as seeds.
+    """BitTorrent swarm. The learner is the first seed; finished peers stay as seeds.
 
     More than twelve attributes, because eight of them are per-peer tables of the protocol's state.
     """
@@ -45,7 +45,7 @@ class BitTorrent(ChunkScheme):
         self._optimistic = [-1] * count
         self._sent_by_doomed: dict[int, list[tuple[int, int]]] = {}
         for peer in range(count):
-            # All begin at once with random unchokes; later rounds are spread over the period.
+            # All start at once with random unchokes; later rounds are staggered over the period.
             self._rechoke(peer, round_number=0, first=True)
 
     def gained(self, source: int, peer: int, chunk: int) -> None:

@@ -1,7 +1,7 @@
 """Base of the schemes that the product's relay is compared with, on the same links.
 
-All of them get more than they would have in reality: trees know every link, asking costs no message, requests and chunk
-choices see the other side as it is, and a death is noticed after three seconds, without a false alarm.
+The assumptions favor these schemes: trees know every link, queries cost no message, requests and chunk choices see the
+other side's current state, and a death is detected after three seconds without false alarms.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _NOTICED_S = 3.0
 """Time until the death of a peer is noticed."""
 
 _WORST = 40.0
-"""A run ends at this multiple of the lower bound, done or not: later figures change no verdict."""
+"""A run ends at this multiple of the lower bound, finished or not: later figures would not change a verdict."""
 
 
 class ChunkScheme:
-    """The state of a spread: the chunks each peer has, and the links. Subclasses decide what is sent."""
+    """State of a distribution: the chunks each peer has, and the links. Subclasses decide what to send."""
 
     def __init__(self, population: Population, extra: tuple[HomeLink, ...] = ()) -> None:
         self.population = population
@@ -59,13 +59,13 @@ class ChunkScheme:
         """A chunk has arrived, new or not."""
 
     def free(self, source: int, peer: int) -> None:
-        """A chunk is acknowledged: the link is free."""
+        """A chunk was acknowledged, so the link is free."""
 
     def died(self, peer: int) -> None:
         """The other peers have noticed a death."""
 
     def run(self, tell: Tell) -> Outcome:
-        """Run until every survivor is done, or far beyond the bound."""
+        """Run until every survivor has finished, or far beyond the bound."""
         limit = START + _WORST * self.population.lower_bound_s()
         waiting = set(self.population.survivors)
         while waiting and self.loop.now < limit:

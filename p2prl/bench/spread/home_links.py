@@ -1,6 +1,6 @@
 """Home links of the spread benchmark's peers, drawn from a list of kinds, and the times at which peers die.
 
-A list of kinds is a text file, one `DOWNLOAD UPLOAD [SHARE]` on each line, Mbit/s; `#` begins a comment.
+A list of kinds is a text file with one `DOWNLOAD UPLOAD [SHARE]` per line, Mbit/s; `#` begins a comment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OFFERED_SHARE = 0.8
 """Share of an uplink that volunteers offer."""
 
 _MOST_UPLOAD_MBIT = 200.0
-"""Cap on what even the largest home uplink offers."""
+"""Most that even the largest home uplink offers."""
 
 HOME_LINKS = (
     (1000.0, 1000.0, 0.05),
@@ -29,7 +29,7 @@ HOME_LINKS = (
     (50.0, 10.0, 0.20),
     (25.0, 5.0, 0.10),
 )
-"""Mixed home links: download, upload (Mbit/s), share of peers. Two thirds of them send less than 20 Mbit/s."""
+"""Mixed home links: download, upload (Mbit/s), share of peers. Two thirds upload at less than 20 Mbit/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Population:
     source: HomeLink
     peers: tuple[HomeLink, ...]
     deaths: dict[int, float]
-    """Peer → seconds after the start at which it falls silent."""
+    """Peer → seconds after the start at which it dies."""
     seed: int
 
     @property
@@ -60,14 +60,14 @@ class Population:
 
     @property
     def survivors(self) -> list[int]:
-        """Peers that live to the end."""
+        """Peers that never die."""
         return [peer for peer in range(len(self.peers)) if peer not in self.deaths]
 
     def lower_bound_s(self, share: float = 1.0) -> float:
-        """max(F/u_s, F/d, f·N·F/(u_s + Σu)) until the best-placed `share` f of the survivors can be done.
+        """Lower bound max(F/u_s, F/d, f·N·F/(u_s + Σu)) on the time until a `share` f of the survivors has finished.
 
         Kumar and Ross (HotWeb 2006) for f = 1; d is the slowest downlink among the best f. Peers that die count as
-        uplinks until the end, so it is a bound whenever they die.
+        uplinks to the end, so the bound holds whenever they die.
         """
         alive = [self.peers[peer] for peer in self.survivors]
         count = max(1, math.ceil(share * len(alive)))
@@ -81,7 +81,7 @@ def read_links(path: Path) -> tuple[tuple[float, float, float], ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", remedy="Give a text file of link rates.") from error
+        raise ConfigError(f"cannot read {path}: {error}", remedy="Use a text file of link rates.") from error
     kinds = []
     for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].replace(",", " ").split()
@@ -98,7 +98,7 @@ def read_links(path: Path) -> tuple[tuple[float, float, float], ...]:
             )
         kinds.append((values[0], values[1], values[2] if len(values) == 3 else 1.0))
     if not kinds:
-        raise ConfigError(f"{path} names no link", remedy="Write DOWNLOAD UPLOAD [SHARE] a line, Mbit/s.")
+        raise ConfigError(f"{path} lists no links", remedy="Write one DOWNLOAD UPLOAD [SHARE] per line, Mbit/s.")
     return tuple(kinds)
 
 
@@ -112,8 +112,8 @@ def populate(
     churn: float,
     seed: int,
 ) -> Population:
-    """`peers` links in the proportions of the kinds, in random order; a share `churn` of them dies, each at a uniform
-    time within the lower bound."""
+    """Draw `peers` links in the proportions of the kinds, in random order; a share `churn` dies, each at a uniform time
+    within the lower bound."""
     rng = random.Random(f"spread/{seed}")  # noqa: S311 - a simulator's randomness
     total = sum(share for _, _, share in kinds)
     drawn = []

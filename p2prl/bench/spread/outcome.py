@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from p2prl.bench.spread.home_links import Population
 
 Tell = Callable[[float], None]
-"""Called from time to time with the share of surviving peers that are done."""
+"""Progress callback; receives the share of surviving peers that have finished."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,14 +17,14 @@ class Outcome:
     """Raw figures of one scheme."""
 
     finished_at: dict[int, float]
-    """Peer → seconds after the start at which it had everything."""
+    """Peer → seconds after the start at which it had every chunk."""
     source_bytes: float
-    """Sent by the learner."""
+    """Bytes sent by the learner."""
     sent_bytes: float
-    """Sent by all."""
+    """Bytes sent by all peers."""
     arrived_bytes: float
     useful_bytes: float
-    """Arrived at receivers that lacked it."""
+    """Bytes received that the receiver did not have yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class SpreadRow:
     n: int
     churn: float
     t50: float
-    """Seconds until half of the surviving peers were done; infinite when they never were."""
+    """Seconds until half of the surviving peers had finished; infinite if they never did."""
     t95: float
     t100: float
     lower_bound: float
@@ -44,9 +44,9 @@ class SpreadRow:
     """Lower bound on t95, seconds."""
     source_copies: float
     waste_share: float
-    """Bytes that arrived at receivers that had them already, over all that arrived."""
+    """Duplicate bytes received, divided by all bytes received."""
     survivors_finished: float
-    """Share of the surviving peers."""
+    """Share of the surviving peers that finished."""
 
     @property
     def t95_over(self) -> float:

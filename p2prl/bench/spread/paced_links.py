@@ -1,8 +1,8 @@
-"""Home links on virtual time: each uplink and each downlink carries one chunk after the other.
+"""Home links on virtual time: each uplink and each downlink carries one chunk at a time.
 
-An uplink sends chunks in order, at its own rate; the bits arrive a latency later and pass the receiver's downlink in
-the order in which they were sent, so a chunk takes the longer of the two. That is the effect of a paced sender on a
-home link. Control messages only take the latency: the product reserves room for them.
+An uplink sends chunks in order, at its own rate; the bits arrive one latency later and pass the receiver's downlink in
+the order in which they were sent, so a chunk takes the longer of the two times. This models a paced sender on a home
+link. Control messages take only the latency, because the product reserves bandwidth for them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PacedLinks:
         self._far_s = far_s
 
     def latency_s(self, one: int, other: int) -> float:
-        """One way between two peers."""
+        """One-way latency between two peers."""
         return self._near_s if self.links[one].region == self.links[other].region else self._far_s
 
     def tell(self, delay_s: float, received: Action) -> None:
@@ -50,7 +50,7 @@ class PacedLinks:
 
     def send(self, source: int, destination: int, size_bytes: int, arrived: Action, acknowledged: Action) -> None:
         """Queue a chunk. `arrived` runs at the destination unless either end dies first, `acknowledged` at the source
-        a latency later; a chunk to a dead peer still takes its turn, as the sender does not know."""
+        one latency later. A chunk to a dead peer still uses the uplink, because the sender does not know."""
         link = self.links[source]
         link._queue.append((destination, size_bytes, arrived, acknowledged))
         if not link._busy:

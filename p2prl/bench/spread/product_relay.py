@@ -5,13 +5,15 @@ A chunk is a few bytes that stand for many: links charge its full size, and the 
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from typing import TypeVar
 
 from p2prl.bench.spread.home_links import Population
 from p2prl.bench.spread.outcome import Outcome, Tell
 from p2prl.bench.spread.paced_links import PacedLink, PacedLinks
-from p2prl.bench.spread.source_links import SOURCE_DEGREE, draw_by_upload
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk
@@ -24,14 +26,30 @@ from p2prl.swarm.peers.topology import (
     introduction_count,
     median_upload,
 )
+from p2prl.swarm.ports import Randomness
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
 
+SOURCE_DEGREE = 48
+"""Peers the source sends chunks to: the blob must spread from there."""
+
 _TICK_S = 0.1
-"""How often a peer's timers run: coarser than in reality, where each deadline has its own timer."""
+"""Interval of a peer's timers; coarser than in reality, where each deadline has its own timer."""
 
 _WORST = 12.0
-"""A run ends at this multiple of the lower bound, done or not."""
+"""A run ends at this multiple of the lower bound, finished or not."""
+
+P = TypeVar("P")
+
+
+def draw_by_upload(swarm: Mapping[P, Candidate], count: int, rng: Randomness) -> list[P]:
+    """Draw `count` different peers, each with a chance that grows with its uplink (Efraimidis and Spirakis, 2006)."""
+
+    def key(peer: P) -> float:
+        return math.log(max(rng.random(), 1e-300)) / max(swarm[peer].upload_bytes_s, 1.0)
+
+    keys = {peer: key(peer) for peer in swarm}
+    return sorted(swarm, key=lambda peer: -keys[peer])[:count]
 
 
 class _TokenBlobs:
@@ -45,16 +63,16 @@ class _TokenBlobs:
         return set(range(len(self._chunks))) if self._whole else set()
 
     def write(self, ref: BlobRef, index: int, data: bytes) -> None:
-        """Nothing to do: `read` knows the bytes of every verified chunk."""
+        """Do nothing: `read` knows the bytes of every verified chunk."""
 
     def read(self, ref: BlobRef, index: int) -> bytes:  # noqa: ARG002 - one blob
         return self._chunks[index]
 
     def finish(self, ref: BlobRef) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def drop(self, root: Digest) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class _Swarm:

@@ -1,4 +1,4 @@
-"""Relay servers: fast machines that are no peers and pass every chunk on."""
+"""Relay servers: fast machines that are not peers and forward every chunk."""
 
 from __future__ import annotations
 

@@ -42,12 +42,12 @@ class Tree(ChunkScheme):
 
 
 def star(population: Population) -> list[int]:
-    """The learner sends to everybody."""
+    """The learner sends to everyone."""
     return [len(population.peers)] * len(population.peers)
 
 
 def chain(population: Population) -> list[int]:
-    """One after the other, in random order."""
+    """Each peer sends to the next, in random order."""
     order = list(range(len(population.peers)))
     random.Random(f"chain/{population.seed}").shuffle(order)  # noqa: S311
     parents = [0] * len(order)
@@ -58,10 +58,10 @@ def chain(population: Population) -> list[int]:
 
 
 def fast_tree(population: Population) -> list[int]:
-    """The best single tree for exactly known uplinks: the highest rate at which every peer can be fed.
+    """The best single tree for exactly known uplinks: the highest rate at which it can supply every peer.
 
-    A peer of uplink u has ⌊u/r⌋ children at rate r; large uplinks are near the root. Peers whose downlink is below
-    r are fed at its rate.
+    A peer of uplink u has ⌊u/r⌋ children at rate r; large uplinks are near the root. A peer whose downlink is below r
+    receives at its downlink's rate.
     """
     peers = sorted(range(len(population.peers)), key=lambda peer: -population.peers[peer].upload_bytes_s)
     best, rate = star(population), population.source.upload_bytes_s

@@ -1,6 +1,6 @@
 """Acceptance criteria of this project's losses on chain4, and their verdicts on a file of results.
 
-Criteria on the baseline keep the benchmark honest: if staleness hardly hurt GRPO, withstanding it would prove nothing.
+Criteria on the baseline keep the benchmark honest: if staleness hardly hurt GRPO, tolerating it would prove nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Criterion:
 
     text: str
     methods: tuple[str, ...]
-    """One of them suffices."""
+    """Methods, one of which must meet the bound."""
     delay: str
     figure: Literal["last", "loss"]
     """last: mean reward at the end; loss: share of it lost against on-policy GRPO."""
@@ -115,7 +115,7 @@ class Verdict:
 
     criterion: Criterion
     measured: float | None
-    """Figure of the best method; None where too few seeds were run."""
+    """Figure of the best method; None when too few seeds were run."""
     met: bool | None
     """None: not measured, or not met and another of its methods is not measured."""
 

@@ -1,7 +1,7 @@
-"""Training under staleness with a dead band: samplers get bf16 weights that follow only when they leave the band.
+"""Training under staleness with a dead band: samplers get bf16 weights, updated only when they leave the band.
 
-The learner's own weights are those of `delayed_training`, and are what is evaluated; only the samplers' weights
-differ. A band of 0 only rounds to bf16.
+The learner's weights are those of `delayed_training` and are the ones evaluated; only the samplers' weights differ. A
+band of 0 only rounds to bf16.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from p2prl.patches.dead_band import hold_back
 from p2prl.patches.words import BF16, Words
 
 RESULT_VERSION = 1
-"""Raised when a change here or in `p2prl.patches.dead_band` moves figures of `+band`."""
+"""Incremented when a change here or in `p2prl.patches.dead_band` affects figures of `+band`."""
 
 
 class BandedTraining(DelayedTraining):
@@ -38,7 +38,7 @@ class BandedTraining(DelayedTraining):
         super().__init__(environment, method, delay, plan, seeds, start_MW)
         self._band_ulp = int(method.additions["band"])
         self._words = _words_of(start_MW)
-        """Last published, all seeds in one row: each word is banded by itself."""
+        """Last published words, all seeds in one row, since each word is banded independently."""
         self._history[0] = _weights_of(self._words, start_MW)
 
     def _publish(self, done: int) -> None:

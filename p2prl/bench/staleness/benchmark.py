@@ -1,4 +1,4 @@
-"""The staleness benchmark: runs what its results file lacks, and writes table and curves beside it."""
+"""The staleness benchmark: runs the cases missing from its results file, and writes a table and curves beside it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from p2prl.bench.training.warm_start import UNWRITABLE, require_first_seed, warm
 from p2prl.errors import ConfigError, MachineError, require
 
 _SEEDS_AT_ONCE = 5
-"""Seeds trained side by side: with more, the old policies' weights no longer fit a core's caches."""
+"""Seeds trained side by side; with more, the old policies' weights no longer fit a core's caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class StalenessConfig:
     delays: tuple[str, ...]
     """See `delays.parse_staleness`."""
     step_s: float | None = None
-    """Seconds of an update; distributions of seconds need it, unless each gives its own."""
+    """Seconds per update; needed by distributions in seconds, unless each gives its own."""
     seeds: int
     """Number of seeds, at least 1."""
     first_seed: int = 0
@@ -41,20 +41,20 @@ class StalenessConfig:
     """See `environments.environment_by_name`."""
     plan: TrainingPlan = field(default_factory=TrainingPlan)
     check: bool = False
-    """Also run what the acceptance criteria need, and judge them."""
+    """Also run the cases of the acceptance criteria, and judge them."""
 
     def __post_init__(self) -> None:
         require("seeds", self.seeds, 1 <= self.seeds <= 1000, "1 to 1000")
         require_first_seed(self.first_seed, self.seeds)
         if not self.methods or not self.delays:
-            raise ConfigError("nothing to compare", remedy="Name at least one method and one delay distribution.")
+            raise ConfigError("nothing to compare", remedy="Give at least one method and one delay distribution.")
         environment = environment_by_name(self.task)
         for method in self.methods:
             parse_method(method, max_completion_tokens=environment.max_new_tokens)
         self.delay_texts()
 
     def delay_texts(self) -> list[str]:
-        """The delay distributions, each written in full. ConfigError for a text that does not name it again."""
+        """The delay distributions in full text form. ConfigError for one whose text does not parse back to it."""
         return [self._full_text(delay) for delay in self.delays]
 
     def _full_text(self, delay: str) -> str:
@@ -63,10 +63,10 @@ class StalenessConfig:
             again = parse_staleness(text).text
         except ConfigError:
             again = ""
-        if again != text:  # results are kept under this text, and each run parses it again
+        if again != text:  # results are stored under this text, and each run parses it again
             raise ConfigError(
-                f"{delay[:60]!r} becomes {text!r}, which cannot be written out",
-                remedy="Use seconds, and seconds a step, of 0.0001 to 999999 with at most six digits.",
+                f"{delay[:60]!r} becomes {text!r}, which loses precision",
+                remedy="Use seconds, and seconds per step, of 0.0001 to 999999 with at most six digits.",
             )
         return text
 
@@ -82,16 +82,16 @@ class StalenessReport:
 
     rows: list[Row]
     verdicts: list[Verdict]
-    """Empty unless asked for."""
+    """Empty unless requested."""
 
 
 def run_staleness(
     config: StalenessConfig, out: Path, *, on_progress: Callable[[str, float], None] | None = None
 ) -> StalenessReport:
-    """Run what `out/results.jsonl` lacks and write `staleness.csv`, `.md` and `.png` beside it.
+    """Run the cases missing from `out/results.jsonl` and write `staleness.csv`, `.md` and `.png` beside it.
 
-    On-policy GRPO is always run, because every loss is relative to it. `on_progress` is told the stage and the share
-    of all work done. After an interruption the next call continues after the last finished batch of seeds.
+    On-policy GRPO is always run, because every loss is relative to it. `on_progress` receives the stage and the
+    fraction of all work done. After an interruption the next call continues after the last finished batch of seeds.
     """
     results = ResultFile(out / "results.jsonl")
     seeds = config.seed_range

@@ -1,4 +1,4 @@
-"""Learning curves (PNG): one panel for each delay distribution, one line for each method, the range of seeds shaded."""
+"""Learning curves (PNG): one panel per delay distribution, one line per method, the range of seeds shaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plot_curves(
     seeds: range,
     path: Path,
 ) -> None:
-    """Write `path`, without the combinations that were not run."""
+    """Plot to `path`, skipping combinations that were not run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -58,7 +58,7 @@ def plot_curves(
         axis.set_ylim(0, 1)
         axis.spines[["top", "right"]].set_visible(False)
     axes.flat[0].set_ylabel("reward on fresh prompts")
-    # A method may be missing from some panels: the legend is gathered from all of them.
+    # A method may be missing from some panels, so collect the legend from all of them.
     lines_by_method = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
     figure.legend(
         lines_by_method.values(), lines_by_method.keys(), loc="outside right upper", frameon=False, fontsize=8

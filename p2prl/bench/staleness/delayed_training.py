@@ -1,7 +1,7 @@
 """Training under staleness: one method, one delay distribution, several seeds side by side.
 
-Samplers use old policies of the learner. Everything random follows from the seed: two methods on one seed see the same
-prompts, delays and sampling noise, and a seed's result does not depend on the seeds beside it, up to rounding.
+Samplers use old policies of the learner. The seed fixes all randomness: two methods on one seed see the same prompts,
+delays and sampling noise, and a seed's result does not depend on the seeds beside it, up to rounding.
 
 Shape legend: M seeds, S samplers, B prompts, G completions, T tokens, W weights.
 """
@@ -30,8 +30,8 @@ from p2prl.bench.training.warm_start import SEED_LIMIT
 from p2prl.errors import require
 
 RESULT_VERSION = 1
-"""Raised when a change here, or in what all losses share (guards, advantages, aggregation, the decoder, the optimizer),
-moves figures: results of an older version are not used again."""
+"""Incremented when a change here, or in code all losses share (guards, advantages, aggregation, the decoder, the
+optimizer), affects figures: results of an older version are not reused."""
 
 _SAMPLERS = 4
 _PROMPTS = 16
@@ -52,7 +52,7 @@ class _Batch:
     completions: Completions
     rewards_MBG: Tensor
     delays: list[list[int]]
-    """Updates, for each seed and sampler."""
+    """Delay in updates, for each seed and sampler."""
 
 
 class DelayedTraining:
@@ -75,9 +75,9 @@ class DelayedTraining:
         self._average_MW = start_MW.clone()
         self._optimizer = StackedAdam.fresh(start_MW, beta2=method.additions.get("beta2", BETA2))
         self._history = {0: start_MW.clone()}
-        """Policies that samplers may still use, by the number of updates before them."""
+        """Policies that samplers may still use, by number of updates."""
         self._replayable: dict[int, _Batch] = {}
-        """Batches that `+replay` will use once more, by update."""
+        """Batches that `+replay` will reuse, by update."""
         self._delay_rngs = [np.random.default_rng([seed, _DELAYS]) for seed in seeds]
         self._log = SeedLog(seeds)
 
@@ -106,9 +106,9 @@ class DelayedTraining:
         loss, factors = self._loss(batch, update)
         replayed = self._replayed(batch, update)
         if replayed is not None:
-            # Each batch counts half: the gradient keeps its scale, and no batch weighs more than without replay.
+            # Each batch counts half, so the gradient keeps its scale and no batch weighs more than without replay.
             loss = (loss + self._loss(replayed, update, logged=False)[0]) / 2
-        # Sums over seeds share no weight: the gradient's rows are those of the seeds alone.
+        # Seeds share no weights, so each row of the summed loss's gradient belongs to one seed.
         (gradient_MW,) = torch.autograd.grad(loss, self._weights_MW)
         rate = self._plan.learning_rate * min(1.0, (update + 1) / _WARMUP_UPDATES)
         rate_M = rate * torch.tensor(factors)
@@ -117,7 +117,7 @@ class DelayedTraining:
         self._publish(update + 1)
 
     def _replayed(self, batch: _Batch, update: int) -> _Batch | None:
-        """The batch that `+replay` uses once more, if there is one; keeps this one for later."""
+        """The older batch that `+replay` reuses now, if any; stores this one for later."""
         if "replay" not in self._method.additions:
             return None
         lag = int(self._method.additions["replay"])
@@ -131,7 +131,7 @@ class DelayedTraining:
         """Average the weights, and keep the policy that samplers get after `done` updates."""
         additions = self._method.additions
         kept = additions.get("published", additions.get("average", 0.0))
-        # Early averages reach no further back than a ninth of the run so far: the warm start is soon left behind.
+        # Early averages cover at most the last ninth of the run so far, so that they soon forget the warm start.
         kept = min(kept, done / (done + 9))
         self._average_MW.lerp_(self._weights_MW.detach(), 1 - kept)
         sampled_MW = self._average_MW if "published" in additions else self._weights_MW.detach()
@@ -139,7 +139,7 @@ class DelayedTraining:
         self._history.pop(done - self._delay.longest - 1, None)
 
     def _rollouts(self, update: int, delays: list[list[int]], tokens_MBP: Tensor) -> Completions:
-        """Completions (M, B, G, T): sampler s completes its own quarter of the prompts with its own old policy."""
+        """Completions (M, B, G, T): each sampler completes a quarter of the prompts with its own old policy."""
         seeds = len(self._seeds)
         old_MSW = torch.stack(
             [self._history[update - delay][index] for index, row in enumerate(delays) for delay in row]
@@ -163,7 +163,7 @@ class DelayedTraining:
         )
 
     def _loss(self, batch: _Batch, update: int, *, logged: bool = True) -> tuple[Tensor, list[float]]:
-        """The sum of the seeds' losses, and the factors of the method's additions on each seed's learning rate."""
+        """Sum of the seeds' losses, and each seed's learning-rate factor from the method's additions."""
         logprobs_MBGT = completion_logprobs(
             self._environment.shape, self._weights_MW, batch.tokens_MBP, batch.completions.tokens_MBGT
         )

@@ -1,8 +1,8 @@
-"""Results written before result versions: their lines carry a digest of the code instead.
+"""Results written before result versions existed, whose lines hold a digest of the code instead.
 
-Only results of the last commit that wrote digests (3812427) are used again, as results of version 1: its figures are
-those of this code. `digests_of_3812427.json` holds its digests, task → method → digest, under Python 3.11, for every
-loss and for the options and additions of the committed tables.
+Only results of the last commit that wrote digests (3812427) are reused, as version 1, because this code gives the same
+figures. `digests_of_3812427.json` holds its digests, task → method → digest, under Python 3.11, for every loss and for
+the options and additions of the committed tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIGESTS = Path(__file__).with_name("digests_of_3812427.json")
 
 
 class DigestSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about a run except its seed, as it was written with a digest."""
+    """Everything about a run except its seed, in the old format with a digest."""
 
     task: str
     method: str
@@ -35,7 +35,7 @@ class DigestSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     code: str
 
     def version(self) -> str:
-        """The result version that the digest stands for; empty, which no result has, for any other digest."""
+        """The result version of a known digest; empty, which matches no result, for any other."""
         wanted = _meaning(self.task, self.method)
         known = (method for method, digest in _digests().get(self.task, {}).items() if digest == self.code)
         if wanted is None or all(_meaning(self.task, method) != wanted for method in known):
@@ -51,7 +51,7 @@ def _digests() -> dict[str, dict[str, str]]:
 
 @functools.cache
 def _meaning(task: str, method: str) -> Any:
-    """What a method's text stands for, however it is written; None for a text that is no method any more."""
+    """Canonical value of a method's text; None for a text that is no longer a method."""
     try:
         parsed = parse_method(method, max_completion_tokens=environment_by_name(task).max_new_tokens)
     except ConfigError:

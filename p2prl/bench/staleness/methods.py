@@ -1,4 +1,4 @@
-"""Methods the benchmark compares: a loss, its options and additions, as `gepo_t:cap=1.5:advantage=mean_std+brake`."""
+"""Methods to compare: a loss with options and additions, such as `gepo_t:cap=1.5:advantage=mean_std+brake`."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ ADDITIONS: Mapping[str, float | None] = MappingProxyType(
         "band": 1.0,
     }
 )
-"""Additions to any loss, with the value of each when none is given (None: it takes no value).
+"""Additions to any loss, with their default values (None: takes no value).
 
 brake: learning rate × min(1, √(value/KL)).
 vcpo: learning rate × √(ESS/n).
-average: the evaluated policy is the moving average of the weights, which keeps `value` of itself at each update.
+average: the evaluated policy is an exponential moving average of the weights with decay `value`.
 published: the same, and samplers use it too.
 replay: half of every gradient comes from the batch `value` updates ago.
-decay: the learning rate falls to `value` of itself along a half cosine.
-beta2: of Adam, instead of .99.
-band: samplers use weights in bf16, each of which follows the learner's only when it differs by more than `value` ulp;
-0 only rounds."""
+decay: the learning rate falls to the fraction `value` along a half cosine.
+beta2: Adam's β₂, instead of .99.
+band: samplers use bf16 weights, each updated only when it differs from the learner's by more than `value` ulp; 0 only
+rounds."""
 
 _BELOW_ONE = ("average", "published", "decay", "beta2")
 _WHOLE = {"replay": range(1, 1001), "band": range(widest_band_ulp(BF16) + 1)}
-"""Legal values of additions that take a whole number."""
+"""Legal values of additions that take an integer."""
 
 _UNUSABLE = {"dpo": "it needs a reference policy", "ppo": "it needs a value head"}
 _CHOICES = ("advantage", "aggregation")
@@ -57,13 +57,13 @@ class Method:
     """A parsed method."""
 
     text: str
-    """As it is written."""
+    """Its text form."""
     objective: Objective
     additions: Mapping[str, float]
-    """Value of each addition; 1 where it takes none. See ADDITIONS."""
+    """Value of each addition; 1 for those without a value. See ADDITIONS."""
 
     def rate_factor(self, kl_per_token: Tensor, sequence_log_ratios: Tensor, *, done: float = 0.0) -> float:
-        """Factor on the learning rate, in (0, 1], after a share `done` of the updates: the additions' product."""
+        """Factor on the learning rate, in (0, 1], after a fraction `done` of the updates (product over additions)."""
         factor = 1.0
         if "brake" in self.additions:
             factor *= float(kl_brake(kl_per_token, target_kl=self.additions["brake"]))
@@ -76,7 +76,7 @@ class Method:
 
 
 def parse_method(text: str, *, max_completion_tokens: int) -> Method:
-    """The method that `text` names; ConfigError on an unknown loss, option or addition."""
+    """Parse a method; ConfigError on an unknown loss, option or addition."""
     body, *added = text.strip().split("+")
     name, *settings = body.split(":")
     if name in _UNUSABLE:
@@ -85,7 +85,7 @@ def parse_method(text: str, *, max_completion_tokens: int) -> Method:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise ConfigError(f"{setting!r} is no option", remedy="Write options as in gepo_t:cap=1.5:taper=token.")
+            raise ConfigError(f"unknown option {setting!r}", remedy="Write options as in gepo_t:cap=1.5:taper=token.")
         if key in options:
             raise ConfigError(f"{text!r}: {key!r} is set twice", remedy="Set each option at most once.")
         number = None if key in _CHOICES else _number(value)  # a choice is a name, even when it looks like a number
@@ -110,17 +110,17 @@ def _additions(text: str, added: list[str]) -> Mapping[str, float]:
     for part in added:
         name, equals, written = part.partition("=")
         if name not in ADDITIONS or name in found:
-            remedy = f"Add each of +{' +'.join(ADDITIONS)} at most once."
-            raise ConfigError(f"{text!r}: no addition {name!r}", remedy=remedy)
+            remedy = f"Use each of +{' +'.join(ADDITIONS)} at most once."
+            raise ConfigError(f"{text!r}: unknown or repeated addition {name!r}", remedy=remedy)
         default, value = ADDITIONS[name], _number(written)
         legal = value is not None and value > 0 and (name not in _BELOW_ONE or value < 1)
         if name in _WHOLE:
             legal = value in _WHOLE[name]
         if equals and (default is None or not legal):
-            raise ConfigError(f"{text!r}: {part!r} has no meaning", remedy=f"Leave the value of +{name} out.")
+            raise ConfigError(f"{text!r}: invalid value in {part!r}", remedy=f"Omit the value of +{name}.")
         found[name] = value if equals and value is not None else (1.0 if default is None else default)
     if {"average", "published"} <= set(found):
-        raise ConfigError(f"{text!r}: +published averages already", remedy="Leave +average out.")
+        raise ConfigError(f"{text!r}: +published already includes +average", remedy="Remove +average.")
     return MappingProxyType(found)
 
 

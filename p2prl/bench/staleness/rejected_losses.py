@@ -1,7 +1,7 @@
-"""Losses that were tried against GEPO-T and rejected, kept so that their figures can be reproduced.
+"""Losses that were compared with GEPO-T and rejected, kept so that their figures can be reproduced.
 
-All are GEPO-T (`p2prl/algorithms/gepo_tapered.py`) with one change; `docs/benchmarks/staleness.md` gives the figures
-of each. They are not in the registry: a run cannot choose them.
+All are GEPO-T (`p2prl/algorithms/gepo_tapered.py`) with one change; `docs/benchmarks/staleness.md` gives their figures.
+They are not in the registry, so a run cannot use them.
 
 Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
 """
@@ -31,7 +31,7 @@ class PoweredConfig(GepoTConfig):
     """Dependence of a completion's weight on its probability."""
 
     power: float = 0.5
-    """τ in [−1, 1]. 1: GEPO-T. 0: only the taper is left. Below 0: rare completions weigh more."""
+    """τ in [−1, 1]. 1: GEPO-T. 0: only the taper remains. Below 0: rare completions weigh more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,7 +43,7 @@ class AnchoredConfig(GepoTConfig):
     """Strength of the pull toward the sampler's policy."""
 
     pull: float = 0.02
-    """c in [0, 10], reward units a nat."""
+    """c in [0, 10], reward units per nat."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +55,7 @@ class DiscountedConfig(GepoTConfig):
     """Distance from the sampler's policy at which weights decay."""
 
     reach: float = 1.0
-    """Nats a token, in (0, 100]: at this distance a completion's weight is divided by e."""
+    """Nats per token, in (0, 100]: at this distance a completion's weight is divided by e."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +88,7 @@ class SteepConfig(GepoTConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FocusedConfig(GepoTConfig):
-    """Strength of the focus on completions that the policy is not sure of yet."""
+    """Strength of the focus on completions that the policy considers unlikely."""
 
     focus: float = 1.0
     """γ in [0, 10]: a positive's weight is multiplied by (1 − P)^γ, P its geometric mean probability."""
@@ -130,7 +130,7 @@ def discounted(
 def group_ess(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: GepoTConfig, aggregation: AggregationConfig
 ) -> LossOutput:
-    """w · √(ESS/G) of the group's e^{Σℓ}: VCPO's factor, group by group instead of on the learning rate."""
+    """w · √(ESS/G) of the group's e^{Σℓ}: VCPO's factor, per group instead of on the learning rate."""
     terms = terms_of(policy_logprobs_BGT, batch)
     sequence_BG = terms.sequence_BG.detach()
     share_B1 = (effective_sample_size(sequence_BG) / sequence_BG.shape[-1]).unsqueeze(-1)
@@ -140,9 +140,9 @@ def group_ess(
 def shrunk(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: ShrunkConfig, aggregation: AggregationConfig
 ) -> LossOutput:
-    """The batch's advantages are rewards; A = R − (G mean_g + k mean_batch)/(G + k).
+    """A = R − (G mean_g + k mean_batch)/(G + k), where the batch's advantages are rewards.
 
-    Groups that agree then contribute too: all right pushes up, all wrong pushes down.
+    Groups with equal rewards then contribute too: all right pushes up, all wrong pushes down.
     """
     rewards_BG = batch.advantages_BG
     size = rewards_BG.shape[-1]
@@ -155,7 +155,7 @@ def shrunk(
 def focused(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: FocusedConfig, aggregation: AggregationConfig
 ) -> LossOutput:
-    """Positives' w · (1 − P)^γ: completions that are likely already are not pushed further, which keeps entropy up."""
+    """Positives' w · (1 − P)^γ: completions that are already likely are not pushed further, which preserves entropy."""
     terms = terms_of(policy_logprobs_BGT, batch)
     unsure_BG = torch.log1p(-terms.policy_mean_BG.detach().exp().clamp(max=1 - 1e-6))
     steered_BG = torch.where(terms.advantages_BG > 0, cfg.focus * unsure_BG, torch.zeros_like(unsure_BG))
@@ -190,7 +190,7 @@ def recentred(
 def two_tapers(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: GepoTConfig, aggregation: AggregationConfig
 ) -> LossOutput:
-    """Positives' w · min(1, e^{−Σℓ}) beside the taper of negatives: what has become likely is pushed less."""
+    """Positives' w · min(1, e^{−Σℓ}) in addition to the taper of negatives: likely completions are pushed less."""
     terms = terms_of(policy_logprobs_BGT, batch)
     likelier_BG = torch.where(terms.advantages_BG > 0, terms.sequence_BG.detach().clamp(min=0.0), 0.0)
     # The cap comes before the taper, as for negatives.
@@ -231,4 +231,4 @@ REJECTED_LOSSES: Mapping[str, LossSpec] = MappingProxyType(
         "focused": LossSpec(name="focused", function=focused, config_type=FocusedConfig),
     }
 )
-"""By the name that a method gives them."""
+"""Losses by the name used in a method."""

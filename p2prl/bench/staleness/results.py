@@ -1,4 +1,4 @@
-"""Kept results of the staleness benchmark: the key of a run, and the file."""
+"""Stored results of the staleness benchmark: the key of a run, and the file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     evaluation_prompts: int
     final_prompts: int
     version: str = ""
-    """Version of the code that decides the figures: a result of another version is not used again."""
+    """Version of the code that affects the figures; results of other versions are not reused."""
 
     @classmethod
     def of(cls, task: str, method: str, delay: str, plan: TrainingPlan) -> Setting:
@@ -56,7 +56,7 @@ class ResultFile(SeedFile[Setting, SeedResult]):
 
 
 def version_of(task: str, method: str) -> str:
-    """Version of the results of a method on a task: of everything that decides their figures."""
+    """Result version of a method on a task, covering all code that affects its figures."""
     environment = environment_by_name(task)
     parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
     return result_version(

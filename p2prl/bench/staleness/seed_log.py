@@ -1,4 +1,4 @@
-"""Log of several seeds trained side by side, and the result it becomes for each seed.
+"""Log of several seeds trained side by side, and each seed's result.
 
 Shape legend: M seeds, N completions.
 """
@@ -27,11 +27,11 @@ class SeedResult:
     weight_max: float
     """Largest effective weight of a token."""
     ess_min: float
-    """Least share ESS/n of the whole-sequence ratios of one update's completions."""
+    """Smallest ESS/n of the whole-sequence ratios of one update's completions."""
     kl_mean: float
-    """Mean of log q − log p, nats a token: distance of the samplers' policies from the learner's."""
+    """Mean of log q − log p, nats per token: distance of the samplers' policies from the learner's."""
     kl_max: float
-    """The same, at its worst update."""
+    """The same, at the worst update."""
 
     @property
     def last(self) -> float:

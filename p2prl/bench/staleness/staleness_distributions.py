@@ -1,8 +1,8 @@
 """Distributions of staleness in learner updates: the age of the policy that a sampler uses.
 
-Every distribution of updates except `const` is named by M: .995 of its mass lies within M (Weibull: its tail is cut at
-M). Distributions of one M share their worst case and differ in the typical delay. A distribution of seconds becomes
-one of updates when the learner's step time is known.
+Every distribution in updates except `const` has one parameter M: .995 of its mass lies within M (Weibull: its tail is
+cut at M). Distributions with equal M share their worst case and differ in the typical delay. A distribution in seconds
+is converted to updates with the learner's step time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2prl.sim.delay_distributions import (
 )
 
 _LONGEST = 10**6
-"""Updates: no run is as long, so a longer delay has no meaning."""
+"""Longest delay in updates; no run is that long."""
 
 _SECONDS = re.compile(
     r"(?P<name>const|lognorm|weibull):(?:(?P<low>[0-9.]{1,12}):)?(?P<high>[0-9.]{1,12})s(?:@(?P<step>[0-9.]{1,12}))?",
@@ -31,29 +31,29 @@ _SECONDS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class StalenessDistribution:
-    """A distribution of whole updates."""
+    """A distribution of integer delays in updates."""
 
     text: str
-    """As it is written, with the step time where it is of seconds."""
+    """Its text form, including the step time when it is in seconds."""
     longest: int
-    """Updates: no delay is longer."""
+    """Longest delay in updates."""
     quantile: Quantile
-    """Delay at a probability within (0, 1), before rounding and the cut."""
+    """Delay at a probability within (0, 1), before rounding and clipping."""
 
     def draw(self, uniform: float, update: int) -> int:
-        """Whole updates, for a number within [0, 1): rounded, at most `longest` and the updates done so far."""
+        """Delay for a number within [0, 1), rounded to updates; at most `longest` and the updates done so far."""
         delay = self.quantile(min(max(uniform, 1e-12), 1 - 1e-12))
         return min(max(0, round(delay)), self.longest, update)
 
 
 def parse_staleness(text: str, *, step_s: float | None = None) -> StalenessDistribution:
-    """The distribution that `text` names; ConfigError on anything else.
+    """Parse a distribution; ConfigError on an invalid one.
 
     In updates: `const:K`; `unif:M`: uniform within 0..M; `exp:M`: exponential; `lognorm:M`: log-normal with .995 of its
     mass within 1..M, centered between the two in the logarithm, and cut there (HeteroRL, arXiv 2508.17850);
     `weibull:M`: shape 1/2, median M/16, cut at M (long-tailed: its mean is far above its median).
 
-    In seconds, where a learner's step takes `step_s` (or the number after `@`): `const:Ks`; `lognorm:L:Us` and
+    In seconds, with learner steps of `step_s` (or the number after `@`) seconds: `const:Ks`; `lognorm:L:Us` and
     `weibull:L:Us` with .995 of their mass within L..U seconds, .0025 beyond either end, and cut there, which are
     HeteroRL's two distributions at L = 60, U = 1800.
     """
@@ -104,8 +104,8 @@ def _of_seconds(text: str, parts: re.Match[str], step_s: float | None) -> Stalen
         raise _unusable(text) from error
     if step is None:
         raise ConfigError(
-            f"{text[:60]!r} is in seconds, and the time of a learner step is not known",
-            remedy=f"Give --step-s SECONDS, or write {text[:60]}@SECONDS.",
+            f"{text[:60]!r} is in seconds, but the duration of a learner step is unknown",
+            remedy=f"Set --step-s SECONDS, or write {text[:60]}@SECONDS.",
         )
     require("step_s", step, step > 0, "above 0")
     if (low is None) != (name == "const") or high > _LONGEST * step or (low is not None and not 0 < low < high):

@@ -1,4 +1,4 @@
-"""Reported figures: one row for each method and delay distribution, as JSON, CSV and a Markdown table."""
+"""Reported figures: one row per method and delay distribution, as JSON, CSV and a Markdown table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.training.training_plan import TrainingPlan
 
 BASELINE = ("grpo", "const:0")
-"""Method and delay that every loss is relative to, in the same setting."""
+"""Baseline that every loss is relative to, in the same setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,23 +28,23 @@ class Row:
     """Mean over seeds of each seed's last three evaluations."""
     last_per_seed: tuple[float, ...]
     last_deviation: float
-    """Standard deviation of `last` from seed to seed; 0 for one seed."""
+    """Standard deviation of `last` over seeds; 0 for one seed."""
     loss_vs_on_policy: float | None
-    """1 − last / last of on-policy GRPO on the same seeds; None where that was not run."""
+    """1 − last / last of on-policy GRPO on the same seeds; None when that was not run."""
     loss_error: float | None
-    """Standard error of the loss, each seed's against on-policy GRPO on that seed; None for one seed."""
+    """Standard error of the loss, comparing each seed with on-policy GRPO on that seed; None for one seed."""
     grad_norm_max: float
     """Over seeds and updates, before the clip."""
     weight_max: float
     ess_min: float
     kl_mean: float
-    """Mean over seeds and updates, nats a token."""
+    """Mean over seeds and updates, nats per token."""
 
 
 def rows_of(
     results: ResultFile, task: str, methods: Sequence[str], delays: Sequence[str], plan: TrainingPlan, seeds: range
 ) -> list[Row]:
-    """One row for each method and delay of which any seed was run, in the order given."""
+    """One row per method and delay with at least one finished seed, in the order given."""
     rows = []
     for method in methods:
         for delay in delays:
@@ -55,20 +55,20 @@ def rows_of(
 
 
 def on_policy_last(results: ResultFile, task: str, plan: TrainingPlan, seeds: Sequence[int]) -> float | None:
-    """`last` of the baseline over exactly these seeds, or None where one of them is missing."""
+    """`last` of the baseline over exactly these seeds, or None when one of them is missing."""
     found = _baseline(results, task, plan, seeds)
     return fmean(found) if found else None
 
 
 def _baseline(results: ResultFile, task: str, plan: TrainingPlan, seeds: Sequence[int]) -> list[float]:
-    """`last` of the baseline on each of these seeds, in their order; empty where one of them is missing."""
+    """`last` of the baseline on each of these seeds, in order; empty when one of them is missing."""
     found = results.of(Setting.of(task, *BASELINE, plan), seeds)
     return [result.last for result in found] if len(found) == len(seeds) else []
 
 
 def _row(method: str, delay: str, found: Sequence[SeedResult], baseline: Sequence[float]) -> Row:
     lasts = tuple(result.last for result in found)
-    # A hard seed is hard for every method: comparing seed by seed removes most of that noise.
+    # A hard seed is hard for every method, so comparing per seed removes most of that noise.
     losses = [1 - last / own for last, own in zip(lasts, baseline, strict=True) if own] if baseline else []
     return Row(
         method=method,

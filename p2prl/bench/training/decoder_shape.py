@@ -14,7 +14,7 @@ from torch import Tensor
 from p2prl.errors import ConfigError
 
 _INITIAL_DEVIATION = 0.1
-"""As in `p2prl/models/tiny_models.py`: at the customary .02 so narrow a decoder hardly begins to learn."""
+"""As in `p2prl/models/tiny_models.py`: with the usual .02 such a narrow decoder hardly begins to learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class DecoderShape:
     heads: int = 2
     """Attention heads."""
     value_head: bool = False
-    """Also estimate the value of what has been written: one more linear output of the last features."""
+    """Add a value head: one more linear output of the last features."""
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "context", "width", "feedforward", "layers", "heads"):
@@ -66,7 +66,7 @@ class DecoderShape:
                 f"h.{layer}.mlp.c_proj.bias": (width,),
             }
         named |= {"ln_f.weight": (width,), "ln_f.bias": (width,)}
-        # Last, so that a row of weights with a value head begins with the row of the same policy without one.
+        # The value head is last, so that the weights without it are a prefix of the row.
         return named | ({"v_head.weight": (width,), "v_head.bias": (1,)} if self.value_head else {})
 
     def size(self) -> int:
@@ -75,7 +75,7 @@ class DecoderShape:
 
 
 def initial_weights(shape: DecoderShape, seed: int) -> Tensor:
-    """A row (W,) of random weights, float32, that `seed` fixes; drawn as GPT-2 draws its own."""
+    """A row (W,) of seeded random weights, float32, with GPT-2's initialization."""
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for name, size in shape.layout().items():

@@ -1,6 +1,6 @@
 """Benchmark environments: a task, its alphabet, its demonstrations and the decoder that fits it.
 
-Any task that brings a small model and demonstrations can be benchmarked. All prompts of a task must have one length, so
+Any task with a small model and demonstrations can be benchmarked. All prompts of a task must have the same length, so
 that nothing is padded before a completion.
 """
 
@@ -16,12 +16,12 @@ from p2prl.tasks.task_registry import task_by_name
 from p2prl.tasks.task_spec import Demonstration
 
 _SPECIAL_TOKENS = 2
-"""The beginning of a text and the end of a completion, after the symbols."""
+"""Token ids after the symbols: beginning of a text and end of a completion."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A task, with what a benchmark needs to train on it."""
+    """A task with its alphabet, decoder shape and warm start, ready for a benchmark."""
 
     task: Task
     symbols: str
@@ -36,7 +36,7 @@ class Environment:
     warm_learning_rate: float = 4e-3
     """Peak learning rate of the warm start."""
     result_version: int = 1
-    """Raised when the task, its scoring or anything above changes: results of an older version are not used again."""
+    """Incremented when the task, its scoring or anything above changes: results of an older version are not reused."""
 
     @property
     def begin_token(self) -> int:
@@ -65,12 +65,12 @@ class Environment:
 
 
 def environment_by_name(name: str) -> Environment:
-    """The environment whose task is called `name`; ConfigError when there is none, or it cannot be benchmarked."""
+    """The environment of the task `name`; ConfigError when there is none, or it cannot be benchmarked."""
     spec = task_by_name(name)
     if spec.small_model is None or spec.demonstration is None:
         raise ConfigError(
             f"task {name!r} cannot be benchmarked: it has no small model or no demonstrations",
-            remedy="Choose a task that has both, for instance chain4.",
+            remedy="Choose a task that has both, such as chain4.",
         )
     model, symbols = spec.small_model, spec.small_model.symbols
     return Environment(
@@ -78,8 +78,8 @@ def environment_by_name(name: str) -> Environment:
         symbols=symbols,
         max_new_tokens=spec.max_new_tokens,
         demonstration=spec.demonstration,
-        # One token more than is used: the size is then that of `p2prl/models/tiny_models.py`, whose alphabet has a
-        # padding token.
+        # One unused token makes the size equal to that of `p2prl/models/tiny_models.py`, whose alphabet has a padding
+        # token.
         shape=DecoderShape(
             vocabulary=len(symbols) + _SPECIAL_TOKENS + 1,
             context=model.context,

@@ -20,12 +20,12 @@ from p2prl.tasks.task_registry import scorer_by_task
 
 T = TypeVar("T")
 _Case = tuple[str, tuple[int, ...], bool]
-"""Prompt, completion tokens, and whether it ended by itself."""
+"""Prompt, completion tokens, and whether it finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grades:
-    """Grades of completions; the step dimension is as long as the longest list of steps."""
+    """Grades of completions; the step dimension has the length of the longest list of steps."""
 
     success_MBG: Tensor
     """0 or 1."""
@@ -36,10 +36,10 @@ class Grades:
     step_ends_MBGK: Tensor
     """Position of each step's last token; 0 off the mask."""
     readable_MBG: Tensor
-    """Bool: finished, and the scorer's grammar reads it."""
+    """Bool: finished, and accepted by the scorer's grammar."""
 
     def completion_rewards(self, cfg: RewardConfig) -> Tensor:
-        """One reward a completion, (M, B, G)."""
+        """One reward per completion, (M, B, G)."""
         rewards_NG = completion_rewards(
             self.success_MBG.flatten(0, 1),
             cfg,
@@ -93,7 +93,7 @@ def success_rewards(environment: Environment, prompts: Sequence[Sequence[str]], 
 
 
 def _once_each(prompts: Sequence[Sequence[str]], completions: Completions, grade_case: Callable[[_Case], T]) -> list[T]:
-    """`grade_case` of every completion; equal ones are graded once, as a trained policy repeats itself."""
+    """`grade_case` of every completion; equal ones are graded once, since a trained policy repeats itself."""
     size = completions.tokens_MBGT.shape[2]
     rows = zip(
         [prompt for row in prompts for prompt in row for _ in range(size)],

@@ -12,8 +12,8 @@ from torch import Tensor
 def seeded_uniforms(seeds: Sequence[int], *purpose: int) -> Callable[[tuple[int, ...]], Tensor]:
     """Numbers within [0, 1) for `stacked_sampling.sample`, fixed by each seed and the purpose.
 
-    The first dimension of the requested size is divided among the seeds in their order. Each seed has its own stream,
-    so it gives the same numbers alone and beside others.
+    The first dimension of the requested size is divided among the seeds in order. Each seed has its own stream, so it
+    gives the same numbers alone and with others.
     """
     generators = [
         torch.Generator().manual_seed(int(np.random.SeedSequence([seed, *purpose]).generate_state(1)[0]))

@@ -22,7 +22,7 @@ class StackedAdam:
     first_MW: Tensor
     second_MW: Tensor
     beta2: float = BETA2
-    """Share of itself that the second moment keeps at each update."""
+    """β₂ of Adam's second moment."""
 
     @classmethod
     def fresh(cls, weights_MW: Tensor, *, beta2: float = BETA2) -> StackedAdam:

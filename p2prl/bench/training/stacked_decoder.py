@@ -1,8 +1,8 @@
 """Forward pass of M small GPT-2 decoders at once: weights are rows of one matrix, layers are batched products.
 
-A benchmark run trains several seeds and samples from several old policies at once; at width 48 one decoder alone
-leaves most of a core idle. The arithmetic is that of transformers' GPT2LMHeadModel (tests prove it), but a group's
-prompt is computed once and its completions branch off it.
+A benchmark run trains several seeds and samples from several old policies at once; at width 48 a single decoder leaves
+most of a core idle. The arithmetic is that of transformers' GPT2LMHeadModel (verified by tests), but a group's prompt
+is computed once and shared by its completions.
 
 Shape legend: M policies, B prompts of each, G completions of a prompt, P prompt tokens, T completion tokens, W weights
 of one policy, V vocabulary, D width, H heads, K head width; N tokens of one policy.
@@ -28,7 +28,7 @@ def completion_logprobs(
 ) -> Tensor:
     """Log-probs (M, B, G, T) of completions at temperature 1, with gradient to the weights.
 
-    Token ids are int64; after a completion's end any legal id will do, since no earlier token attends to it.
+    Token ids are int64; after a completion's end any legal id works, since no earlier token attends to it.
     """
     decoder = StackedDecoder(shape, weights_MW)
     return _logprobs(decoder, decoder.before_tokens(prompts_MBP, completions_MBGT), completions_MBGT)
@@ -93,7 +93,7 @@ class StackedDecoder:
         sizes = [math.prod(size) for size in layout.values()]
         if weights_MW.dim() != 2 or weights_MW.shape[1] != sum(sizes):
             raise LocalProtocolError(f"weights have shape {tuple(weights_MW.shape)}, expected (M, {sum(sizes)})")
-        # One split: its backward is one concatenation, where slices would each fill a whole row with zeros.
+        # One split, whose backward is one concatenation; each slice's backward would fill a whole row with zeros.
         parts = torch.split(weights_MW, sizes, dim=1)
         self._shape = shape
         self._policies = weights_MW.shape[0]
@@ -130,7 +130,7 @@ class StackedDecoder:
             query, key, value = self._heads(layer, x_MND, rows, length)
             if cache is not None:
                 key, value = cache.extend(layer, key, value)
-            # All completions of a group ask the same prompt: one product per group and head.
+            # All completions of a group attend to the same prompt: one product per group and head.
             queries = query.view(groups, size, heads, length, width).transpose(1, 2)
             queries = queries.reshape(groups, heads, size * length, width)
             to_prompt = (queries @ prefix.keys[layer].transpose(-1, -2)).view(groups, heads, size, length, -1)
@@ -146,7 +146,7 @@ class StackedDecoder:
         return x_MND.view(policies, prompts, size, length, self._shape.width)
 
     def before_tokens(self, prompts_MBP: Tensor, completions_MBGT: Tensor) -> Tensor:
-        """Features (M, B·G·T, D) that each completion token is chosen from."""
+        """Features (M, B·G·T, D) from which each completion token is predicted."""
         policies, _, size, tokens = completions_MBGT.shape
         prefix = self.prefix(prompts_MBP)
         features = prefix.last_MBD[:, :, None, None].expand(-1, -1, size, -1, -1)

@@ -28,7 +28,7 @@ class Completions:
     mask_MBGT: Tensor
     """Bool: true up to and including the end token."""
     finished_MBG: Tensor
-    """Bool: the end token came within the limit."""
+    """Bool: the end token was sampled within the limit."""
 
 
 @torch.no_grad()
@@ -44,8 +44,8 @@ def sample(
 ) -> Completions:
     """Sample `group_size` completions of every prompt at temperature 1.
 
-    `uniforms` gives numbers within [0, 1) of the shape (M, B, G, V), once a token. ConfigError when the context is too
-    short.
+    `uniforms` returns numbers within [0, 1) of the shape (M, B, G, V) for each token. ConfigError when the context is
+    too short.
     """
     if prompts_MBP.shape[-1] + max_new_tokens > shape.context:
         raise ConfigError(f"prompt and completion exceed the context of {shape.context} tokens")

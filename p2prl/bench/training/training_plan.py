@@ -1,4 +1,4 @@
-"""Length, learning rate and evaluations of a benchmark's training run."""
+"""Training plan of a benchmark: length, learning rate and evaluations."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from p2prl.errors import require
 
 FINAL_EVALUATIONS = 3
-"""The last evaluations, whose mean is reported as `last`."""
+"""Number of last evaluations whose mean is reported as `last`."""
 
 MOST_EVALUATED = 1 << 16
-"""Prompts of one evaluation at most; prompt seeds of evaluations lie this far apart."""
+"""Most prompts of one evaluation; also the distance between prompt seeds of evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """How long and how fast to train, and how often to evaluate."""
+    """Length, learning rate and evaluations of a training run."""
 
     updates: int = 200
     """Learner updates of 16 prompts × 8 completions."""
     learning_rate: float = 5e-4
-    """Of AdamW(.9, .99), after 10 warm-up updates."""
+    """Learning rate of AdamW(.9, .99), after 10 warm-up updates."""
     evaluate_every: int = 20
-    """Updates between evaluations; divides `updates`, of which there are at least three periods."""
+    """Updates between evaluations; divides `updates` into at least three periods."""
     evaluation_prompts: int = 256
     """Fresh prompts of an evaluation, one sampled completion each."""
     final_prompts: int = 1024
     """Fresh prompts of each of the last three evaluations, whose mean is `last`."""
 
     def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, 0.0 < self.learning_rate < 1.0, "within 0..1, excluded")
+        require("learning_rate", self.learning_rate, 0.0 < self.learning_rate < 1.0, "above 0 and below 1")
         for name in ("evaluate_every", "evaluation_prompts", "final_prompts"):
             require(name, getattr(self, name), 1 <= getattr(self, name) <= MOST_EVALUATED, f"1 to {MOST_EVALUATED}")
         legal = self.updates % self.evaluate_every == 0 and self.updates >= FINAL_EVALUATIONS * self.evaluate_every

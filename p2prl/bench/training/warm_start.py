@@ -1,7 +1,7 @@
-"""Warm starts of benchmarks: seeds learn flawed demonstrations side by side, and are kept on disk for the next run.
+"""Warm starts of benchmarks: seeds learn flawed demonstrations side by side; results are cached on disk.
 
 The recipe of `p2prl/models/warm_start.py` on the stacked decoder. Each seed has its own initial weights and its own
-demonstrations, so that seeds differ in everything a training run may differ in.
+demonstrations, so that seeds cover all the variation between training runs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.errors import IntegrityError, MachineError, require
 
 RESULT_VERSION = 1
-"""Raised when warm starts change: kept ones of an older version are not used again."""
+"""Incremented when warm starts change: stored ones of an older version are not reused."""
 
 _DIGEST_NAMES = {(1, 1): "6434ef2a65a189f6"}
 """(version here, version of the environment) → digest that names the same warm start in files of commit 3812427."""
 
 SEED_LIMIT = 1 << 20
-"""Seeds lie below: with more, the prompts of training would run into those of the evaluations."""
+"""Seeds must be below this, or training prompts would overlap those of the evaluations."""
 
-UNWRITABLE = "Give --out a folder that can be written, on a disk with room."
-"""Remedy where results cannot be kept."""
+UNWRITABLE = "Set --out to a writable folder on a disk with free space."
+"""Remedy when results cannot be written."""
 
 _BATCH = 128
 _WARMUP_STEPS = 40
@@ -40,7 +40,7 @@ _SEEDS_PER_RUN = 1 << 40
 
 
 def require_first_seed(first: int, seeds: int) -> None:
-    """Raise ConfigError, with the legal range, unless the `seeds` seeds from `first` on may all be trained with."""
+    """Raise ConfigError, with the legal range, unless all `seeds` seeds from `first` on are valid."""
     highest = SEED_LIMIT - seeds
     require("seed", first, 0 <= first <= highest, f"0 to {highest}")
 
@@ -48,9 +48,9 @@ def require_first_seed(first: int, seeds: int) -> None:
 def warm_start_of(
     environment: Environment, seeds: Sequence[int], out: Path, *, on_step: Callable[[float], None] | None = None
 ) -> Tensor:
-    """Weights (M, W) of each seed after its warm start, kept under `out`.
+    """Weights (M, W) of each seed after its warm start, cached under `out`.
 
-    Trains only the seeds that are not kept yet. MachineError where nothing can be written there.
+    Trains only the seeds that are not cached yet. MachineError when `out` is not writable.
     """
     cache = out / "warm"
     try:
@@ -62,7 +62,7 @@ def warm_start_of(
                 path = warm_path(environment, seed, cache)
                 part = path.with_suffix(".part")
                 save_file({"weights": weights.contiguous()}, part)
-                part.rename(path)  # an interrupted write leaves no half file under the final name
+                part.rename(path)  # an interrupted write leaves no partial file under the final name
         return torch.stack([_load(environment, warm_path(environment, seed, cache)) for seed in seeds])
     except OSError as error:
         raise MachineError(f"cannot write to {out}: {error.strerror}", remedy=UNWRITABLE) from error
@@ -75,7 +75,7 @@ def warm_start(
     steps: int | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Tensor:
-    """Train fresh weights of each seed on its demonstrations; (M, W). `steps` shortens the environment's number."""
+    """Train new weights (M, W) of each seed on its demonstrations. `steps` overrides the environment's number."""
     weights_MW = torch.stack([initial_weights(environment.shape, seed) for seed in seeds]).requires_grad_()
     optimizer = StackedAdam.fresh(weights_MW.detach())
     for step in range(environment.warm_steps if steps is None else steps):
@@ -116,7 +116,7 @@ def _demonstrations(environment: Environment, seeds: Sequence[int], step: int) -
 
 
 def warm_path(environment: Environment, seed: int, cache: Path) -> Path:
-    """The file of a seed's warm start. Its name holds the version, so that another version makes its own."""
+    """File of a seed's warm start. Its name includes the version, so that each version has its own file."""
     version = RESULT_VERSION, environment.result_version
     stem = f"{environment.task.name}-{seed}"
     earlier = cache / f"{stem}-{_DIGEST_NAMES.get(version, 'none')}.safetensors"
@@ -127,7 +127,7 @@ def _load(environment: Environment, path: Path) -> Tensor:
     try:
         weights: Tensor = load_file(path)["weights"]
     except (OSError, KeyError, SafetensorError) as error:
-        raise IntegrityError(f"{path} is not a warm start", remedy="Delete it: it is made anew.") from error
+        raise IntegrityError(f"{path} is not a warm start", remedy="Delete it; it will be recreated.") from error
     if weights.shape != (environment.shape.size(),):
-        raise IntegrityError(f"{path} fits another decoder", remedy="Delete it: it is made anew.")
+        raise IntegrityError(f"{path} belongs to another decoder", remedy="Delete it; it will be recreated.")
     return weights

@@ -21,19 +21,19 @@ def bench_patch(
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each speed; the best counts.")] = 3,
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="A run folder whose published versions are measured too. Default: none."),
+        typer.Option("--run", help="A run folder whose published versions are also measured. Default: none."),
     ] = None,
     bands: Annotated[
         str, typer.Option("--bands", help="Dead bands, ulp of bfloat16, comma-separated. Default: none.")
     ] = "",
-    out: Annotated[Path, typer.Option("--out", help="Folder of the table, the plot and the JSON.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the table, the plot and the JSON.")] = Path(
         "runs/bench-patch"
     ),
-    check: Annotated[bool, typer.Option("--check", help="Also judge the table of demands.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Also check the acceptance criteria.")] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure weight patches beside other layouts: bits per changed word, ratio, speed."""
+    """Compare weight patches with other layouts: bits per changed word, ratio, speed."""
     from p2prl.bench.patch.benchmark import PatchBenchConfig, run_patch_bench
     from p2prl.bench.patch.dead_bands import bands_as_markdown
     from p2prl.bench.patch.report import as_document, as_markdown
@@ -57,6 +57,6 @@ def bench_patch(
     failed = sum(not demand.met for demand in demands)
     if check and failed:
         raise P2PRLError(
-            f"{failed} of {len(demands)} demands are not met",
-            remedy="Speeds depend on the machine: run it while nothing else runs.",
+            f"{failed} of {len(demands)} criteria are not met",
+            remedy="Speeds depend on the machine: rerun it while nothing else is running.",
         )

@@ -1,4 +1,4 @@
-"""`p2prl bench ppo`: the key factors of PPO compared, and DPO beside it."""
+"""`p2prl bench ppo`: the key factors of PPO compared, with DPO for reference."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def bench_ppo(
     updates: Annotated[int, typer.Option("--updates", min=30, help="Batches per run, a multiple of 10.")] = 80,
     learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
     task: Annotated[str, typer.Option("--task", help="chain4 or walk12.")] = "chain4",
-    out: Annotated[Path, typer.Option("--out", help="Folder of results; a rerun goes on where it stopped.")] = Path(
-        "runs/bench-ppo"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the results; a rerun resumes where it stopped.")
+    ] = Path("runs/bench-ppo"),
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare PPO's key factors, and DPO beside it: table, curves and JSON."""
+    """Compare PPO's key factors, with DPO for reference: table, curves and JSON."""
     from p2prl.bench.comparison.benchmark import Case, ComparisonConfig, plan_of
 
     config = ComparisonConfig(

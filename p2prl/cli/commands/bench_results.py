@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def print_table(markdown: str) -> None:
-    """Print a table, a line a row, never wrapped."""
+    """Print a table without wrapping, one line per row."""
     for line in markdown.splitlines():
         say(line, unwrapped=True)
 
 
 def verdict_line(text: str, bound: float, measured: float | None, met: bool | None) -> str:
-    """Whether one demand of a benchmark is met; None is not measured."""
+    """One line saying whether a benchmark's criterion is met; `met` is None when it was not measured."""
     answer = {True: "met", False: "NOT MET", None: "not measured"}[met]
     figure = "–" if measured is None else f"{measured:.3f}"
     return f"{answer:12}  {text}: {figure} (bound {bound:g})"

@@ -28,13 +28,13 @@ def bench_rewards(
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", min=0, help="Longest completion; 0 is the task's own.")
     ] = 16,
-    out: Annotated[Path, typer.Option("--out", help="Folder of results; a rerun goes on where it stopped.")] = Path(
-        "runs/bench-rewards"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the results; a rerun resumes where it stopped.")
+    ] = Path("runs/bench-rewards"),
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show a reward being farmed, and what cures it: table, curves and JSON."""
+    """Show how a process reward is hacked and what prevents it: table, curves and JSON."""
     from p2prl.bench.comparison.benchmark import Case, ComparisonConfig, plan_of
 
     config = ComparisonConfig(

@@ -1,4 +1,4 @@
-"""`p2prl bench spread`: schemes that spread weights, on simulated home links."""
+"""`p2prl bench spread`: schemes for distributing weights, compared on simulated home links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def bench_spread(
     schemes: Annotated[
-        str, typer.Option("--schemes", help="Schemes to spread a blob: star, chain, tree, relays, bittorrent, p2prl.")
+        str, typer.Option("--schemes", help="Schemes to compare: star, chain, tree, relays, bittorrent, p2prl.")
     ] = "star, chain, tree, relays, bittorrent, p2prl",
     peers: Annotated[str, typer.Option("--peers", help="Swarm sizes, comma-separated.")] = "8,64,512",
     churn: Annotated[str, typer.Option("--churn", help="Shares of peers that die, comma-separated.")] = "0,0.3",
@@ -31,13 +31,15 @@ def bench_spread(
     learner_mbit: Annotated[float, typer.Option("--learner-mbit", help="The learner's uplink, Mbit/s.")] = 100.0,
     links: Annotated[
         Path | None,
-        typer.Option("--links", help="File of links, `DOWN UP [SHARE]` a line, Mbit/s. Default: mixed home links."),
+        typer.Option(
+            "--links", help="File with one link per line, `DOWN UP [SHARE]`, Mbit/s. Default: mixed home links."
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of results.")] = Path("runs/bench-spread"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("runs/bench-spread"),
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Spread weights over simulated home links, against the lower bound."""
+    """Distribute weights over simulated home links and compare with the lower bound."""
     from p2prl.bench.spread.benchmark import (
         MIB,
         SpreadConfig,
@@ -71,7 +73,7 @@ def bench_spread(
     failed = sum(not verdict.met for verdict in verdicts)
     if failed:
         raise P2PRLError(
-            f"{failed} of {len(verdicts)} demands are not met", remedy="See docs/benchmarks/spread.md for the cases."
+            f"{failed} of {len(verdicts)} criteria are not met", remedy="See docs/benchmarks/spread.md for the cases."
         )
 
 

@@ -42,10 +42,10 @@ def bench_staleness(
         float | None,
         typer.Option("--step-s", help="Seconds an update takes, for distributions in seconds. Default: none."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of results; a rerun goes on where it stopped.")] = Path(
-        "runs/bench-staleness"
-    ),
-    check: Annotated[bool, typer.Option("--check", help="Also run and judge the table of demands.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the results; a rerun resumes where it stopped.")
+    ] = Path("runs/bench-staleness"),
+    check: Annotated[bool, typer.Option("--check", help="Also run and check the acceptance criteria.")] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -80,8 +80,8 @@ def bench_staleness(
     failed = sum(verdict.met is not True for verdict in report.verdicts)
     if failed:
         raise P2PRLError(
-            f"{failed} of {len(report.verdicts)} demands are not met or not measured",
-            remedy="Demands are judged on 5 seeds or more: see docs/benchmarks/staleness.md.",
+            f"{failed} of {len(report.verdicts)} criteria are not met or not measured",
+            remedy="Criteria need 5 seeds or more: see docs/benchmarks/staleness.md.",
         )
 
 

@@ -15,7 +15,7 @@ from p2prl.errors import P2PRLError
 
 
 def bench_swap(
-    swaps: Annotated[int, typer.Option("--swaps", min=1, help="Policy swaps, one after the other.")] = 10,
+    swaps: Annotated[int, typer.Option("--swaps", min=1, help="Number of policy swaps.")] = 10,
     dtype: Annotated[str, typer.Option("--dtype", help="Type of the weights: bfloat16, float16, float32.")] = (
         "bfloat16"
     ),
@@ -23,7 +23,7 @@ def bench_swap(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how long a policy swap stops sampling: 30 million parameters, a transfer running."""
+    """Measure how long a policy swap stops sampling, with 30 million parameters and a transfer running."""
     from p2prl.bench.hot_swap.benchmark import STALL_BOUND_S, SwapBenchConfig, run_swap_bench
     from p2prl.models.device import use_threads
 
@@ -41,4 +41,4 @@ def bench_swap(
         say(f"preparing takes {report.prepare_s:.2f} s beside a transfer of {report.transfer_mb_s:.0f} MB/s")
         say(verdict_line("longest gap between two tokens at a swap, s", STALL_BOUND_S, longest, report.met))
     if check and not report.met:
-        raise P2PRLError("a swap stalls sampling for too long", remedy="Run it while nothing else runs.")
+        raise P2PRLError("a swap stalls sampling for too long", remedy="Rerun it while nothing else is running.")

@@ -12,14 +12,14 @@ from p2prl.cli.options import AsJson, Home, Listen
 def board(
     source: Annotated[str, typer.Argument(help="A run folder, or a join link in quotes.")],
     host: Annotated[str, typer.Option("--host", help="Address to serve the page on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 picks a free one.")] = 8000,
     home: Home = None,
     listen: Listen = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a run's leaderboard as a web page.
 
-    Contributors, verified groups, reward curve. With --json, print it once and end.
+    Shows contributors, verified groups and the reward curve. With --json, print it once and exit.
     """
     from p2prl.cli.commands.board_serve import board_command
 

@@ -17,7 +17,7 @@ _FIRST_LEDGER_S = 30.0
 """How long `board LINK --json` waits for the swarm before it gives up."""
 
 _NEWER_LEDGER_S = 5.0
-"""How long it then waits for a newer ledger than the one it has kept, once a peer has answered."""
+"""How long it then waits for a ledger newer than its stored copy, once a peer has answered."""
 
 
 def board_command(
@@ -29,7 +29,7 @@ def board_command(
             await_current_ledger(ledger)
             emit(summary(ledger))
         return
-    # The port comes first: a port in use is refused before anything has been started.
+    # Bind the port first, so that a port in use fails before anything else starts.
     with bind(host, port) as listener, ledger_of(source, home, listen) as ledger:
         from p2prl.scoreboard.web.service import serve  # imports the web framework
 
@@ -43,7 +43,7 @@ def board_command(
 
 
 def await_current_ledger(source: RunFolderSource | SwarmSource) -> None:
-    """Wait until the ledger is the run's current one, not merely the one kept here since the last time."""
+    """Wait until the ledger is current, not just the copy stored here last time."""
     began = time.monotonic()
     kept, reached_at = source.snapshot().signed_height, None
     while True:
@@ -65,5 +65,7 @@ def await_current_ledger(source: RunFolderSource | SwarmSource) -> None:
 
 def _no_ledger(*, reached: bool, kept: int | None) -> UnreachableError:
     what = "no ledger arrived" if reached else "no peer of the run answered"
-    old = "" if kept is None else f"; the {kept:,} entries kept here may be out of date"
-    return UnreachableError(f"{what} within {_FIRST_LEDGER_S:.0f} s{old}", remedy="Check that the run's learner is up.")
+    old = "" if kept is None else f"; the {kept:,} entries stored here may be out of date"
+    return UnreachableError(
+        f"{what} within {_FIRST_LEDGER_S:.0f} s{old}", remedy="Check that the run's learner is running."
+    )

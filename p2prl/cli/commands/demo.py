@@ -16,14 +16,14 @@ def demo(
     cheats: Annotated[int, typer.Option("--cheats", min=0, help="Volunteers that fabricate completions.")] = 0,
     updates: Annotated[int, typer.Option("--updates", min=1, help="Learner updates.")] = 150,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Run folder to make. Default: runs/demo, or runs/demo-2 and so on.")
+        Path | None, typer.Option("--out", help="Run folder to create. Default: runs/demo, or runs/demo-2 and so on.")
     ] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run a whole swarm on this machine.
 
-    Separate processes over real sockets; ends by itself and shows what the policy learned.
+    Uses separate processes and real sockets, ends on its own and shows what the policy learned.
     """
     with progress_bar("demo", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)

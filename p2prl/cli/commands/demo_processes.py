@@ -1,6 +1,6 @@
 """Start, watch and stop the processes of a demo: learner, volunteers, cheats, validator and board.
 
-Each runs the real command line in a session and a home of its own, and logs to `RUN/logs/NAME.log`.
+Each runs the real command line with its own session and home folder, and logs to `RUN/logs/NAME.log`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
 _WORKER = (*_LISTEN, "--threads", "1", "--json")
 
 _CHEAT_PROGRAM = "p2prl.testing.cheating_volunteer"
-"""Started by name and never imported: no product code can cheat."""
+"""Started by module name and never imported, so product code contains no way to cheat."""
 
 _LEAVE_S = 20.0
-"""How long workers have to hear that the run has ended and to leave by themselves."""
+"""Time for workers to learn that the run has ended and to exit on their own."""
 
 
 @dataclass(slots=True)
 class RoleProcess:
-    """One role's process and where it writes."""
+    """One role's process and its output folder."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -39,7 +39,7 @@ class RoleProcess:
     home: Path | None = None
 
     def status(self) -> dict[str, Any]:
-        """Its newest status file; empty before the first."""
+        """The newest status document; empty before the first one."""
         if self.home is None:
             return {}
         return next((read_status(path) for path in sorted(self.home.glob("*/*/status.json"))), {})
@@ -66,7 +66,7 @@ class DemoProcesses:
 
     @contextmanager
     def stopped_at_end(self) -> Iterator[DemoProcesses]:
-        """Interrupt what still runs at the end of this block, then kill what does not leave in time."""
+        """At the end of this block, interrupt the processes still running, then kill those that do not exit in time."""
         try:
             yield self
         finally:
@@ -87,12 +87,12 @@ class DemoProcesses:
         """Raise `MachineError` when the learner, which has ended, failed."""
         if learner.process.returncode != 0:
             raise MachineError(
-                f"the learner ended with status {learner.process.returncode}",
-                remedy=f"The end of {self._log_path('learner')} says why.",
+                f"the learner exited with status {learner.process.returncode}",
+                remedy=f"See the end of {self._log_path('learner')} for the reason.",
             )
 
     def await_workers(self) -> None:
-        """Once the learner is done, give the workers time to hear it and leave."""
+        """After the learner is done, give the workers time to learn of it and exit."""
         deadline = time.monotonic() + _LEAVE_S
         for role in self.roles:
             if role.name != "board":
@@ -124,8 +124,8 @@ class DemoProcesses:
         while not path.exists():
             if learner.process.poll() is not None:
                 raise MachineError(
-                    f"the learner ended with status {learner.process.returncode} before it was up",
-                    remedy=f"The end of {self._log_path('learner')} says why.",
+                    f"the learner exited with status {learner.process.returncode} during startup",
+                    remedy=f"See the end of {self._log_path('learner')} for the reason.",
                 )
             time.sleep(0.1)
         return path.read_text().strip()

@@ -32,7 +32,7 @@ _WATCH_S = 0.5
 def demo_command(*, volunteers: int, cheats: int, updates: int, out: Path | None, seed: int, as_json: bool) -> None:
     """Run the demo and print its result."""
     began = time.monotonic()
-    use_threads(1)  # a model this small gains nothing from threads that wait for each other on a busy machine
+    use_threads(1)  # a model this small gains nothing from more threads
     directory = out or _free_directory(Path("runs"), "demo")
     folder = _make_run(directory, seed, updates, quiet=as_json)
     with progress_bar("measuring the first weights", quiet=as_json) as on_progress:
@@ -84,12 +84,12 @@ def _make_run(directory: Path, seed: int, updates: int, *, quiet: bool) -> RunFo
         compute_dtype=preset.compute_dtype,
         seed=seed,
     )
-    with progress_bar("making the model and its flawed warm start", quiet=quiet) as on_progress:
+    with progress_bar("creating the model and its flawed warm start", quiet=quiet) as on_progress:
         return init_run(directory, plan, settings=preset.settings_text(updates=updates), on_progress=on_progress)
 
 
 def _free_directory(root: Path, name: str) -> Path:
-    """`root/name`, or the first of `root/name-2`, `-3`… that does not exist: nothing is ever overwritten."""
+    """`root/name`, or the first of `root/name-2`, `-3`… that does not exist, so that nothing is overwritten."""
     directory, number = root / name, 1
     while directory.exists():
         number += 1

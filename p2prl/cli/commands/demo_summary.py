@@ -17,7 +17,7 @@ from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 def demo_summary(
     roles: Sequence[RoleProcess], folder: RunFolder, before: float, after: float, *, wall_s: float
 ) -> dict[str, Any]:
-    """The document. `before` and `after` are rewards measured on fresh prompts."""
+    """Build the document. `before` and `after` are rewards measured on fresh prompts."""
     metrics = read_json_lines(folder.paths.metrics)
     statuses = [role.status() for role in roles if role.name.startswith("volunteer")]
     from_learner = sum(status.get("weight_bytes_from_learner", 0) for status in statuses)

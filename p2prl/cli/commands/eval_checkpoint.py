@@ -1,4 +1,4 @@
-"""Measure a checkpoint, for `p2prl eval` and the demo. Imports torch: import this module when it is needed."""
+"""Measure a checkpoint, for `p2prl eval` and the demo. Imports torch, so import this module only when needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def evaluate_checkpoint(
     device: str = "cpu",
     on_progress: Callable[[str, float], None],
 ) -> Evaluation:
-    """The reward of a model directory on fresh prompts, with its weights rounded and computed as in the run."""
+    """Measure the reward of a model directory on fresh prompts, with the run's weight and compute types."""
     manifest = folder.manifest
     loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype="float32")
     weights = flatten(loaded.model, layout_of(loaded.model, manifest.dtype))

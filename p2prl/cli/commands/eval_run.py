@@ -22,7 +22,7 @@ def eval_command(
     as_json: bool,
 ) -> None:
     """Measure `checkpoint`, or the newest one of the run in `directory`."""
-    open_folder(directory)  # a wrong path is refused at once: torch takes seconds to import
+    open_folder(directory)  # reject a wrong path before the slow import of torch
     crash_log.keep_in(directory)
     with progress_bar("measuring", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)

@@ -1,4 +1,4 @@
-"""`p2prl init`: make a run."""
+"""`p2prl init`: create a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from p2prl.cli.options import AsJson, Seed
 def init(
     name: Annotated[str, typer.Argument(help="Name of the run, and of its folder.")],
     preset: Annotated[
-        str, typer.Option("--preset", help="Sets everything not given here. Presets: chain4.")
+        str, typer.Option("--preset", help="Defaults for everything not given here. Presets: chain4.")
     ] = "chain4",
     model: Annotated[
         str | None,
-        typer.Option("--model", help="A Hugging Face directory or hub id to train. Default: a small model made here."),
+        typer.Option("--model", help="A Hugging Face directory or hub id to train. Default: a small new model."),
     ] = None,
     task: Annotated[
         str | None,
@@ -55,11 +55,11 @@ def init(
         str | None,
         typer.Option("--compute-dtype", help="Type engines compute in. Default: that of --dtype, else the preset's."),
     ] = None,
-    root_dir: Annotated[Path, typer.Option("--in", help="Folder to make the run in.")] = Path("runs"),
+    root_dir: Annotated[Path, typer.Option("--in", help="Folder to create the run in.")] = Path("runs"),
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a run: model, task, key and signed manifest."""
+    """Create a run: model, task, key and signed manifest."""
     from p2prl.cli.commands.init_run import init_command
 
     init_command(

@@ -1,4 +1,4 @@
-"""Make a run folder from the options of `p2prl init`. torch is imported once they are checked."""
+"""Create a run folder from the options of `p2prl init`. torch is imported after they are checked."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def init_command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Make the run folder `root`/`name`; what is None comes from the preset."""
+    """Create the run folder `root`/`name`; options that are None come from the preset."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot name a run", remedy="Use letters, digits, dots, dashes; 64 at most.")
+        raise ConfigError(
+            f"{name!r} is not a valid run name", remedy="Use at most 64 letters, digits, dots and dashes."
+        )
     chosen = preset_by_name(preset, task=task)
     refuse_folder_in_use(root / name)
 
-    with progress_bar("making the run", quiet=as_json) as on_progress:
+    with progress_bar("creating the run", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)
 
         from p2prl.config.run_settings import describe, init_run
@@ -63,8 +65,8 @@ def init_command(
             seed=seed,
         )
         if model is None:
-            use_threads(1)  # a model this small gains nothing from threads that wait for each other on a busy machine
+            use_threads(1)  # a model this small gains nothing from more threads
         folder = init_run(root / name, plan, settings=chosen.settings_text(), on_progress=on_progress)
-    say(f"Made {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
+    say(f"Created {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
     if as_json:
         emit({"run": str(folder.directory), "digest": folder.run.hex(), **describe(folder.manifest)})

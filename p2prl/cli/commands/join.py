@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def make_join(wrap_engine: Callable[[Engine], Engine] | None = None) -> Callable[..., None]:
-    """The command. `wrap_engine`, for experiments with dishonest volunteers, replaces the engine that samples."""
+    """Build the command. `wrap_engine` replaces the sampling engine in experiments with dishonest volunteers."""
 
     def join(
         link: Link,
@@ -24,13 +24,15 @@ def make_join(wrap_engine: Callable[[Engine], Engine] | None = None) -> Callable
         listen: Listen = None,
         transport: Transport = "hivemind",
         slots: Annotated[
-            int, typer.Option("--slots", min=0, help="Slots decoded together; 0 measures this machine.")
+            int, typer.Option("--slots", min=0, help="Slots decoded together; 0 chooses by measuring this machine.")
         ] = 0,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
         disk_gb: Annotated[
             float,
-            typer.Option("--disk-gb", min=0.0, help="Weights kept for others, GB; 0 keeps the newest four versions."),
+            typer.Option(
+                "--disk-gb", min=0.0, help="Disk for weights to upload, GB; 0 keeps the newest four versions."
+            ),
         ] = 0.0,
         base: Base = "",
         as_json: AsJson = False,

@@ -48,7 +48,7 @@ def join_run(
     as_json: bool,
     wrap_engine: Callable[[Engine], Engine] | None = None,
 ) -> None:
-    """Volunteer until interrupted or until the run ends. torch is imported once the link is known to be complete."""
+    """Volunteer until interrupted or until the run ends. torch is imported after the link is checked."""
     link = parse_link(link_text)
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
     view = LiveView(quiet=as_json)
@@ -79,7 +79,9 @@ def join_run(
             on_notice=say,
         )
         interrupts = Interrupts(
-            volunteer.finish, volunteer.park, finishing="Finishing the slots under way; Ctrl-C again stops now (kept)."
+            volunteer.finish,
+            volunteer.park,
+            finishing="Finishing the current slots; Ctrl-C again stops now and keeps them.",
         )
         with interrupts.handled():
             view.phase("finding the run")
@@ -95,12 +97,12 @@ def join_run(
                 transport=transport,
             )
             finished = volunteer.run(NetworkHandle(network))
-    kept = "Stopped. Finished groups are kept, and delivered at the next start."
+    kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
 
 
 class _Screen:
-    """What a volunteer reports: to its owner's view and to its status file."""
+    """Shows a volunteer's progress in the live view and in its status file."""
 
     def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str) -> None:
         self.status = StatusFile(worker, link, "volunteer")
@@ -111,7 +113,7 @@ class _Screen:
         self._speed = SmoothRate()
 
     def introduce(self, manifest: RunManifest) -> None:
-        """Show the run before any work."""
+        """Show the run before work starts."""
         identity, folder = self._worker.identity, self._worker.directory.name
         introduce_run(
             manifest,
@@ -121,7 +123,7 @@ class _Screen:
         )
 
     def on_progress(self, progress: Progress) -> None:
-        """Show the newest state: the start's phase first, then the panel."""
+        """Show the newest state: the startup phases first, then the panel."""
         self.status.write(progress_document(progress))
         rate = self._speed.update(progress.tokens_per_s, time.monotonic())
         if phase := startup_phase(progress):

@@ -38,7 +38,7 @@ def restore(
     home: Home = None,
     seat: Annotated[str, typer.Option("--seat", help="Worker folder to put the key in.")] = "seat-1",
 ) -> None:
-    """Read twelve words from standard input and make the key they stand for."""
+    """Restore a key from its twelve words, read from standard input."""
     from p2prl.cli.commands.key_files import restore_command
 
     restore_command(home, seat=seat)

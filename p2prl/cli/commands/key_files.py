@@ -25,7 +25,7 @@ def show_command(home: Path | None, *, as_json: bool) -> None:
         for name, peer_id in peer_ids.items():
             sys.stdout.write(f"{name}  {peer_id}\n")
     else:
-        say(f"No keys in {base} yet; `p2prl join` makes one.")
+        say(f"No keys in {base} yet; `p2prl join` creates one.")
 
 
 def backup_command(home: Path | None, *, seat: str) -> None:
@@ -36,7 +36,7 @@ def backup_command(home: Path | None, *, seat: str) -> None:
         there = ", ".join(sorted(path.parent.name for path in base.glob("*/key.json")))
         raise IdentityError(
             f"there is no {path.parent.name} in {base}",
-            remedy=f"Keys there: {there}." if there else "`p2prl join` makes the first one; or give another --home.",
+            remedy=f"Keys there: {there}." if there else "`p2prl join` creates the first one; or pass another --home.",
         )
     words = load_identity(path).words.split()
     say("Write these down and keep them private: they are this key.")
@@ -44,24 +44,24 @@ def backup_command(home: Path | None, *, seat: str) -> None:
 
 
 def restore_command(home: Path | None, *, seat: str) -> None:
-    """Make the key of twelve words read from standard input. Never overwrites another one."""
+    """Restore a key from twelve words on standard input. Never overwrites an existing key."""
     path = _key_file(home or default_home(), seat)
     if path.exists():
-        raise IdentityError(f"{path} exists already", remedy="Choose a free --seat, or move the file away first.")
+        raise IdentityError(f"{path} already exists", remedy="Choose a free --seat, or move the file away first.")
     if sys.stdin.isatty():
         say("Type the twelve words:")
     identity = Identity.from_words(sys.stdin.readline())
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     create_identity(path, identity)
     say(f"Restored {identity.peer_id} as {path.parent.name}.")
-    say("Use one key on one machine at a time: two that run with it cut each other off.")
+    say("Use a key on only one machine at a time: two machines with the same key disconnect each other.")
 
 
 def _key_file(base: Path, seat: str) -> Path:
-    """The key of a worker folder, by its name; a number alone means a volunteer's."""
+    """Key file of the worker folder `seat`; a bare number means a volunteer's."""
     name = f"seat-{seat}" if seat.isdecimal() else seat
     if not _FOLDER_NAME.fullmatch(name):
         raise ConfigError(
-            f"{seat!r} names no worker folder", remedy="Name one as `p2prl key show` lists it, such as seat-1."
+            f"{seat!r} is not a worker folder", remedy="Use a name that `p2prl key show` lists, such as seat-1."
         )
     return base / name / "key.json"

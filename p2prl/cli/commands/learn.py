@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None) -> Callable[..., None]:
-    """The command. `wrap_network`, for experiments with delay, replaces the learner's network."""
+    """Build the command. `wrap_network` replaces the learner's network in experiments with delay."""
 
     def learn(
         run: RunFolderPath,
@@ -23,7 +23,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         transport: Transport = "hivemind",
         updates: Annotated[
             int | None,
-            typer.Option("--updates", min=0, help="Updates of the run; 0 for no end. Default: run.toml's."),
+            typer.Option("--updates", min=0, help="Updates to train; 0 for no end. Default: run.toml's."),
         ] = None,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
@@ -32,7 +32,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
     ) -> None:
         """Train a run, and print its join link.
 
-        Publishes policies, verifies groups and signs receipts. Stopped at any point, it resumes at the exact step.
+        Publishes policies, verifies groups and signs receipts. After a stop at any point it resumes at the exact step.
         """
         from p2prl.cli.commands.learn_run import learn_command
 

@@ -86,13 +86,13 @@ def learn_command(
     if as_json:
         emit(document)
     if interrupts.count:
-        say(f"Stopped at step {learner.step:,}. Go on with:  p2prl learn {directory}")
+        say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {directory}")
         sys.exit(INTERRUPTED)
     say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {directory}")
 
 
 class _Report:
-    """Where each update's metrics go: to the view, the status file and the tracker."""
+    """Sends each update's metrics to the view, the status file and the tracker."""
 
     def __init__(
         self, view: LiveView, folder: RunFolder, *, planned: int, track: Callable[[dict[str, Any]], None]
@@ -106,7 +106,7 @@ class _Report:
         self._track = track
 
     def on_metrics(self, metrics: dict[str, Any]) -> None:
-        """Take the metrics of an update."""
+        """Show and record the metrics of an update."""
         first, planned = not self.newest, self.planned
         self.newest = dict(metrics)
         self._track(metrics)
@@ -119,7 +119,7 @@ class _Report:
 
 
 def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
-    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay good."""
+    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay valid."""
     port_file = folder.directory / "port"
     port = port_file.read_text().strip() if port_file.exists() else ""
     wanted = listen or folder.settings.network.listen

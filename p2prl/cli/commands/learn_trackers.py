@@ -1,4 +1,4 @@
-"""Experiment trackers of a learner: tensorboard and trackio (extra `track`), each imported when asked for."""
+"""Experiment trackers of a learner: tensorboard and trackio (extra `track`), imported on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALL = "Install it in the folder of your clone: pip install -c constraints.tx
 
 @contextmanager
 def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that takes each update's metrics, for `none`, `tensorboard` or `trackio`. Lists are left out."""
+    """Yield a function that records each update's metrics with `none`, `tensorboard` or `trackio`, without lists."""
     if name == "none":
         yield lambda _: None
     elif name == "tensorboard":
@@ -32,7 +32,7 @@ def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], No
         finally:
             trackio.finish()
     else:
-        raise ConfigError(f"no tracker is called {name!r}", remedy="Trackers: none, tensorboard, trackio.")
+        raise ConfigError(f"unknown tracker {name!r}", remedy="Trackers: none, tensorboard, trackio.")
 
 
 def _scalars(metrics: dict[str, Any]) -> dict[str, float]:

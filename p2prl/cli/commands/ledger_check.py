@@ -9,8 +9,8 @@ import msgspec
 
 from p2prl.cli.commands.open_ledger import ledger_of_run
 from p2prl.cli.views.console import emit, say
-from p2prl.scoreboard.ledger.ledger_dump import verify_dump, verify_source, write_dump
-from p2prl.scoreboard.ledger.ledger_recount import Recount
+from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
+from p2prl.scoreboard.ledger_recount import Recount
 
 
 def verify_command(source: Path, *, as_json: bool) -> None:
@@ -26,7 +26,7 @@ def verify_command(source: Path, *, as_json: bool) -> None:
         emit(_recount_document(result))
         return
     say(f"Source     {what}, of run {result.name} ({result.run_id[:16]}…)")
-    say(f"Chain      {result.height:,} entries, each follows the one before; every signature holds")
+    say(f"Chain      {result.height:,} entries; hash chain and every signature verified")
     height = result.signed_height
     signed = "no signed head in this source" if height is None else f"the learner has signed the first {height:,}"
     say(f"Head       {signed}")

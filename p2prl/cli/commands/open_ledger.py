@@ -43,7 +43,7 @@ def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
 
 @contextmanager
 def ledger_of_swarm(link_text: str, home: Path | None, listen: list[str] | None) -> Iterator[SwarmSource]:
-    """The ledger that the peers of a join link send, kept in a worker folder of its own."""
+    """The ledger received from the peers of a join link, stored in its own worker folder."""
     link = parse_link(link_text)
     worker = claim_worker_folder(home or default_home(), kind="board")
     crash_log.keep_in(worker.directory)

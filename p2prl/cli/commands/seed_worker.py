@@ -1,4 +1,4 @@
-"""Run a seeder from a join link. Light: neither this process nor its network process imports torch."""
+"""Run a seeder from a join link. Neither this process nor its network process imports torch."""
 
 from __future__ import annotations
 

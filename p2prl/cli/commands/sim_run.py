@@ -45,7 +45,7 @@ def sim_command(
         crashes=crashes,
         seed=seed,
     )
-    use_threads(1)  # one order of summation, one trace
+    use_threads(1)  # a fixed order of summation keeps the trace reproducible
     loaded = tiny_model("chain4", seed=seed)
     recipe = WarmstartConfig()
     with (
@@ -60,12 +60,12 @@ def sim_command(
             on_step=lambda step, _: on_progress("warm start on flawed demonstrations", step / recipe.steps),
         )
         swarm = Swarm(config, loaded, Path(folder))
-        gc.freeze()  # these objects live to the end: scanning them again and again took a sixth of the time
+        gc.freeze()  # rescanning these long-lived objects took a sixth of the time
         result = swarm.run(on_progress=lambda share: on_progress("virtual time", share))
     if result.updates < updates:
         raise MachineError(
             f"the swarm made {result.updates} of {updates} updates in {result.virtual_s / 3600:.0f} virtual hours",
-            remedy="Give it more volunteers, a shorter delay or a longer --step-seconds.",
+            remedy="Use more volunteers, a shorter delay or a longer --step-seconds.",
         )
     document = simulation_document(config, result, wall_s=time.monotonic() - began)
     if as_json:
@@ -82,19 +82,19 @@ def sim_command(
 
 
 def _window(text: str) -> tuple[float, float]:
-    """Begin and end of a partition, written FROM:TO."""
+    """Parse a partition's begin and end, written FROM:TO."""
     begin, _, end = text.partition(":")
     try:
         window = float(begin), float(end)
     except ValueError as error:
         raise ConfigError(f"{text!r} is not FROM:TO", remedy="Write seconds, as in --partition 300:900.") from error
     if not 0 <= window[0] < window[1]:
-        raise ConfigError(f"{text!r} does not begin before it ends", remedy="Write it as --partition 300:900.")
+        raise ConfigError(f"{text!r} does not end after it begins", remedy="Write it as --partition 300:900.")
     return window
 
 
 def simulation_document(config: SwarmConfig, result: SwarmResult, *, wall_s: float) -> dict[str, object]:
-    """What `--json` prints."""
+    """The document printed by `--json`."""
     p50, p95, largest = result.staleness
     return {
         "trace_hash": result.trace_hash,

@@ -1,4 +1,4 @@
-"""Read and print the status files of this machine's workers or of a run folder. Answers at once: no torch."""
+"""Read and print the status files of this machine's workers or of a run folder. Fast, since it never imports torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _learner(run: Path) -> dict[str, Any]:
     metrics = read_json_lines(run / "metrics.jsonl")
     status = {**read_status(run / "status.json"), **(metrics[-1] if metrics else {})}
     holder = holder_of(run)
-    if holder is not None:  # a state in the file may be that of an earlier process
+    if holder is not None:  # the file's state may come from an earlier process
         status["state"] = "training" if holder == status.get("pid") else "running, no update since its start"
     return {**status, "run": name, "role": "learner", "running": holder is not None}
 
@@ -45,11 +45,11 @@ def _run_name(run: Path) -> str:
     try:
         return body_of(open_envelope((run / "run.manifest").read_bytes(), now=None), RunManifest).name
     except (OSError, RemoteProtocolError) as error:
-        raise ConfigError(f"{run} is not a run folder", remedy="Name one that `p2prl init` made.") from error
+        raise ConfigError(f"{run} is not a run folder", remedy="Use a folder that `p2prl init` created.") from error
 
 
 def _workers(home: Path) -> list[dict[str, Any]]:
-    """Every run that a worker folder under `home` has worked for. It runs where the lock's holder wrote the file."""
+    """Every run that a worker under `home` has worked for; running if the lock's holder wrote its status file."""
     workers = []
     for path in sorted(home.glob("*/*/status.json")):
         folder = path.parent.parent

@@ -43,7 +43,7 @@ def validate_run(
     base: str,
     as_json: bool,
 ) -> None:
-    """Validate until interrupted or until the run ends. torch is imported once the link is known to be complete."""
+    """Validate until interrupted or until the run ends. torch is imported after the link is checked."""
     link = parse_link(link_text)
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
     view = LiveView(quiet=as_json)
@@ -84,7 +84,7 @@ def validate_run(
 
 
 class _Screen:
-    """What a validator reports: to its owner's view and to its status file."""
+    """Shows a validator's progress in the live view and in its status file."""
 
     def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, rate: float) -> None:
         self.status = StatusFile(worker, link, "validator")
@@ -95,7 +95,7 @@ class _Screen:
         self._rate = rate
 
     def introduce(self, manifest: RunManifest) -> None:
-        """Show the run before any work."""
+        """Show the run before work starts."""
         identity, folder = self._worker.identity, self._worker.directory.name
         introduce_run(
             manifest,
@@ -106,7 +106,7 @@ class _Screen:
         self._view.phase("downloading the run's files and a policy")
 
     def on_audit(self, audit: Audit) -> None:
-        """Show the newest state; until a policy is here, the start's phases go on."""
+        """Show the newest state; the startup phases stay until a policy has arrived."""
         self.status.write(audit_document(audit))
         if audit.version >= 0:
             identity = self._worker.identity

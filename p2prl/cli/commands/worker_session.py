@@ -1,4 +1,4 @@
-"""Common parts of the worker commands: start phases, base model, status file, end."""
+"""Common parts of the worker commands: startup phases, base model, status file, exit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StatusFile:
         self.document: dict[str, Any] = dict(self._common)
 
     def write(self, document: Mapping[str, Any]) -> None:
-        """Take the newest state, and write it when a second has passed."""
+        """Write the newest state, at most once a second."""
         self.document = {**self._common, **document}
         now = time.monotonic()
         if now >= self._next_at:
@@ -45,7 +45,7 @@ class StatusFile:
             write_status(self._path, {**self.document, "time": time.time()})
 
     def end(self, state: str) -> None:
-        """Write the last state."""
+        """Write the final state."""
         self.document = {**self.document, "state": state}
         write_status(self._path, {**self.document, "time": time.time()})
 
@@ -64,7 +64,7 @@ def model_directory_of(base: str, view: LiveView) -> Path | None:
 def shown_prepare(
     prepare: Prepare[Prepared], view: LiveView, wrap_engine: Callable[[Engine], Engine] | None = None
 ) -> Prepare[Prepared]:
-    """`prepare` shown as a phase of the start, with its engine replaced by `wrap_engine`'s."""
+    """Wrap `prepare` to show a startup phase and to replace its engine with `wrap_engine`'s."""
 
     def shown(manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
         view.phase("loading the engine")
@@ -77,7 +77,7 @@ def shown_prepare(
 def introduce_run(
     manifest: RunManifest, role: Role, directory: Path, lines: Callable[[Requirements], list[str]]
 ) -> None:
-    """Show the run and what it needs, then check the disk. `lines` makes the introduction of the requirements."""
+    """Show the run and its requirements, then check the disk. `lines` builds the introduction."""
     needs = requirements_of(manifest, role)
     for line in lines(needs):
         say(line)
@@ -85,13 +85,15 @@ def introduce_run(
 
 
 def end_session(status: StatusFile, interrupts: Interrupts, *, finished: bool, as_json: bool, kept: str) -> None:
-    """Write the last status, say goodbye and exit. `kept` tells what stays on disk after Ctrl-C."""
+    """Write the final status, print a closing line and exit. `kept` is that line after Ctrl-C."""
     status.end("finished" if finished else "stopped")
-    if as_json:
-        emit(status.document)
     if finished:
         say("The learner has ended the run. Thank you.")
+    elif interrupts.count:
+        say(kept)
+    if as_json:  # last, so that a log of both streams ends with it
+        emit(status.document)
+    if finished:
         sys.exit(RUN_FINISHED)
     if interrupts.count:
-        say(kept)
         sys.exit(INTERRUPTED)

@@ -1,1 +1,1 @@
-"""Everything people see: live panels, lines, quantities and wrapping."""
+"""Terminal output: live panels, progress lines, quantities and wrapping."""

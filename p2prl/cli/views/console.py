@@ -16,19 +16,18 @@ from p2prl.cli.views.plain_text import cleaned, wrapped
 from p2prl.cli.views.startup import StartupPhases
 
 PLAIN_PERIOD_S = 10.0
-"""Without a terminal, progress is one line this often."""
+"""Interval of progress lines when there is no terminal."""
 
 _DRAW_PERIOD_S = 0.25
-"""A live panel is redrawn this often at most."""
+"""Shortest interval between redraws of a live panel."""
 
 console = Console(stderr=True, highlight=False)
 
 
 def say(message: str, *, unwrapped: bool = False) -> None:
-    """Print one message, without characters that a terminal would obey.
+    """Print one message, stripped of terminal control characters.
 
-    On a terminal it is wrapped between words; `unwrapped` keeps links and tables on one line, so that they can be
-    copied.
+    On a terminal it is wrapped between words; `unwrapped` keeps links and tables on one line, easy to copy.
     """
     text = cleaned(message)
     for line in [text] if unwrapped or not console.is_terminal else wrapped(text, console.width):
@@ -42,9 +41,9 @@ def emit(document: dict[str, Any]) -> None:
 
 
 class LiveView:
-    """What a role does now: first its start phase by phase, then a panel redrawn in place.
+    """Live display of a role: its startup phases, then a panel redrawn in place.
 
-    Without a terminal, a line for each phase and then a line now and then.
+    Without a terminal it prints one line per phase, then occasional progress lines.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -69,7 +68,7 @@ class LiveView:
             yield self
 
     def phase(self, name: str, detail: str = "") -> None:
-        """Show the part of the start that is under way: on a terminal below the finished ones, with its seconds."""
+        """Show the startup phase in progress; on a terminal, below the finished ones and with its duration."""
         is_new = self._startup.begin(name, detail)
         if self._live is not None:
             self._live.update(self._startup, refresh=is_new)
@@ -77,7 +76,7 @@ class LiveView:
             self._print_line(self._startup.line(), at_once=is_new)
 
     def update(self, panel: Callable[[], RenderableType], line: Callable[[], str]) -> None:
-        """Show the newest state. Only the rendering that will be seen is made."""
+        """Show the newest state. Only the form that will be displayed is rendered."""
         now = time.monotonic()
         if self._live is None:
             if now >= self._next_line_at:

@@ -19,7 +19,7 @@ _RECENT_UPDATES = 10
 def demo_panel(
     statuses: Sequence[tuple[str, Mapping[str, Any]]], metrics: Sequence[Mapping[str, Any]], updates: int
 ) -> RenderableType:
-    """The learner's progress towards `updates`, then a row for each worker's (name, status)."""
+    """The learner's progress toward `updates`, then one row per worker (name, status)."""
     table = Table.grid(padding=(0, 2))
     if metrics:
         last, recent = metrics[-1], metrics[-_RECENT_UPDATES:]

@@ -1,4 +1,4 @@
-"""Addresses of a join link, and from where they can be dialed. Pure."""
+"""Addresses of a join link and the networks they can be dialed from. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ def shareable(addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def reach_warning(addresses: tuple[str, ...]) -> str:
-    """A sentence for the operator of a link that does not work everywhere; empty when it may."""
+    """Warning for the operator when a link does not work everywhere; empty otherwise."""
     reaches = {_reach(address) for address in addresses}
     if not reaches or "internet" in reaches:
         return ""
     if "network" in reaches:
         return "This link works on this local network only: none of its addresses is public."
-    return "This link works on this machine only: the learner listens on its loopback address alone."
+    return "This link works on this machine only: the learner listens only on a loopback address."
 
 
 def _reach(multiaddr: str) -> str:
-    """`machine`, `network` or `internet`. A host name or a relay counts as internet: nothing here can tell."""
+    """`machine`, `network` or `internet`. A host name or a relay counts as internet, since its reach is unknown."""
     parts = multiaddr.split("/")
     if "p2p-circuit" in parts or parts[1:2] not in (["ip4"], ["ip6"]):
         return "internet"

@@ -1,4 +1,4 @@
-"""The panel and the line of a running learner."""
+"""Panel and progress line of a running learner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 def update_line(name: str, metrics: Mapping[str, Any], *, planned: int, first: bool) -> str:
     """The newest update in one line. `planned` is the run's number of updates, 0 for no end.
 
-    The `first` update shows no pace: its interval holds the wait for volunteers.
+    The `first` update shows no pace, because its interval includes the wait for volunteers.
     """
     step = f"{metrics['step']:,.0f}" + (f"/{planned:,}" if planned else "")
     pace = "" if first else f"  {metrics['seconds']:.2f} s/update"
@@ -34,5 +34,5 @@ def update_panel(name: str, metrics: Mapping[str, Any], *, planned: int, first: 
     pace = "" if first else f"   {metrics['seconds']:.2f} s an update"
     volunteers = f"{metrics['peers']} volunteer{'' if metrics['peers'] == 1 else 's'}"
     table.add_row("batch", f"{metrics['groups']} groups of {volunteers}{pace}")
-    table.add_row("stop", "Ctrl-C finishes this update and saves; the same command goes on")
+    table.add_row("stop", "Ctrl-C finishes this update and saves; run the same command to resume")
     return table

@@ -1,4 +1,4 @@
-"""Text that is safe to print and wrapped to the terminal. Light: every error message passes through here."""
+"""Text made safe to print and wrapped to the terminal. Imports little, as every error passes through here."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MAX_INDENT = 20
 
 
 def cleaned(text: str) -> str:
-    """`text` on one line, without anything a terminal would obey.
+    """`text` on one line, without control characters.
 
     Line breaks and tabs become spaces. Control and format characters are removed (escape sequences, right-to-left
-    overrides), and so are lone surrogates, which no stream can encode: a stranger may have written the text.
+    overrides), and so are lone surrogates, which no stream can encode. The text may come from a stranger.
     """
     spaced = re.sub(r"[\t\n\r\v\f\x85\u2028\u2029]", " ", text)
     return "".join(c for c in spaced if not unicodedata.category(c).startswith("C"))
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """`text` broken between words into lines of `width` columns, with a hanging indent. Long words are not broken."""
+    """Wrap `text` between words into lines of `width` columns with a hanging indent. Long words are not broken."""
     if len(text) <= width:
         return [text]
     label = _LABEL.match(text)

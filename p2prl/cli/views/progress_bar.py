@@ -1,4 +1,4 @@
-"""A progress bar for work that reports its stage and the share done."""
+"""Progress bar for work that reports its stage and fraction done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2prl.cli.views.console import PLAIN_PERIOD_S, console, say
 
 @contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function that takes (stage, share done). Without a terminal, a line for each stage and now and then."""
+    """Yield a function that takes (stage, fraction done). Without a terminal it prints occasional lines."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     if quiet or not console.is_terminal:

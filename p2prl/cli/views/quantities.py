@@ -1,4 +1,4 @@
-"""Sizes, rates, counts, ages and policy versions as people read them."""
+"""Sizes, rates, counts, ages and policy versions formatted for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NONE = "–"
 
 
 def age_text(seconds: float) -> str:
-    """A span of time in its largest unit."""
+    """A duration in its largest unit."""
     for unit_s, name in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:.0f} {name}"
@@ -24,7 +24,7 @@ def version_text(version: int) -> str:
 
 
 def rate_text(tokens_per_s: float) -> str:
-    """A sampling speed; a dash before anything was measured."""
+    """A sampling speed; a dash before the first measurement."""
     return f"{tokens_per_s:,.0f} tokens/s" if tokens_per_s >= 0.5 else f"{_NONE} tokens/s"
 
 
@@ -46,7 +46,7 @@ def received_text(from_learner: int, from_peers: int) -> str:
 
 
 def downloads_line(patch_bytes: int, full_bytes: int, version_bytes: int) -> str:
-    """Bytes downloaded as patches and as full weights, against the size of the versions they gave."""
+    """Bytes downloaded as patches and as full weights, compared with the size of the resulting versions."""
     spent = patch_bytes + full_bytes
     if not spent:
         return "downloads  no version"

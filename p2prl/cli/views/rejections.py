@@ -1,4 +1,4 @@
-"""Reasons of rejected groups in words."""
+"""Human-readable reasons for rejected groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The panel and the line of a running seeder."""
+"""Panel and progress line of a running seeder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of a role, phase by phase: finished ones with their seconds, the one under way with a spinner."""
+"""Startup phases of a role: finished ones with their duration, the current one with a spinner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHORT_S = 0.5
 
 
 class StartupPhases:
-    """A renderable list of phases; the time in it is read at each drawing."""
+    """A renderable list of phases; times are updated at each redraw."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` gives seconds on a monotonic clock."""
@@ -25,7 +25,7 @@ class StartupPhases:
         self._spinner = Spinner("dots")
 
     def begin(self, name: str, detail: str = "") -> bool:
-        """Phase `name` is under way. True when it was not before; `detail` may change within a phase."""
+        """Begin phase `name`, or update its `detail`. True when the phase is new."""
         self._detail = detail
         if name == self._name:
             return False
@@ -35,7 +35,7 @@ class StartupPhases:
         return True
 
     def line(self) -> str:
-        """The phase under way in one line."""
+        """The current phase in one line."""
         return f"{self._name}: {self._detail}" if self._detail else f"{self._name} …"
 
     def __rich__(self) -> RenderableType:

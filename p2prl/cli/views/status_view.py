@@ -1,4 +1,4 @@
-"""`p2prl status` for people: the status file of a worker or a learner in words. Missing keys are left out."""
+"""Human-readable `p2prl status`: the status file of a worker or a learner. Missing keys are left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2prl.scoreboard.display_names import display_name
 
 
 def worker_lines(worker: Mapping[str, Any], *, now: float) -> list[str]:
-    """A heading with what one worker or learner does, then a line for each quantity.
+    """A heading with the state of one worker or learner, then one line per quantity.
 
     `worker` is a status file's document with `running` and, for a worker, `seat`; `now` is seconds since 1970.
     """

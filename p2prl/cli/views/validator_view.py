@@ -1,4 +1,4 @@
-"""The panel and the line of a running validator."""
+"""Panel and progress line of a running validator."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def audit_panel(name: str, identity: Identity, audit: Audit) -> RenderableType:
     table.add_row("policy", version_text(audit.version))
     table.add_row("groups", f"{audit.seen:,} seen   {audit.waiting:,} waiting for their replay")
     table.add_row("verdicts", f"{audit.replayed:,} replayed   {audit.passed:,} passed   {audit.failed:,} failed")
-    table.add_row("stop", "Ctrl-C stops after the batch under way")
+    table.add_row("stop", "Ctrl-C stops after the current batch")
     return table

@@ -1,4 +1,4 @@
-"""The panel and the line of a running volunteer, and the phases of its start."""
+"""Panel, progress line and startup phases of a running volunteer."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from p2prl.client.progress import Progress
 
 _RATE_MEMORY_S = 15.0
-"""Seconds after which a shown rate has forgotten two thirds of its old value."""
+"""Time constant of the displayed rate, seconds."""
 
-HOW_TO_STOP = "Ctrl-C finishes the groups under way, twice stops now; nothing finished is lost"
+HOW_TO_STOP = "Ctrl-C finishes the current groups, twice stops now; finished groups are kept"
 
 
 class SmoothRate:
-    """The exponential mean, over the last seconds, of a rate that is measured batch by batch: calm enough to read."""
+    """Exponential moving average of a rate measured per batch, smooth enough to read."""
 
     def __init__(self) -> None:
         self._mean = 0.0
         self._at = 0.0
 
     def update(self, rate: float, now: float) -> float:
-        """The mean after `rate` has held until `now` (seconds); 0 before the first measurement."""
+        """Add `rate`, measured up to `now` (seconds), and return the average; 0 before the first measurement."""
         if self._mean <= 0.0:
             self._mean = rate
         else:
@@ -41,7 +41,7 @@ class SmoothRate:
 
 
 def startup_phase(progress: Progress) -> tuple[str, str] | None:
-    """Name and detail of the start's phase, or None once a first group was sampled or nothing more is to come."""
+    """Name and detail of the startup phase, or None once a group was sampled or the run is over."""
     linked = sum(progress.peers.values())
     match progress.state:
         case "looking for the run":
@@ -93,7 +93,7 @@ def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per
 
 def _state(progress: Progress) -> str:
     if progress.state == "sampling" and not progress.peers.get("learner"):
-        return "sampling; no learner in reach: groups wait on disk"
+        return "sampling; learner unreachable, groups wait on disk"
     return progress.state
 
 

@@ -1,4 +1,4 @@
-"""The introduction of a run to the owner of a machine: its cost, what leaves the machine, the identity used."""
+"""Introduction of a run for the machine's owner: cost, data that leaves the machine, identity used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from p2prl.scoreboard.display_names import display_name
 def volunteer_introduction(
     manifest: RunManifest, needs: Requirements, identity: Identity, folder: str, device: str
 ) -> list[str]:
-    """Lines for the owner of a machine that is about to volunteer. `folder` names the worker folder (`seat-1`)."""
+    """Lines for the owner of a machine about to volunteer. `folder` is the worker folder's name (`seat-1`)."""
     return [
         *_run_lines(manifest, needs),
         f"  You do    sample answers on {device}. Nobody sends code to your machine.",
-        "  Leaves    generated tokens, their log-probs and timing, signed by the key below. No host name, no files.",
+        "  Sent      generated tokens, their log-probs and timing, signed by the key below. No host name, no files.",
         *_identity_lines(identity, folder),
         "  Credit    for groups that the learner verifies; see your rank with p2prl board and the same link",
     ]
@@ -24,12 +24,12 @@ def volunteer_introduction(
 def validator_introduction(
     manifest: RunManifest, needs: Requirements, identity: Identity, folder: str, device: str, rate: float
 ) -> list[str]:
-    """Lines for the owner of a machine that is about to validate."""
+    """Lines for the owner of a machine about to validate."""
     return [
         *_run_lines(manifest, needs),
         f"  You do    replay {rate:.0%} of the volunteers' groups on {device} to check that their policy sampled them.",
         "            Nobody sends code to your machine.",
-        "  Leaves    signed verdicts: which group, whose, passed or failed and by how much. No host name, no files.",
+        "  Sent      signed verdicts: which group, whose, passed or failed and by how much. No host name, no files.",
         *_identity_lines(identity, folder),
     ]
 

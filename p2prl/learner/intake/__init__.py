@@ -1,1 +1,1 @@
-"""Groups on their way in: inbox, storage, verification, receipts, and the buffer of fresh groups."""
+"""Intake of groups: inbox, storage, verification, receipts, and the buffer of verified groups."""

@@ -1,4 +1,4 @@
-"""Decoded groups that wait for their check, kept in memory so that an envelope is verified and decoded only once."""
+"""Cache of decoded groups waiting for their check, so that an envelope is verified and decoded only once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.rollout_group import RolloutGroup
 
 _KEPT_BYTES = 64 * 1024 * 1024
-"""Envelope bytes of the groups kept. Some thousand groups of usual size; without a bound many keys that each deliver
-what one peer may have waiting would fill the learner's memory."""
+"""Envelope bytes of the groups kept: some thousand groups of usual size. Without a bound, many keys that each deliver
+the limit of one peer would fill the learner's memory."""
 
 
 class DecodedGroups:
-    """Groups by envelope digest. The oldest are dropped when there are too many; those are decoded again."""
+    """Groups by envelope digest. When there are too many, the oldest are dropped and decoded again later."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Digest, tuple[RolloutGroup, int]] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Answer what arrives from the network: groups and verdicts, queries for the ledger, and warnings."""
+"""Handle messages from the network: groups and verdicts, ledger queries, and warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2prl.protocol import ledger_chain, limits
 
 
 class Inbox:
-    """Reads the network's messages and hands each to the part it is for."""
+    """Reads the network's messages and dispatches them."""
 
     def __init__(
         self, intake: Intake, ledger: LedgerTable, sender: SigningSender, on_notice: Callable[[str], None]
@@ -32,9 +32,9 @@ class Inbox:
             match message:
                 case control.EnvelopeArrived(envelope=raw):
                     envelopes.append(raw)
-                case control.LedgerWanted(peer=peer, from_height=wanted):
-                    entries = self._ledger.entries(wanted, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
-                    self._sender.network.send(control.SendLedger(peer, wanted, ledger_chain.page_of(entries)))
+                case control.LedgerWanted(peer=peer, from_height=from_height):
+                    entries = self._ledger.entries(from_height, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
+                    self._sender.network.send(control.SendLedger(peer, from_height, ledger_chain.page_of(entries)))
                 case control.Warned(message=text, remedy=remedy):
                     self._on_notice(f"{text}. {remedy}".strip())
                 case _:

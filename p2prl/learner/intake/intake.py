@@ -1,6 +1,6 @@
 """Intake of groups and verdicts: store and acknowledge on arrival, check when there is room, then issue receipts.
 
-Everything is written to the journal before it is sent, in one transaction with what it belongs to.
+Everything is written to the journal before it is sent, in one transaction with the state change it reports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from p2prl.protocol.ledger_messages import ReceiptState, Verdict
 from p2prl.protocol.rollout_group import RolloutGroup
 
 TURNED_AWAY = ("unknown_policy", "too_many")
-"""Why a group is not stored: it names no policy of this learner; its peer has too many groups waiting for a check."""
+"""Reasons not to store a group: it names no policy of this learner; its peer has too many groups waiting for a
+check."""
 
 GROUPS_PER_CHECK = 64
 """Groups checked in one call, so that messages are answered in between."""
@@ -99,7 +100,7 @@ class Intake:
         return bool(self._journal.groups.in_state(GroupState.STORED, 1))
 
     def wanted(self) -> int:
-        """How many more verified groups the buffer should hold."""
+        """Number of verified groups the buffer lacks."""
         return max(0, self._ready_target - len(self._buffer))
 
     def check(self, most: int, *, step: int) -> bool:
@@ -129,7 +130,7 @@ class Intake:
             self._sender.send(envelope)
 
     def _store(self, opened: Opened, now: float) -> bool:
-        """Store a group unless it is here already; False when it is turned away."""
+        """Store a group unless it is already stored; False when it is turned away."""
         if self._journal.groups.knows(opened.digest):
             return True
         group = body_of(opened, RolloutGroup)

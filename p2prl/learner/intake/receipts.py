@@ -14,7 +14,7 @@ from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, Stor
 
 
 def sign_storage_receipts(sender: SigningSender, stored: Sequence[Digest]) -> Iterator[bytes]:
-    """Envelopes that acknowledge stored groups, as many groups in each as a message holds."""
+    """Envelopes that acknowledge stored groups, each with as many groups as a message holds."""
     for start in range(0, len(stored), limits.MAX_DIGESTS_PER_MESSAGE):
         yield sender.sign(StorageReceipt(tuple(stored[start : start + limits.MAX_DIGESTS_PER_MESSAGE])))
 

@@ -1,7 +1,7 @@
-"""Staleness bound: a first-in-first-out buffer of verified groups that drops those grown too stale to train on.
+"""Staleness bound: a FIFO buffer of verified groups that drops those too stale to train on.
 
-Staleness is measured against the learner's own step, not against the newest rollout processed: measured the other way,
-a bound of 32 has let rollouts 57 updates old through.
+Staleness is measured against the learner's own step, not against the newest rollout processed. Measured against the
+newest rollout, a bound of 32 has let rollouts 57 updates old through.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ class RolloutBuffer:
         return stale
 
     def take(self, count: int) -> list[VerifiedGroup]:
-        """Remove and return the oldest `count` groups, which must be there. Call `drop_stale` first."""
+        """Remove and return the oldest `count` groups, which must exist. Call `drop_stale` first."""
         assert len(self._groups) >= count
         return [self._groups.popleft() for _ in range(count)]

@@ -1,8 +1,8 @@
 """Check every stored group before training: its policy, its staleness, its slot, and a replay of every token.
 
-Order of checks: the policy must be one the learner published and within the staleness bound; slot, prompt, tokens and
-lengths must be those of the slot; then one batched prefill per policy version replays every token against its seed.
-Rewards and behavior log-probs are the learner's own; a volunteer's claims are never trained on.
+Order of checks: the learner must have published the policy, and it must be within the staleness bound; prompt, tokens
+and lengths must be those of the slot; then one batched prefill per policy version replays every token against its
+seed. Rewards and behavior log-probs are the learner's own; a volunteer's claims are never trained on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Verification:
-    """Checks stored groups against the published policies, with an engine of its own."""
+    """Checks stored groups against the published policies, with a separate engine."""
 
     def __init__(self, storage: LearnerStorage, prepared: Prepared, decoded: DecodedGroups) -> None:
         self._journal = storage.journal
@@ -77,7 +77,7 @@ class Verification:
         return [outcomes[index] for index in range(len(groups))]
 
     def _without_policy(self, stored: StoredGroup, group: RolloutGroup) -> Outcome:
-        """A group of a version that has left the window is stale, not a cheat; of one never published, a cheat."""
+        """Expired if the version has left the window, which is nobody's fault; rejected if it was never published."""
         if self._journal.policies.was_published(group.version, group.policy):
             return Outcome(stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
         return Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.UNKNOWN_POLICY)

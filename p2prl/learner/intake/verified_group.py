@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from p2prl.learner.journal.groups import StoredGroup
-from p2prl.learner.publishing.published_policies import PublishedPolicies
-from p2prl.learner.training.optimizer_step import TrainingGroup
+from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -34,23 +31,9 @@ class VerifiedGroup:
         """Learner updates between the policy it was sampled with and `step`."""
         return step - self.policy_step
 
-    def training_group(self, *, step: int, trust: float) -> TrainingGroup:
-        """The group as the trainer reads it, for the update that starts at `step`."""
-        completions = tuple(tuple(np.frombuffer(c.tokens, dtype="<u4").tolist()) for c in self.group.completions)
-        behavior = np.frombuffer(self.behavior, dtype="<f4")
-        splits = np.split(behavior, np.cumsum([len(ids) for ids in completions])[:-1])
-        return TrainingGroup(
-            prompt_ids=tuple(np.frombuffer(self.group.prompt, dtype="<u4").tolist()),
-            completions=completions,
-            behavior_logprobs=tuple(tuple(part.tolist()) for part in splits),
-            rewards=tuple(np.frombuffer(self.rewards, dtype="<f4").tolist()),
-            staleness=self.staleness(step),
-            trust=trust,
-        )
-
 
 def read_verified(stored: StoredGroup, published: PublishedPolicies) -> VerifiedGroup | None:
-    """A verified group out of the journal, after a restart; None when its policy has left the window."""
+    """Read a verified group from the journal after a restart; None when its policy has left the window."""
     group = body_of(open_envelope(stored.raw, now=None), RolloutGroup)
     policy = published.get(group.version, group.policy)
     if policy is None:

@@ -1,4 +1,4 @@
-"""Batches table of the journal: which groups each update trained on, recorded before it is computed.
+"""Batches table of the journal: the groups of each update, recorded before it is computed.
 
 A learner that crashed computes the recorded batches again and so arrives at the same weights.
 """

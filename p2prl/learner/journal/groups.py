@@ -1,7 +1,7 @@
 """Groups table of the journal: every rollout group the learner stored, and its state.
 
-A group's bytes stay until nothing can need them again: a rejected or expired group loses them at once, a trained one
-when a checkpoint covers its update.
+A group's bytes are deleted as soon as nothing can need them: those of a rejected or expired group at once, those of a
+trained group when a checkpoint covers its update.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CREATE INDEX IF NOT EXISTS groups_slot ON groups (peer, version, slot);
 
 
 class GroupState(StrEnum):
-    """Where a stored group stands. The values are on disk; none may change."""
+    """State of a stored group. The values are on disk and must not change."""
 
     STORED = "stored"
     """Acknowledged, not checked yet."""
@@ -47,7 +47,7 @@ class GroupState(StrEnum):
     REJECTED = "rejected"
     """Failed a check."""
     EXPIRED = "expired"
-    """Too stale when its check came; not its author's fault."""
+    """Too stale when it was checked; not its author's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class GroupTable:
         self._db = db
 
     def store(self, group: StoredGroup, now: float) -> bool:
-        """Store a group that arrived; False when it is here already."""
+        """Store a group that arrived; False when it is already stored."""
         cursor = self._db.execute(
             "INSERT OR IGNORE INTO groups (digest, peer, version, slot, raw, arrived) VALUES (?, ?, ?, ?, ?, ?)",
             (group.digest, group.peer, group.version, group.slot, group.raw, now),
@@ -80,7 +80,7 @@ class GroupTable:
         return cursor.rowcount > 0
 
     def knows(self, digest: bytes) -> bool:
-        """Whether a group was ever stored, in whatever state it is now."""
+        """Whether a group was ever stored, regardless of its present state."""
         return self._db.execute("SELECT 1 FROM groups WHERE digest = ?", (digest,)).fetchone() is not None
 
     def by_digest(self, digests: Iterable[bytes]) -> list[StoredGroup]:
@@ -103,7 +103,7 @@ class GroupTable:
         return [_group(row) for row in rows]
 
     def unchecked(self, limit: int) -> list[StoredGroup]:
-        """Groups to check next: the oldest of every peer before the second of any, so a flood delays only its peer."""
+        """Groups to check next, round-robin over the peers, oldest first, so a flood delays only its own peer."""
         rows = self._db.execute(
             "SELECT g.digest, g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards FROM"
             " (SELECT rowid AS id, arrived, ROW_NUMBER() OVER (PARTITION BY peer ORDER BY arrived, rowid) AS turn"

@@ -1,7 +1,7 @@
 """Crash-safe record of a run in one SQLite file: groups, batches, signed policies and the ledger.
 
-Everything the learner promises is written here before it is sent: a group before its storage receipt, a batch before
-its update, a manifest before it is published, a receipt before it is gossiped. After SIGKILL the updates since the last
+Everything is written here before it is acted on: a group before its storage receipt, a batch before its update, a
+manifest before it is published, a receipt before it is gossiped. After SIGKILL the updates since the last
 checkpoint are computed again from the recorded batches. So training resumes at the exact step with the same parameters,
 no group is trained on twice, and no second manifest is ever signed for a version.
 """

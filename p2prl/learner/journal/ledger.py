@@ -11,12 +11,12 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.ledger_messages import Verdict
 
 VERDICTS_PER_VERSION = 4_096
-"""Verdicts of one validator on one version's groups that enter the ledger: more than the groups a busy learner takes
-in per version, so a validator that replays everything is heard, and none can fill the disk."""
+"""Verdicts of one validator on one version's groups that enter the ledger: more than the groups a busy learner receives
+per version, so a validator may replay everything, and none can fill the disk."""
 
 VERDICTS_PER_GROUP = 16
-"""Verdicts on one group that enter the ledger, from all validators together. Keys are free, so a quota for each key
-bounds nothing by itself; after this many independent replays another one adds nothing."""
+"""Verdicts on one group that enter the ledger, from all validators together. Keys are free, so a quota per key bounds
+nothing by itself; after this many independent replays another one adds nothing."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS ledger (height INTEGER PRIMARY KEY, raw BLOB NOT NULL);
@@ -71,7 +71,7 @@ class LedgerTable:
         return [bytes(row[0]) for row in rows]
 
     def add_verdict(self, verdict: Verdict, validator: bytes, envelope: bytes) -> bool:
-        """Take a validator's verdict on a stored group, once and within the quotas. False when it was not taken.
+        """Record a validator's verdict on a stored group, once and within the quotas. False when it was not recorded.
 
         It enters the ledger at once if the group has its receipt, else with `release_verdicts`.
         """

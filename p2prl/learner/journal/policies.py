@@ -30,12 +30,12 @@ class PolicyTable:
         return None if row is None else bytes(row[0])
 
     def was_published(self, version: int, digest: bytes) -> bool:
-        """Whether exactly this manifest was ever published under this version."""
+        """Whether this exact manifest was ever published under this version."""
         row = self._db.execute("SELECT raw FROM policies WHERE version = ?", (version,)).fetchone()
         return row is not None and envelope_digest(bytes(row[0])) == digest
 
     def since_step(self, step: int) -> list[bytes]:
-        """Manifest envelopes published at or after a step, and the newest however old it is; oldest first.
+        """Manifest envelopes published at or after a step, and always the newest; oldest first.
 
         With a staleness bound shorter than the publish interval the newest may be older than the window, and the next
         version must still follow it.

@@ -1,1 +1,1 @@
-"""Policy versions going out: manifests, patches, heads, and the interval between them."""
+"""Publication of policy versions: manifests, patches, heads, and the interval between versions."""

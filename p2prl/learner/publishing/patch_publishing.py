@@ -1,7 +1,7 @@
-"""Patches published with a version: from the version before, from 4, 16 and 64 back, from version 0, and a keyframe.
+"""Patches published with a version: from 1, 4, 16 and 64 versions back, from version 0, and a keyframe.
 
 One long patch costs far less than the chain of short ones it replaces (.36-.39 of it over 16 versions, measured), and
-making one costs the learner a pass over the weights. So every version has the short patch, and a long one where its
+making one costs the learner a pass over the weights. So every version has the short patch, and a long one if its
 number is divisible by the span. A patch that would not be smaller than the weights is not published.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from p2prl.learner.publishing.published_policies import PublishedPolicies
+from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernel_choice import kernels_for
@@ -26,8 +26,8 @@ SPANS = (1, 4, 16, 64)
 """Versions a patch spans. A version has the patch of a span when its number is divisible by it."""
 
 BRIDGE_EVERY = 16
-"""Versions between two that have a patch from version 0 and a keyframe: where a newcomer enters the chain. A learner
-that keeps few versions makes such patches more often, so that one is always in its window."""
+"""Interval, in versions, of patches from version 0 and keyframes, by which newcomers enter the chain. A learner that
+keeps few versions makes patches from version 0 more often, so that one is always in its window."""
 
 
 @dataclass(frozen=True, slots=True)

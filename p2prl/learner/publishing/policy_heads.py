@@ -1,4 +1,4 @@
-"""Sign policy heads: the newest version, every patch on offer, when the next version is due, and an expiry.
+"""Sign policy heads: the newest version, every available patch, the due time of the next version, and an expiry.
 
 A head is signed with every version, and again before it expires while there is no new one.
 """
@@ -8,22 +8,22 @@ from __future__ import annotations
 import math
 
 from p2prl.clock import Clock
-from p2prl.learner.publishing.published_policies import PublishedPolicies
+from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.protocol import limits
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 
 _EXPIRES_S = 900.0
-"""How long a head stays valid: after a quarter of an hour a volunteer says that it has heard nothing."""
+"""How long a head stays valid: after a quarter of an hour a volunteer reports that the learner is silent."""
 
 _RENEW_S = 120.0
-"""Time after which a head is signed again without a new version: several reach everybody before the first expires."""
+"""Time after which a head is renewed without a new version: several reach every peer before the first expires."""
 
 _FIRST_INTERVAL_S = 60.0
-"""Assumed time between two versions until two are out."""
+"""Assumed time between two versions until two are published."""
 
 _MAX_INTERVAL_S = 3600.0
-"""A run that stood still overnight does not tell its volunteers to take their time."""
+"""Longest interval announced: a run that was stopped overnight must not set a distant target time."""
 
 
 class PolicyHeads:
@@ -37,7 +37,7 @@ class PolicyHeads:
         self._signed_at = -math.inf
 
     def note_interval(self, seconds: float) -> None:
-        """Measure the time between two versions: the next is due after as long again."""
+        """Record the time between two versions: the next one is expected after the same time."""
         self._interval_s = min(_MAX_INTERVAL_S, max(0.0, seconds))
 
     def send(self) -> None:

@@ -45,15 +45,15 @@ class PolicyPublisher:
         self._random_bytes = random_bytes
         self._figures: dict[str, float] = {}
         self.heads = PolicyHeads(storage.published, sender, clock)
-        """The policy heads of what is published."""
+        """Policy heads of the published versions."""
 
     @property
     def figures(self) -> dict[str, float]:
-        """Download cost of the newest version on top of the one before (`docs/metrics.md`); empty at first."""
+        """Download cost of the newest version from the one before (`docs/metrics.md`); empty at first."""
         return dict(self._figures)
 
     def publish(self, model: Any, *, step: int) -> None:
-        """Publish the weights as the next version, or send again what was signed for this step before a crash."""
+        """Publish the weights as the next version, or resend the manifest signed for this step before a crash."""
         raw = self._storage.journal.policies.at_step(step) or self._sign(model, step)
         self._sender.send(raw)
         self.heads.send()
@@ -101,11 +101,10 @@ class PolicyPublisher:
         }
 
     def _apply_dead_band(self, weights: memoryview) -> int | None:
-        """Put weights within the dead band back to what was last published; returns how many changed.
-
-        None without a version before. The comparison is with the file on disk, so a learner that was killed publishes
-        the same bits as one that was not. If that file is lost, all weights are published as they are: as good a
-        policy, with a larger patch.
+        """Reset weights within the dead band to their last published values; returns how many changed.
+        None without an earlier version. They are compared with the file on disk, so a learner that was killed publishes
+        the same bits as one that was not. If that file is lost, all weights are published unchanged: an equally good
+        policy with a larger patch.
         """
         newest = self._storage.published.newest
         path = None if newest is None else self._storage.blobs.path(newest.manifest.weights.root)

@@ -1,15 +1,15 @@
-"""How often to publish a version: κ, chosen from measured times of updates and broadcasts.
+"""Publish interval: κ, chosen from measured times of updates and broadcasts.
 
 A new version must reach the swarm well before the next one, and a group sampled with the old one must still be within
-the staleness bound when it is used. With S the staleness bound, T_train the seconds of an update and T_bcast those
-until a version is in use at the last active peer (ECHO-2, arXiv 2602.02192, §4):
+the staleness bound when it is used. With S the staleness bound, T_train the seconds of an update and T_bcast the
+seconds until a version is in use at the last active peer (ECHO-2, arXiv 2602.02192, §4):
 
     κ ≥ T_bcast / T_train                                              a version is everywhere before the next is due
     κ ≤ S − ceil(T_bcast / T_train) − ceil(T_queue / T_train)          groups sampled with it are still in time
 
-The first keeps work fresh, the second keeps any work usable at all: where both cannot hold, the second decides. T_bcast
-is the time until nearly every active peer has delivered a group of the version, so it includes the sampling of that
-group: an estimate that errs on the safe side. Pure; `pacing` feeds it.
+The first bound keeps work fresh, the second keeps any work usable at all. If both cannot hold, the second decides.
+T_bcast is measured until nearly every active peer has delivered a group of the version. It includes the sampling of
+that group, so it is a conservative estimate. Pure; `pacing` feeds it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections import deque
 from dataclasses import dataclass
 
 _MEASUREMENTS = 8
-"""Versions and updates that a measurement covers: enough for a median, few enough to follow a changing swarm."""
+"""Versions and updates in a measurement: enough for a median, few enough to follow a changing swarm."""
 
 _NEARLY_ALL = 0.9
-"""Share of active peers a version must have reached. The slowest tenth does not slow the learner down."""
+"""Share of active peers a version must have reached. The slowest tenth must not slow the learner down."""
 
 _ACTIVE_S = 600.0
 """A peer that has delivered nothing for this long has left. Measured in time, not in versions: slow peers skip
 versions, and dropping them for that would publish ever faster and drop more."""
 
 _OPEN_VERSIONS = 256
-"""Versions whose broadcast may still be under way."""
+"""Versions whose broadcast may still be in progress."""
 
 _LEAST_MEASUREMENTS = 3
 """Broadcasts and updates to measure before κ changes for the first time."""
@@ -62,9 +62,9 @@ class Choice:
 def choose(config: PublishIntervalConfig, *, train_s: float, broadcast_s: float, queue_s: float) -> Choice:
     """κ for these times, seconds: the smallest that fits, since fresher work is better."""
     updates = broadcast_s / max(train_s, 1e-9)
-    wanted = max(config.least, math.floor(updates) + 1)  # strictly more than a broadcast takes
+    fresh = max(config.least, math.floor(updates) + 1)  # strictly more than a broadcast takes
     in_time = config.staleness_bound - math.ceil(updates) - math.ceil(queue_s / max(train_s, 1e-9))
-    chosen = max(config.least, min(wanted, in_time, config.most))
+    chosen = max(config.least, min(fresh, in_time, config.most))
     return Choice(chosen, train_s, broadcast_s, queue_s, updates < chosen <= max(in_time, 0))
 
 
@@ -72,7 +72,7 @@ class PublishInterval:
     """Measures updates, broadcasts and waiting groups, and chooses κ from them."""
 
     def __init__(self, config: PublishIntervalConfig, *, publish_every: int) -> None:
-        """`publish_every` holds until enough has been measured."""
+        """`publish_every` applies until enough has been measured."""
         self._config = config
         self._choice = Choice(publish_every, math.nan, math.nan, math.nan, feasible=True)
         self._updates: deque[float] = deque(maxlen=_MEASUREMENTS)
@@ -84,7 +84,7 @@ class PublishInterval:
 
     @property
     def choice(self) -> Choice:
-        """The choice in force."""
+        """The current choice."""
         return self._choice
 
     def updated(self, now: float) -> None:
@@ -102,7 +102,7 @@ class PublishInterval:
         """Record that a peer delivered a group of `version`."""
         reached, _ = self._seen.get(peer, (-1, now))
         self._seen[peer] = max(reached, version), now
-        self._seen = {who: seen for who, seen in self._seen.items() if now - seen[1] <= _ACTIVE_S}
+        self._seen = {peer: seen for peer, seen in self._seen.items() if now - seen[1] <= _ACTIVE_S}
         for done in sorted(v for v in self._published if v <= version):
             behind = sum(seen < done for seen, _ in self._seen.values())
             if behind <= (1.0 - _NEARLY_ALL) * len(self._seen):
@@ -124,5 +124,5 @@ class PublishInterval:
 
 
 def _median(values: deque[float]) -> float:
-    """The upper median; 0 of nothing."""
+    """The upper median; 0 if empty."""
     return sorted(values)[len(values) // 2] if values else 0.0

@@ -1,1 +1,1 @@
-"""Training: the loss with its guards, the optimizer step, and the log of figures."""
+"""Training: the loss with its guards, the optimizer step, and the metrics log."""

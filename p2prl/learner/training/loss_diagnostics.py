@@ -5,7 +5,7 @@ from __future__ import annotations
 from p2prl.algorithms.diagnostics import StalenessDiagnostics
 
 STALENESS_EDGES = (0, 1, 5, 17, 65, 257)
-"""Updates: least staleness of each bucket of the log; the last is open."""
+"""Least staleness of each bucket of the log, in updates; the last bucket is open."""
 
 BUCKETS = ("0", "1-4", "5-16", "17-64", "65-256", "257+")
 """Names of the buckets in the log."""
@@ -28,7 +28,7 @@ _BOUNDED_LOSSES = frozenset({"gepo_t", "gex", "asympo", "asymre"})
 
 
 def bucket_name(seen: StalenessDiagnostics) -> str:
-    """Name of the bucket these diagnostics are of."""
+    """Name of the bucket that these diagnostics describe."""
     return BUCKETS[STALENESS_EDGES.index(seen.staleness_from)]
 
 
@@ -38,7 +38,7 @@ def bucket_figures(bucket: str, seen: StalenessDiagnostics) -> dict[str, float]:
 
 
 def collapse_notice(ess_fraction: float, loss: str) -> str:
-    """Warning that the effective sample size has collapsed, with what to do about it."""
+    """Warning that the effective sample size has collapsed, with a remedy."""
     remedy = (
         f"{loss} bounds the damage; if the reward stalls, publish more often or lower learning_rate."
         if loss in _BOUNDED_LOSSES

@@ -13,7 +13,7 @@ from p2prl.errors import require
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardConfig:
-    """Settings of the guards. A guard that is not set is off."""
+    """Settings of the guards. An unset guard is off."""
 
     kl_brake: float | None = None
     """δ, nats per token: the learning rate is scaled by min(1, √(δ/KL)). .05 is a start."""
@@ -67,7 +67,7 @@ class GuardConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EssWatch:
-    """Detector of a collapsed effective sample size: one warning, and none more until it has recovered."""
+    """Detector of a collapsed effective sample size: warns once, and again only after a recovery."""
 
     mean: float | None = None
     """Running mean of ESS/n; None before the first batch."""

@@ -1,7 +1,7 @@
 """Loss pipeline: from log-probs to one scalar to minimize, through guards, probation, reference pull and loss choice.
 
-Everything a run may put around its loss meets here, and its metrics are collected. The state is a few plain numbers,
-kept in the checkpoint. Apart from it the result depends on the batch alone, so a replay repeats it.
+It combines the loss with every optional part and collects their metrics. The state is a few plain numbers, kept in the
+checkpoint. Apart from it the result depends on the batch alone, so a replay reproduces it.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -29,10 +29,10 @@ from p2prl.learner.training.probation import ProbationConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LossPipelineConfig:
-    """A loss and what is put around it."""
+    """A loss and the optional parts around it."""
 
     objectives: Mapping[str, Objective]
-    """The loss; or, when the run lets it be chosen, every loss to choose from, by name."""
+    """The loss; or, with `loss.name = "auto"`, every loss to choose from, by name."""
     guards: GuardConfig = field(default_factory=GuardConfig)
     """Masks, brakes and the warning."""
     probation: ProbationConfig = field(default_factory=ProbationConfig)
@@ -40,7 +40,7 @@ class LossPipelineConfig:
     probation_loss: Objective | None = None
     """The loss of groups on probation; None: the run's own."""
     reference: ReferencePenaltyConfig = field(default_factory=ReferencePenaltyConfig)
-    """The pull towards a reference policy."""
+    """KL penalty towards a reference policy."""
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     """Thresholds of the choice, when there is one."""
 
@@ -74,7 +74,7 @@ class Estimate:
     metrics: dict[str, Any]
     """For the log (`docs/metrics.md`)."""
     notices: tuple[str, ...]
-    """Sentences a person should read: a choice and its reason, a warning and its remedy."""
+    """Messages for the user: a choice and its reason, a warning and its remedy."""
 
 
 class LossPipeline:
@@ -89,7 +89,7 @@ class LossPipeline:
 
     @classmethod
     def plain(cls, objective: Objective) -> LossPipeline:
-        """A loss with nothing around it."""
+        """A pipeline of the loss alone."""
         return cls(LossPipelineConfig(objectives={objective.spec.name: objective}))
 
     @property
@@ -109,7 +109,7 @@ class LossPipeline:
         return {"ess_watch": asdict(self._watch), "choice": choice}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Load a checkpoint's state. A choice this run cannot make any more is ignored."""
+        """Load a checkpoint's state. A choice that this run no longer allows is ignored."""
         if "ess_watch" in state:
             self._watch = EssWatch(**state["ess_watch"])
         choice = state.get("choice")
@@ -142,7 +142,8 @@ class LossPipeline:
         )
         rate_factor = config.guards.rate_factor(terms_of(*reliable[:2]))
         overall = _diagnose_all(*reliable)
-        # Groups with a loss of their own are trained on, so they are described, however wrong their log-probs are.
+        # Groups with the probation loss are trained on, so they are in the diagnostics, even if their log-probs are
+        # wrong.
         described = reliable if config.probation_loss is None else (policy_logprobs_BGT, batch, output)
         metrics |= {"rate_factor": rate_factor} | bucket_figures("all", _diagnose_all(*described))
         for bucket in diagnose(*described, edges=STALENESS_EDGES):
@@ -158,8 +159,8 @@ class LossPipeline:
     def _reliable(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, rollouts: Rollouts) -> Tensor:
         """(B,): groups whose log-probs may decide the learning rate, the masks and the choice of the loss.
 
-        Groups on probation may not when they are out of bounds, nor at all where they train without log-probs. A batch
-        of nothing else is judged as it is.
+        Groups on probation are excluded when they are out of bounds, and always when they train without log-probs. If
+        that leaves no group, all count.
         """
         on_probation_B = rollouts.trust_B < 1.0
         reliable_B = ~on_probation_B
@@ -168,7 +169,7 @@ class LossPipeline:
         return reliable_B if bool(reliable_B.any()) else torch.ones_like(reliable_B)
 
     def _choose(self, policy_logprobs_BGT: Tensor, plain: RolloutBatch) -> list[str]:
-        """Choose the loss from the batch before training on it, so that the loss in use fits this very batch."""
+        """Choose the loss from the batch before training on it, so that the choice fits this batch."""
         assert self._choice is not None
         seen = _diagnose_all(policy_logprobs_BGT, plain, _no_output(policy_logprobs_BGT))
         self._choice, reason = observe(
@@ -184,7 +185,7 @@ class LossPipeline:
         guard_BGT = self._config.guards.keep(
             terms_of(policy_logprobs_BGT[reliable_B].detach(), _select_groups(batch, reliable_B))
         )
-        if guard_BGT is not None:  # the masks read log-probs: they apply to no other groups
+        if guard_BGT is not None:  # the masks read log-probs, so they apply to reliable groups only
             everywhere_BGT = torch.ones_like(batch.mask_BGT, dtype=guard_BGT.dtype)
             everywhere_BGT[reliable_B] = guard_BGT
             guard_BGT = everywhere_BGT
@@ -202,7 +203,7 @@ class LossPipeline:
     def _output(
         self, objective: Objective, policy_logprobs_BGT: Tensor, rollouts: Rollouts, batch: RolloutBatch
     ) -> LossOutput:
-        """The run's loss on all groups; or on the trusted ones, with the probation loss on the others."""
+        """The run's loss on all groups; with a probation loss, on the trusted ones only."""
         probation_loss, on_probation_B = self._config.probation_loss, rollouts.trust_B < 1.0
         if probation_loss is None or not bool(on_probation_B.any()):
             return objective.loss(policy_logprobs_BGT, batch)

@@ -1,7 +1,7 @@
 """One optimizer step from one batch of verified groups, and checkpoints that resume it exactly.
 
-The step depends on nothing but the batch, the weights, and the state of the optimizer and of the loss pipeline: no
-dropout, no random draw. So a learner that replays recorded batches after a crash arrives at the same parameters.
+The step depends only on the batch, the weights, and the state of the optimizer and the loss pipeline: no dropout, no
+random draw. So a learner that replays recorded batches after a crash reaches the same parameters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OptimizerConfig:
     """AdamW and its learning-rate schedule."""
 
     learning_rate: float = 5e-4
-    """Peak learning rate. 5e-4 suits the 59k-parameter chain4 model; billions of parameters want 1e-6."""
+    """Peak learning rate. 5e-4 suits the 59k-parameter chain4 model; use 1e-6 for billions of parameters."""
     beta1: float = 0.9
     """Decay of the gradient's running mean, per update."""
     beta2: float = 0.99
@@ -44,7 +44,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """Decoupled weight decay, as a factor on the learning rate; 0 for none."""
     warmup_updates: int = 10
-    """Updates over which the learning rate rises linearly, while Adam's second moment is still a guess."""
+    """Updates over which the learning rate rises linearly, while Adam's second moment is still inaccurate."""
     gradient_clip: float = 1.0
     """Largest gradient norm; a larger gradient is scaled down to it."""
 
@@ -84,7 +84,7 @@ class Trainer:
         temperature: float,
         reference: ReferenceConfig | None = None,
     ) -> None:
-        # Never in training mode: dropout would draw random numbers that a replay after a crash could not repeat.
+        # Never in training mode: dropout would draw random numbers that a replay after a crash could not reproduce.
         self._model = model.eval()
         self._loss = loss
         self._reference = None if reference is None else Reference(model, reference)
@@ -145,7 +145,7 @@ class Trainer:
         )
 
     def save(self, directory: Path, tokenizer: Any) -> None:
-        """Write a checkpoint, complete or not at all: a Hugging Face model directory with the optimizer state."""
+        """Write a checkpoint atomically: a Hugging Face model directory with the optimizer state."""
         new = directory.with_name(directory.name + ".new")
         shutil.rmtree(new, ignore_errors=True)
         try:
@@ -161,7 +161,7 @@ class Trainer:
             new.rename(directory)
             _sync(directory.parent)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(new, ignore_errors=True)  # an unfinished checkpoint takes the space the journal needs
+            shutil.rmtree(new, ignore_errors=True)  # an unfinished checkpoint occupies space the journal needs
             raise write_error(
                 error, f"the checkpoint {directory}", kept="training resumes from the last checkpoint and the journal"
             ) from error
@@ -220,7 +220,7 @@ class Trainer:
 
 
 def _metrics(rollouts: Rollouts, policy_logprobs_BGT: Tensor) -> dict[str, float]:
-    """Metrics of the batch itself, whatever the loss."""
+    """Metrics of the batch itself, the same for every loss."""
     mask_BGT = rollouts.mask_BGT
     ratio_BGT = (policy_logprobs_BGT.detach() - rollouts.behavior_logprobs_BGT).masked_fill(~mask_BGT, 0.0)
     staleness = sorted(rollouts.staleness_BG[:, 0].tolist())

@@ -1,9 +1,9 @@
 """Probation: tighter bounds on the groups of peers whose work has not been trained on yet.
 
-The log-probs used in training are always the learner's own, from replaying the group at the version it declares; what a
-volunteer claims is compared with them and never trained on. But replay has a tolerance, a wide one for an engine that
-computes in 16 bits. So a run may hold groups of unknown peers to tighter bounds, or train on them with a loss that
-reads no sampler's log-probs at all.
+The log-probs used in training are always the learner's own, from replaying the group at the version it declares. A
+volunteer's claims are compared with them and never trained on. But replay has a tolerance, which is wide for an engine
+that computes in 16 bits. So a run may apply tighter bounds to groups of unknown peers, or train on them with a loss
+that does not read the sampler's log-probs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class ProbationConfig:
     probation_groups: int = 0
     """Groups of a peer that must have been trained on before it is trusted; 0 trusts everybody from the first group."""
     loss: str = ""
-    """A loss that reads no sampler's log-probs (`asympo`, `asymre`) for groups of peers on probation; empty: the run's
-    own loss, within the bounds below."""
+    """A loss that does not read the sampler's log-probs (`asympo`, `asymre`) for groups of peers on probation; empty:
+    the run's own loss, within the bounds below."""
     cap: float = 1.0
     """Largest weight of a completion of a peer without history; rises to `trusted_cap` as its groups are trained on."""
     trusted_cap: float = 2.0
-    """Where that rise ends. A trusted peer's weights are bounded by the loss alone."""
+    """Cap at the end of probation. A trusted peer's weights are bounded by the loss alone."""
     max_rise_nats: float = 0.5
     """A group on probation is dropped when mean(log p − log q) per token is above this, a sign of deflated claims."""
     max_fall_nats: float = 3.0

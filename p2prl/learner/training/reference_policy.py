@@ -1,4 +1,4 @@
-"""Reference policy: the run's first weights or a slow average since, for the KL penalty and for DPO."""
+"""Reference policy: the run's first weights or a moving average, for the KL penalty and for DPO."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReferenceConfig:
     """Settings of a moving reference."""
 
     ema_rate: float = 0.0
-    """η in [0, 1): θ_ref ← (1 − η) θ_ref + η θ after every update; 0 stays at the first weights."""
+    """η in [0, 1): θ_ref ← (1 − η) θ_ref + η θ after every update; 0 keeps the first weights."""
 
     def __post_init__(self) -> None:
         require("loss.reference.ema_rate", self.ema_rate, 0.0 <= self.ema_rate < 1.0, "within 0..1, 1 excluded")

@@ -11,7 +11,7 @@ from p2prl.net.process.network_process import serve_role
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    # Closing a subprocess transport may reap the daemon before asyncio's own watcher does, which then warns of nothing.
+    # Closing a subprocess transport may reap the daemon before asyncio's own watcher does, which then warns needlessly.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(serve_role(int(sys.argv[1])))

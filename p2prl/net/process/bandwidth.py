@@ -1,7 +1,7 @@
-"""Upload budget of one machine: a rate cap, a monthly limit, and the file that remembers the month's bytes.
+"""Upload budget of one machine: a rate cap, a monthly limit, and the file that stores the month's bytes.
 
-The node's driver reports every chunk that leaves and every one that is acknowledged. The budget answers with a rate
-for the relay, and tells when the monthly limit is reached.
+The node's driver reports every chunk sent and every chunk acknowledged. The budget provides the relay's upload rate and
+reports when the monthly limit is reached.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import logging
 from pathlib import Path
 
 from p2prl.clock import Clock
-from p2prl.net.transports.pacing import Pacer
+from p2prl.net.pacing import Pacer
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.relay.upload_budget import GIVEN_SHARE, MonthlyBudget, UplinkMeter
 
 _SAVE_BYTES = 16 * 1024 * 1024
-"""The file is written again after this many bytes: the most a power cut forgets."""
+"""The file is written again after this many bytes: the most that a power cut loses."""
 
 log = logging.getLogger("p2prl.net")
 
@@ -26,8 +26,8 @@ class UploadBudget:
     """Upload caps of one worker folder. Build it on the event loop."""
 
     def __init__(self, clock: Clock, *, cap_bytes_s: float, monthly_bytes: int, path: Path) -> None:
-        """`cap_bytes_s` 0 measures the uplink and uses 80 % of it; `monthly_bytes` 0 is no limit; `path` is the file
-        that remembers the month's bytes."""
+        """`cap_bytes_s` 0 measures the uplink and uses 80 % of it; `monthly_bytes` 0 means no limit; `path` is the file
+        that stores the month's bytes."""
         self._clock = clock
         self._cap_bytes_s = cap_bytes_s
         self._meter = UplinkMeter()
@@ -38,7 +38,7 @@ class UploadBudget:
 
     @property
     def rate_bytes_s(self) -> float:
-        """Upload rate the relay may count on: the cap, or the measured share; 0 while unknown."""
+        """Upload rate available to the relay: the cap, or the usable share of the measured uplink; 0 while unknown."""
         return self._cap_bytes_s or GIVEN_SHARE * self._meter.measured_bytes_s
 
     @property
@@ -69,7 +69,7 @@ class UploadBudget:
         return False
 
     def save(self) -> None:
-        """Write the month's bytes to disk. When the disk refuses, a restart forgets them; the work goes on."""
+        """Write the month's bytes to disk. If that fails, a restart loses them, but work continues."""
         self._saved_bytes = self._budget.spent_bytes
         new = self._path.with_suffix(".new")
         try:

@@ -1,4 +1,4 @@
-"""Translation between a node and its role: control messages become method calls, events become control messages.
+"""Bridge between a node and its role: control messages become method calls, events become control messages.
 
 The network process uses it over a socket, the simulator in one thread; a role cannot tell the difference. No I/O.
 """
@@ -44,7 +44,7 @@ class NetworkPort(Protocol):
 
 
 def apply_message(node: Node, message: control.ToNetwork, now: float) -> None:
-    """Make the call on the node that one of the role's messages stands for."""
+    """Make the call on the node that one of the role's messages requests."""
     match message:
         case control.Publish(envelope=raw):
             node.publish(raw, now)
@@ -67,7 +67,7 @@ def apply_message(node: Node, message: control.ToNetwork, now: float) -> None:
 def message_of(
     event: events.Event, *, path_of: Callable[[bytes], Path], status: Callable[[], control.Status]
 ) -> control.FromNetwork:
-    """The control message for an event. `path_of` gives a blob's path, `status` makes a fresh status."""
+    """The control message for an event. `path_of` returns a blob's path, `status` a fresh status."""
     match event:
         case events.RunKnown(raw=raw):
             return control.RunKnown(raw)
@@ -91,8 +91,9 @@ def message_of(
             return _base_notice(event)
         case events.LearnerSilent(version=version, since_s=since):
             return control.Warned(
-                f"nothing heard from the run's learner for {since / 60:.0f} minutes; going on with version {version}",
-                "It may be down, or this machine cut off; finished groups are kept.",
+                f"nothing received from the run's learner for {since / 60:.0f} minutes; continuing with "
+                f"version {version}",
+                "It may be down, or this machine may be cut off; finished groups are kept.",
             )
         case events.EnvelopeArrived(opened=opened):
             return control.EnvelopeArrived(opened.raw)
@@ -105,7 +106,7 @@ def message_of(
         case events.ClockOff(offset_s=offset):
             side = "behind" if offset > 0 else "ahead of"
             return control.Warned(
-                f"this machine's clock is {abs(offset):.0f} s {side} its peers'; they refuse what it signs",
+                f"this machine's clock is {abs(offset):.0f} s {side} its peers' clocks; they refuse what it signs",
                 "Switch on automatic time (for example: timedatectl set-ntp true).",
             )
         case events.WireMismatch(wire_version=version):
@@ -124,19 +125,19 @@ def message_of(
 
 
 def _base_notice(released: events.BaseReleased) -> control.Warned:
-    """The outcome for the person who named a base model."""
+    """The outcome for the user who named a base model."""
     if released.matches_run is False:
         return control.Warned(
-            "the base is not the model this run started from; going on without it",
-            "Name the very model the run started from, unchanged.",
+            "the base is not the model this run started from; continuing without it",
+            "Name the model the run started from, unchanged.",
         )
     if released.version is None:
-        return control.Warned("the base could not be used; going on without it", "")
+        return control.Warned("the base could not be used; continuing without it", "")
     if released.saved_bytes:
         saved, patches = _size_text(released.saved_bytes), _size_text(released.patch_bytes)
         route = f"took {patches} of patches" if released.patch_bytes else "is the base itself"
         return control.Warned(f"the base saved {saved}: version {released.version} {route}", "")
-    return control.Warned(f"the base was not needed: it makes no route to version {released.version} shorter", "")
+    return control.Warned(f"the base was not needed: it does not shorten the route to version {released.version}", "")
 
 
 def _size_text(size_bytes: int) -> str:

@@ -1,8 +1,8 @@
 """Control messages between a role's process and its network process, over a socket pair only the two of them hold.
 
-Both ends are the same program started together, so this is not part of the wire and needs no versions. It is msgpack
-behind a length, as elsewhere, so that nothing is ever unpickled. A message has the name of the node's method it calls,
-or of the event (`p2prl.swarm.events`) it reports.
+Both ends are the same program started together, so this is not part of the wire and needs no versions. It is
+length-prefixed msgpack, so that nothing is ever unpickled. A message is named after the node's method it calls, or the
+event (`p2prl.swarm.events`) it reports.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
 
 
 class StartFrom(Message, frozen=True, array_like=True, tag=True):
-    """The role has looked for a base model on disk: its weights lie in the blob directory, under their digest."""
+    """The role has looked for a base model on disk: its weights are in the blob directory, named by their digest."""
 
     weights_digest: bytes
     """Empty when there is none."""
 
 
 class VersionRebuilt(Message, frozen=True, array_like=True, tag=True):
-    """Answer to `PatchesReady`: the weights lie at its target, or could not be made."""
+    """Answer to `PatchesReady`: the weights are at its target path, or could not be decoded."""
 
     digest: bytes
     """Of the policy manifest's envelope."""
@@ -99,7 +99,7 @@ class RunKnown(Message, frozen=True, array_like=True, tag=True):
 
 
 class FileReady(Message, frozen=True, array_like=True, tag=True):
-    """A run file lies at `path`, verified."""
+    """A run file is at `path`, verified."""
 
     name: str
     path: str
@@ -113,7 +113,7 @@ class VersionAnnounced(Message, frozen=True, array_like=True, tag=True):
 
 
 class VersionReady(Message, frozen=True, array_like=True, tag=True):
-    """A policy's weights lie at `path`, verified."""
+    """A policy's weights are at `path`, verified."""
 
     digest: bytes
     """Of the policy manifest's envelope."""
@@ -123,9 +123,9 @@ class VersionReady(Message, frozen=True, array_like=True, tag=True):
 
 
 class PatchesReady(Message, frozen=True, array_like=True, tag=True):
-    """The patches that lead to a policy version are here; the role decodes them and answers `VersionRebuilt`.
+    """The patches of a policy version are on disk; the role decodes them and answers `VersionRebuilt`.
 
-    Decoding is the role's job: this process must answer its neighbors meanwhile, and stay as light as it is.
+    Decoding is the role's job: the network process must answer its neighbors meanwhile, and stay small.
     """
 
     digest: bytes
@@ -139,7 +139,7 @@ class PatchesReady(Message, frozen=True, array_like=True, tag=True):
     patches: tuple[str, ...]
     """Paths of the patch streams, in the order in which they apply."""
     target: str
-    """Path the decoded weights must get."""
+    """Path to write the decoded weights to."""
 
 
 class EnvelopeArrived(Message, frozen=True, array_like=True, tag=True):
@@ -177,9 +177,9 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     sent: int
     """Weight bytes sent."""
     wasted: int
-    """Weight bytes that arrived twice or unasked."""
+    """Weight bytes that arrived twice or unrequested."""
     fetching: tuple[int, int, int]
-    """(version, chunks here, chunks in all) of the newest download; version −1 when idle."""
+    """(version, chunks held, chunks in all) of the newest download; version −1 when idle."""
     resident_bytes: int
     """Memory of the network process."""
     daemon_bytes: int
@@ -201,14 +201,14 @@ class Status(Message, frozen=True, array_like=True, tag=True):
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):
-    """Something a person should know; the node goes on."""
+    """Something the user should know; the node continues."""
 
     message: str
     remedy: str
 
 
 class Failed(Message, frozen=True, array_like=True, tag=True):
-    """The node cannot go on. `error` is a class name of `p2prl.errors`."""
+    """The node cannot continue. `error` is a class name of `p2prl.errors`."""
 
     error: str
     message: str
@@ -234,7 +234,7 @@ FromNetwork = (
 def _encode_path(value: Any) -> str:
     if isinstance(value, Path):
         return str(value)
-    raise NotImplementedError(f"{type(value).__name__} is no part of a control message")
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent in a control message")
 
 
 def _decode_path(kind: type, value: Any) -> Any:
@@ -248,7 +248,7 @@ _from_network: msgspec.msgpack.Decoder[FromNetwork] = msgspec.msgpack.Decoder(Fr
 
 
 def pack(message: Message) -> bytes:
-    """A message behind its length."""
+    """Encode a message with its length prefix."""
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body
 

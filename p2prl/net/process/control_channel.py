@@ -1,4 +1,4 @@
-"""The role's end of the socket pair to its network process: never blocks on sending, reads on a thread of its own."""
+"""The role's end of the socket pair to its network process: sends without blocking, reads in a thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from p2prl.net.process import control
 log = logging.getLogger("p2prl.net")
 
 _MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Messages kept for a network process that takes none. Past it new ones are dropped: spool and journal send again."""
+"""Messages queued for a network process that reads none. Past it new ones are dropped: spool and journal resend."""
 
 
 class ControlChannel:
     """Messages to and from one network process. A restarted process gets a new channel."""
 
     def __init__(self, connection: socket.socket, on_message: Callable[[control.FromNetwork | None], None]) -> None:
-        """`on_message` gets each message, on the reading thread, and None once no more can come."""
+        """`on_message` gets each message, on the reading thread, and None after the last."""
         self._socket = connection
         self._on_message = on_message
         self._outgoing = bytearray()
@@ -30,20 +30,20 @@ class ControlChannel:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether some messages have not been taken by the network process."""
+        """Whether the network process has not read all messages yet."""
         return bool(self._outgoing)
 
     def send(self, message: control.ToNetwork) -> None:
-        """Queue a message and send what the socket takes now. Any thread may call it."""
+        """Queue a message and send as much as the socket accepts now. Thread-safe."""
         if len(self._outgoing) > _MAX_WAITING_BYTES:
-            log.warning("the network process takes no messages; one was dropped")
+            log.warning("the network process reads no messages; one was dropped")
             return
-        with self._sending:  # the thread that decodes patches answers by itself
+        with self._sending:  # the decoder's thread sends its answers itself
             self._outgoing += control.pack(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes now, without waiting."""
+        """Send as much as the socket accepts now, without waiting."""
         with self._sending:
             try:
                 while self._outgoing:
@@ -79,7 +79,7 @@ class ControlChannel:
                 self._on_message(control.parse_from_network(body))
         except OSError as error:
             log.debug("reading from the network process failed: %s", error)
-        self._on_message(None)  # whatever the reason: the role must learn that nothing more will come
+        self._on_message(None)  # in every case: the role must learn that no more messages follow
 
 
 def _bodies(source: socket.socket) -> Iterable[bytes]:

@@ -1,8 +1,8 @@
 """A role's handle on its network process: exchange messages with it, decode patches for it, restart it when it dies.
 
-Networking has a process of its own because a busy Python thread beside it would stall every peer's messages a
-hundredfold (1.2 ms to 108 ms, measured). The role's process computes; on this side one thread only moves bytes between
-a socket and a queue, and another decodes patches.
+Networking runs in a separate process because a busy Python thread beside it delays every peer's messages a hundredfold
+(1.2 ms to 108 ms, measured). The role's process computes. On this side one thread only moves bytes between a socket and
+a queue, and another decodes patches.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from p2prl import errors
 from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
 from p2prl.net.process.network_config import NetworkConfig
-from p2prl.net.storage.patch_decoder import PatchDecoder
+from p2prl.net.process.patch_decoder import PatchDecoder
 
 log = logging.getLogger("p2prl.net")
 
 _MAX_RESTARTS = 5
-"""A network process that dies this often in one role's life will not get better by trying again."""
+"""Restarts of the network process before the role gives up: more would not help."""
 
 _CLOSE_S = 2.0
-"""How long `close` waits for the network process to take what is left."""
+"""How long `close` waits for the network process to read the remaining messages."""
 
 _EXIT_S = 10.0
-"""How long a network process may take to end after that; then it is killed."""
+"""How long a network process may take to exit after that; then it is killed."""
 
 _SILENT_S = 8.0
-"""The network process reports every two seconds; one that has not for this long has stopped."""
+"""The network process reports every two seconds; one silent for this long has stopped."""
 
 _RETRY_S = 0.02
-"""Longest wait for messages while some of ours have not been taken."""
+"""Longest wait for messages while some of ours are still unread."""
 
 
 class NetworkHandle:
     """Owns the network process."""
 
     def __init__(self, config: NetworkConfig, *, on_start: Callable[[NetworkHandle], None] | None = None) -> None:
-        """`on_start` runs after every (re)start and sends again what a fresh node must know."""
+        """`on_start` runs after every (re)start and resends what a fresh node needs."""
         self._config = config
         self._on_start = on_start
         self._restarts = 0
@@ -70,22 +70,23 @@ class NetworkHandle:
         return self._last_status
 
     def remember_manifest(self, raw: bytes) -> None:
-        """Use this run manifest when the network process is started again."""
+        """Use this run manifest when the network process restarts."""
         self._config = replace(self._config, manifest=raw)
 
     def send(self, message: control.ToNetwork) -> None:
-        """Hand a message over, without ever waiting for the network process to take it.
+        """Send a message without ever waiting for the network process to read it.
 
-        A dying process loses it; `on_start` tells the next one. A role never stands still because its network does.
+        A process that dies loses it; `on_start` resends the state to the next one. A stalled network never stalls its
+        role.
         """
-        if isinstance(message, control.StartFrom):  # a restarted process is told nothing, so it must not wait for it
+        if isinstance(message, control.StartFrom):  # it is not sent again, so a restarted process must not wait for it
             self._config = replace(self._config, node=replace(self._config.node, awaits_base=False))
         self._channel.send(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         """Messages that arrived, waiting up to `timeout_s` for the first. Restarts a dead network process.
 
-        Raises the network's own error when it cannot go on (port in use, disk full, no peer reachable).
+        Raises the network's own error when it cannot continue (port in use, disk full, no peer reachable).
         """
         messages: list[control.FromNetwork] = []
         self._channel.flush()
@@ -140,14 +141,14 @@ class NetworkHandle:
         if self._restarts > _MAX_RESTARTS:
             raise errors.TransportError(
                 f"the network process ended {self._restarts} times (last exit status {code})",
-                remedy="Start again; if it repeats, report what was printed before this.",
+                remedy="Start it again; if this repeats, report the messages printed above.",
             )
-        log.warning("the network process ended (status %s); starting it again", code)
+        log.warning("the network process ended (status %s); restarting it", code)
         self._channel.abandon()
         self._start()
 
     def _presume_alone(self) -> list[control.FromNetwork]:
-        """A stopped network process has no links: a role must not wait for a learner it cannot hear."""
+        """A stopped network process has no links: a role must not wait for a learner it cannot reach."""
         last = self._last_status
         if last is None or not last.peers or time.monotonic() - self._heard_at < _SILENT_S:
             return []
@@ -159,7 +160,7 @@ class NetworkHandle:
         match message:
             case control.NetworkUp(addresses=addresses):
                 self.addresses = addresses
-                # A restarted node must come back where others expect it.
+                # A restarted node must listen where other peers expect it.
                 self._config = replace(self._config, listen=_listen_again(self._config.listen, addresses))
             case control.Status():
                 self._last_status = message
@@ -169,16 +170,16 @@ class NetworkHandle:
                 pass
 
     def _on_message(self, message: control.FromNetwork | None) -> None:
-        """On the channel's thread."""
+        """Runs on the channel's thread."""
         if isinstance(message, control.PatchesReady):
-            self._decoder.take(message)  # at once: a role may be minutes into a batch
+            self._decoder.take(message)  # at once: the role may be in a batch that takes minutes
         else:
             self._inbox.put(message)
 
-    def _on_decoded(self, answer: control.VersionRebuilt, fault: str) -> None:
-        """On the decoder's thread."""
-        if fault:
-            self._inbox.put(control.Warned(f"patches could not be used, trying another route: {fault}", ""))
+    def _on_decoded(self, answer: control.VersionRebuilt, error_text: str) -> None:
+        """Runs on the decoder's thread."""
+        if error_text:
+            self._inbox.put(control.Warned(f"patches could not be used, trying another route: {error_text}", ""))
         self.send(answer)
 
 
@@ -188,6 +189,6 @@ def _raise(failed: control.Failed) -> None:
 
 
 def _listen_again(listen: tuple[str, ...], addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Replace port 0 by the port that was taken, so that after a restart other peers' known addresses stay right."""
+    """Replace port 0 by the assigned port, so that the addresses other peers know stay valid after a restart."""
     ports = [address.split("/")[4] for address in addresses if address.split("/")[3:4] == ["tcp"]]
     return tuple(a.replace("/tcp/0", f"/tcp/{ports[0]}") if ports else a for a in listen)

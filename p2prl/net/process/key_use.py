@@ -1,7 +1,8 @@
-"""Notice that another process uses this peer's key, as after copying a home folder to a second machine. Pure.
+"""Detection of another process that uses this peer's key, as after copying a home folder to a second machine. Pure.
 
 Peers keep one link per key, so two processes with one key cut each other off, and the second one would only see that
-no peer answers. The directory shows it: it holds a record that our key has signed since our start, and not we.
+no peer answers. The directory reveals it: it has a record that our key signed since our start, but this process did
+not write.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _OWN_RECORDS_KEPT = 64
 
 
 class KeyUse:
-    """Compares the directory's record of our key with those we wrote."""
+    """Compares the directory's record under our key with the records this process wrote."""
 
     def __init__(self, peer: PeerId, now: float, on_shared: Callable[[], None]) -> None:
-        """`now` is our start, seconds since 1970. `on_shared` is called once, when another process is found."""
+        """`now` is our start, Unix seconds. `on_shared` is called once, when another process is found."""
         self._peer = peer
         self._started_ms = now * 1000
         self._on_shared = on_shared
@@ -28,13 +29,13 @@ class KeyUse:
         self._own: dict[bytes, None] = {}
 
     def wrote(self, record: bytes) -> None:
-        """We write this record now."""
+        """Remember a record this process writes to the directory."""
         self._own[record] = None
         if len(self._own) > _OWN_RECORDS_KEPT:
             del self._own[next(iter(self._own))]
 
     def read(self, records: Mapping[PeerId, bytes]) -> None:
-        """Look at the directory's records."""
+        """Check records read from the directory."""
         record = records.get(self._peer)
         if self._is_shared or record is None or record in self._own:
             return

@@ -1,4 +1,4 @@
-"""Settings of a node's network process. The role's process makes them; `control.Start` carries them there unchanged."""
+"""Settings of a node's network process. The role's process makes them and sends them in `control.Start`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkConfig:
-    """How a role takes part in the network: the node's own settings, and what its network process needs besides."""
+    """Network settings of a role: those of the node, and those of its network process."""
 
     key_file: Path
     """Identity of this peer."""
@@ -28,8 +28,8 @@ class NetworkConfig:
     bootstrap: tuple[str, ...] = ()
     """Peers to join through; empty only for the first peer of a run."""
     manifest: bytes = b""
-    """The run manifest's envelope, when it is on disk already."""
+    """The run manifest's envelope, if it is on disk already; otherwise empty."""
     monthly_bytes: int = 0
-    """Most bytes of chunks uploaded in a calendar month; 0 is no limit."""
+    """Most bytes of chunks uploaded in a calendar month; 0 means no limit."""
     transport: str = "hivemind"
     """Name of the transport in `p2prl.net.transports.transport_registry`."""

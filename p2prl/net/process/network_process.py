@@ -1,4 +1,4 @@
-"""The network process: runs a transport and a node, without torch, and obeys its role over an inherited socket.
+"""The network process: runs a transport and a node, without torch, controlled by its role over an inherited socket.
 
 `p2prl.net.process.handle` starts it as `python -m p2prl.net.process FD`. When the role dies, the socket closes, and
 this process ends too, with its daemon.
@@ -35,7 +35,7 @@ from p2prl.swarm.node import Node
 _STATUS_S = 2.0
 
 _FLUSH_S = 3.0
-"""How long neighbors get to take the role's last messages. A link that needs longer is as good as dead."""
+"""How long neighbors get to receive the role's last messages. A link that needs longer counts as dead."""
 
 _REDIAL_S = 3.0
 """How often a node without a learner tries its bootstrap peers."""
@@ -48,8 +48,8 @@ _PATIENT_REDIAL_S = 20.0
 
 
 KEY_SHARED = control.Warned(
-    "another machine uses this key: peers answer only one of them",
-    "Stop one, or start this one with another --home, which makes a key of its own.",
+    "another process uses this key: peers answer only one of them",
+    "Stop one of the two, or start this one with another --home, which creates a new key.",
 )
 
 
@@ -76,7 +76,7 @@ class NetworkProcess:
 
     async def _serve(self, config: NetworkConfig, *, seed: int) -> None:
         identity = load_identity(config.key_file)
-        # A learner is the run itself: it stays for the peers that speak its version.
+        # A learner never leaves its own run: it stays for the peers that speak its wire version.
         self._versions = VersionCheck(() if config.node.role is Role.LEARNER else config.bootstrap)
         self._blobs = DiskBlobStore(config.blob_dir)
         self._budget = UploadBudget(
@@ -119,7 +119,7 @@ class NetworkProcess:
         """Run until the role hangs up, the node fails or the transport stops."""
         parts = (
             self._driver.wait(),
-            self._obey(),
+            self._handle_messages(),
             self._report_status(),
             self._stay_linked(transport, bootstrap),
             transport.wait_stopped(),
@@ -156,14 +156,14 @@ class NetworkProcess:
         except UnreachableError as error:
             if not config.manifest:
                 raise
-            self._report(control.Warned(f"{error}; going on alone and trying again", ""))
+            self._report(control.Warned(f"{error}; continuing alone and trying again", ""))
             return await start(options(()))
 
     async def _stay_linked(self, transport: Transport, bootstrap: tuple[str, ...]) -> None:
         """Dial the bootstrap peers at the start, and again while no learner is a neighbor.
 
-        The directory cannot stand in for this: a learner that comes back from a crash knows nobody's address, so the
-        others have to come to it, and their own dialing may have backed off to a minute by then.
+        The directory does not replace this: a learner that restarts after a crash knows no addresses, so the others
+        have to dial it, and their regular dialing may have backed off to a minute by then.
         """
         without_learner_since = self._clock.now()
         while True:
@@ -177,8 +177,8 @@ class NetworkProcess:
             patient = self._clock.now() - without_learner_since > _EAGER_S
             await asyncio.sleep(_PATIENT_REDIAL_S if patient else _REDIAL_S)
 
-    async def _obey(self) -> None:
-        """Carry out the role's messages until it hangs up; the last ones still reach the neighbors."""
+    async def _handle_messages(self) -> None:
+        """Apply the role's messages until it hangs up, then flush the last ones to the neighbors."""
         while (message := await self._next_message()) is not None:
             bridge.apply_message(self._node, message, self._clock.now())
             self._driver.wake()

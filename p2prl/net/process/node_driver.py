@@ -1,7 +1,7 @@
-"""The shell of a node: feeds the pure state machine from a transport on asyncio, and carries out its commands.
+"""Asyncio driver of a node: feeds the pure state machine from a transport, and executes its commands.
 
-Every input is followed by one pump, and the inputs of one turn of the event loop share it: that is what lets the core
-put several messages into one frame.
+Every input is followed by one pump, and the inputs of one turn of the event loop share it, so that the core can put
+several messages into one frame.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class NodeDriver:
         transport.set_receiver(self._on_frame)
 
     async def wait(self) -> None:
-        """Return only by raising: the error that ended the node."""
+        """Wait until the node fails, then raise its error."""
         await self._failure
 
     async def flush_control(self, timeout_s: float) -> None:
-        """Wait until the neighbors have every control frame there is for them, and at most `timeout_s`."""
+        """Wait until the neighbors have received every pending control frame, at most `timeout_s`."""
         self._pump()
         await self._queues.flush_control(timeout_s)
 
     async def close(self) -> None:
-        """Stop every task; the transport is the caller's to close."""
+        """Stop every task. The caller closes the transport."""
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._tasks):

@@ -1,4 +1,4 @@
-"""Start of work on a run: wait for its manifest, then its files, then build the engine. No I/O of its own."""
+"""Start of work on a run: wait for its manifest, then its files, then build the engine. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import RunManifest
 
 _PATIENCE_S = 60.0
-"""A join that has not found the run's manifest after this long gives up: the link is dead."""
+"""How long a join waits for the run's manifest before it gives up: the link is dead."""
 
 T = TypeVar("T")
 
 FindBase = Callable[[RunManifest], bytes]
-"""Writes the weights of the base model that the person named into the blob directory (`control.StartFrom`) and returns
-their digest; empty when it does not fit the run."""
+"""Writes the weights of the base model that the user named into the blob directory (`control.StartFrom`) and returns
+their digest; empty when the model does not fit the run."""
 
 Prepare = Callable[[RunManifest, Mapping[str, Path]], T]
-"""Turns a run's manifest and files into what a worker works with: an engine, and the meaning of the slots."""
+"""Turns a run's manifest and files into a worker's engine and slot rules."""
 
 OnManifest = Callable[[RunManifest, bytes], None]
-"""Shows and keeps a run before any work: its manifest and the envelope it came in."""
+"""Shows and stores a run before any work: gets its manifest and the manifest's envelope."""
 
 
 class RunBootstrap(Generic[T]):
     """Collects the run's parts as the network process reports them, and prepares once all are here."""
 
     def __init__(self, prepare: Prepare[T], on_manifest: OnManifest, find_base: FindBase | None = None) -> None:
-        """`find_base` looks for a base model to start from, where the network waits for that."""
+        """`find_base` looks for a base model to start from; pass it only if the network waits for the answer."""
         self.prepare = prepare
         self._on_manifest = on_manifest
         self._find_base = find_base
@@ -55,13 +55,13 @@ class RunBootstrap(Generic[T]):
             self.prepared = self.prepare(manifest, self._files)
 
     def offer_base(self, network: NetworkPort) -> None:
-        """Tell the network once whether there is a base model. One that waits for it downloads no weights before."""
+        """Report once to the network whether there is a base model. Until then it downloads no weights."""
         if self._base is not None:
             network.send(control.StartFrom(self._base))
             self._base = None
 
     def check_patience(self, waited_s: float) -> None:
-        """Raise `UnreachableError` when the manifest has not come within a minute."""
+        """Raise `UnreachableError` when the manifest has not arrived within a minute."""
         if self.manifest is None and waited_s > _PATIENCE_S:
             raise UnreachableError(
                 "no peer of this run answered within a minute",

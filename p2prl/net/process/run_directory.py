@@ -1,4 +1,4 @@
-"""A run's peer records in the directory: one read at a time, and writes after it."""
+"""A run's peer records in the directory: one read at a time, and writes wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunDirectory:
     """Reads and writes the records of one run."""
 
     def __init__(self, transport: Transport, run: bytes, key_use: KeyUse | None = None) -> None:
-        """`key_use` watches for a record that another process wrote with our key."""
+        """`key_use` detects a record that another process wrote with our key."""
         self._transport = transport
         self._key = digest("p2prl/directory/v1", run)
         self._key_use = key_use
@@ -25,7 +25,7 @@ class RunDirectory:
         self._idle.set()
 
     def begin_read(self) -> bool:
-        """Whether a `read` may follow: false while another one is not done."""
+        """Reserve the next `read`. False while another one is in progress."""
         if not self._idle.is_set():
             return False
         self._idle.clear()
@@ -45,7 +45,8 @@ class RunDirectory:
         return list(records.values())
 
     async def write(self, record: bytes, expires_at: float) -> None:
-        """Store our record, after a read under way: it would replace the one that shows who else uses our key."""
+        """Store our record after any read in progress: it would overwrite evidence that another process uses our
+        key."""
         await self._idle.wait()
         if self._key_use is not None:
             self._key_use.wrote(record)

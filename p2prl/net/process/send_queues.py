@@ -1,4 +1,4 @@
-"""Queues of outgoing frames: one of control frames and one of chunks for each neighbor, each sent by a task of its own.
+"""Queues of outgoing frames: per neighbor one of control frames and one of chunks, each sent by its own task.
 
 Frames to one neighbor leave in order, one at a time. Chunks queue apart from the rest, so that a transfer never delays
 gossip.
@@ -25,7 +25,7 @@ _BULK_TIMEOUT_S = 120.0
 """A 4 MiB chunk at 300 kbit/s; slower links follow only every few versions."""
 
 _MAX_QUEUED_FRAMES = 512
-"""Control frames waiting for one neighbor before it counts as dead: it has stopped reading."""
+"""Control frames queued for one neighbor at which it counts as dead: it has stopped reading."""
 
 log = logging.getLogger("p2prl.net")
 
@@ -43,7 +43,8 @@ class SendQueues:
         on_lost: Callable[[PeerId], None],
         on_chunk_done: Callable[[], None],
     ) -> None:
-        """`on_lost` gets a neighbor that takes no frames; `on_chunk_done` runs after the node was told of a chunk.
+        """`on_lost` gets a neighbor that accepts no frames; `on_chunk_done` runs after a finished chunk was reported to
+        the node.
 
         With a budget, chunks are counted, and a measured upload rate reaches the node.
         """
@@ -75,12 +76,12 @@ class SendQueues:
         queue.append(frame)
 
     async def flush_control(self, timeout_s: float) -> None:
-        """Wait until the neighbors have every queued control frame, and at most `timeout_s`."""
+        """Wait until the neighbors have received every queued control frame, at most `timeout_s`."""
         if self._control_tasks:
             await asyncio.wait(self._control_tasks, timeout=timeout_s)
 
     async def _send_control(self, peer: PeerId, queue: deque[bytes]) -> None:
-        """Send until the queue is empty, then end: a peer that went away leaves nothing behind."""
+        """Send until the queue is empty, then end, so that no task outlives a peer that left."""
         while queue:
             try:
                 await self._transport.send(peer, queue.popleft(), timeout_s=_SEND_TIMEOUT_S)
@@ -100,7 +101,7 @@ class SendQueues:
                 sent_bytes = len(frame)
             except TransportError as error:
                 log.debug("chunk to %s failed: %s", peer, error)
-                # Drop the chunks behind it: a peer that comes back never asked for them and would blame us.
+                # Drop the chunks behind it: a peer that reconnects did not request them and would ban us.
                 done += len(queue)
                 queue.clear()
             if self._budget is not None and self._budget.chunk_done(peer, sent_bytes):

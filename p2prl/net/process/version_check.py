@@ -1,7 +1,7 @@
-"""Decide when peers of other wire versions mean that this program is outdated. Pure.
+"""Wire version check: decide whether peers of other versions mean that this program is outdated. Pure.
 
-Anybody can claim any version, so one stranger's claim is only worth a notice. When every peer of the join link speaks
-another version and no neighbor speaks ours, this worker can do nothing for the run, and waiting would not help.
+Anybody can claim any version, so one stranger's claim causes only a warning. When every peer of the join link speaks
+another version and no neighbor speaks ours, this worker cannot contribute to the run, and waiting would not help.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class VersionCheck:
         self._foreign: dict[str, int] = {}
 
     def met(self, peer: str, version: int, *, neighbors: int) -> bool:
-        """Note that a peer speaks `version` while `neighbors` peers speak ours. True when a person should be told:
-        once per peer and version.
+        """Note that a peer speaks `version` while `neighbors` peers speak ours. Returns whether to warn the user: once
+        per peer and version.
 
-        Raises `UpdateRequiredError` when there is nobody left to work with.
+        Raises `UpdateRequiredError` when no compatible peer is left.
         """
-        news = self._foreign.get(peer) != version
+        is_new = self._foreign.get(peer) != version
         self._foreign[peer] = version
         if self._bootstrap and self._bootstrap <= set(self._foreign) and not neighbors:
             if version > limits.WIRE_VERSION:
@@ -36,4 +36,4 @@ class VersionCheck:
             raise UpdateRequiredError(
                 f"the peers of this run speak wire version {version}, this program {limits.WIRE_VERSION}", remedy=remedy
             )
-        return news
+        return is_new

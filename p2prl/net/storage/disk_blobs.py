@@ -37,7 +37,7 @@ class DiskBlobStore:
         return self._directory / root.hex()
 
     def add(self, ref: BlobRef, data: bytes | memoryview) -> Path:
-        """Write a complete blob made here and return its path. It survives a crash once this returns."""
+        """Write a complete blob made on this machine and return its path. It survives a crash once this returns."""
         path = self.path(ref.root)
         part = path.with_suffix(".new")
         try:
@@ -52,10 +52,10 @@ class DiskBlobStore:
         return path
 
     def keep_as(self, root: Digest, name: Digest) -> None:
-        """Keep a complete blob's bytes under another name too, even when the blob is dropped; no-op if it is gone.
+        """Also keep a complete blob's bytes under another name, even when the blob is dropped; no-op if it is gone.
 
-        A hard link where the disk has them: it costs nothing while the blob is here. A file of another size, as a
-        power cut may leave one, is replaced.
+        Uses a hard link where the file system supports it, which costs nothing while the blob exists. A file of another
+        size, as a power cut may leave, is replaced.
         """
         path, other = self.path(root), self.path(name)
         if not path.exists() or (other.exists() and other.stat().st_size == path.stat().st_size):
@@ -125,7 +125,7 @@ class DiskBlobStore:
         self.path(root).with_suffix(".part").unlink(missing_ok=True)
 
     def keep_only(self, names: AbstractSet[bytes]) -> None:
-        """Delete every other blob, complete or not, that a process which is gone has left here.
+        """Delete every other blob, complete or not, that an earlier process left here.
 
         Open blobs stay, and so do files that are not named like blobs. A file that cannot be deleted costs only space.
         """

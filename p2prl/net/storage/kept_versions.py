@@ -1,7 +1,7 @@
 """Policy versions kept on disk across restarts: each version's signed manifest beside its weights.
 
-A peer that was away for a day starts from the version it had, and reaches the newest one by a few patches. Nothing is
-trusted: the manifest is verified again and every chunk hashed again before it counts.
+A peer that was offline for a day starts from the version it had, and reaches the newest one by a few patches. Nothing
+is trusted: the manifest is verified and every chunk hashed again before use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HALF_WRITTEN = frozenset({".new", ".new-policy", ".rebuilt"})
 """Suffixes of files that only a killed process leaves behind."""
 
 _MAX_MANIFESTS = 256
-"""Manifests read at a start; a run keeps far fewer, and a directory full of them must not delay the start."""
+"""Manifests read at startup; a run keeps far fewer, and a directory full of them must not delay the start."""
 
 
 class KeptVersions:
@@ -29,9 +29,9 @@ class KeptVersions:
         self._directory = directory
 
     def keep(self, raw: bytes, manifest: PolicyManifest) -> None:
-        """Remember a version whose weights are here, and forget those whose weights are gone.
+        """Store the manifest of a version whose weights are here, and delete those of versions whose weights are gone.
 
-        A failure is ignored: remembering is only a convenience, and a full disk is reported elsewhere.
+        A failure is ignored: the manifest only saves a download, and a full disk is reported elsewhere.
         """
         path = self._directory / (manifest.weights.root.hex() + _SUFFIX)
         new = path.with_suffix(".new-policy")
@@ -46,8 +46,8 @@ class KeptVersions:
         """Envelopes of versions of this run whose weights are still here, oldest first.
 
         Deletes files that no version needs: those of versions dropped long ago, and half-written ones of a killed
-        process. Files newer than the newest version here stay: they may be the patch that leads to the next one, and
-        are deleted at a later start if they are not.
+        process. Files newer than the newest version stay: they may be patches of the next one, and a later start
+        deletes them if they are not.
         """
         run = open_envelope(run_manifest, now=None)
         manifest = body_of(run, RunManifest)
@@ -55,12 +55,15 @@ class KeptVersions:
         needed = {file.blob.root.hex() for file in manifest.files}
         newest_at = 0.0
         for path in sorted(self._directory.glob(f"*{_SUFFIX}"))[:_MAX_MANIFESTS]:
-            held = self._read(path, run, manifest.learner)
-            if held is None or not path.with_suffix("").exists():
+            version_manifest = self._read(path, run, manifest.learner)
+            if version_manifest is None or not path.with_suffix("").exists():
                 continue
-            versions.append((held.version, path.read_bytes()))
+            versions.append((version_manifest.version, path.read_bytes()))
             newest_at = max(newest_at, path.stat().st_mtime)
-            needed |= {path.name, *(ref.root.hex() for ref in (held.weights, *(p.blob for p in held.patches)))}
+            needed |= {
+                path.name,
+                *(ref.root.hex() for ref in (version_manifest.weights, *(p.blob for p in version_manifest.patches))),
+            }
         for path in self._directory.iterdir():
             # An incomplete download of a version not known yet may be resumed; it is no larger than one version.
             if path.name in needed or path.suffix == ".part" or not path.is_file():
@@ -75,8 +78,8 @@ class KeptVersions:
         try:
             raw = path.read_bytes()
             opened = open_envelope(raw, now=None)
-            held = body_of(opened, PolicyManifest)
+            version_manifest = body_of(opened, PolicyManifest)
         except (OSError, RemoteProtocolError):
             return None
         ours = opened.run == envelope_digest(run.raw) and opened.author == learner
-        return held if ours and path.name == held.weights.root.hex() + _SUFFIX else None
+        return version_manifest if ours and path.name == version_manifest.weights.root.hex() + _SUFFIX else None

@@ -1,6 +1,6 @@
 """The key file of an identity: its 16 bytes of entropy in JSON, readable by its owner alone.
 
-Whoever has this file can act as this peer, so ssh's rule applies: a file that group or others can read is refused, not
+The file lets its holder act as this peer, so ssh's rule applies: a file that group or others can read is refused, not
 repaired, because it may have been read already.
 """
 
@@ -17,14 +17,15 @@ from p2prl.errors import IdentityError
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 
 FORMAT = "p2prl/key/1"
-"""Format mark in the file; its number changes when the meaning of the file does."""
+"""Format name in the file. Its number changes when the meaning of the file changes."""
 
 _MAX_FILE_BYTES = 4096
 _RESTORE = "Restore it from its twelve words: p2prl key restore"
 
 
 def load_identity(path: Path) -> Identity:
-    """The identity in `path`. Raises `IdentityError` with a remedy: missing, too open, unreadable or no key."""
+    """Read the identity in `path`. Raises `IdentityError` if it is missing, accessible to others, unreadable or no
+    key."""
     try:
         with path.open("rb") as file:
             info = os.fstat(file.fileno())
@@ -76,12 +77,12 @@ def create_identity(path: Path, identity: Identity) -> None:
 
 
 def load_or_create_identity(path: Path) -> Identity:
-    """The identity in `path`, made from the system's randomness if there is no such file yet."""
+    """Read the identity in `path`, or create it from the system's randomness if there is no such file yet."""
     if not path.exists() and not path.is_symlink():
         try:
             create_identity(path, Identity.generate(os.urandom(ENTROPY_BYTES)))
         except IdentityError:
-            if not path.exists():  # otherwise another process made it first, and its key counts
+            if not path.exists():  # otherwise another process created it first, and its key counts
                 raise
     return load_identity(path)
 

@@ -22,7 +22,7 @@ async def dial_bootstrap(transport: Transport, bootstrap: Sequence[str]) -> int:
     results = await asyncio.gather(*map(transport.connect, others), return_exceptions=True)
     for result in results:
         if isinstance(result, TransportError):
-            logger.debug("%s", result)  # when no other answered either, the error below says it
+            logger.debug("%s", result)  # reported by the error below if no other peer answered
         elif isinstance(result, BaseException):
             raise result
     reached = sum(isinstance(result, str) for result in results)

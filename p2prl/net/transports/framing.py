@@ -4,7 +4,7 @@ A peer opens one stream per direction and size class and keeps it open. The open
 (little-endian) ‖ frame`, repeated. The acceptor answers each frame, in order, with the byte `ACK` once its process
 holds the complete frame. Either side may close at any time; a frame without an answer counts as not sent. A kept-open
 stream costs a fraction of the daemon's unary calls, which negotiate a new stream for every call, and any libp2p
-implementation can speak it.
+implementation can use it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_INBOUND_STREAMS_PER_PEER = 4
 """A peer needs two (control and bulk); two more cover a reconnect before we notice that the old ones died."""
 
 MAX_INBOUND_STREAMS = 512
-"""All peers together: bounds file descriptors, and memory, one frame each."""
+"""Over all peers: bounds file descriptors, and memory at one frame each."""
 
 _HEADER = struct.Struct("<I")
 _CHUNK = bytes((Kind.CHUNK,))

@@ -1,4 +1,4 @@
-"""Incoming frame streams: bounded for each peer and in all, each frame delivered once and acknowledged."""
+"""Incoming frame streams: bounded per peer and in total, each frame delivered once and acknowledged."""
 
 from __future__ import annotations
 
@@ -43,5 +43,6 @@ class InboundStreams:
     def _deliver(self, peer: PeerId, frame: bytes) -> None:
         if self.receiver is None:
             raise EOFError("no receiver yet")  # ends the stream: the sender's frame fails and is tried again
-        # On its own turn of the loop: an error of the receiver is the loop's to report and must not end this stream.
+        # In a separate turn of the loop, so that an error in the receiver is reported by the loop and does not end this
+        # stream.
         asyncio.get_running_loop().call_soon(self.receiver, peer, frame)

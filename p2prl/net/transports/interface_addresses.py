@@ -10,9 +10,9 @@ _WILDCARDS = {"/ip4/0.0.0.0/": ("/ip4/", socket.AF_INET), "/ip6/::/": ("/ip6/", 
 
 
 def expand_wildcard(address: str) -> tuple[str, ...]:
-    """The address once for each interface of this machine if it is a wildcard; else as it is.
+    """Expand a wildcard address to one address per interface of this machine; return any other unchanged.
 
-    IPv6 link-local addresses are left out: they mean nothing without the interface's name.
+    IPv6 link-local addresses are left out: they are useless without the interface's name.
     """
     for wildcard, (prefix, family) in _WILDCARDS.items():
         if address.startswith(wildcard):

@@ -19,8 +19,8 @@ class _Forward(logging.Handler):
 def route(library: str) -> None:
     """Send the log of `library` to `p2prl.net.<library>` and nowhere else.
 
-    These libraries log every peer that went away as an error with its traceback; in a swarm of volunteers that happens
-    every minute. Errors that matter reach callers as exceptions.
+    These libraries log every peer that disconnects as an error with its traceback; in a swarm of volunteers that
+    happens every minute. Errors that matter reach callers as exceptions.
     """
     ours = logging.getLogger(f"p2prl.net.{library}")
     theirs = logging.getLogger(library)

@@ -1,7 +1,7 @@
 """Multiaddr codec (multiformats/multiaddr) between text and bytes, for the protocols peers of a swarm use. Pure.
 
-Written here because the codec inside hivemind encodes `/p2p/<id>` as a CID where the daemon wants the multihash, so
-every relay address it touches cannot be dialed. Peer ids are Ed25519 only, as everywhere in p2prl.
+Written here because hivemind's codec encodes `/p2p/<id>` as a CID where the daemon expects the multihash, so relay
+addresses encoded by it cannot be dialed. Peer ids are Ed25519 only, as everywhere in p2prl.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def from_bytes(data: bytes) -> str | None:
 
 
 def split_peer(address: str) -> tuple[str, PeerId]:
-    """An address and the peer at its end: ("/ip4/…/tcp/…", id). Raises `ConfigError` when it names no peer."""
+    """Split an address and the peer id at its end: ("/ip4/…/tcp/…", id). Raises `ConfigError` when there is none."""
     to_bytes(address)
     where, marker, peer = address.rpartition("/p2p/")
     if not marker or "/" in peer:
@@ -106,7 +106,8 @@ def peer_of_multihash(data: bytes) -> PeerId | None:
 def _bad(address: str, why: str) -> ConfigError:
     return ConfigError(
         f"{address[: limits.MAX_ADDRESS_CHARS]!r} is not an address: {why}",
-        remedy="Listen on /ip4/0.0.0.0/tcp/4001, say; a peer's address is like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…",
+        remedy="Listen on /ip4/0.0.0.0/tcp/4001, for example; a peer's address looks like "
+        "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…",
     )
 
 
@@ -153,7 +154,7 @@ def _varint(number: int) -> bytes:
 
 
 def _take_varint(data: bytes) -> tuple[int, bytes]:
-    """The first varint and what follows; (-1, b"") when there is none of at most three bytes."""
+    """The first varint and the rest; (-1, b"") when there is none of at most three bytes."""
     number = 0
     for place, byte in enumerate(data[:3]):
         number |= (byte & 0x7F) << (7 * place)

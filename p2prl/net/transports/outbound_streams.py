@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from p2prl.errors import TransportError
+from p2prl.net.pacing import Pacer
 from p2prl.net.transports import framing
-from p2prl.net.transports.pacing import Pacer
 from p2prl.net.transports.streams import FrameStream
 from p2prl.protocol.identity import PeerId
 
@@ -34,7 +34,9 @@ class OutboundStreams:
             async with asyncio.timeout(timeout_s):
                 await stream.send(frame)
         except TimeoutError as error:
-            raise TransportError(f"peer {peer} took no frame of {len(frame)} bytes in {timeout_s:g} s") from error
+            raise TransportError(
+                f"peer {peer} did not accept a frame of {len(frame)} bytes in {timeout_s:g} s"
+            ) from error
         except TransportError as error:
             raise TransportError(f"peer {peer} is out of reach: {error}") from error
 

@@ -1,8 +1,8 @@
 """Frames over asyncio streams: `FrameStream` sends to one peer, `serve` receives on one incoming stream.
 
-A frame stream opens its connection on the first frame, keeps it, and closes it when idle. Frames are written one
-behind the other without waiting for the acknowledgements, so a stream carries as much as the connection does; each
-sender waits for its own frame's acknowledgement. When a stream fails, its unacknowledged frames fail and nothing else.
+A frame stream opens its connection on the first frame, keeps it, and closes it when idle. Frames are pipelined without
+waiting for acknowledgements, so a stream uses the full bandwidth of the connection; each sender waits for its own
+frame's acknowledgement. When a stream fails, only its unacknowledged frames fail.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from p2prl.errors import TransportError
+from p2prl.net.pacing import SLICE_BYTES, Pacer
 from p2prl.net.transports import framing
-from p2prl.net.transports.pacing import SLICE_BYTES, Pacer
 
 OpenStream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -65,7 +65,7 @@ class FrameStream:
             raise
         finally:
             if answer.done() and not answer.cancelled():
-                answer.exception()  # seen, even if the write failed first
+                answer.exception()  # retrieved, even if the write failed first
 
     async def _write_paced(self, writer: asyncio.StreamWriter, frame: bytes, pacer: Pacer) -> None:
         ticket, view = pacer.ticket(), memoryview(frame)
@@ -97,7 +97,7 @@ class FrameStream:
         try:
             reader, writer = await self._open_stream()
         except BaseException:
-            self.close()  # every sender in the queue fails with us instead of dialing again
+            self.close()  # every queued sender fails too, instead of dialing again
             raise
         if self.closed:
             writer.transport.abort()

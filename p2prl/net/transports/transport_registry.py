@@ -1,6 +1,6 @@
 """Registry of transports by name: `hivemind`, `libp2p`, and those of installed packages.
 
-Nothing is imported until a transport is asked for: hivemind and py-libp2p register the same protobuf names, so one
+Nothing is imported until a transport is requested: hivemind and py-libp2p register the same protobuf names, so one
 process can hold only one of them.
 """
 

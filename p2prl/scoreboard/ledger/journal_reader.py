@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class JournalReader:
-    """A learner's journal, opened for reading only: in WAL mode a reader never makes the writer wait."""
+    """A learner's journal, opened read-only: in WAL mode a reader never blocks the writer."""
 
     def __init__(self, path: Path) -> None:
         """Raises `MachineError` when there is no journal at `path`."""
@@ -27,7 +27,7 @@ class JournalReader:
         except sqlite3.Error as error:
             raise MachineError(
                 f"there is no readable journal at {path}: {error}",
-                remedy="Name the folder of a run that its learner has started at least once.",
+                remedy="Use a run folder whose learner has been started at least once.",
             ) from error
 
     def close(self) -> None:
@@ -44,12 +44,12 @@ class JournalReader:
         return None if row[0] is None else int(row[0])
 
     def published_step(self) -> int | None:
-        """Learner step of the newest published version. The learner publishes its last step before it ends."""
+        """Learner step of the newest published version. The learner publishes its last step before it exits."""
         row = self._read(lambda: self._db.execute("SELECT MAX(step) FROM policies").fetchall())[0]
         return None if row[0] is None else int(row[0])
 
     def step(self) -> int | None:
-        """Updates the learner has begun, the running one included; None before the first."""
+        """Updates the learner has begun, including the current one; None before the first."""
         row = self._read(lambda: self._db.execute("SELECT MAX(step) + 1 FROM batches").fetchall())[0]
         return None if row[0] is None else int(row[0])
 
@@ -58,5 +58,5 @@ class JournalReader:
             return query()
         except sqlite3.Error as error:
             raise MachineError(
-                f"the journal {self._path} cannot be read: {error}", remedy="Start the board again."
+                f"the journal {self._path} cannot be read: {error}", remedy="Restart the board."
             ) from error

@@ -1,7 +1,7 @@
 """Totals of the leaderboard as values: one per contributor, per validator and per learner step.
 
-Sums are integers (rewards in millionths), so a total does not depend on the order of addition. A total is replaced and
-never changed in place, so a reader in another thread holds a consistent board without a copy.
+Sums are integers (rewards in millionths), so a total does not depend on the order of addition. Totals are immutable and
+replaced on each change, so a reader in another thread has a consistent board without copying it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Person:
     rejected: Mapping[str, int] = field(default_factory=dict)
     """Rejected groups, by reason code."""
     expired: Mapping[str, int] = field(default_factory=dict)
-    """Groups that arrived too stale, by reason code; nobody's fault."""
+    """Groups that arrived too stale, by reason code; not counted against the contributor."""
     completions: int = 0
     """Completions in credited groups."""
     tokens: int = 0
@@ -58,13 +58,13 @@ class Validator:
     """Counted verdicts of one public key on other peers' groups."""
 
     last_ms: int
-    """When it signed its newest counted verdict, milliseconds since the epoch, by its own clock."""
+    """Time of its newest counted verdict by its own clock, milliseconds since the epoch."""
     passed_groups: int = 0
     failed_groups: int = 0
     disputed_groups: int = 0
     """Groups it failed although the learner credited them."""
     tokens: int = 0
-    """Tokens re-checked: per group the smaller of its claim and the learner's receipt."""
+    """Tokens re-checked: for each group, the smaller of its claim and the learner's receipt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class Step:
     """Credited groups by the policy version that sampled them."""
 
     def merged(self, other: Step) -> Step:
-        """Both totals added up; a coarse curve merges the totals of several steps."""
+        """The sum of both; a coarse curve merges the totals of several steps."""
         return Step(
             last_ms=max(self.last_ms, other.last_ms),
             groups=self.groups + other.groups,
@@ -125,7 +125,7 @@ def summed(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int
 def wilson_interval(passed: int, checked: int) -> tuple[float, float]:
     """95 % interval of a pass rate (Wilson 1927, score interval), so that 3 out of 3 does not read as certain.
 
-    Returns (0, 1) when nothing was tried.
+    Returns (0, 1) when nothing was checked.
     """
     if checked == 0:
         return 0.0, 1.0

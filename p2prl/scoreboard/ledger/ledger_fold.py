@@ -4,10 +4,10 @@ The rules, in the order they apply (docs/leaderboard.md states them for readers)
 
 * Every group has one state. The first receipt of a group counts; a later one is ignored and counted as ignored.
 * A verdict counts once per (validator, group), only for a group that has a receipt, never for one's own work, and
-  earns at most the tokens the learner's receipt states: an unconfirmed claim of a stranger is worth nothing. A verdict
-  that precedes its receipt waits for it, so the order in which the two reach the ledger does not matter.
-* A senseless line (an impossible number, an unknown state) is ignored and counted, never an error: one bad line by one
-  peer must not take down every board of the run.
+earns at most the tokens in the learner's receipt, because a peer's unconfirmed claim earns nothing. A verdict that
+precedes its receipt waits for it, so the order in which the two reach the ledger does not matter.
+* An invalid line (an impossible number, an unknown state) is ignored and counted, never an error: one bad line from
+one peer must not take down every board of the run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BoardState:
     steps: Mapping[int, Step]
     """By learner step, in the order of their first receipt."""
     ignored: Mapping[str, int]
-    """Ledger lines that count for nothing, by rule."""
+    """Ignored ledger lines, by rule."""
     waiting_verdicts: int
     """Verdicts on groups that have no receipt yet."""
 

@@ -1,4 +1,4 @@
-"""A board in the swarm as a state machine: entries and heads in, questions and answers out."""
+"""State machine of a board in the swarm: takes ledger entries and heads, returns requests and replies."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from p2prl.scoreboard.ledger.ledger_store import LedgerStore
 from p2prl.scoreboard.ledger.verified_ledger import VerifiedLedger
 
 ASK_S = 5.0
-"""Seconds between questions while nothing happens; after news the next question is asked at once."""
+"""Seconds between requests while nothing happens; news triggers the next request at once."""
 
 _MIN_ASK_S = 1 / limits.MAX_LEDGER_QUERIES_PER_S
-"""Shortest time between two questions: a burst of receipts asks once, and no peer is asked more than it answers."""
+"""Shortest time between two requests: a burst of receipts sends one, which stays below the peers' rate limit."""
 
 
 class LedgerFollower:
-    """Follows one run's ledger. The owner feeds messages of the network process and sends what is returned."""
+    """Follows one run's ledger. The owner passes in messages of the network process and sends those returned."""
 
     def __init__(self, store: LedgerStore, *, run: bytes, join_link: str = "") -> None:
         self._store = store
@@ -62,7 +62,7 @@ class LedgerFollower:
         return []
 
     def handle_timer(self, now: float) -> list[control.ToNetwork]:
-        """Ask for the entries that follow, when the next question is due."""
+        """Request the next entries when a request is due."""
         self._now = now
         if self._ledger is None or now < max(self._ask_at, self._asked_at + _MIN_ASK_S):
             return []
@@ -109,7 +109,7 @@ class LedgerFollower:
         self._ledger = VerifiedLedger(self._store, run)
         for head in self._store.heads():
             opened = open_envelope(head, now=None)
-            self._on_head(self._ledger, opened, opened.sent_ms / 1000)  # it was checked when it arrived
+            self._on_head(self._ledger, opened, opened.sent_ms / 1000)  # verified on arrival
         self._ledger.replay()
 
     def _on_page(self, from_height: int, entries: tuple[bytes, ...], now: float) -> list[control.ToNetwork]:

@@ -28,16 +28,16 @@ class KnownRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """Everything a page shows, at one moment."""
+    """Everything a page shows, at one point in time."""
 
     run: KnownRun | None
     """None while the board has not received the run manifest."""
     board: BoardState | None
     """None exactly when `run` is."""
     policy_version: int | None
-    """Newest version the source knows of."""
+    """Newest version known to the source."""
     learner_step: int | None
-    """Updates the source knows of; the ledger itself may lag behind."""
+    """Updates known to the source; the ledger may lag behind."""
     connected_peers: dict[str, int] | None
     """Peers the board is connected to, by role; None for a source without a network."""
     signed_height: int | None
@@ -51,7 +51,7 @@ class Snapshot:
     join_link: str
     """Empty when none was published."""
     total_steps: int | None
-    """Updates the run is planned for; None when it has no end or the source does not know it."""
+    """Planned updates; None when the run has no end or the source does not know it."""
 
 
 class LedgerSource(Protocol):
@@ -78,6 +78,6 @@ def open_run_manifest(raw: bytes) -> KnownRun:
     opened = open_envelope(raw, now=None)
     manifest = body_of(opened, RunManifest)
     if opened.author != manifest.learner:
-        raise RemoteProtocolError("run manifest: signed by somebody who is not its learner")
+        raise RemoteProtocolError("run manifest: not signed by its learner")
     manifest.check()
     return KnownRun(manifest, opened.digest, raw)

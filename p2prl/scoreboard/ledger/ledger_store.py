@@ -1,7 +1,7 @@
 """A board's own copy of the ledger on disk: entries, signed heads, the run manifest and incidents in SQLite.
 
 The copy is a cache of public data. It is verified again from its first entry whenever it is opened, so neither a crash
-nor an edited file can put a number on the page; what does not verify is dropped and fetched again.
+nor an edited file can put a wrong number on the page; entries that fail are dropped and downloaded again.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class LedgerStore:
         except (OSError, sqlite3.Error) as error:
             raise MachineError(
                 f"cannot open the board's ledger {path}: {error}",
-                remedy="Free some space or fix the directory's permissions; the file may be deleted, it is a copy.",
+                remedy="Free some space or fix the directory's permissions; the file is a copy and may be deleted.",
             ) from error
         self._run = run
         if row is not None and bytes(row[0]) != run:
             self._db.close()
             raise ConfigError(
-                f"{path} holds the ledger of another run", remedy="Give this board a folder of its own, or delete it."
+                f"{path} holds the ledger of another run",
+                remedy="Use another folder for this board, or delete the file.",
             )
 
     def close(self) -> None:
@@ -80,7 +81,7 @@ class LedgerStore:
         return read_entries(self._db, from_height, limit)
 
     def keep_head(self, height: int, raw: bytes) -> None:
-        """Store a signed head that this chain agrees with; of several of one height the newest stays."""
+        """Store a signed head that matches this chain; of several at one height the newest is kept."""
         self._write("INSERT OR REPLACE INTO heads (height, raw) VALUES (?, ?)", [(height, raw)])
         oldest = "SELECT height FROM heads ORDER BY height DESC LIMIT 1 OFFSET ?"
         self._write(f"DELETE FROM heads WHERE height <= ({oldest})", [(_HEADS_KEPT,)])  # noqa: S608 - constants only
@@ -90,7 +91,7 @@ class LedgerStore:
         return [bytes(row[0]) for row in self._db.execute("SELECT raw FROM heads ORDER BY height")]
 
     def keep_incident(self, message: str) -> None:
-        """Store for good why the ledger cannot be trusted."""
+        """Store permanently why the ledger cannot be trusted."""
         self._write("INSERT OR IGNORE INTO incidents (message) VALUES (?)", [(message,)])
 
     @property
@@ -114,5 +115,5 @@ def read_entries(db: sqlite3.Connection, from_height: int, limit: int) -> list[b
     """Consecutive rows of a `ledger` table from a height on."""
     query = "SELECT height, raw FROM ledger WHERE height >= ? ORDER BY height LIMIT ?"
     rows = db.execute(query, (from_height, limit)).fetchall()
-    # A missing row ends the run of consecutive entries: what follows it cannot be verified anyway.
+    # Stop at a missing row: the entries after it cannot be verified.
     return [bytes(raw) for place, (height, raw) in enumerate(rows, from_height) if height == place]

@@ -1,4 +1,4 @@
-"""Totals of the learner's receipts: contributors, learner steps, and the one state of every group."""
+"""Totals of the learner's receipts: contributors, learner steps, and the state of every group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Step, summed
 
 OTHER_REASON = "other"
-"""Stands for every reason code this version does not know: a receipt's free text is never shown."""
+"""Replaces every unknown reason code: a receipt's free text is never shown."""
 
 MAX_GROUP_TOKENS = limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS
 """Completion tokens that one group can hold."""
@@ -38,7 +38,7 @@ class CountedGroup:
 
 
 class ReceiptTotals:
-    """Adds up receipts. The first receipt of a group counts, a later one does not."""
+    """Totals receipts. Only the first receipt of a group counts."""
 
     def __init__(self) -> None:
         self.people: dict[bytes, Person] = {}
@@ -49,7 +49,7 @@ class ReceiptTotals:
         """By group digest."""
 
     def add(self, receipt: Receipt, *, step: int, sent_ms: int) -> str | None:
-        """Count a receipt; returns the rule by which it is ignored, or None when it counts."""
+        """Count a receipt. Returns the rule that ignores it, or None when it counts."""
         if not 0 <= step < 1 << 48 or not _is_possible(receipt):
             return "impossible_receipt"
         if receipt.group in self.groups:

@@ -11,7 +11,7 @@ from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
 
 _READ_AT_ONCE = 256
-"""Entries per query: a long read would keep the learner from tidying its write-ahead log."""
+"""Entries per query: a long read would keep the learner from truncating its write-ahead log."""
 
 
 class RunFolderSource:
@@ -27,8 +27,8 @@ class RunFolderSource:
     ) -> None:
         """Verify the whole ledger. Raises `MachineError` when the journal cannot be read.
 
-        `manifest` is the run manifest's envelope. `planned_updates` gives the learner's target and is asked again for
-        every snapshot, because a learner can be started again with another one; None means that it has no end.
+        `manifest` is the run manifest's envelope. `planned_updates` returns the learner's target and is called for each
+        snapshot, because a restarted learner may have another one; None means no end.
         """
         self._run = open_run_manifest(manifest)
         self._reader = JournalReader(journal)

@@ -31,7 +31,7 @@ class SwarmSourceConfig:
     link: JoinLink
     """The run's join link; shown on the page."""
     key_file: Path
-    """Identity of this peer: a board signs nothing, but needs a peer id."""
+    """Identity of this peer; used only for its peer id, since a board signs nothing."""
     folder: Path
     """Folder of the stored ledger; one folder per run."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -98,10 +98,10 @@ class SwarmSource:
                 self._turn()
         except P2PRLError as error:
             self._failure = error
-        except Exception as error:  # the service's outermost loop: the page must say that it no longer updates
+        except Exception as error:  # the service's outermost loop: the page must show that it no longer updates
             log.exception("the board's thread ended")
             self._failure = MachineError(
-                f"the board failed: {error!r}", remedy="Start it again; if it repeats, report what it printed."
+                f"the board failed: {error!r}", remedy="Restart it; if it fails again, report its output."
             )
 
     def _turn(self) -> None:

@@ -1,4 +1,4 @@
-"""Totals of the validators' verdicts, each held to the learner's receipt of the same group."""
+"""Totals of the validators' verdicts, each checked against the learner's receipt of the same group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2prl.scoreboard.ledger.receipt_totals import MAX_GROUP_TOKENS, CountedGrou
 
 
 class VerdictTotals:
-    """Adds up verdicts. A verdict without a receipt waits for it, so their order in the ledger does not matter."""
+    """Totals verdicts. A verdict waits for its group's receipt, so their order in the ledger does not matter."""
 
     def __init__(self, groups: Mapping[bytes, CountedGroup]) -> None:
         """`groups` is the growing table of groups that have a receipt."""
@@ -28,7 +28,7 @@ class VerdictTotals:
         return sum(len(verdicts) for verdicts in self._waiting.values())
 
     def add(self, validator: bytes, sent_ms: int, verdict: Verdict) -> str | None:
-        """Count a verdict or keep it until its receipt; returns the rule by which it is ignored, if one applies."""
+        """Count a verdict, or keep it until its receipt arrives. Returns the rule that ignores it, if any."""
         if len(verdict.group) != DIGEST_BYTES or not 0 <= verdict.tokens <= MAX_GROUP_TOKENS:
             return "impossible_verdict"
         if (validator, verdict.group) in self._seen:
@@ -40,7 +40,7 @@ class VerdictTotals:
         return None
 
     def on_receipt(self, group: bytes) -> list[str]:
-        """Count the verdicts that waited for a group's receipt; returns the rules by which some are ignored."""
+        """Count the verdicts that waited for a group's receipt. Returns the rules of those ignored."""
         rules = [self._count(*waiting) for waiting in self._waiting.pop(group, ())]
         return [rule for rule in rules if rule is not None]
 

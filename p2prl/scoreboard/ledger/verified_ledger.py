@@ -1,8 +1,8 @@
-"""A swarm's ledger as this board believes it: a stored chain, held to the learner's signed heads.
+"""A swarm's ledger on this board: a stored chain, checked against the learner's signed heads.
 
 An entry proves who signed it, not that it belongs to the learner's history: a stranger's verdict fits any chain. Only a
-signed `LedgerHead` proves that. So entries are shown as they arrive, every head of the learner is compared with the
-chain, and a chain that a head contradicts is cut back to the last height a head confirmed.
+signed `LedgerHead` proves that. Entries are shown as they arrive and every learner head is compared with the chain; a
+contradicted chain is cut back to the last confirmed height.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from p2prl.scoreboard.ledger.ledger_sources import KnownRun
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
 
 _HEADS_AHEAD = 64
-"""Signed heads remembered while their height is not reached yet; the newest are kept."""
+"""Signed heads remembered until their height is reached; the newest are kept."""
 
 _READ_AT_ONCE = 256
 """Entries per query while the stored chain is verified again."""
@@ -49,7 +49,7 @@ class VerifiedLedger:
 
     @property
     def height(self) -> int:
-        """Entries that follow the chain."""
+        """Number of entries in the chain."""
         return self._fold.height
 
     def state(self) -> BoardState:
@@ -57,7 +57,7 @@ class VerifiedLedger:
         return self._fold.state()
 
     def replay(self) -> None:
-        """Fold the stored entries from the current height on, and drop what does not verify."""
+        """Fold the stored entries from the current height on, and drop those that fail verification."""
         while entries := self._store.entries(self._fold.height, _READ_AT_ONCE):
             for raw in entries:
                 if self._is_contradicted(raw):
@@ -68,7 +68,7 @@ class VerifiedLedger:
                     return
 
     def append(self, from_height: int, entries: Sequence[bytes]) -> int:
-        """Store what follows of a page of entries, of which some may be known; returns how many were new."""
+        """Store the new entries of a page, some of which may be known. Returns how many were new."""
         if from_height > self._fold.height:
             return 0
         before = self._fold.height
@@ -88,8 +88,8 @@ class VerifiedLedger:
     def add_head(self, opened: Opened) -> None:
         """Compare a head with the chain, now or once its height is reached.
 
-        Raises `RemoteProtocolError` when it is not the learner's of this run. A contradiction between two of the
-        learner's own heads is kept as an incident.
+        Raises `RemoteProtocolError` when this run's learner did not sign it. A contradiction between two of the
+        learner's heads is stored as an incident.
         """
         body = body_of(opened, LedgerHead)
         if opened.author != self.run.manifest.learner or opened.run != self.run.run or body.height < 1:
@@ -119,7 +119,7 @@ class VerifiedLedger:
             self._cut_back()
 
     def _is_contradicted(self, raw: bytes) -> bool:
-        """Whether a signed head names another entry for the next place."""
+        """Whether a signed head has a different entry at the next height."""
         expected = self._heads.get(self._fold.height + 1)
         return expected is not None and expected.head != entry_digest(raw)
 
@@ -134,7 +134,7 @@ class VerifiedLedger:
         return True
 
     def _cut_back(self) -> None:
-        """Drop the entries past the last confirmed height: they are not the learner's history."""
+        """Drop the entries above the last confirmed height: they are not the learner's history."""
         self._store.truncate(0 if self.confirmed is None else self.confirmed.height)
         self._fold = self.run.new_fold()
         self.replay()

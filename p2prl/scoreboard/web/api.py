@@ -1,7 +1,7 @@
 """HTTP API of a board: read-only JSON under /api/v1, and one page that shows the same numbers.
 
-Every answer carries an ETag and may be read from any origin. Nothing here writes, and nothing here knows an address:
-an answer can hold only what `api_schema` has a field for.
+Every response has an ETag and may be read from any origin. The API never writes and has no access to addresses: a
+response can contain only the fields of `api_schema`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from fastapi.staticfiles import StaticFiles
 from starlette.middleware.gzip import GZipMiddleware
 
 from p2prl.protocol import limits
-from p2prl.scoreboard.ledger.ledger_dump import dump_items
-from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.api_schema import (
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.api_schema import (
     ContributorDocument,
     EntriesDocument,
     ErrorDocument,
@@ -30,9 +28,11 @@ from p2prl.scoreboard.web.api_schema import (
     MetricsDocument,
     RunDocument,
 )
+from p2prl.scoreboard.documents.leaderboard_view import CURSOR_PATTERN, contributor_document, leaderboard_document
+from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
+from p2prl.scoreboard.ledger_dump import dump_items
 from p2prl.scoreboard.web.http_middleware import ResponseRules
 from p2prl.scoreboard.web.http_responses import add_error_handlers, error_response, json_response, tagged_response
-from p2prl.scoreboard.web.leaderboard_view import CURSOR_PATTERN, contributor_document, leaderboard_document
 from p2prl.scoreboard.web.page import STATIC, PageRequest, render_page
 
 MAX_ROWS = 500
@@ -42,13 +42,13 @@ MAX_POINTS = 5_000
 """Points of one reward curve."""
 
 MAX_QUERY_CHARS = 100
-"""Characters of a search; longer than any display name and peer id together."""
+"""Longest search, characters; more than any display name and peer id together."""
 
 _MAX_ID_CHARS = 100
 """Characters of a contributor id in a path: a peer id has 52."""
 
 _GZIP_FROM_BYTES = 1_000
-"""Smaller answers fit one packet either way."""
+"""Smaller responses fit one packet with or without compression."""
 
 _LAST_STEP = (1 << 48) - 1
 
@@ -56,13 +56,15 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     422: {"model": ErrorDocument, "description": "A parameter is outside its range."},
     503: {"model": ErrorDocument, "description": "The board has no run manifest yet, or cannot read its ledger."},
 }
-_PAGE_ERRORS = {**_ERRORS, 400: {"model": ErrorDocument, "description": "The cursor is not one this API gave out."}}
+_PAGE_ERRORS = {**_ERRORS, 400: {"model": ErrorDocument, "description": "The cursor was not issued by this API."}}
 _ID_ERRORS = {**_ERRORS, 404: {"model": ErrorDocument, "description": "The ledger has no receipt of this id."}}
 
 _Rows = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 _Cursor = Annotated[
     str | None,
-    Query(max_length=100, json_schema_extra={"pattern": CURSOR_PATTERN}, description="next_cursor of the page before."),
+    Query(
+        max_length=100, json_schema_extra={"pattern": CURSOR_PATTERN}, description="next_cursor of the previous page."
+    ),
 ]
 _Search = Annotated[
     str,
@@ -77,7 +79,7 @@ _Search = Annotated[
 
 
 def create_app(source: LedgerSource) -> FastAPI:
-    """The board's web application over `source`. Handlers run in threads; `source` must allow that."""
+    """Build the board's web application over `source`, which must be thread-safe: handlers run in threads."""
     app = FastAPI(
         title="p2prl scoreboard", version="1", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json"
     )
@@ -169,6 +171,6 @@ def _add_ledger_routes(app: FastAPI, source: LedgerSource) -> None:
 
 
 def _origin(request: Request) -> str:
-    """The board's URL as the client wrote it, for commands to copy; a Host header of other characters is not used."""
+    """The board's URL as the client wrote it, for copyable commands; a Host header with other characters is ignored."""
     origin = f"{request.url.scheme}://{request.url.netloc}"
     return origin if re.fullmatch(r"https?://[A-Za-z0-9.:\[\]-]{1,255}", origin) else "http://localhost"

@@ -15,14 +15,14 @@ RESPONSE_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-"""Sent with every answer. `no-cache` lets a browser keep an answer but makes it ask whether the ETag still holds."""
+"""Sent with every response. `no-cache` lets a browser cache a response but makes it revalidate the ETag."""
 
 
 class ResponseRules:
-    """Applies the rules that every answer follows, static files and errors included.
+    """Applies headers, ETags and HEAD handling to every response, including static files and errors.
 
-    ETags are weak: the same answer goes out plain and gzipped, and a strong ETag would promise equal bytes (RFC 9110,
-    section 8.8.3). HEAD is answered like GET without the body, because FastAPI routes take only the methods they name.
+    ETags are weak: the same response is sent plain and gzipped, and a strong ETag would promise equal bytes (RFC 9110,
+    section 8.8.3). HEAD is handled as GET without the body, because FastAPI routes accept only the methods they list.
     """
 
     def __init__(self, app: ASGIApp) -> None:

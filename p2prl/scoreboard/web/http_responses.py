@@ -1,4 +1,4 @@
-"""HTTP answers of the board: tagged documents, and every refusal as the documented error document."""
+"""HTTP responses of the board: documents with ETags, and errors as `ErrorDocument`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from starlette.exceptions import HTTPException
 
 from p2prl.errors import ConfigError, P2PRLError
 from p2prl.protocol.digests import digest
-from p2prl.scoreboard.web.api_schema import ErrorDocument
+from p2prl.scoreboard.documents.api_schema import ErrorDocument
 
 _MAX_SHOWN_CHARS = 80
-"""Characters of a request that an error repeats."""
+"""Characters of a request that an error message quotes."""
 
 
 def json_response(request: Request, document: object, *, status: int = 200) -> Response:
-    """A document as JSON, or 304 when the client has it already."""
+    """A document as JSON, or 304 when the client already has it."""
     return tagged_response(request, msgspec.json.encode(document), "application/json", status=status)
 
 
 def tagged_response(request: Request, body: bytes, media_type: str, *, status: int = 200) -> Response:
-    """The body with its ETag, or 304 when the client has it already."""
+    """The body with its ETag, or 304 when the client already has it."""
     tag = f'W/"{digest("p2prl/etag/v1", body).hex()[:32]}"'
     known = {_opaque(part) for part in request.headers.get("if-none-match", "").split(",")}
     if status == 200 and _opaque(tag) in known:
@@ -30,13 +30,13 @@ def tagged_response(request: Request, body: bytes, media_type: str, *, status: i
 
 
 def error_response(status: int, error: str, remedy: str, *, headers: dict[str, str] | None = None) -> Response:
-    """A refusal in the one shape that all refusals have."""
+    """An error response with an `ErrorDocument`."""
     body = msgspec.json.encode(ErrorDocument(error=error, remedy=remedy))
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer every refusal with an `ErrorDocument`, those of the web framework too."""
+    """Return every error as an `ErrorDocument`, including those of the web framework."""
 
     @app.exception_handler(P2PRLError)
     def own_error(request: Request, error: P2PRLError) -> Response:  # noqa: ARG001 - FastAPI's signature
@@ -56,7 +56,7 @@ def add_error_handlers(app: FastAPI) -> None:
             return error_response(
                 405, f"{request.method} is not allowed", "A board is read-only: use GET.", headers=headers
             )
-        message = f"there is nothing at {path}" if error.status_code == 404 else f"{path}: {error.detail}"
+        message = f"{path} does not exist" if error.status_code == 404 else f"{path}: {error.detail}"
         return error_response(
             error.status_code, message, "The paths are listed in /api/v1/openapi.json.", headers=headers
         )

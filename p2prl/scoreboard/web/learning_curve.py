@@ -1,4 +1,4 @@
-"""Reward curve as SVG paths in a fixed box, which the page's CSS stretches; axis labels lie beside it.
+"""Reward curve as SVG paths in a fixed box that the page's CSS stretches; axis labels are outside it.
 
 Drawn on the server, so that the page works without JavaScript and one template does all the escaping.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from p2prl.scoreboard.web.api_schema import MetricsDocument
+from p2prl.scoreboard.documents.api_schema import MetricsDocument
 
 WIDTH, HEIGHT = 1000.0, 240.0
 """The box the paths are drawn in."""
@@ -17,7 +17,7 @@ _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _INTERVALS = 4
 
 _WIDE_SHARE = 0.4
-"""A curve within 0..1 that covers more than this is shown against the whole range of success."""
+"""A curve within 0..1 that spans more than this is shown on the full 0..1 axis."""
 
 
 @dataclass(frozen=True, slots=True)

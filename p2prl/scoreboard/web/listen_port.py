@@ -22,6 +22,6 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise MachineError(
             f"the board cannot use port {port} on {host}: {error}",
-            remedy="Choose another one with --port, or end the program that holds it.",
+            remedy="Choose another one with --port, or stop the program that uses it.",
         ) from error
     return listener

@@ -1,7 +1,7 @@
-"""The board's page: templates rendered on the server, escaped throughout, loading nothing from elsewhere.
+"""The board's page: templates rendered on the server, fully escaped, with no external resources.
 
-A run's name and goal were typed and signed by a stranger, which makes them authentic, not harmless. So the templates
-escape everything, the content security policy allows no inline script or style, and no text becomes a link.
+A run's name and goal are signed by a stranger, which makes them authentic but not harmless. So the templates escape
+everything, the content security policy allows no inline script or style, and no text becomes a link.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.web.learning_curve import reward_chart
 from p2prl.scoreboard.web.text_format import FILTERS
 
@@ -34,7 +34,7 @@ class PageRequest:
     show: int = DEFAULT_ROWS
     """Rows of each table."""
     cursor: str | None = None
-    """Where the leaderboard goes on; None for its beginning."""
+    """Position where the page begins; None for the top of the leaderboard."""
     query: str = ""
     """Search over display names and peer ids; empty for none."""
     origin: str = "http://localhost"

@@ -26,15 +26,15 @@ def serve(
 
     `on_ready` gets the board's URL once it answers. Port 0 picks a free port; `listener`, if given, is a socket already
     bound by `p2prl.scoreboard.web.listen_port`. Raises `MachineError` when the port is taken or not allowed, and the
-    source's own error when the source ends for good.
+    source's error when the source fails permanently.
     """
     board = BoardServer(source, host=host, port=port, listener=listener)
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has shut down
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises it after shutting down
         board.run(on_ready)
 
 
 class BoardServer:
-    """A board bound to its port: `run` serves it, `stop` ends that from another thread."""
+    """A board bound to its port: `run` serves it, `stop` stops it from another thread."""
 
     def __init__(self, source: LedgerSource, *, host: str, port: int, listener: socket.socket | None = None) -> None:
         self._source = source
@@ -66,14 +66,14 @@ class BoardServer:
             raise failure
 
     def stop(self) -> None:
-        """Make `run` return soon. May be called from any thread, before `run` too."""
+        """Make `run` return soon. May be called from any thread, even before `run`."""
         self._stopped = True
         if self._server is not None:
             self._server.should_exit = True
 
 
 class _Server(uvicorn.Server):
-    """Reports when it answers, and ends when its source has ended."""
+    """Reports when it is ready, and stops when its source has failed."""
 
     def __init__(self, config: uvicorn.Config, source: LedgerSource, on_started: Callable[[], None]) -> None:
         super().__init__(config)

@@ -23,7 +23,7 @@ _IGNORED_LINES = {
 
 
 def count(value: int) -> str:
-    """A whole number with its digits in groups of three."""
+    """An integer with its digits in groups of three."""
     return f"{value:,}"
 
 
@@ -45,7 +45,7 @@ def credit(petaflop: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as a percentage, whole unless that would round it to certainty."""
+    """A share as a percentage without decimals, unless that would round it to 0 % or 100 %."""
     if 0.99 < value < 1 or 0 < value < 0.01:
         return f"{100 * value:.1f} %" if 0.001 <= value <= 0.999 else f"{100 * value:.2f} %"
     return f"{100 * value:.0f} %"
@@ -56,11 +56,11 @@ def rejection(code: str) -> str:
     try:
         return RejectionReason(code).explanation
     except ValueError:
-        return "A reason that this version of the board does not know."
+        return "A reason unknown to this version of the board."
 
 
 def ignored_line(rule: str) -> str:
-    """A kind of ledger line that counts for nothing, in words."""
+    """Description of a kind of ignored ledger line."""
     return _IGNORED_LINES[rule]
 
 
@@ -75,12 +75,12 @@ def moment(time: str | None) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as one argument of a POSIX shell, always in quotes: a join link has a ? that zsh would expand."""
+    """A text as one POSIX shell argument, always quoted: a join link has a ? that zsh would expand."""
     return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def _significant(value: float) -> str:
-    """Three significant digits in plain decimals; whole numbers keep all of theirs."""
+    """Three significant digits in plain decimals; integers keep all digits."""
     if value == 0:
         return "0"
     digits = max(0, min(12, 2 - math.floor(math.log10(abs(value)))))
@@ -92,4 +92,4 @@ FILTERS = {
     function.__name__: function
     for function in (count, quantity, credit, percent, rejection, ignored_line, short_id, moment, quoted)
 }
-"""By the name that templates use."""
+"""Filters by their name in templates."""

@@ -1,4 +1,4 @@
-"""Batched offers: new envelopes are announced after a short random wait, and not to peers that know them by then.
+"""Batched offers: new envelopes are announced after a short random wait, except to peers that have them by then.
 
 All neighbors of an author learn of a new envelope at about the same time. If each offered it to the others at once,
 every link would carry the offer both ways; after a random wait most of them have been offered it already.
@@ -33,7 +33,7 @@ class Announcements:
         self._pending.setdefault(peer, {})[name] = None
 
     def mark_known(self, peer: PeerId, name: Digest) -> None:
-        """Cancel an offer: the peer has shown that it knows the envelope."""
+        """Cancel an offer: the peer has the envelope or was offered it elsewhere."""
         if peer in self._pending:
             self._pending[peer].pop(name, None)
 

@@ -30,10 +30,10 @@ from p2prl.swarm.random_choice import draw, draw_one
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GossipConfig:
-    """Gossip settings; the defaults suit swarms from two peers to some thousands."""
+    """Gossip settings; the defaults suit swarms of two to several thousand peers."""
 
     carriers: int = 3
-    """Peers that are handed a message bound for the learner while no learner is linked."""
+    """Peers that receive a message bound for the learner while no learner is linked."""
     store_bytes: int = 16 * 1024 * 1024
     """Envelopes kept to answer wants: several minutes of a busy swarm, and little memory."""
     seen: int = 100_000
@@ -182,7 +182,7 @@ class Gossip:
         self._answered_bytes.clear()
 
     def retry_wants(self) -> None:
-        """Ask the next peer that offered an envelope which the last one never pushed."""
+        """Ask another offerer for each envelope that the last one asked did not push."""
         again: dict[PeerId, list[Digest]] = {}
         for name, offerers in list(self._offered_by.items()):
             if not offerers:

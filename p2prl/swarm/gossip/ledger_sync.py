@@ -1,4 +1,4 @@
-"""Ledger pages between peers: which peer to ask, how often to answer, how much one page holds.
+"""Ledger pages between peers: choice of the peer to ask, rate limit of answers, size of a page.
 
 The entries belong to the owner: a learner reads them from its journal, a scoreboard from its copy, and the receiver
 verifies the chain itself. Pure: the owner drains `outbox`.
@@ -17,7 +17,7 @@ from p2prl.swarm.ports import Randomness
 from p2prl.swarm.random_choice import draw_one
 
 _QUERY_BURST = 16
-"""Queries a peer may save up: queries that were evenly spaced when sent arrive in bursts behind weight chunks."""
+"""Burst of queries a peer may send: queries evenly spaced when sent arrive in bursts behind weight chunks."""
 
 _REMEMBERED_PEERS = 4_096
 """Peers whose queries are counted, those that left included: reconnecting must not buy a fresh allowance."""

@@ -25,7 +25,7 @@ from p2prl.swarm.ports import Randomness
 
 @dataclass(slots=True)
 class PeerLink:
-    """An open connection to a peer, and what its last hello said."""
+    """An open connection to a peer, and the contents of its last hello."""
 
     role: Role | None = None
     """None before its first hello."""
@@ -48,7 +48,7 @@ class Connections:
         self.discovery = Discovery(local, self.links.keys(), self.bans, rng, config, now)
         self._next_hello = now + config.hello_s
         self._greeted_all_at = now
-        """When all peers were last greeted; a change since then is announced at once."""
+        """When all peers last got a hello; a change since then is announced at once."""
         self.outbox: list[tuple[PeerId, Wire]] = []
 
     @property
@@ -76,7 +76,7 @@ class Connections:
         return gone
 
     def dial_failed(self, peer: PeerId, now: float) -> None:
-        """A dial failed. A link that the peer opened meanwhile stands."""
+        """A dial failed. A link that the peer opened meanwhile is kept."""
         self.discovery.on_dial_failed(peer, now)
         if peer not in self.links:
             self.lost(peer, now)

@@ -74,8 +74,8 @@ class Discovery:
 
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         """Addresses of a peer according to the directory."""
-        known = self._known.get(peer)
-        return () if known is None else known.addresses
+        entry = self._known.get(peer)
+        return () if entry is None else entry.addresses
 
     def on_link(self, peer: PeerId, now: float) -> None:
         """A link to a peer is up."""
@@ -86,11 +86,11 @@ class Discovery:
 
     def on_link_lost(self, peer: PeerId, now: float) -> None:
         """A link or dial failed: dial the peer again only after a backoff."""
-        known = self._known.get(peer)
-        if known is not None:
-            known.attempts += 1
-            known.dial_after = max(
-                known.dial_after, now + backoff_s(known.attempts, base_s=1.0, cap_s=60.0, rng=self._rng)
+        entry = self._known.get(peer)
+        if entry is not None:
+            entry.attempts += 1
+            entry.dial_after = max(
+                entry.dial_after, now + backoff_s(entry.attempts, base_s=1.0, cap_s=60.0, rng=self._rng)
             )
 
     def on_learner_missing(self, now: float) -> None:
@@ -128,34 +128,34 @@ class Discovery:
             stale = now - opened.sent_ms / 1000 > limits.PEER_RECORD_TTL_S
             if opened.run != self._local.run or stale or peer == self._local.identity.peer_id:
                 continue
-            known = self._known.get(peer)
-            if known is None:
+            entry = self._known.get(peer)
+            if entry is None:
                 self._known[peer] = _KnownPeer(record.addresses, opened.sent_ms)
-            elif opened.sent_ms > known.signed_ms:
-                known.addresses, known.signed_ms = record.addresses, opened.sent_ms
+            elif opened.sent_ms > entry.signed_ms:
+                entry.addresses, entry.signed_ms = record.addresses, opened.sent_ms
         self._forget_old(now)
         self.dial(now)
 
     def refresh(self, now: float, *, learner_linked: bool) -> None:
         """Publish our record, and look up other peers while links or addresses are missing."""
-        content = learner_linked or self._local.role is Role.LEARNER
-        self.next_refresh = now + (self._config.refresh_s if content else self._config.eager_refresh_s)
+        is_connected = learner_linked or self._local.role is Role.LEARNER
+        self.next_refresh = now + (self._config.refresh_s if is_connected else self._config.eager_refresh_s)
         record = PeerRecord(int(self._local.role), self._local.addresses, self._local.newest_version)
         raw = seal(self._local.identity, record, run=self._local.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
-        if not content or len(self._links) < self._config.max_neighbors or self._lacks_addresses():
+        if not is_connected or len(self._links) < self._config.max_neighbors or self._lacks_addresses():
             self.commands.append(LookUp())
 
     def dial(self, now: float) -> None:
         """Dial known peers while there is room for links."""
-        dialing = sum(known.dialing_until > now and peer not in self._links for peer, known in self._known.items())
+        dialing = sum(entry.dialing_until > now and peer not in self._links for peer, entry in self._known.items())
         used = len(self._links) + dialing
         candidates = [
-            (peer, known)
-            for peer, known in self._known.items()
+            (peer, entry)
+            for peer, entry in self._known.items()
             if peer not in self._links
-            and known.dial_after <= now
-            and known.addresses
+            and entry.dial_after <= now
+            and entry.addresses
             and not self._bans.is_banned(peer, now)
         ]
         # The learner first, then introduced peers, then random ones: random links keep a swarm connected.
@@ -163,11 +163,11 @@ class Discovery:
         # An introduced peer is dialed beyond the present links: those were drawn without knowing the swarm.
         introduced = sum(peer in self.introduced for peer, _ in candidates)
         room = max(self._random_link_target(now) - used, min(introduced, self._config.max_with_introduced - used))
-        for peer, known in candidates[: max(0, room)]:
-            known.attempts += 1
-            known.dialing_until = now + self._config.dial_s
-            known.dial_after = now + 1.0 + backoff_s(known.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)
-            self.commands.append(Dial(peer, known.addresses))
+        for peer, entry in candidates[: max(0, room)]:
+            entry.attempts += 1
+            entry.dialing_until = now + self._config.dial_s
+            entry.dial_after = now + 1.0 + backoff_s(entry.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)
+            self.commands.append(Dial(peer, entry.addresses))
 
     def _lacks_addresses(self) -> bool:
         """Whether an introduced peer is neither linked nor in the address book."""
@@ -182,7 +182,7 @@ class Discovery:
     def _forget_old(self, now: float) -> None:
         """Drop expired records, and the oldest ones past the limit."""
         oldest_ms = (now - self._config.forget_s) * 1000
-        fresh = {peer: known for peer, known in self._known.items() if known.signed_ms > oldest_ms}
+        fresh = {peer: entry for peer, entry in self._known.items() if entry.signed_ms > oldest_ms}
         if len(fresh) > self._config.max_known:
             # Anybody can sign a record with the present date, so dates decide among strangers only.
             needed = {*self.introduced, *self._links, self._local.learner}

@@ -1,9 +1,10 @@
-"""Introductions: which neighbors the learner names to which peer, and when a peer needs new ones.
+"""Introductions: the neighbors the learner names to each peer, and when a peer needs new ones.
 
 Every peer is linked with the learner if it can be, so the learner sees most of the swarm and draws the graph that
 `p2prl.swarm.peers.topology` describes. It repeats the same introductions, and draws new ones only when too many of
-the introduced peers have left or the swarm has outgrown a short list: links that carry a transfer are not replaced
-for a better draw. Without introductions peers link at random (`p2prl.swarm.peers.discovery`), which costs time only.
+the introduced peers have left or the swarm has outgrown a short list: a link that carries a transfer is not replaced
+for a slightly better graph. Without introductions peers link at random (`p2prl.swarm.peers.discovery`), which only
+costs time.
 Pure.
 """
 
@@ -20,7 +21,7 @@ RELAYING = frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER})
 """Roles that download weights and pass them on."""
 
 _PERIOD_S = 5.0
-"""How often the swarm is looked over: a newcomer opens its first links at random meanwhile."""
+"""Period of the check. Until then a newcomer opens its first links at random."""
 
 _ENOUGH = 0.75
 """Share of a peer's introductions that must still be linked; below it others are added."""
@@ -42,7 +43,7 @@ class Introductions:
         self._next = now + _PERIOD_S
 
     def next_deadline(self) -> float:
-        """When `take_due` next looks the swarm over."""
+        """When `take_due` next checks the swarm."""
         return self._next
 
     def take_due(self, swarm: Mapping[PeerId, Candidate], now: float) -> list[tuple[PeerId, tuple[PeerId, ...]]]:

@@ -1,4 +1,4 @@
-"""Local peer: this node's identity, role and position, as its hellos and directory record state them."""
+"""Local peer: this node's identity, role and progress, as announced in its hellos and directory record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2prl.protocol.kinds import Role
 
 @dataclass(slots=True)
 class LocalPeer:
-    """This node's own data; the node keeps it current."""
+    """This node's announced data; the node keeps it current."""
 
     identity: Identity
     role: Role
@@ -22,4 +22,4 @@ class LocalPeer:
     learner: PeerId | None = None
     """Peer whose key signed the run manifest, once that is known. Other peers that claim the role are not learners."""
     changed: bool = False
-    """Set when a hello should be sent before its time."""
+    """Set when a hello should be sent before the next regular one."""

@@ -1,7 +1,8 @@
-"""Neighbor graph of the swarm: some 24 random neighbors per peer, more for large uplinks, most of them from nearby.
+"""Neighbor graph of the swarm: about 24 random neighbors per peer, more for large uplinks, most of them nearby.
 
 Random graphs of that degree stay connected when a third of their peers die, and need no tree to be maintained; below
-16 neighbors the last peer finished 35 % later in simulation. Two thirds from the same region keep most chunks near.
+16 neighbors the last peer finished 35 % later in simulation. Two thirds come from the same region, so most chunks
+travel a short way.
 """
 
 from __future__ import annotations

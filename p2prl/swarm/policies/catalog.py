@@ -64,20 +64,20 @@ class PolicyCatalog:
 
     def named(self, name: Digest) -> PolicyVersion | None:
         """A version by its manifest's envelope digest, if known."""
-        return next((known for known in self._by_version.values() if known.digest == name), None)
+        return next((policy for policy in self._by_version.values() if policy.digest == name), None)
 
     def newest_first(self) -> list[PolicyVersion]:
         """Every known version, the newest first."""
-        return sorted(self._by_version.values(), key=lambda known: -known.manifest.version)
+        return sorted(self._by_version.values(), key=lambda policy: -policy.manifest.version)
 
     def patches(self) -> list[PatchEdge]:
         """Every patch that a known manifest or the head lists."""
         listed = {
-            (known.manifest.version, patch.base): PatchEdge(
-                known.manifest.version, patch.base, patch.blob.size_bytes, known.digest
+            (policy.manifest.version, patch.base): PatchEdge(
+                policy.manifest.version, patch.base, patch.blob.size_bytes, policy.digest
             )
-            for known in self._by_version.values()
-            for patch in known.manifest.patches
+            for policy in self._by_version.values()
+            for patch in policy.manifest.patches
         }
         for edge in self.head.head.edges if self.head is not None else ():
             listed.setdefault((edge.version, edge.base), edge)
@@ -85,7 +85,9 @@ class PolicyCatalog:
 
     def uses(self, root: Digest, *, besides: Digest | None = None) -> bool:
         """Whether a blob is the weights or a patch of a known version other than `besides`."""
-        return any(root in roots_of(known.manifest) for known in self._by_version.values() if known.digest != besides)
+        return any(
+            root in roots_of(policy.manifest) for policy in self._by_version.values() if policy.digest != besides
+        )
 
     def admit(self, opened: Opened) -> PolicyVersion:
         """Add a manifest.
@@ -97,20 +99,20 @@ class PolicyCatalog:
         if opened.author != self._learner:
             raise RemoteProtocolError("policy manifest not signed by the run's learner")
         manifest.check(max_weight_bytes=MAX_WEIGHT_BYTES)
-        known = PolicyVersion(manifest, opened.raw, opened.digest)
+        policy = PolicyVersion(manifest, opened.raw, opened.digest)
         present = self._by_version.get(manifest.version)
-        if present is not None and present.digest != known.digest:
-            raise EquivocationError(present.raw, known.raw)
+        if present is not None and present.digest != policy.digest:
+            raise EquivocationError(present.raw, policy.raw)
         before = self._by_version.get(manifest.version - 1)
         after = self._by_version.get(manifest.version + 1)
         if before is not None and manifest.previous != before.digest:
-            raise EquivocationError(before.raw, known.raw)
-        if after is not None and after.manifest.previous != known.digest:
-            raise EquivocationError(known.raw, after.raw)
-        if self.head is not None and _manifest_in(self.head.head, manifest.version) not in (None, known.digest):
-            raise EquivocationError(self.head.raw, known.raw)
-        self._by_version[manifest.version] = known
-        return known
+            raise EquivocationError(before.raw, policy.raw)
+        if after is not None and after.manifest.previous != policy.digest:
+            raise EquivocationError(policy.raw, after.raw)
+        if self.head is not None and _manifest_in(self.head.head, manifest.version) not in (None, policy.digest):
+            raise EquivocationError(self.head.raw, policy.raw)
+        self._by_version[manifest.version] = policy
+        return policy
 
     def admit_head(self, opened: Opened, now: float) -> SignedHead:
         """Replace the head by a newer one.
@@ -123,25 +125,25 @@ class PolicyCatalog:
         if opened.author != self._learner:
             raise RemoteProtocolError("policy head not signed by the run's learner")
         head.check(sent_ms=opened.sent_ms)
-        known = SignedHead(head, opened.raw, opened.digest, opened.sent_ms)
+        new_head = SignedHead(head, opened.raw, opened.digest, opened.sent_ms)
         for policy in self._by_version.values():
             if _manifest_in(head, policy.manifest.version) not in (None, policy.digest):
-                raise EquivocationError(policy.raw, known.raw)
-        before = self.head
-        if before is not None and head.version == before.head.version and head.manifest != before.head.manifest:
-            raise EquivocationError(before.raw, known.raw)
+                raise EquivocationError(policy.raw, new_head.raw)
+        old_head = self.head
+        if old_head is not None and head.version == old_head.head.version and head.manifest != old_head.head.manifest:
+            raise EquivocationError(old_head.raw, new_head.raw)
         newest = -1 if self.newest is None else self.newest.manifest.version
-        lowest = (newest, 0) if before is None else max((newest, 0), (before.head.version, before.sent_ms + 1))
+        lowest = (newest, 0) if old_head is None else max((newest, 0), (old_head.head.version, old_head.sent_ms + 1))
         if (head.version, opened.sent_ms) < lowest or head.expires_ms < now * 1000:
             raise StaleWorkError("policy head that has expired or is older than the one known")
-        self.head = known
-        return known
+        self.head = new_head
+        return new_head
 
     def forget_before(self, version: int, *, keep: Collection[Digest] = ()) -> list[PolicyVersion]:
         """Remove versions older than `version`, except those in `keep`; returns them so that their blobs can go too."""
-        old = [known for v, known in self._by_version.items() if v < version and known.digest not in keep]
-        for known in old:
-            del self._by_version[known.manifest.version]
+        old = [policy for v, policy in self._by_version.items() if v < version and policy.digest not in keep]
+        for policy in old:
+            del self._by_version[policy.manifest.version]
         return old
 
 

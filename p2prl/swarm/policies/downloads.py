@@ -21,7 +21,8 @@ from p2prl.swarm.policies.version_download import VersionDownload, patch_blobs
 from p2prl.swarm.relay.chunk_relay import Relay
 
 _STALLED_S = 20.0
-"""A download without a chunk for this long gives way to a newer version or another route: its holders have moved on."""
+"""A download without a chunk for this long is abandoned for a newer version or another route: the peers that had it
+have moved on."""
 
 _MANIFESTS_S = 8.0
 """A route whose manifests have not arrived by then is abandoned: four rounds of asking."""
@@ -38,7 +39,7 @@ class DownloadStats:
     version_bytes: int = 0
     """Bytes all completed versions would have cost as full weights."""
     saved_bytes: int = 0
-    """Bytes they would have cost more without the owner's local base."""
+    """Extra bytes they would have cost without the owner's local base."""
 
 
 class VersionDownloads:
@@ -81,18 +82,18 @@ class VersionDownloads:
 
     def held_versions(self) -> set[int]:
         """Versions whose weights are on disk."""
-        return {known.manifest.version for known in self.ready.values()}
+        return {policy.manifest.version for policy in self.ready.values()}
 
     def start_newest(self, newest: PolicyVersion, now: float) -> None:
         """Download the newest version."""
         self.newest = VersionDownload(newest, now)
         self._choose_route(self.newest, now)
 
-    def start_requested(self, known: PolicyVersion, now: float) -> None:
+    def start_requested(self, policy: PolicyVersion, now: float) -> None:
         """Download a version besides the newest, unless the owner is still looking for a local base."""
-        if self._planner.base.awaited or known.digest in self.ready or known.digest in self._requested:
+        if self._planner.base.awaited or policy.digest in self.ready or policy.digest in self._requested:
             return
-        download = self._requested[known.digest] = VersionDownload(known, now)
+        download = self._requested[policy.digest] = VersionDownload(policy, now)
         self._choose_route(download, now)
 
     def needs_manifest(self, name: Digest) -> bool:
@@ -137,7 +138,7 @@ class VersionDownloads:
 
     def drop_stalled(self, now: float) -> None:
         """Abandon stalled downloads for a newer version, or for another route to the same one."""
-        main, newest = self.newest, self._catalog.newest
+        newest_download, newest = self.newest, self._catalog.newest
         for download in self._active():
             if download.awaits_manifests:
                 missing = download.missing_manifests(self._catalog)
@@ -146,11 +147,11 @@ class VersionDownloads:
                 else:
                     self._gossip.ask_few(missing)
             elif not download.rebuilding and now - self._progressed_at(download) > _STALLED_S:
-                if download is main and newest is not None and newest is not download.target:
+                if download is newest_download and newest is not None and newest is not download.target:
                     self._abandon_newest(download, newest)
                 elif download.route:
                     self._avoid(download, download.route, now)
-                elif download is not main and self._retention.is_past(download.target.manifest.version):
+                elif download is not newest_download and self._retention.is_past(download.target.manifest.version):
                     del self._requested[download.target.digest]
 
     def release_unusable_base(self, now: float) -> None:
@@ -163,9 +164,9 @@ class VersionDownloads:
 
     def apply_retention(self) -> None:
         """Release versions that are too old, and those the disk has no room for."""
-        for known in self._retention.apply(self._in_use()):
-            self.ready.pop(known.digest, None)
-            self._requested.pop(known.digest, None)
+        for policy in self._retention.apply(self._in_use()):
+            self.ready.pop(policy.digest, None)
+            self._requested.pop(policy.digest, None)
 
     def _active(self) -> list[VersionDownload]:
         return [*((self.newest,) if self.newest is not None else ()), *self._requested.values()]
@@ -178,7 +179,7 @@ class VersionDownloads:
             used |= {download.target.digest, *(Digest(patch.manifest) for patch in download.route)}
             used |= {base.digest} if base is not None else set()
         if self.ready:
-            used.add(max(self.ready.values(), key=lambda known: known.manifest.version).digest)
+            used.add(max(self.ready.values(), key=lambda policy: policy.manifest.version).digest)
         return used
 
     def _choose_route(self, download: VersionDownload, now: float) -> None:

@@ -14,7 +14,7 @@ from p2prl.protocol.manifests import NO_BASE
 from p2prl.swarm.policies.catalog import PolicyCatalog
 
 FIRST_VERSION = 0
-"""The run's starting weights: the version a person means who names a base."""
+"""The run's starting weights: the version a user means by naming a base model."""
 
 
 class LocalBase:
@@ -22,7 +22,8 @@ class LocalBase:
 
     def __init__(self, *, awaited: bool) -> None:
         self.awaited = awaited
-        """Whether the owner is still looking. Downloads wait: a route from the base may cost a hundredth."""
+        """Whether the owner is still looking. Downloads wait: a route from the base may cost a hundredth of the full
+        weights."""
         self.digest: Digest | None = None
         """Digest of all the weights; None when there are none, or no longer."""
         self.corrupt = False
@@ -57,8 +58,8 @@ class LocalBase:
 
 def _signed_digests(catalog: PolicyCatalog) -> Iterator[tuple[int, bytes]]:
     """(version, weights digest) pairs that known manifests sign, for versions and for the bases of patches."""
-    for known in catalog.newest_first():
-        yield known.manifest.version, known.manifest.weights_digest
-        for patch in known.manifest.patches:
+    for policy in catalog.newest_first():
+        yield policy.manifest.version, policy.manifest.weights_digest
+        for patch in policy.manifest.patches:
             if patch.base != NO_BASE:
                 yield patch.base, patch.base_digest

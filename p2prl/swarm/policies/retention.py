@@ -54,19 +54,19 @@ class Retention:
         """Keep as many of the newest versions as fit; a version in use stays whatever it costs."""
         released = []
         room = self._disk_bytes
-        for known in self._catalog.newest_first():
-            room -= sum(self._stored_bytes(ref) for ref in blobs_of(known.manifest))
-            if room < 0 and known.digest not in in_use:
-                self._free_blobs(known)
-                released.append(known)
+        for policy in self._catalog.newest_first():
+            room -= sum(self._stored_bytes(ref) for ref in blobs_of(policy.manifest))
+            if room < 0 and policy.digest not in in_use:
+                self._free_blobs(policy)
+                released.append(policy)
         return released
 
     def _stored_bytes(self, ref: BlobRef) -> int:
         have, total = self._relay.progress(ref.root)
         return ref.size_bytes * have // total if total else 0
 
-    def _free_blobs(self, known: PolicyVersion) -> None:
+    def _free_blobs(self, policy: PolicyVersion) -> None:
         """Drop the blobs of a version, except those another version shares."""
-        for root in roots_of(known.manifest):
-            if not self._catalog.uses(root, besides=known.digest):
+        for root in roots_of(policy.manifest):
+            if not self._catalog.uses(root, besides=policy.digest):
                 self._relay.drop(root)

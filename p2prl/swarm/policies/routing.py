@@ -70,7 +70,7 @@ class RoutePlan:
     from_local_base: bool = False
     """Whether it starts from the owner's local base."""
     saved_bytes: int = 0
-    """Bytes the cheapest download would cost more without that base."""
+    """Extra bytes the cheapest download would cost without that base."""
 
 
 class RoutePlanner:

@@ -83,20 +83,20 @@ class PolicySync:
         return self._downloads.progress()
 
     def hold(self, opened: Opened, now: float) -> None:
-        """Serve a version whose weights are on disk from before a restart, and its patches that are.
+        """Serve a version whose weights are on disk from before a restart, with those of its patches that are.
 
         Incomplete blobs are dropped, except the patches of a node that mirrors them all: it continues their download.
         """
-        known = self._catalog.admit(opened)
-        self._gossip.pin(known.raw, known.digest)
-        for patch in known.manifest.patches:
+        policy = self._catalog.admit(opened)
+        self._gossip.pin(policy.raw, policy.digest)
+        for patch in policy.manifest.patches:
             if not self._resume(patch.blob, now) and not self._config.mirrors_patches:
                 self._relay.drop(patch.blob.root)
-        if not self._resume(known.manifest.weights, now):
-            self._relay.drop(known.manifest.weights.root)
+        if not self._resume(policy.manifest.weights, now):
+            self._relay.drop(policy.manifest.weights.root)
             return
-        self._downloads.ready[known.digest] = known
-        self.events.append(VersionReady(known.manifest, known.digest, known.raw))
+        self._downloads.ready[policy.digest] = policy
+        self.events.append(VersionReady(policy.manifest, policy.digest, policy.raw))
 
     def _resume(self, ref: BlobRef, now: float) -> bool:
         """Serve a blob as far as it is on disk; returns whether it is complete."""
@@ -106,23 +106,23 @@ class PolicySync:
 
     def request(self, name: Digest, now: float) -> None:
         """Download a version by its manifest's envelope digest, besides the newest."""
-        known = self._catalog.named(name)
+        policy = self._catalog.named(name)
         self._requested[name] = None
         if len(self._requested) > _REMEMBERED_REQUESTS:
             del self._requested[next(iter(self._requested))]
-        if known is None:
+        if policy is None:
             self._gossip.ask_all(name)
         elif name in self._downloads.ready:
-            self.events.append(VersionReady(known.manifest, name, known.raw))
+            self.events.append(VersionReady(policy.manifest, name, policy.raw))
         else:
-            self._downloads.start_requested(known, now)
+            self._downloads.start_requested(policy, now)
 
     def start_from(self, digest: Digest | None, now: float) -> None:
         """Set the owner's local base by the digest of its weights, or None: routes may start from there."""
         self._base.replace(digest)
         for name in self._requested:
-            if (known := self._catalog.named(name)) is not None:
-                self._downloads.start_requested(known, now)
+            if (policy := self._catalog.named(name)) is not None:
+                self._downloads.start_requested(policy, now)
 
     def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
         """The owner has decoded a version's patches into its weights, or failed to."""
@@ -141,47 +141,47 @@ class PolicySync:
         if self._retention.is_past(body_of(opened, PolicyManifest).version) and not needed:
             raise StaleWorkError("policy manifest of a version too old to download")
         try:
-            known = self._catalog.admit(opened)
+            policy = self._catalog.admit(opened)
         except EquivocationError as error:
             raise self._report(error) from error
-        self._gossip.pin(opened.raw, known.digest)
+        self._gossip.pin(opened.raw, policy.digest)
         if own:
-            for ref in blobs_of(known.manifest):
+            for ref in blobs_of(policy.manifest):
                 self._relay.offer(ref, now)
-        if before is None or known.manifest.version > before.manifest.version:
+        if before is None or policy.manifest.version > before.manifest.version:
             self._announced_at = now
-            self.events.append(VersionAnnounced(known.manifest, known.digest))
+            self.events.append(VersionAnnounced(policy.manifest, policy.digest))
             self._downloads.apply_retention()
             if self._config.mirrors_patches:
-                for patch in known.manifest.patches:
+                for patch in policy.manifest.patches:
                     self._relay.fetch(patch.blob, now)
-        elif known.digest in self._requested:
-            self._downloads.start_requested(known, now)
-        self._downloads.on_manifest(known.digest, now)
+        elif policy.digest in self._requested:
+            self._downloads.start_requested(policy, now)
+        self._downloads.on_manifest(policy.digest, now)
 
     def admit_head(self, opened: Opened, now: float) -> None:
         """Take a newer policy head. Raises as `PolicyCatalog.admit_head`; a contradiction as `RemoteProtocolError`."""
         before = self._catalog.head
         try:
-            known = self._catalog.admit_head(opened, now)
+            head = self._catalog.admit_head(opened, now)
         except EquivocationError as error:
             raise self._report(error) from error
         if before is not None:
             self._gossip.unpin(before.digest)
-        self._gossip.pin(known.raw, known.digest)
+        self._gossip.pin(head.raw, head.digest)
         self._silence_reported = False
-        name = Digest(known.head.manifest)
+        name = Digest(head.head.manifest)
         if self._catalog.named(name) is None:
             self._gossip.ask_few([name])
 
     def check_freshness(self, now: float) -> None:
         """Report once when the last head has expired."""
-        known = self._catalog.head
-        if known is None or self._silence_reported or not self._config.follows_newest:
+        head = self._catalog.head
+        if head is None or self._silence_reported or not self._config.follows_newest:
             return
-        if now * 1000 > known.head.expires_ms:
+        if now * 1000 > head.head.expires_ms:
             self._silence_reported = True
-            self.events.append(LearnerSilent(known.head.version, now - known.sent_ms / 1000))
+            self.events.append(LearnerSilent(head.head.version, now - head.sent_ms / 1000))
 
     def _report(self, error: EquivocationError) -> RemoteProtocolError:
         self.events.append(Equivocation(error.first, error.second))

@@ -35,7 +35,7 @@ class VersionDownload:
     from_local_base: bool = False
     """Whether the route starts from the owner's local base, or is that base alone."""
     saved_bytes: int = 0
-    """Bytes the cheapest route would cost more without that base."""
+    """Extra bytes the cheapest route would cost without that base."""
 
     @property
     def base(self) -> int:
@@ -84,10 +84,10 @@ def patch_blobs(
     """
     blobs: list[BlobRef] = []
     for edge in route:
-        known = catalog.named(Digest(edge.manifest))
-        patch = None if known is None else known.manifest.patch_from(edge.base)
+        policy = catalog.named(Digest(edge.manifest))
+        patch = None if policy is None else policy.manifest.patch_from(edge.base)
         base = catalog.get(edge.base)
-        if known is None or patch is None or known.manifest.version != edge.version:
+        if policy is None or patch is None or policy.manifest.version != edge.version:
             return edge
         if base is not None and base.manifest.weights_digest != patch.base_digest:
             return edge

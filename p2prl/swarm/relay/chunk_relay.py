@@ -1,10 +1,10 @@
 """Chunk relay: spread weights from peer to peer while they are still arriving.
 
-A node that wants a blob asks its neighbors what they hold and tells them what it holds itself. A node with a free
+A node that downloads a blob asks its neighbors which chunks they have and announces its own. A node with a free
 upload slot *grants* one neighbor a chunk (`upload`); the neighbor answers with a request for the locally rarest chunk
 it can get there, or declines (`download`). So the sender chooses the peer, the receiver chooses the chunk, and neither
-waits for a round trip, since grants are sent ahead of free slots. A chunk is named by its BLAKE3 hash; one that was
-never requested proves its sender wrong.
+waits for a round trip, since grants are sent ahead of free slots. A chunk is named by its BLAKE3 hash, so a chunk that
+was never requested proves a fault of its sender.
 
 Pure: the owner passes messages, `now` and a random source, and drains `outbox` after `flush`.
 """
@@ -135,7 +135,7 @@ class Relay:
     # --- neighbors --------------------------------------------------------------------------------------------
 
     def add_neighbor(self, peer: PeerId, *, is_source: bool) -> None:
-        """A link is up. `is_source` marks the learner, whose uplink is to be saved."""
+        """A link is up. `is_source` marks the learner, whose uplink is scarce."""
         state = self._state
         known = state.neighbors.get(peer)
         if known is not None:
@@ -167,7 +167,7 @@ class Relay:
             state.former_requests.popitem(last=False)
 
     def upload_of(self, peer: PeerId) -> float:
-        """The uplink a neighbor states, bytes/s; 0 when it has not."""
+        """The uplink a neighbor announced, bytes/s; 0 if it has not."""
         neighbor = self._state.neighbors.get(peer)
         return 0.0 if neighbor is None else neighbor.rates.upload_bytes_s
 

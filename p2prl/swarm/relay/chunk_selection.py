@@ -1,7 +1,7 @@
 """Rarest-first chunk selection: request the chunk that the fewest neighboring volunteers hold, ties at random.
 
-In-order download makes every peer hold the same chunks, with nothing to exchange; it took five times as long
-in simulation. Local rarity is close to ideal without any knowledge of the swarm (Legout et al., IMC 2006).
+With in-order download every peer holds the same chunks and has nothing to exchange; it took five times as long in
+simulation. Local rarity is close to ideal without global knowledge of the swarm (Legout et al., IMC 2006).
 """
 
 from __future__ import annotations

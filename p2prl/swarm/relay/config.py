@@ -19,7 +19,7 @@ class RelayConfig:
     pipeline_depth: int = 2
     """Grants and waiting requests per pair: one being served, one behind it, so that no link waits a round trip."""
     grant_s: float = 2.0
-    """An unanswered grant expires after this: six round trips to the other side of the world."""
+    """Seconds after which an unanswered grant expires: six intercontinental round trips."""
     declined_s: float = 0.5
     """How long a neighbor that declined a grant is granted nothing."""
     stall_s: float = 3.0
@@ -31,9 +31,9 @@ class RelayConfig:
     snub_s: float = 30.0
     """How long a neighbor that kept timing out is snubbed, seconds."""
     busy_retry_s: float = 0.5
-    """When a neighbor refused for lack of a grant may ask again, seconds."""
+    """Seconds after which a neighbor refused for lack of a grant may ask again."""
     window_s: float = 2.0
-    """Requested chunks are at most what the downlink receives in this time: more would only delay each of them."""
+    """Seconds of downlink capacity that may be requested ahead: more would only delay each chunk."""
     least_window: int = 4
     """Chunks that may always be requested, however slow the downlink."""
     source_patience_s: float = 1.5
@@ -50,4 +50,4 @@ class RelayConfig:
     progress_s: float = 1.0
     """Neighbors that hold the whole blob are sent progress this often: it orders their queue."""
     requery_s: float = 5.0
-    """Neighbors are asked again what they hold after this long without progress: an announcement was lost."""
+    """Neighbors are queried again after this long without progress: an announcement may have been lost."""

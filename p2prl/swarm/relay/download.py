@@ -1,8 +1,8 @@
 """Chunk download: answer grants with requests, cancel requests that time out, finish without waste.
 
 Nothing is requested without a grant, so a requested chunk is being sent or about to be. Requests beyond what the
-downlink receives in `RelayConfig.window_s` are not made: they would only delay every chunk, and late chunks are
-requested twice.
+downlink receives in `RelayConfig.window_s` are not made: they would delay every chunk, and overdue chunks are requested
+twice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from p2prl.swarm.relay.state import Neighbor, RelayState, Subscription, Transfer
 from p2prl.swarm.relay.upload_slots import slots_for
 
 _LEAST_ASKED = 8
-"""Volunteers asked for a blob at first, or as many as it has chunks: more could not each send one. All are asked when
-no chunk arrives."""
+"""Volunteers queried for a blob at first, or as many as it has chunks: more could not each send one. All are queried
+when no chunk arrives."""
 
 _MEASURE_S = 2.0
 """Window over which the downlink's rate is measured when it is not configured."""
@@ -46,7 +46,7 @@ class ChunkDownloads:
         """Transfers whose last chunk has arrived, for the owner to take and clear."""
 
     def query(self, transfer: Transfer, now: float, *, ask_all: bool = False) -> None:
-        """Ask neighbors what they hold: the learner and some volunteers, or all neighbors."""
+        """Ask neighbors which chunks they have: the learner and some volunteers, or all neighbors."""
         transfer.queried_at = now
         state = self._state
         for peer in state.neighbors if ask_all else self._learner_and(max(_LEAST_ASKED, transfer.total)):
@@ -158,8 +158,8 @@ class ChunkDownloads:
         """Cancel requests past their deadline, and repeat queries that brought no progress."""
         config = self._state.config
         self._snubs_end = [at for at in self._snubs_end if at > now]
-        late = [peer for peer, chunk in self._requests() if self._deadline(peer, chunk) <= now]
-        for peer in dict.fromkeys(late):
+        overdue = [peer for peer, chunk in self._requests() if self._deadline(peer, chunk) <= now]
+        for peer in dict.fromkeys(overdue):
             neighbor = self._state.neighbors[peer]
             # Chunks queued behind one that does not arrive will not arrive either.
             for chunk in list(neighbor.pending):
@@ -266,7 +266,7 @@ class ChunkDownloads:
     # --- bookkeeping -------------------------------------------------------------------------------------------
 
     def _send_have(self, peer: PeerId, transfer: Transfer | None) -> None:
-        """Tell a peer which chunks this node holds: it granted in vain, so its record is outdated."""
+        """Tell a peer which chunks this node has: its grant was useless, so its record is outdated."""
         if transfer is not None:
             self._state.outbox.append((peer, Have(transfer.root, to_bitmap(transfer.have, transfer.total))))
 

@@ -1,10 +1,10 @@
 """Upload order of interested peers: newcomers first, then those that will be late, then the nearly complete.
 
-A peer without a chunk is an idle uplink, the largest most of all. A peer whose remaining bytes need more time than is
-left until the target delays the last arrival. All others are served shortest remaining time first, which minimizes the
-mean time of arrival, and so the mean staleness of rollouts (least laxity and SRPT, both from the scheduling
-literature). The rates a peer states only move it within this order: a lie gains no bytes that its link would not
-carry.
+A peer without a chunk is an idle uplink, so newcomers come first, those with the largest uplinks ahead. A peer whose
+remaining bytes need more time than is left until the target delays the last arrival. All others are served shortest
+remaining time first, which minimizes the mean time of arrival, and so the mean staleness of rollouts (least laxity and
+SRPT, both from the scheduling literature). The rates a peer announces only move it within this order: a false rate
+gains no bytes that its link cannot carry.
 """
 
 from __future__ import annotations

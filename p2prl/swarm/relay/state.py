@@ -62,7 +62,7 @@ class Transfer:
     progressed_at: float
     """When the last chunk arrived, or the transfer began."""
     queried_at: float
-    """When neighbors were last asked what they hold."""
+    """When neighbors were last queried."""
     total: int = field(init=False)
     """Number of chunks."""
     all_chunks: int = field(init=False)
@@ -78,7 +78,7 @@ class Transfer:
     """Whether some subscriber may have to be sent a `Have`."""
     announced_at: float = -math.inf
     interested: dict[PeerId, Interest] = field(default_factory=dict)
-    """Neighbors that asked for it and lack some of it."""
+    """Neighbors that queried it and lack some of its chunks."""
     unsent: int = 0
     """Origin only: chunks sent to nobody and granted to nobody."""
     chunks_sent: int = 0
@@ -119,11 +119,11 @@ class Neighbor:
     """A linked peer as the relay sees it."""
 
     is_source: bool
-    """Whether it is the learner, whose uplink is to be saved."""
+    """Whether it is the learner, whose uplink is scarce."""
     request_history: dict[Digest, None]
     """Every chunk requested from it, oldest first, bounded: a late answer to a cancelled request is no fault."""
     held: dict[Digest, int] = field(default_factory=dict)
-    """Chunks it said it has, by blob."""
+    """Chunks it announced, by blob."""
     pending: dict[Digest, PendingRequest] = field(default_factory=dict)
     """Pending requests by chunk, oldest first."""
     rates: Rates = field(default_factory=Rates)

@@ -24,7 +24,7 @@ _DESPERATE = 4
 `RelayConfig.source_copies`."""
 
 _SOURCE_GAIN = 1.0
-"""The learner expects one mean uplink for each peer, not more: help that arrives too late is none."""
+"""The learner expects no more than one mean uplink per peer: help that arrives too late is useless."""
 
 
 class ChunkUploads:

@@ -33,7 +33,7 @@ class TokenBucket:
     """Bytes that may be sent by a given time."""
 
     def __init__(self, rate_bytes_s: float, now: float) -> None:
-        """A rate of 0 is no limit."""
+        """A rate of 0 means no limit."""
         self.rate_bytes_s = rate_bytes_s
         self._level = 0.0
         self._at = now

@@ -22,7 +22,7 @@ _SLOTS_UNKNOWN = 4
 """Slots of an uplink that is not measured yet: enough to keep 100 Mbit/s busy."""
 
 _ROUND_TRIP_S = 0.3
-"""To the other side of the world and back."""
+"""An intercontinental round trip."""
 
 _PER_PAIR = 2
 """Chunks the shell sends to one peer at once: one on its way, one behind it, so that acknowledgements cost no time."""
@@ -83,7 +83,7 @@ class UploadSlots:
         return 2 * self.pipeline - 1 - len(self._grants) - len(self._waiting) - len(self._sending_deadlines)
 
     def under_way(self, peer: PeerId) -> int:
-        """Chunks the peer will have beyond those it stated, if all arrive."""
+        """Chunks the peer will have beyond those it announced, if all arrive."""
         return self._ahead.get(peer, 0) + self._sending.get(peer, 0)
 
     def may_grant(self, peer: PeerId) -> bool:
@@ -157,11 +157,11 @@ class UploadSlots:
         """Free the slots of chunks past their deadline; remove and return the expired grants."""
         for _, peer in [entry for entry in self._sending_deadlines if entry[0] <= now]:
             self.done(peer)
-        late = [grant for grant in self._grants if grant.deadline <= now]
-        for grant in late:
+        expired = [grant for grant in self._grants if grant.deadline <= now]
+        for grant in expired:
             self._grants.remove(grant)
             _change(self._ahead, grant.peer, -1)
-        return late
+        return expired
 
     def deadlines(self) -> Iterator[float]:
         """Times at which `expire` is due. All grants last equally long, so the oldest expires first."""

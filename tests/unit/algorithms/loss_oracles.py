@@ -364,7 +364,7 @@ def dpo_oracle(case: Case) -> tuple[float, Array]:
 
 
 def run(name: str, case: Case, kind: str) -> tuple[LossOutput, Array]:
-    """What p2prl computes for a case: its output, and its gradient with respect to the policy's log-probs."""
+    """p2prl's output for a case, and its gradient with respect to the policy's log-probs."""
     aggregation = AggregationConfig(kind=kind, max_completion_tokens=MAX_TOKENS)  # type: ignore[arg-type]
     policy = torch.tensor(case.p, requires_grad=True)
     output = build_loss(name, aggregation=aggregation).loss(policy, case.batch())

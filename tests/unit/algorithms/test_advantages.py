@@ -78,7 +78,7 @@ def test_zero_variance_groups_get_exactly_zero_and_are_reported(kind: AdvantageK
 
 
 @pytest.mark.parametrize("kind", ["mean", "mean_std", "beta"])
-def test_groups_of_one_teach_nothing(kind: AdvantageKind) -> None:
+def test_groups_of_one_give_no_gradient(kind: AdvantageKind) -> None:
     got = compute_advantages(torch.tensor([[1.0], [0.5]]), AdvantageConfig(kind=kind))
     assert got.advantages_BG.count_nonzero() == 0
     assert got.zero_variance_B.all()

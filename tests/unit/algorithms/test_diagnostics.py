@@ -57,7 +57,7 @@ def test_each_bucket_equals_loops_over_its_completions() -> None:
         assert row.weight_variance == pytest.approx(sum((w - mean) ** 2 for w in weights) / n)
 
 
-def test_without_staleness_all_is_one_bucket() -> None:
+def test_without_staleness_there_is_one_bucket() -> None:
     policy, batch = make(None)
     rows = diagnose(policy, batch, build_loss("gepo").loss(policy, batch))
     assert [row.staleness_from for row in rows] == [0]

@@ -1,4 +1,4 @@
-"""DPO's pairs: which completions meet, what a skipped group does, and how guards reach a pair."""
+"""DPO's pairs: their completions, skipped groups, and guards."""
 
 from __future__ import annotations
 

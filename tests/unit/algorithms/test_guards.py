@@ -27,7 +27,7 @@ def test_the_brake_is_the_root_of_target_over_kl(kl: float, factor: float) -> No
     assert kl_brake(torch.tensor(kl)).item() == pytest.approx(factor, abs=1e-7)
 
 
-def test_a_brake_on_nan_is_a_crash_not_a_release() -> None:
+def test_nan_kl_raises_instead_of_releasing_the_brake() -> None:
     with pytest.raises(LocalProtocolError, match="kl_per_token"):
         kl_brake(torch.tensor(float("nan")))
     with pytest.raises(ConfigError, match="target_kl"):
@@ -82,7 +82,7 @@ def shifted_batch(nats: float) -> tuple[torch.Tensor, RolloutBatch]:
 
 
 @pytest.mark.parametrize(("nats", "keep"), [(0.0, True), (0.49, True), (0.51, False), (-2.9, True), (-3.1, False)])
-def test_the_deflation_bound_is_strict_upwards_and_wide_downwards(nats: float, keep: bool) -> None:
+def test_the_deflation_bound_is_strict_above_and_wide_below(nats: float, keep: bool) -> None:
     policy, batch = shifted_batch(nats)
     assert group_deflation_keep(policy, batch).tolist() == [keep]
 

@@ -1,4 +1,4 @@
-"""Safety of every loss: log-ratios of ±1e4, 1e5 tokens, half precision; and refusal of what cannot be right."""
+"""Safety of every loss: log-ratios of ±1e4, 1e5 tokens, half precision; and refusal of invalid input."""
 
 from __future__ import annotations
 

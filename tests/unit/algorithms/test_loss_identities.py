@@ -1,4 +1,4 @@
-"""Identities between losses, and what every loss does at the edges: on policy, no signal, in parts, off the mask."""
+"""Identities between losses, and edge cases of every loss: on policy, no signal, in parts, off the mask."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_equal_rewards_leave_only_the_penalty(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN_LOSSES))
-def test_what_lies_off_the_mask_is_never_read(name: str) -> None:
+def test_values_off_the_mask_are_never_read(name: str) -> None:
     policy, batch = random_batch(13)
     clean = gradient(name, policy, batch)
     junk = torch.tensor([float("nan"), float("inf"), float("-inf"), 7.0, -3e38], dtype=torch.float64)

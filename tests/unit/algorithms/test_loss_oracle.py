@@ -109,7 +109,7 @@ def test_gradient_equals_finite_differences(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(ORACLES) - {"eqp", "asymre", "gepo_paper", "gepo_plus", "dppo", "ppo"}))
 def test_reported_weights_are_the_gradient_coefficients(name: str) -> None:
-    """gradient = −c · weight · A on every token: what diagnostics show is what training did."""
+    """gradient = −c · weight · A on every token, so the diagnostics show the actual training weights."""
     for seed, spread in enumerate([0.0, 0.5, 2.0]):
         case = make_case(seed, spread)
         output, gradient = run(name, case, "seq_mean")

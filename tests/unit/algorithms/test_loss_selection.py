@@ -1,4 +1,4 @@
-"""The choice of a loss: what is near, far and between, how rarely it changes, and that a replay chooses the same."""
+"""Automatic choice of the loss: near, far and between, hysteresis, and reproducibility in a replay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Figures = Iterable[tuple[float, float]]
 def follow(
     figures: Figures, state: SelectionState = START, config: SelectionConfig = CONFIG
 ) -> tuple[SelectionState, list[tuple[int, str]]]:
-    """The state after these batches, and when and why the loss changed."""
+    """The state after these batches, and the changes of loss with their reasons."""
     changes = []
     for number, (ess, kl) in enumerate(figures):
         state, reason = observe(state, ess_fraction=ess, kl_per_token=kl, config=config)
@@ -63,7 +63,7 @@ def test_choice_follows_staleness_back() -> None:
 
 @pytest.mark.parametrize("start", CHOICES)
 @pytest.mark.parametrize("border", [(0.8, 0.001), (0.9, 0.01), (0.3, 0.02), (0.6, 0.05)])
-def test_wavering_figures_change_the_loss_once(start: str, border: tuple[float, float]) -> None:
+def test_oscillating_figures_change_the_loss_once(start: str, border: tuple[float, float]) -> None:
     ess, kl = border
     wavering = [(ess * (1.08 if i % 60 < 30 else 0.92), kl * (0.92 if i % 60 < 30 else 1.08)) for i in range(600)]
     clean = [(min(1.0, each), bound) for each, bound in wavering]

@@ -30,7 +30,7 @@ def honest_group() -> tuple[Tensor, RolloutBatch]:
 
 
 def gain(name: str, nats: float, members: slice) -> float:
-    """How many times larger the first member's weight is once `members` deflate their log-probs by `nats` per token."""
+    """Growth factor of the first member's weight when `members` deflate their log-probs by `nats` per token."""
     policy, batch = honest_group()
     lie = batch.behavior_logprobs_BGT.clone()
     lie[:, members] -= nats
@@ -64,7 +64,7 @@ def test_a_lying_group_gains_at_most_the_cap_from_the_tapered_losses(nats: float
 
 
 @pytest.mark.parametrize("nats", [1.0, 2.0, 4.0])
-def test_the_deflation_bound_drops_a_lying_group_and_spares_an_honest_one(nats: float) -> None:
+def test_the_deflation_bound_drops_only_a_lying_group(nats: float) -> None:
     policy, batch = honest_group()
     both = RolloutBatch(
         behavior_logprobs_BGT=torch.cat([batch.behavior_logprobs_BGT, batch.behavior_logprobs_BGT - nats]),
@@ -80,7 +80,7 @@ def test_the_deflation_bound_drops_a_lying_group_and_spares_an_honest_one(nats: 
     assert gradient[1].count_nonzero() == 0
 
 
-def test_trust_caps_hold_an_unverified_peer_to_one() -> None:
+def test_trust_caps_limit_an_unverified_peer_to_one() -> None:
     policy, batch = honest_group()
     lie = dataclasses.replace(
         batch,

@@ -1,4 +1,4 @@
-"""Names, options and combinations: what is accepted, and what each refusal tells the reader to do."""
+"""Names, options and combinations: accepted ones, and the remedy of each refusal."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_combinations_without_meaning_are_refused() -> None:
         build_loss("dr_grpo")
 
 
-def test_the_papers_knobs_are_the_defaults() -> None:
+def test_the_papers_settings_are_the_defaults() -> None:
     knobs = {name: (loss_by_name(name).advantage, loss_by_name(name).aggregation) for name in BUILTIN_LOSSES}
     assert knobs["grpo"] == ("mean_std", "seq_mean")
     assert knobs["dr_grpo"] == ("mean", "fixed_length")
@@ -194,5 +194,5 @@ def test_a_loss_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     policy, batch = random_batch(1)
     doubled = build_loss("unit_scaled", options={"scale": 2.0}).loss(policy, batch).loss
     torch.testing.assert_close(doubled, 2 * build_loss("reinforce").loss(policy, batch).loss)
-    with pytest.raises(ConfigError, match="'unit_alias' calls itself 'unit_scaled'"):
+    with pytest.raises(ConfigError, match="'unit_alias' has the name 'unit_scaled'"):
         build_loss("unit_alias")

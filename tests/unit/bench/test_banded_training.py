@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from p2prl.bench.patch.simulated_training import bf16
 from p2prl.bench.staleness import delayed_training as training_module
 from p2prl.bench.staleness.banded_training import BandedTraining
 from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
@@ -22,7 +23,6 @@ from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.bench.training.stacked_sampling import sample
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path, warm_start
-from p2prl.patches.simulated_training import bf16
 
 ENVIRONMENT = environment_by_name("chain4")
 PLAN = TrainingPlan(updates=4, evaluate_every=1, evaluation_prompts=8, final_prompts=8, learning_rate=2e-3)
@@ -39,7 +39,7 @@ def banded(text: str, delay: str, start: Tensor) -> BandedTraining:
 
 
 def places(weights: Tensor) -> Any:
-    """Where weights rounded to bf16 stand on the line of all bf16 words."""
+    """Positions of weights rounded to bf16 in the ordered list of all bf16 words."""
     words = bf16(weights.numpy().ravel()).astype(np.int64)
     return np.where(words < 0x8000, words, 0x7FFF - words)
 
@@ -78,12 +78,12 @@ def test_samplers_use_banded_weights_and_the_learner_its_own(
     assert torch.equal(evaluated[0], start)
 
 
-def test_even_without_delay_the_samplers_policy_is_another_one(start: Tensor) -> None:
+def test_bf16_samplers_differ_from_the_learner_without_delay(start: Tensor) -> None:
     distances = [banded(f"grpo+band={band}", "const:0", start).run()[0].kl_max for band in (0, 32)]
     assert 0.0 < distances[0] < distances[1]
 
 
-def test_the_benchmark_trains_by_the_band_that_a_method_names(tmp_path: Path, start: Tensor) -> None:
+def test_the_benchmark_uses_the_methods_band(tmp_path: Path, start: Tensor) -> None:
     (tmp_path / "warm").mkdir()
     save_file({"weights": start[0].contiguous()}, warm_path(ENVIRONMENT, 0, tmp_path / "warm"))
     plan = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=8, final_prompts=8)

@@ -14,10 +14,10 @@ from p2prl.bench.patch.benchmark import PatchBenchConfig, run_patch_bench
 from p2prl.bench.patch.compared_codecs import INDEX, RAW, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import bands_as_markdown, measure_bands
 from p2prl.bench.patch.report import CodecRow, PatchReport, as_document
+from p2prl.bench.patch.simulated_training import entropy_bits, lora_versions
 from p2prl.bench.patch.weight_updates import Chain, run_chains, run_updates
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError
-from p2prl.patches.simulated_training import entropy_bits, lora_versions
 from p2prl.patches.words import BF16, FP32, WordType
 from tests.unit.learner.small_run import SmallRun
 
@@ -33,7 +33,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[PatchReport, Path]
 
 @pytest.mark.parametrize("word_type", [BF16, FP32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("share", [0.0, 0.02, 1.0])
-def test_every_codec_gives_any_update_back(word_type: WordType, share: float) -> None:
+def test_every_codec_round_trips_any_update(word_type: WordType, share: float) -> None:
     rng = np.random.default_rng(3)
     old = rng.integers(0, 1 << word_type.bits, 30_000).astype(word_type.dtype)
     new = old.copy()
@@ -53,7 +53,7 @@ def test_sizes_counted_by_hand(report: tuple[PatchReport, Path]) -> None:
         assert case.codecs["ec1"].bits_per_change > case.codecs["ec1"].entropy_bits_per_change
 
 
-def test_entropy_of_a_case_small_enough_for_pencil_and_paper() -> None:
+def test_entropy_of_a_case_computed_by_hand() -> None:
     """Eight words of one exponent, two move: one up, one down. Position: 8·H(1/4) bits; step: one bit each."""
     old = np.full(8, 0x3F80, dtype=np.uint16)
     new = old.copy()
@@ -66,7 +66,7 @@ def test_entropy_of_a_case_small_enough_for_pencil_and_paper() -> None:
     assert entropy_bits(wide_old, wide_new) == pytest.approx(expected)
 
 
-def test_adapters_have_a_half_that_began_at_zero() -> None:
+def test_lora_adapters_start_with_zero_half() -> None:
     old, new = lora_versions(20_000, 1e-5, 0)
     first, second = (np.abs((half.astype(np.uint32) << 16).view(np.float32)) for half in (old[:10_000], old[10_000:]))
     assert np.median(first) == pytest.approx(0.02 * 0.6745, rel=0.05)
@@ -115,8 +115,8 @@ def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("word_type", [BF16, FP32], ids=["bf16", "fp32"])
-def test_bands_publish_as_a_learner_with_each_would(word_type: WordType) -> None:
-    """Against a walk of plain integers: words above zero, which are their own places on the line. Half is measured."""
+def test_bands_match_a_learner_with_each_band(word_type: WordType) -> None:
+    """Compare with a walk of plain integers: words above zero, whose order is that of their bits. Half is measured."""
     finer = 1 if word_type is BF16 else 1 << 16
     rng = np.random.default_rng(6)
     walk = rng.integers(0x3C00, 0x3D00, 3000) + np.cumsum(rng.integers(-2, 3, (9, 3000)), axis=0)
@@ -154,7 +154,7 @@ def test_a_run_is_measured_over_its_longest_sequence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("bands", "named"), [("129", "bands is 129"), ("-1", "bands is -1"), ("1;2", "--bands '1;2'")])
-def test_bands_without_meaning_are_refused(bands: str, named: str) -> None:
+def test_invalid_bands_are_refused(bands: str, named: str) -> None:
     answer = CliRunner().invoke(app, ["bench", "patch", "--bands", bands, "--json"])
     assert isinstance(answer.exception, ConfigError)
     assert named in str(answer.exception)

@@ -118,7 +118,7 @@ def test_relay_meets_its_bounds_in_a_small_swarm() -> None:
         assert row.survivors_finished == 1.0
         assert row.source_copies <= 3.0
         assert row.waste_share <= 0.01
-        # A death goes unnoticed for three seconds, and an unlucky peer meets two: much of so short a transfer.
+        # A death is detected after three seconds and a peer may be affected by two, which is long for so short a transfer.
         assert row.t95 <= 1.2 * row.lower_bound_95 + (6.0 if churn else 0.0)
 
 
@@ -140,7 +140,7 @@ def test_deaths_have_their_share_and_survivors_finish() -> None:
     assert row.waste_share == 0.25
 
 
-def test_whoever_never_finishes_is_never_and_not_a_number() -> None:
+def test_unfinished_peers_have_null_times() -> None:
     made = swarm(4)
     row = row_of(
         "p2prl", made, 0.0, Outcome(finished_at={}, source_bytes=0, sent_bytes=0, arrived_bytes=0, useful_bytes=0)
@@ -201,7 +201,7 @@ def test_demands_are_judged_on_the_rows_that_measure_them() -> None:
 
 
 def test_volunteers_of_every_region_are_linked_with_each_other() -> None:
-    """Linked among neighbours of their own region alone, 512 peers took five times as long as 64."""
+    """When peers were linked only within their region, 512 peers took five times as long as 64."""
     population = swarm(200)
     made = product_relay._Swarm(population)
     made.introduce()

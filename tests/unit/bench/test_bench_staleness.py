@@ -148,7 +148,7 @@ def test_error_of_a_loss_is_paired_by_seed(tmp_path: Path) -> None:
 
 
 def _filled(path: Path, *, seeds: int, stale_gepo: float) -> ResultFile:
-    """Every run that the demands need: on policy .9, GRPO .6 and REINFORCE .1 under delay, the rest `stale_gepo`."""
+    """Every run that the criteria need: on policy .9, GRPO .6 and REINFORCE .1 under delay, the rest `stale_gepo`."""
     file = ResultFile(path)
     for method, delay, plan in runs_needed():
         last = 0.9 if delay == "const:0" else {"grpo": 0.6, "reinforce": 0.1}.get(method, stale_gepo)
@@ -217,7 +217,7 @@ def test_command_prints_one_json_object_and_fails_with_its_criteria(
         "kl_mean",
     }  # fmt: skip
     assert document["demands"] == []
-    with pytest.raises(P2PRLError, match=r"of 12 demands"):
+    with pytest.raises(P2PRLError, match=r"of 12 criteria"):
         command(check=True)
     assert len(json.loads(capsys.readouterr().out)["demands"]) == 12
 
@@ -280,7 +280,7 @@ def test_a_file_in_place_of_the_output_folder_has_a_remedy(tmp_path: Path) -> No
     assert "--out" in caught.value.remedy
 
 
-def test_a_warm_start_is_told_as_progress(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_start_reports_progress(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warm_path(environment_by_name("chain4"), 0, out / "warm").unlink()
     short = functools.partial(warm_start.warm_start, steps=3)
     monkeypatch.setattr(warm_start, "warm_start", short)

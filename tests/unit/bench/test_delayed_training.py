@@ -33,7 +33,7 @@ PLAN = TrainingPlan(updates=6, evaluate_every=1, evaluation_prompts=16, final_pr
 
 @functools.cache
 def learned() -> Tensor:
-    """Weights of three seeds that have begun to learn: fresh ones never end a completion, and so never see a reward."""
+    """Weights of three seeds after some training: untrained ones never finish a completion, so they get no reward."""
     return warm_start(ENVIRONMENT, range(3), steps=40)
 
 
@@ -121,8 +121,8 @@ def test_a_seed_is_independent_of_others_and_repeats() -> None:
 
 
 @pytest.mark.parametrize("delay", ["const:2", "unif:3", "weibull:4"])
-def test_samplers_use_the_policy_that_the_law_says(delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watch the weights that sample and the weights that learn; the law's draws are told by the loss's staleness."""
+def test_samplers_use_the_policy_given_by_the_delay(delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the sampling and the learning weights; the loss's staleness shows the drawn delays."""
     sampled: list[Tensor] = []
     learner: list[Tensor] = []
     labels: list[Tensor] = []

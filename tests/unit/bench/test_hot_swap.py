@@ -32,11 +32,11 @@ def test_every_swap_is_timed_beside_a_transfer(monkeypatch: pytest.MonkeyPatch) 
     assert report.transfer_mb_s > 0
 
 
-def test_the_longest_stall_is_the_one_that_counts() -> None:
+def test_the_longest_stall_decides() -> None:
     assert REPORT.met
     assert not SwapReport(**{**vars(REPORT), "stalls_s": (0.1, 0.31)}).met
 
 
-def test_a_word_type_nobody_knows_is_refused() -> None:
+def test_an_unknown_word_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="dtype"):
         SwapBenchConfig(dtype="float8")

@@ -49,7 +49,7 @@ def test_weibull_delays_have_their_median_and_a_long_tail() -> None:
     assert quartile == pytest.approx(64, abs=1)  # shape 1/2: twice the log-survival is four times the delay
 
 
-def test_exponential_exceeds_its_name_once_in_two_hundred() -> None:
+def test_exponential_exceeds_its_parameter_with_probability_half_a_percent() -> None:
     delay = parse_staleness("exp:100")
     assert sum(delay.quantile(p) > 100 for p in GRID) / len(GRID) == pytest.approx(0.005, abs=2e-4)
     assert delay.quantile(0.75) == pytest.approx(2 * delay.quantile(0.5))
@@ -144,8 +144,8 @@ def test_other_methods_are_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["grpo:advantage=5", "grpo:aggregation=1", "gepo_t:advantage=inf"])
-def test_a_knob_that_is_a_number_is_refused_as_an_unknown_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not known") as caught:
+def test_a_numeric_choice_is_refused_as_an_unknown_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not valid") as caught:
         parse_method(text, max_completion_tokens=8)
     assert "mean" in caught.value.remedy
 

@@ -116,7 +116,7 @@ def test_completions_come_from_the_policy_or_from_the_start() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["ppo:reference=ema:passes=1", "dpo", "gepo_t:prompts=4"])
-def test_a_seed_does_not_depend_on_its_companions(recipe: str) -> None:
+def test_a_seed_does_not_depend_on_other_seeds(recipe: str) -> None:
     together = training(recipe, "success+0.2*process").run()
     (alone,) = training(recipe, "success+0.2*process", range(1, 2)).run()
     assert together[1].seed == alone.seed == 1

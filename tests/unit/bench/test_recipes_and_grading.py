@@ -37,7 +37,7 @@ def completions() -> Completions:
     )
 
 
-def test_completions_are_grades_in_place() -> None:
+def test_grades_keep_the_order_of_completions() -> None:
     grades = grade(ENVIRONMENT, PROMPTS, completions())
     assert grades.success_MBG.tolist() == [[[1, 1, 0, 0], [1, 0, 1, 0]]]
     assert grades.outcome_MBG.tolist() == [[[1, 1, 0, 1], [1, 0, 0, 0]]]
@@ -52,7 +52,7 @@ def test_completions_are_grades_in_place() -> None:
     ["success", "2*success+outcome", "success+0.5*process", "success+process:clip", "success+0.5*process:delta",
      "0.5*success+3*outcome+2*process:clip+delta"],
 )  # fmt: skip
-def test_rewards_of_tokens_add_up_to_those_of_completions(text: str) -> None:
+def test_token_rewards_sum_to_completion_rewards(text: str) -> None:
     made = completions()
     grades, reward = grade(ENVIRONMENT, PROMPTS, made), parse_reward(text)
     tokens = grades.token_rewards(reward, made.mask_MBGT)
@@ -89,11 +89,12 @@ def test_recipes_carry_their_options() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pppo", "pppo"), ("ppo:", "no option"), ("ppo:normalise", "no option"), ("ppo:normalise=yes", "normalise"),
+        ("pppo", "pppo"), ("ppo:", "unknown option"), ("ppo:normalise", "unknown option"),
+        ("ppo:normalise=yes", "normalise"),
         ("ppo:prompts=0", "prompts"), ("ppo:prompts=1.5", "prompts"), ("ppo:prompts=٣", "prompts"),
         ("ppo:passes=9", "passes"), ("ppo:reference=old", "reference"), ("ppo:pull=much", "pull"),
         ("ppo:pull=nan", "pull"), ("ppo:rate=2", "rate"), ("ppo:hat=1", "hat"),
-        ("ppo:prompts=4:prompts=4", "no option"),
+        ("ppo:prompts=4:prompts=4", "unknown option"),
         ("grpo:normalise=on", "normalise"), ("dpo:lambda=1", "lambda"), ("ppo:lambda=2", "gae_lambda"),
         ("dpo:beta=0", "beta"), ("dpo:samples=old", "samples"), ("grpo:advantage=best", "advantage"),
     ],

@@ -47,7 +47,7 @@ def gradient(name: str, options: dict[str, object], data: RolloutBatch, policy: 
         ("shrunk", {"borrowed": 0.0}),
     ],
 )
-def test_a_dial_at_rest_leaves_gepo_t(name: str, at_rest: dict[str, object]) -> None:
+def test_neutral_options_equal_gepo_t(name: str, at_rest: dict[str, object]) -> None:
     data = batch(REWARDS if name == "shrunk" else CENTRED)
     expected = gradient("gepo_t", {}, batch(CENTRED), logprobs(2))
     torch.testing.assert_close(gradient(name, at_rest, data, logprobs(2)), expected, rtol=1e-10, atol=1e-12)
@@ -55,7 +55,7 @@ def test_a_dial_at_rest_leaves_gepo_t(name: str, at_rest: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize("name", ["discounted", "group_ess", "two_tapers"])
-def test_without_distance_nothing_is_discounted(name: str) -> None:
+def test_on_policy_completions_are_not_discounted(name: str) -> None:
     policy = logprobs(1)
     expected = gradient("gepo_t", {}, batch(CENTRED), policy)
     torch.testing.assert_close(gradient(name, {}, batch(CENTRED), policy), expected, rtol=1e-10, atol=1e-12)
@@ -121,6 +121,6 @@ def test_weights_equal_their_formulas(name: str, options: dict[str, object]) -> 
         ("group_ess", "negatives", 1.5),
     ],
 )  # fmt: skip
-def test_dials_out_of_range_are_refused(name: str, field: str, value: float) -> None:
+def test_options_out_of_range_are_refused(name: str, field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
         build_objective(REJECTED_LOSSES[name], options={field: value})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from p2prl.bench.spread.source_links import draw_by_upload
+from p2prl.bench.spread.product_relay import draw_by_upload
 from p2prl.swarm.peers.topology import Candidate
 
 

@@ -27,7 +27,7 @@ def commands() -> dict[str, click.Command]:
 
 
 def invoke(*arguments: object, stdin: str | None = None) -> Any:
-    """The result of a command; `exception` is what it raised."""
+    """The result of a command, with the `exception` it raised."""
     return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
 
 

@@ -58,7 +58,7 @@ def test_every_exit_code_of_an_error_is_documented() -> None:
     assert {kind.exit_code for kind in kinds} | {0, 2, 9, 130} == documented
 
 
-def test_a_full_disk_nobody_foresaw_is_the_machines_fault(
+def test_an_unexpected_full_disk_is_a_machine_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, said = run_main(monkeypatch, capsys, OSError(errno.ENOSPC, "No space left on device", "/run/x"))

@@ -39,7 +39,7 @@ def glossary(title: str) -> set[str]:
 
 
 def without_buckets(keys: set[str]) -> set[str]:
-    """Keys of a bucket of staleness under one name; every bucket's name is one the glossary lists."""
+    """Keys of the staleness buckets under one name, checking that the glossary lists each bucket."""
     listed = re.findall(r"`([^`]+)`", TEXT.partition("A bucket is one of ")[2].partition(" updates.")[0])
     assert listed == ["all", *BUCKETS]
     for key in keys:
@@ -58,7 +58,7 @@ def losses_metrics() -> set[str]:
 
 
 def metrics_of_settings() -> set[str]:
-    """What only a run with a reference writes."""
+    """Keys that only a run with a reference policy writes."""
     (batch,) = batches(1)
     pipeline = LossPipeline(
         LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")}, reference=ReferencePenaltyConfig(beta=0.01))

@@ -27,7 +27,7 @@ REFUSED_AT_ONCE = [
 
 
 @pytest.mark.parametrize("arguments", REFUSED_AT_ONCE)
-def test_what_is_refused_is_refused_before_torch_is_imported(arguments: tuple[str, ...]) -> None:
+def test_wrong_input_is_refused_before_torch_is_imported(arguments: tuple[str, ...]) -> None:
     probe = (
         f"import sys; sys.argv = ['p2prl', *{arguments!r}]\n"
         "from p2prl.cli import main\n"
@@ -46,8 +46,8 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("validate", "p2prl://chain@" + "a" * 52), errors.ConfigError, "names no peer"),
     (("learn", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("learn", "/nowhere", "--upload-mbit", "2e6"), errors.ConfigError, "--upload-mbit 2e+06"),
-    (("join", SOME_LINK, "--base", "./none"), errors.ConfigError, "there is no directory ./none"),
-    (("validate", SOME_LINK, "--base", "/nowhere"), errors.ConfigError, "there is no directory /nowhere"),
+    (("join", SOME_LINK, "--base", "./none"), errors.ConfigError, "./none does not exist"),
+    (("validate", SOME_LINK, "--base", "/nowhere"), errors.ConfigError, "/nowhere does not exist"),
     (("validate", SOME_LINK, "--monthly-gb", "inf"), errors.ConfigError, "--monthly-gb inf"),
     (("eval", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("status", "/nowhere"), errors.ConfigError, "not a run folder"),
@@ -62,7 +62,7 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "kind", "words"), REFUSED)
-def test_what_is_refused_is_refused_in_words(
+def test_wrong_input_is_refused_with_a_remedy(
     arguments: tuple[str, ...],
     kind: type[errors.P2PRLError],
     words: str,

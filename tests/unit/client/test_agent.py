@@ -74,7 +74,7 @@ EVENTS = st.lists(
 @given(EVENTS, st.booleans())
 def test_no_slot_is_sampled_twice_and_no_version_goes_back(events: list[tuple[str, int]], in_reach: bool) -> None:
     subject = agent()
-    done: set[tuple[int, int]] = set()  # what the spool knows: it outlives a restart
+    done: set[tuple[int, int]] = set()  # contents of the spool: they survive a restart
     loaded = -1
     for what, number in events:
         if what == "ready":

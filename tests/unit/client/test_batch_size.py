@@ -1,4 +1,4 @@
-"""Batch sizes grow while throughput does, stop where it stops, and shrink when a batch takes too long."""
+"""Batch size: grows while throughput grows, and shrinks when a batch takes too long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from p2prl.client.batch_size import BatchSize
 
 
 def settle(batching: BatchSize, machine: float, *, saturates_at: int, in_demand: bool = True) -> int:
-    """Feed it a machine that decodes `machine` slots a second times min(count, saturates_at)."""
+    """Feed it measurements of a machine that decodes `machine` · min(count, saturates_at) slots per second."""
     for _ in range(50):
         count = batching.count
         rate = machine * min(count, saturates_at)

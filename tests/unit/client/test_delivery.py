@@ -56,7 +56,7 @@ def test_nothing_is_sent_again_without_a_learner(spool: Spool) -> None:
     assert published(subject.due(NOW + 66, run_known=True)) == [b"group 0"]
 
 
-def test_a_long_backlog_is_sent_in_portions_as_receipts_come(spool: Spool) -> None:
+def test_a_long_backlog_is_sent_in_portions_as_receipts_arrive(spool: Spool) -> None:
     subject = delivery(spool)
     subject.set_learner_in_reach(True)
     add(spool, *range(40))
@@ -84,7 +84,7 @@ def test_a_learner_that_comes_back_gets_groups_at_once(spool: Spool) -> None:
     assert len(subject.due(NOW + 61, run_known=True)) == 1
 
 
-def test_an_overdue_receipt_is_asked_of_the_ledger(spool: Spool) -> None:
+def test_an_overdue_receipt_is_queried_from_the_ledger(spool: Spool) -> None:
     subject = delivery(spool)
     subject.set_learner_in_reach(True)
     add(spool, 0)

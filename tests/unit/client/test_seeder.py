@@ -1,4 +1,4 @@
-"""The seeder: its reports, and when it leaves."""
+"""Seeder: its reports, and the conditions under which it leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from p2prl.errors import UnreachableError
 from p2prl.net.process import control
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.ledger_messages import LedgerHead
-from p2prl.sim.protocol_swarm import identity_of, run_manifest_of
+from p2prl.sim.hosts import identity_of
+from p2prl.testing.protocol_swarm import run_manifest_of
 
 NOW = 1_800_000_000.0
 LEARNER = identity_of("learner")
@@ -30,7 +31,7 @@ class Clock:
 
 
 class Script:
-    """A network port that says what it was given, one batch a poll; five seconds pass at each."""
+    """A network port that returns scripted messages, one batch per poll; each poll takes five seconds."""
 
     addresses: tuple[str, ...] = ()
     status = None

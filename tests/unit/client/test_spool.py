@@ -1,4 +1,4 @@
-"""The spool: durable before it answers, one state after another, reopened at any point."""
+"""Spool: durable writes, state transitions, and reopening at any point."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_groups_too_old_or_too_many_expire_oldest_first(path: Path) -> None:
     spool = Spool(path, SpoolConfig(max_bytes=250, max_age_s=100.0))
     for number, age in enumerate((101.0, 50.0, 40.0, 30.0, 20.0)):
         add(spool, number, now=NOW - age)
-    spool.stored([name(4)])  # the learner has it: it takes no room and is not given up
+    spool.stored([name(4)])  # the learner has it: it takes no space and does not expire
     assert spool.expire(now=NOW) == 2
     assert spool.counts() == {"expired": 2, "generated": 2, "delivered": 1}
     assert spool.reasons() == {"too_late": 1, "spool_full": 1}
@@ -163,7 +163,7 @@ def test_the_ledger_position_survives_a_restart(path: Path) -> None:
     spool.close()
 
 
-def test_a_full_disk_is_one_sentence_and_loses_nothing(path: Path) -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     add(spool, 0)
     pages = spool._db.execute("PRAGMA page_count").fetchone()[0]
@@ -179,7 +179,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(path: Path) -> None:
     spool.close()
 
 
-def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unusable_path_is_reported(tmp_path: Path) -> None:
     (tmp_path / "seat").write_text("")
     with pytest.raises(MachineError, match="cannot open the spool") as caught:
         Spool(tmp_path / "seat" / "spool.db", SpoolConfig())

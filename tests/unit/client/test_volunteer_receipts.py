@@ -1,4 +1,4 @@
-"""Receipts at the volunteer: by gossip, from the ledger, from liars."""
+"""Receipts at the volunteer: by gossip, from the ledger, and forged ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_missed_receipts_are_read_from_the_ledger(rig: VolunteerRig) -> None:
 
 
 def test_a_forged_ledger_page_hides_no_receipts(rig: VolunteerRig) -> None:
-    """A neighbour answers with a chain of its own making; the learner's is read afresh once they differ."""
+    """A neighbor answers with a forged chain; the learner's is read from the start once they differ."""
     raw = overdue(rig)
     liar = identity("liar")
     forged = chain(*(rig.says(Verdict(bytes(32), bytes(32), n, True, "", 0, 0, 0.0), liar) for n in range(5)))

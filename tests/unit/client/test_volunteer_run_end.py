@@ -1,4 +1,4 @@
-"""When a volunteer leaves: the run has ended and the last receipts came, or the join link is dead."""
+"""End of a volunteer's run: the run has ended and the last receipts have arrived, or the join link is dead."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_stays_while_receipts_come_after_the_end(rig: VolunteerRig) -> None:
     answer = rig.port.poll
 
     def slow(timeout_s: float) -> list[control.FromNetwork]:
-        rig.clock.time += 4.0  # less than its patience for one receipt, more for all of them
+        rig.clock.time += 4.0  # less than the wait for one receipt, more than that for all of them
         if late and not rig.port.inbox:
             rig.port.inbox.append(control.EnvelopeArrived(rig.says(Receipts(0, (settled(late.pop()),)))))
         return answer(timeout_s)

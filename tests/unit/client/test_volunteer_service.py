@@ -40,7 +40,7 @@ def test_after_a_crash_sampling_resumes_at_the_next_slot(rig: VolunteerRig) -> N
     rig.introduce()
     path = str(rig.small_run.blobs.path(policy.manifest.weights.root))
     rig.port.inbox.append(control.VersionReady(policy.digest, encode(policy.manifest), path))
-    rig.clock.time += 10  # what was under way has had its time
+    rig.clock.time += 10  # groups in flight have timed out
     rig.turns(4)
     slots = [group.slot for group in rig.groups()]
     assert slots[:before] == list(range(before)), "what no learner had confirmed is offered again first"
@@ -66,8 +66,8 @@ def test_damaged_or_missing_weights_are_skipped(rig: VolunteerRig, left: int) ->
     assert {group.version for group in rig.groups()} == {0}
 
 
-def test_sampling_goes_on_while_the_next_policy_is_staged(rig: VolunteerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread reads and checks; the version before is in use until it has."""
+def test_sampling_continues_while_the_next_policy_is_staged(rig: VolunteerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread reads and checks the next version; the previous one is in use meanwhile."""
     rig.volunteer.close()
     rig.start(background=True)
     stage, may_go_on, done = rig.small_run.engine.stage, threading.Event(), threading.Event()

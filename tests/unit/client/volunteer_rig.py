@@ -24,7 +24,7 @@ STATUS = control.Status((("learner", 1),), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
 
 
 class InboxPort:
-    """A network port that hands over the messages a test puts into its inbox."""
+    """A network port that returns the messages a test puts into its inbox."""
 
     addresses: tuple[str, ...] = ()
     status = None

@@ -18,36 +18,36 @@ LINK = JoinLink("unit", Digest(bytes(32)), ())
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Iterator[WorkerFolder]:
+def worker_folder(tmp_path: Path) -> Iterator[WorkerFolder]:
     taken = claim_worker_folder(tmp_path)
     yield taken
     taken.release()
 
 
-def test_disk_cap_is_in_bytes(seat: WorkerFolder) -> None:
-    assert peer_network(LINK, seat, Role.VOLUNTEER, ()).node.disk_bytes == 0
-    assert peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=1.5).node.disk_bytes == 1_500_000_000
+def test_disk_cap_is_in_bytes(worker_folder: WorkerFolder) -> None:
+    assert peer_network(LINK, worker_folder, Role.VOLUNTEER, ()).node.disk_bytes == 0
+    assert peer_network(LINK, worker_folder, Role.VOLUNTEER, (), disk_gb=1.5).node.disk_bytes == 1_500_000_000
 
 
 @pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
-def test_every_worker_rebuilds_versions_from_patches(seat: WorkerFolder, role: Role) -> None:
-    assert peer_network(LINK, seat, role, ()).node.rebuilds
+def test_every_worker_rebuilds_versions_from_patches(worker_folder: WorkerFolder, role: Role) -> None:
+    assert peer_network(LINK, worker_folder, role, ()).node.rebuilds
 
 
-def test_only_a_worker_with_a_base_delays_downloads(seat: WorkerFolder) -> None:
-    assert peer_network(LINK, seat, Role.VOLUNTEER, (), has_base=True).node.awaits_base
-    assert not peer_network(LINK, seat, Role.VOLUNTEER, ()).node.awaits_base
+def test_only_a_worker_with_a_base_delays_downloads(worker_folder: WorkerFolder) -> None:
+    assert peer_network(LINK, worker_folder, Role.VOLUNTEER, (), has_base=True).node.awaits_base
+    assert not peer_network(LINK, worker_folder, Role.VOLUNTEER, ()).node.awaits_base
 
 
 @pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
-def test_upload_caps_are_in_bytes(seat: WorkerFolder, role: Role) -> None:
-    capped = peer_network(LINK, seat, role, (), UploadCaps(upload_mbit=8.0, monthly_gb=0.5))
+def test_upload_caps_are_in_bytes(worker_folder: WorkerFolder, role: Role) -> None:
+    capped = peer_network(LINK, worker_folder, role, (), UploadCaps(upload_mbit=8.0, monthly_gb=0.5))
     assert (capped.node.relay.upload_bytes_s, capped.monthly_bytes) == (1_000_000.0, 500_000_000)
-    free = peer_network(LINK, seat, role, ())
+    free = peer_network(LINK, worker_folder, role, ())
     assert (free.node.relay.upload_bytes_s, free.monthly_bytes) == (0.0, 0)
 
 
 @pytest.mark.parametrize("disk_gb", [-1.0, float("nan"), float("inf")])
-def test_impossible_cap_names_its_option(seat: WorkerFolder, disk_gb: float) -> None:
+def test_impossible_cap_names_its_option(worker_folder: WorkerFolder, disk_gb: float) -> None:
     with pytest.raises(ConfigError, match="--disk-gb"):
-        peer_network(LINK, seat, Role.VOLUNTEER, (), disk_gb=disk_gb)
+        peer_network(LINK, worker_folder, Role.VOLUNTEER, (), disk_gb=disk_gb)

@@ -1,4 +1,4 @@
-"""Schema of run.toml: the committed file is what the settings make, and it knows and explains every key."""
+"""Schema of run.toml: the committed file matches the settings, and describes every key."""
 
 from __future__ import annotations
 

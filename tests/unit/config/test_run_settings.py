@@ -1,4 +1,4 @@
-"""Run folders: made completely or not at all; damaged ones are refused with a remedy."""
+"""Run folders: created atomically; damaged ones are refused with a remedy."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ HOLD = """
 import sys
 from pathlib import Path
 from p2prl.config.worker_folder import claim_worker_folder
-seat = claim_worker_folder(Path(sys.argv[1]))
-print(seat.directory.name, seat.identity.peer_id, flush=True)
+folder = claim_worker_folder(Path(sys.argv[1]))
+print(folder.directory.name, folder.identity.peer_id, flush=True)
 sys.stdin.read()
 """
 
@@ -38,8 +38,8 @@ def test_two_workers_claim_two_folders_with_two_keys(tmp_path: Path) -> None:
     assert again.identity.public_key == first.identity.public_key
     validator = claim_worker_folder(tmp_path, kind="validator")
     assert validator.directory.name == "validator-1"
-    for seat in (second, again, validator):
-        seat.release()
+    for folder in (second, again, validator):
+        folder.release()
 
 
 def test_killed_worker_releases_its_folder(tmp_path: Path) -> None:
@@ -59,16 +59,16 @@ def test_killed_worker_releases_its_folder(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_can_read_a_folder_and_its_key(tmp_path: Path) -> None:
-    seat = claim_worker_folder(tmp_path / "home")
-    assert stat.S_IMODE(seat.directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE(seat.key_file.stat().st_mode) == 0o600
-    seat.release()
-    seat.key_file.chmod(0o640)
+    folder = claim_worker_folder(tmp_path / "home")
+    assert stat.S_IMODE(folder.directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.key_file.stat().st_mode) == 0o600
+    folder.release()
+    folder.key_file.chmod(0o640)
     with pytest.raises(IdentityError, match="open to other users") as caught:
         claim_worker_folder(tmp_path / "home")
-    assert caught.value.remedy == f"chmod 600 {seat.key_file}"
-    seat.key_file.chmod(0o600)
-    claim_worker_folder(tmp_path / "home").release()  # the refusal left the seat free
+    assert caught.value.remedy == f"chmod 600 {folder.key_file}"
+    folder.key_file.chmod(0o600)
+    claim_worker_folder(tmp_path / "home").release()  # the refusal released the folder
 
 
 def test_unusable_home_is_named(tmp_path: Path) -> None:
@@ -125,5 +125,5 @@ def test_damaged_run_manifest_is_ignored(tmp_path: Path) -> None:
     remember_run(tmp_path / "run", raw)
     assert known_run(tmp_path / "run", run) == raw
     assert known_run(tmp_path / "run", Digest(bytes(32))) == b""
-    (tmp_path / "run" / "run.manifest").write_bytes(raw[:-1])  # what a failing disk gives back
+    (tmp_path / "run" / "run.manifest").write_bytes(raw[:-1])  # as from a failing disk
     assert known_run(tmp_path / "run", run) == b""

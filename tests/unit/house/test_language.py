@@ -14,7 +14,10 @@ OPENING = re.compile(r"(What|Who|Whoever|Whatever|Whom|How|Which|Where|When|So m
 DIALECT = re.compile(
     r"\b(for ever|nought|by lot|of no use|whoever|whomsoever|thereby|hereby|in life|let go of|tak(es?|en|ing) up"
     r"|took up|com(es?|ing) to nothing|came to nothing|said to be|the weather|once and for|so many|rehears\w+|appetite"
-    r"|farewell|docket|shelf|pursuits?|last words|founding|neighbour\w*|behaviour\w*|colour\w*|honour\w*|favour\w*)\b",
+    r"|farewell|docket|shelf|pursuits?|last words|founding|neighbour\w*|behaviour\w*|colour\w*|honour\w*|favour\w*"
+    r"|such a one|so that whoever|what there is of|com(es|ing) of it|hears|said again|sentences? (for )?a person"
+    r"|going on (with|without|alone)|stands? still|into force|as it runs|and no more|is to be saved|in the hands of"
+    r"|initialis\w+|no other than|the very (model|same|file)|whatever the (bytes|size|loss|sender|cause))\b",
     re.IGNORECASE,
 )
 """Phrases of an earlier style that a newcomer had to learn; docs/glossary.md has the words to use."""

@@ -1,4 +1,4 @@
-"""A learner driven turn by turn: scripted volunteers, a recording network, a clock that stands still, and kills."""
+"""A learner driven turn by turn: scripted volunteers, a recording network, a controlled clock, and kills."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UPDATES = 5
 
 
 class TickingClock:
-    """Moves, but never past a millisecond: what is signed, and so every slot's seed, depends on nothing but the run."""
+    """Advances, but never past a millisecond, so that signatures, and so all slot seeds, depend only on the run."""
 
     def __init__(self) -> None:
         self._ticks = itertools.count()
@@ -47,7 +47,7 @@ class TickingClock:
 
 
 class RecordingPort:
-    """A network port that delivers what a test puts in and keeps what the learner sends."""
+    """A network port that delivers a test's messages and records the learner's."""
 
     addresses = ("/ip4/127.0.0.1/tcp/1/p2p/x",)
     status = None
@@ -76,7 +76,7 @@ class RecordingPort:
 
 @functools.cache
 def _warm_weights() -> Any:
-    """Weights that sometimes get a prompt right: without any reward there is no gradient, and nothing to resume."""
+    """Weights that sometimes answer a prompt correctly: without any reward there is no gradient to test with."""
     loaded = tiny_model("chain4", seed=1)
     warm_start(loaded, demonstration, seed=1, config=WarmstartConfig(steps=80))
     return loaded.model.state_dict()
@@ -172,7 +172,7 @@ class ScriptedSwarm:
 
 
 class KilledError(Exception):
-    """Stands for SIGKILL: nothing after it runs."""
+    """Simulated SIGKILL: nothing after it runs."""
 
 
 def run_through(

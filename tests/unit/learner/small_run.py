@@ -46,7 +46,7 @@ class SmallRun:
     def __init__(self, directory: Path, *, group_size: int = 2, staleness_bound: int = STALENESS) -> None:
         self.directory = directory
         self.beacons = itertools.count(1)
-        """Beacons of the versions to come, so that a learner that was killed continues with the next."""
+        """Beacons of future versions, so that a learner that was killed continues with the next one."""
         self.learner = identity("learner")
         self.loaded = tiny_model(seed=1)
         self.layout = layout_of(self.loaded.model, "float32")
@@ -73,7 +73,7 @@ class SmallRun:
         self.storage.close()
 
     def publish(self, version: int, *, step: int, bases: Iterable[int] = ()) -> PolicyVersion:
-        """Publish a version with weights of its own. Its patches from `bases` are listed, but cannot be applied."""
+        """Publish a version with distinct weights. Its patches from `bases` are listed, but cannot be applied."""
         weights = bytes(flatten(tiny_model(seed=100 + version).model, self.layout))
         ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=4))
         self.blobs.add(ref, weights)
@@ -109,7 +109,7 @@ class SmallRun:
         )
 
     def sealed(self, group: RolloutGroup, peer: Identity, *, now: float = NOW) -> StoredGroup:
-        """A group as the journal takes it in."""
+        """A group as a row of the journal."""
         raw = seal(peer, group, run=self.run, now=now)
         return StoredGroup(envelope_digest(raw), peer.public_key, group.version, group.slot, raw, b"", b"")
 

@@ -190,7 +190,7 @@ def test_verdicts_on_unknown_groups_or_above_the_quota_are_refused(path: Path, m
     journal.close()
 
 
-def test_many_keys_of_one_liar_do_not_fill_the_ledger(path: Path) -> None:
+def test_many_keys_of_one_attacker_do_not_fill_the_ledger(path: Path) -> None:
     journal = Journal(path)
     one, two = group(1), group(2)
     for each in (one, two):
@@ -227,7 +227,7 @@ def test_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     with journal.transaction():
         journal.groups.store(group(1), NOW)
     pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
-    journal._db.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite then says is what it says of a full disk
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite then raises the same error as on a full disk
     big = StoredGroup(Digest(bytes(32)), b"p" * 32, 0, 9, bytes(1_000_000), b"", b"")
     with pytest.raises(MachineError, match="full") as caught, journal.transaction():
         journal.groups.store(big, NOW)

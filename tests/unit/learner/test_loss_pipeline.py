@@ -86,7 +86,7 @@ def test_trainer_uses_the_scaled_rate() -> None:
     made = tiny_model(seed=2)
     plain = Trainer(made.model, pipeline(), CONFIG, temperature=1.0)
     for batch in work:
-        plain.update(batch)  # only so that the policy leaves its samplers
+        plain.update(batch)  # makes the batch off-policy
     ahead = plain.model
     guarded = Trainer(ahead, pipeline(guards=GuardConfig(vcpo=True)), CONFIG, temperature=1.0)
     metrics = guarded.update(work[0])

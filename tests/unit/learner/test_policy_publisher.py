@@ -12,15 +12,15 @@ import torch
 
 from p2prl.clock import Clock
 from p2prl.learner.learner_config import LearnerConfig
+from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.learner.publishing.patch_publishing import PatchBase, make_patches
 from p2prl.learner.publishing.policy_publisher import PolicyPublisher
-from p2prl.learner.publishing.published_policies import PublishedPolicies
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.net.process import control
-from p2prl.net.storage.patch_decoder import rebuild
+from p2prl.net.process.patch_decoder import rebuild
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import NO_BASE, PolicyManifest
 from p2prl.protocol.policy_head import PolicyHead
@@ -29,7 +29,7 @@ from tests.unit.learner.small_run import NOW, SmallRun
 
 
 class RecordingPort:
-    """A network port that keeps what is sent."""
+    """A network port that records messages."""
 
     addresses: tuple[str, ...] = ()
     status = None
@@ -78,7 +78,7 @@ class Publishing:
         self.start(small_run.storage)
 
     def start(self, storage: LearnerStorage) -> None:
-        """The publisher of a learner that has just started, with what it finds on disk."""
+        """The publisher of a learner that has just started, with the files on disk."""
         sender = SigningSender(self.small_run.learner, self.small_run.run, self.small_run.journal.ledger, self.clock)
         sender.attach(self.port)
         self.publisher = PolicyPublisher(

@@ -67,7 +67,7 @@ def gradient(subject: LossPipeline, policy: Tensor, batch: Rollouts) -> Tensor:
 
 
 @LIES
-def test_liar_gains_exp_k_from_gspo_and_nothing_on_probation(nats: float) -> None:
+def test_false_log_probs_gain_exp_k_from_gspo_and_nothing_on_probation(nats: float) -> None:
     policy, batch = honest()
     batch = lying(batch, nats, slice(0, 1))
     trusted = replace(batch, trust_B=torch.ones(2))
@@ -104,7 +104,7 @@ def test_likeliest_completion_moves_all_gepo_weights_of_its_group(
 
 
 @LIES
-def test_lying_group_on_probation_is_dropped_and_counted(nats: float) -> None:
+def test_group_with_false_log_probs_on_probation_is_dropped_and_counted(nats: float) -> None:
     policy, batch = honest()
     subject = probation("gepo")
     claimed = lying(batch, nats, slice(None))
@@ -117,7 +117,7 @@ def test_lying_group_on_probation_is_dropped_and_counted(nats: float) -> None:
 
 @LIES
 @pytest.mark.parametrize("free", ["", "asympo"])
-def test_lying_group_decides_neither_rate_nor_choice_nor_masks(nats: float, free: str) -> None:
+def test_false_log_probs_affect_neither_rate_nor_choice_nor_masks(nats: float, free: str) -> None:
     guards = GuardConfig(kl_brake=0.05, vcpo=True, second_moment=0.04, negative_tail=0.5, ess_warning=0.5)
     policy, batch = honest()
     drifted = replace(batch, behavior_logprobs_BGT=(batch.behavior_logprobs_BGT + 0.3 * DRIFT).clamp(max=0.0))
@@ -127,7 +127,7 @@ def test_lying_group_decides_neither_rate_nor_choice_nor_masks(nats: float, free
     )
     for name in ("gepo_t", "auto"):
         lied, without = (probation(name, free, guards=guards) for _ in range(2))
-        for _ in range(30):  # longer than a choice stands
+        for _ in range(30):  # longer than a choice lasts
             got, wanted = lied.estimate(policy, claimed), without.estimate(policy[KNOWN:], alone)
             assert got.rate_factor == pytest.approx(wanted.rate_factor)
             assert got.rate_factor < 1.0
@@ -140,7 +140,7 @@ def test_lying_group_decides_neither_rate_nor_choice_nor_masks(nats: float, free
 @LIES
 @pytest.mark.parametrize("free", ["asympo", "asymre"])
 @pytest.mark.parametrize("members", [slice(0, 1), slice(None)])
-def test_loss_without_log_probs_cannot_be_lied_to(nats: float, free: str, members: slice) -> None:
+def test_loss_without_log_probs_ignores_false_ones(nats: float, free: str, members: slice) -> None:
     policy, batch = honest()
     subject = probation("gepo_t", free)
     masked = probation("gepo_t", free, guards=GuardConfig(second_moment=0.04, negative_tail=0.5))

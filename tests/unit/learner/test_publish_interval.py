@@ -65,7 +65,7 @@ def test_interval_fits_nearly_all_peers(delays: list[float], expected: int) -> N
 def test_interval_follows_a_faster_swarm() -> None:
     interval = PublishInterval(CONFIG, publish_every=1)
     assert swarm(interval, train_s=10.0, delays=[75.0] * 5, updates=100)[-1] == 8
-    for peer in range(5):  # they left, and faster ones came
+    for peer in range(5):  # replaced by faster peers
         interval.delivered(bytes([peer]), 0, 1000.0)
     now = 10_000.0
     for version in range(100, 120):

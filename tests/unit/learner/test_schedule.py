@@ -49,6 +49,6 @@ def test_versions_follow_every_kappa_updates_and_at_the_end(
     assert schedule.step == updates
 
 
-def test_run_without_an_end_goes_on() -> None:
+def test_run_without_an_end_continues() -> None:
     config = ScheduleConfig(groups_per_update=1, publish_every=10, updates=0)
     assert Schedule(config, step=10_000, published_step=9_995).next_action(1) is Action.STEP

@@ -1,4 +1,4 @@
-"""Rollout buffer: it keeps the order and never gives out a group whose staleness is above the bound."""
+"""Rollout buffer: keeps the order and never returns a group whose staleness is above the bound."""
 
 from __future__ import annotations
 

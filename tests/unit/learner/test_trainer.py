@@ -90,7 +90,7 @@ def test_metrics_describe_the_batch() -> None:
     assert metrics["reward"] == pytest.approx(math.fsum(rewards) / 6)
     assert metrics["completion_tokens_mean"] == pytest.approx(sum(lengths) / 6)
     assert (metrics["staleness_p50"], metrics["staleness_max"]) == (ages[1], ages[-1])
-    assert metrics["kl_behavior_per_token"] == pytest.approx(0.0, abs=1e-6)  # nothing was learned before it
+    assert metrics["kl_behavior_per_token"] == pytest.approx(0.0, abs=1e-6)  # the first update is on-policy
     assert metrics["learning_rate"] == pytest.approx(1e-3 / 3)
     assert metrics["step"] == 1
 
@@ -116,13 +116,13 @@ def test_diverged_policy_is_reported() -> None:
     (batch,) = batches(1)
     model = tiny_model(seed=2).model
     with torch.no_grad():
-        model.transformer.h[0].mlp.c_fc.weight[0, 0] = math.inf  # what a learning rate too high ends in
+        model.transformer.h[0].mlp.c_fc.weight[0, 0] = math.inf  # as after a learning rate that is too high
     with pytest.raises(MachineError, match="the policy at update 0 is not finite"):
         trainer(model).update(batch)
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), SafetensorError("I/O error: no space")])
-def test_failed_checkpoint_leaves_the_old_one_and_no_litter(
+def test_failed_checkpoint_leaves_the_old_one_and_no_partial_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     made = tiny_model(seed=2)

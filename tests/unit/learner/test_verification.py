@@ -109,7 +109,7 @@ def test_every_rejection_reason_is_tested() -> None:
 
 
 def test_claimed_dtype_does_not_widen_the_tolerance(small_run: SmallRun) -> None:
-    """In bfloat16 the tolerance forgives mean log-prob errors of .05; a group of a float32 run must not reach it."""
+    """In bfloat16 mean log-prob errors of .05 are tolerated; a group of a float32 run must not get that tolerance."""
     policy = small_run.publish(0, step=0)
     honest = small_run.group(policy, PEER, 0)
     for index in range(2):
@@ -139,7 +139,7 @@ def test_honest_groups_of_several_versions_are_verified(small_run: SmallRun) -> 
         assert outcome.replay is not None
         for own, completion in zip(outcome.replay.behavior_logprobs, group.completions, strict=True):
             claimed = np.frombuffer(completion.logprobs, dtype="<f2")
-            assert own == pytest.approx(claimed.tolist(), abs=2e-3)  # what float16 keeps of them
+            assert own == pytest.approx(claimed.tolist(), abs=2e-3)  # the precision of float16
         tokens = sum(len(completion.tokens) // 4 for completion in group.completions)
         receipt = receipt_of(outcome)
         assert (receipt.tokens, receipt.completions) == (tokens, 2)
@@ -147,7 +147,7 @@ def test_honest_groups_of_several_versions_are_verified(small_run: SmallRun) -> 
 
 
 def test_small_log_prob_lie_passes_and_is_never_trained_on(small_run: SmallRun) -> None:
-    """Deflated by less than rounding may explain: the group is sound, and what trains are the learner's own."""
+    """Deflated within the rounding tolerance: the group passes, and the learner trains on its own log-probs."""
     policy = small_run.publish(0, step=0)
     lie = honest = small_run.group(policy, PEER, 0)
     for index in range(2):

@@ -31,7 +31,7 @@ def test_seed_fixes_the_result(world: SmallRun) -> None:
 
 
 class Recorder:
-    """An engine that answers with the shortest completion and keeps what it was asked."""
+    """An engine that returns the shortest completion and records its requests."""
 
     def __init__(self, stop: int) -> None:
         self.stop = stop

@@ -1,4 +1,4 @@
-"""A model on disk as a run's first weights: equal to those the learner publishes, or refused with a reason."""
+"""A model on disk as a run's first weights: equal to the learner's published weights, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def manifest_of(dtype: str) -> RunManifest:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The fp32 model every run here started from, as a person has it."""
+    """The fp32 model every run here started from, as stored on a user's disk."""
     loaded = tiny_model(seed=3)
     loaded.model.save_pretrained(tmp_path / "model")
     loaded.tokenizer.save_pretrained(tmp_path / "model")

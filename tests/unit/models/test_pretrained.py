@@ -1,4 +1,4 @@
-"""Loading models a user names: round trips through a directory, and everything that is refused."""
+"""Loading of pretrained models: round trips through a directory, and everything that is refused."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ VOCABULARY, STOP = 18, 16
 
 
 def _sharpened(model: Any) -> Any:
-    """Random weights grown until the model has opinions: with tiny logits every model samples alike."""
+    """Random weights scaled up to give distinct logits: with tiny logits every model samples alike."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

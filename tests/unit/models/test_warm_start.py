@@ -1,4 +1,4 @@
-"""The warm start: it ends where the benchmark wants it, and the same seed ends in the same place."""
+"""The warm start: it reaches the benchmark's accuracy, and the same seed gives the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control messages: a node's settings reach its network process as they were written."""
+"""Control messages: a node's settings reach its network process unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 
 CONFIG = NetworkConfig(
-    key_file=Path("/seat/key.json"),
+    key_file=Path("/worker/key.json"),
     run=bytes(range(32)),
     node=NodeConfig(
         role=Role.VALIDATOR,
@@ -23,7 +23,7 @@ CONFIG = NetworkConfig(
         disk_bytes=10**12,
         relay=RelayConfig(upload_bytes_s=2.5e6),
     ),
-    blob_dir=Path("/seat/blobs"),
+    blob_dir=Path("/worker/blobs"),
     bootstrap=("/ip4/127.0.0.1/tcp/1/p2p/x",),
     manifest=b"envelope",
     monthly_bytes=10**15,

@@ -1,4 +1,4 @@
-"""Directory records: only the owner can make, change or prolong one, and one flipped bit is always refused."""
+"""Directory records: only the owner can make, change or extend one, and one flipped bit is always refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def subkey(identity: Identity) -> bytes:
 
 
 def replace(record: Stored, **fields: Any) -> Stored:
-    """Fields of any type: a stored dictionary's types are its sender's choice."""
+    """Fields of any type: the sender of a stored dictionary chooses its types."""
     return typed_replace(record, **fields)
 
 
@@ -109,7 +109,7 @@ def test_a_signed_value_must_be_msgpack_bytes_because_readers_hang_on_others(val
     assert not THEIRS.validate(signed_raw(value))
 
 
-def test_unowned_records_and_other_spellings_of_an_owner_are_refused() -> None:
+def test_unowned_records_and_other_encodings_of_an_owner_are_refused() -> None:
     assert owner_of(subkey(OWNER)) == OWNER.peer_id
     text = OWNER.peer_id.encode()
     long_form = b"\xda\x00" + bytes((len(text),)) + text  # the same text as str16 instead of str8

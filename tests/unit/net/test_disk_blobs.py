@@ -115,7 +115,7 @@ def test_an_unusable_directory_is_a_machine_error(tmp_path: Path) -> None:
 
 
 def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a disk that knows no hard links."""
+    """Fail, as on a file system without hard links."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "no links here")

@@ -102,7 +102,7 @@ def test_a_file_without_permission_gives_a_remedy(tmp_path: Path, monkeypatch: p
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)  # as root, which reads everything, no mode would do it
+    monkeypatch.setattr(Path, "open", refuse)  # root can read a file of any mode
     with pytest.raises(IdentityError, match="may not be read") as caught:
         load_identity(tmp_path / "key")
     assert "chown" in caught.value.remedy

@@ -1,4 +1,4 @@
-"""A copied key: its second user is found by a directory record that it did not write."""
+"""Shared keys: another process with our key is detected by a directory record that we did not write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record(port: int, at: float) -> bytes:
 
 
 def found(*directory: bytes) -> int:
-    """How often a shared key is reported while the directory shows these records in turn."""
+    """Number of reports of a shared key while the directory returns these records in turn."""
     calls: list[None] = []
     use = KeyUse(ME.peer_id, START_S, lambda: calls.append(None))
     use.wrote(record(1, START_S + 1))
@@ -29,11 +29,11 @@ def found(*directory: bytes) -> int:
     return len(calls)
 
 
-def test_our_own_record_is_no_other_machine() -> None:
+def test_our_own_record_is_not_reported() -> None:
     assert found(record(1, START_S + 1)) == 0
 
 
-def test_a_record_of_an_earlier_start_is_no_other_machine() -> None:
+def test_a_record_of_an_earlier_start_is_not_reported() -> None:
     assert found(record(2, START_S - 1)) == 0
 
 

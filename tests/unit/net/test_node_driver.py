@@ -20,12 +20,13 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Chunk, ChunkRequest
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
-from p2prl.sim.memory_blobs import MemoryBlobs
-from p2prl.sim.protocol_swarm import group_of, identity_of, run_manifest_of
+from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Send, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
+from p2prl.testing.memory_blobs import MemoryBlobs
 from p2prl.testing.memory_transport import MemoryHub, MemoryTransport
+from p2prl.testing.protocol_swarm import group_of, run_manifest_of
 
 LEARNER = identity_of("learner")
 MANIFEST = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=SystemClock().now())
@@ -33,7 +34,7 @@ RUN = envelope_digest(MANIFEST)
 
 
 class SkippingClock(SystemClock):
-    """The system's clock, and a way to let time pass without waiting for it."""
+    """The system's clock, which a test can advance without waiting."""
 
     skipped_s = 0.0
 
@@ -42,7 +43,7 @@ class SkippingClock(SystemClock):
 
 
 class Peer:
-    """A node, its driver and the events it gave."""
+    """A node, its driver and its events."""
 
     def __init__(self, hub: MemoryHub, name: str, role: Role, store: MemoryBlobs | None = None) -> None:
         self.identity = identity_of(name)
@@ -77,7 +78,7 @@ class Peer:
 
 
 async def turns(condition: Callable[[], bool]) -> None:
-    """Let the event loop turn until a condition holds that no event announces."""
+    """Run the event loop until a condition holds that no event announces."""
     for _ in range(10_000):
         if condition():
             return
@@ -181,7 +182,7 @@ def test_a_failed_send_loses_the_link_and_ends_its_sender_task() -> None:
         hub.severed.clear()
         assert isinstance(hub.clock, SkippingClock)
         hub.clock.skipped_s += 5.0
-        volunteer.know(learner)  # the learner never noticed: it must greet back all the same
+        volunteer.know(learner)  # the learner did not notice the lost link: it must still answer the hello
         await volunteer.until(lambda: volunteer.node.roles() == (("learner", 1),))
         for peer in (learner, volunteer):
             await peer.close()
@@ -191,7 +192,7 @@ def test_a_failed_send_loses_the_link_and_ends_its_sender_task() -> None:
 
 
 class Scripted:
-    """A node that gives one batch of commands and notes what it is told."""
+    """A node that returns one batch of commands and records its calls."""
 
     def __init__(self, *commands: Send | LookUp) -> None:
         self.batch: list[Send | LookUp] = list(commands)

@@ -7,15 +7,15 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from p2prl.net.pacing import Pacer
 from p2prl.net.process.bandwidth import UploadBudget
-from p2prl.net.transports.pacing import Pacer
 from p2prl.protocol.identity import PeerId
 
 NOVEMBER = 1_795_262_400.0
 
 
 class LoopClock:
-    """The event loop's own clock, from a date; it stands still until `start` when asked to."""
+    """The event loop's clock, offset to a date; optionally stopped until `start`."""
 
     def __init__(self, *, started: bool = True) -> None:
         self._start: float | None = None

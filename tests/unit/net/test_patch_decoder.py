@@ -1,4 +1,4 @@
-"""Patch decoding: the signed weights, or no file."""
+"""Patch decoding: writes the signed weights, or no file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.net.process import control
-from p2prl.net.storage.patch_decoder import PatchDecoder, rebuild
+from p2prl.net.process.patch_decoder import PatchDecoder, rebuild
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
@@ -46,7 +46,7 @@ class Disk:
         return path
 
     def order(self, *route: int) -> control.PatchesReady:
-        """From the first version of a route over the others; −1 is nothing."""
+        """An order for a route from its first version over the others; −1 is a keyframe's empty base."""
         new = self.versions[route[-1]].tobytes()
         return control.PatchesReady(
             digest=bytes(32),
@@ -121,7 +121,7 @@ def missing_patch(disk: Disk, order: control.PatchesReady) -> control.PatchesRea
 
 
 @pytest.mark.parametrize("spoil", [truncated, longer, other_base, short_base, other_state, missing_patch])
-def test_patches_that_lead_elsewhere_leave_no_file(
+def test_patches_to_other_weights_leave_no_file(
     disk: Disk, spoil: Callable[[Disk, control.PatchesReady], control.PatchesReady]
 ) -> None:
     order = spoil(disk, disk.order(0, 1, 2))

@@ -1,4 +1,4 @@
-"""The bootstrap of a run with a base model, and the sentences about that base."""
+"""Bootstrap of a run with a base model, and the messages about that base."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EMPTY_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
 
 
 class InboxPort:
-    """A network that keeps what it is told."""
+    """A network port that records the messages it gets."""
 
     addresses: tuple[str, ...] = ()
     status = None
@@ -83,13 +83,13 @@ def test_without_a_base_nothing_is_reported(world: SmallRun) -> None:
     [
         (BaseReleased(STATE, True, 64, 23_000_000, 512_000_000), "saved 512.0 MB: version 64 took 23.0 MB"),
         (BaseReleased(STATE, True, 0, 0, 512_000), "saved 512.0 kB: version 0 is the base itself"),
-        (BaseReleased(STATE, True, 64, 0, 0), "not needed: it makes no route to version 64 shorter"),
-        (BaseReleased(STATE, None, 64, 0, 0), "not needed: it makes no route to version 64 shorter"),
+        (BaseReleased(STATE, True, 64, 0, 0), "not needed: it does not shorten the route to version 64"),
+        (BaseReleased(STATE, None, 64, 0, 0), "not needed: it does not shorten the route to version 64"),
         (BaseReleased(STATE, None, None, 0, 0), "could not be used"),
         (BaseReleased(STATE, False, None, 0, 0), "not the model this run started from"),
     ],
 )
-def test_the_outcome_of_the_base_is_one_sentence(settled: BaseReleased, words: str) -> None:
+def test_the_outcome_of_the_base_is_reported(settled: BaseReleased, words: str) -> None:
     told = bridge.message_of(settled, path_of=lambda root: Path(root.hex()), status=lambda: EMPTY_STATUS)
     assert isinstance(told, control.Warned)
     assert words in told.message

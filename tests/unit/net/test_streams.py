@@ -53,7 +53,7 @@ def pipe() -> tuple[asyncio.StreamReader, asyncio.StreamWriter, PipeTransport]:
 
 
 class Link:
-    """Both directions between a stream and whoever plays the acceptor."""
+    """Both directions between a stream and the acceptor's side, played by the test."""
 
     def __init__(self) -> None:
         self.acceptor_reads, lane_writes, self.lane_end = pipe()
@@ -182,7 +182,7 @@ def test_an_announced_length_outside_the_limits_ends_the_stream_before_it_is_rea
     run(scenario)
 
 
-def test_frames_outside_the_limits_are_our_own_bug() -> None:
+def test_frames_outside_the_limits_are_local_errors() -> None:
     for frame in (b"", bytes(limits.MAX_FRAME_BYTES + 1)):
         with pytest.raises(LocalProtocolError):
             framing.header(frame)

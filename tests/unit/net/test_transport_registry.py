@@ -1,4 +1,4 @@
-"""Transports by name: the built-in ones, and no library is imported before it is asked for."""
+"""Transports by name: the built-in ones, and lazy imports of their libraries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_default_transport_is_built_in() -> None:
 
 
 def test_an_unknown_transport_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no transport is called 'libp3p'") as caught:
+    with pytest.raises(ConfigError, match="unknown transport 'libp3p'") as caught:
         TRANSPORTS.get("libp3p")
     assert "libp2p" in caught.value.remedy
 

@@ -1,4 +1,4 @@
-"""Peers of other wire versions: reported once, and an error when no peer is left to work with."""
+"""Wire version check: other versions are reported once, and an error when no compatible peer is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_strangers_claim_is_reported_once() -> None:
 
 
 @pytest.mark.parametrize(("version", "remedy"), [(NEWER, "git pull && pip install"), (OLDER, "operator")])
-def test_every_peer_of_the_link_must_have_moved_on(version: int, remedy: str) -> None:
+def test_all_bootstrap_peers_with_another_version_is_an_error(version: int, remedy: str) -> None:
     watch = VersionCheck(LINK)
     assert watch.met("one", version, neighbors=0)
     with pytest.raises(UpdateRequiredError, match=f"wire version {version}") as caught:

@@ -1,4 +1,4 @@
-"""Signed envelopes: one encoding, one author, one run, one time."""
+"""Signed envelopes: canonical encoding, signature coverage, replay window."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from p2prl.protocol.manifests import (
     layout_digest,
 )
 from p2prl.protocol.wire_codec import decode, encode
-from p2prl.sim.protocol_swarm import run_manifest_of
+from p2prl.testing.protocol_swarm import run_manifest_of
 
 RUN = run_manifest_of(Identity(bytes(16)))
 REF = blob_of(bytes(10_000), 4096)
@@ -177,7 +177,7 @@ def test_layout_digest_covers_every_field() -> None:
 
 
 def test_largest_manifest_fits_an_envelope() -> None:
-    """6,000 chunks of weights and as many of patches as may be: what the limits were chosen for."""
+    """6,000 chunks of weights and the most patch chunks allowed: the limits were chosen to fit an envelope."""
     weights = BlobRef(4096 * limits.MAX_CHUNKS, 4096, (bytes(32),) * limits.MAX_CHUNKS)
     policy = msgspec.structs.replace(POLICY, weights=weights, patches=(Patch(2, bytes(32), LONG),))
     policy.check(max_weight_bytes=1 << 40)
@@ -189,7 +189,7 @@ def test_largest_manifest_fits_an_envelope() -> None:
 
 
 def test_manifests_of_wire_version_1_decode() -> None:
-    """Run folders and journals outlive a release: without the fields that were added at the end."""
+    """Run folders and journals outlive a release, so manifests without the appended fields must decode."""
     run, policy = (msgspec.msgpack.decode(encode(body)) for body in (RUN, POLICY))
     assert decode(msgspec.msgpack.encode(run[:-1]), RunManifest, limit_bytes=1 << 20) == RUN
     old = decode(msgspec.msgpack.encode(policy[:-1]), PolicyManifest, limit_bytes=1 << 20)

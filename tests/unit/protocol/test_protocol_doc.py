@@ -38,7 +38,7 @@ INNER: tuple[type[Wire], ...] = (
     LedgerEntry,
     Envelope,
 )
-"""Structs that are no message of their own."""
+"""Structs that occur only inside messages."""
 
 
 def table(header: str) -> list[list[str]]:

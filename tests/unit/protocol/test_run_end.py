@@ -1,4 +1,4 @@
-"""Run end: old final heads stop nobody, and a newcomer waits until others could contradict one."""
+"""Run end: stale final heads are ignored, and a newcomer waits until other peers could contradict one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Listener:
         return self.run_end.is_over(self.now)
 
 
-def test_fresh_final_head_counts_and_a_repeated_one_does_not() -> None:
+def test_fresh_final_head_counts_and_a_replayed_one_does_not() -> None:
     peer = Listener()
     assert peer.hears(10, 5, finished=True)
     peer.now += MINUTE_S
@@ -50,7 +50,7 @@ def test_order_of_heads_does_not_matter() -> None:
         assert over[-1], order
 
 
-def test_final_head_minutes_older_than_another_is_a_repetition() -> None:
+def test_final_head_minutes_older_than_another_is_a_replay() -> None:
     peer = Listener()
     peer.hears(5, 5, finished=False)
     assert not peer.hears(6, 6, finished=True, sent_at=NOW - 10 * MINUTE_S)

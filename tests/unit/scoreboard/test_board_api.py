@@ -1,4 +1,4 @@
-"""HTTP API: caching, gzip, HEAD, search, errors, paging to the last entry, and no field that could place anybody."""
+"""HTTP API: caching, gzip, HEAD, search, errors, paging to the last entry, and no field that locates a peer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from urllib.parse import quote
 import pytest
 
 from p2prl.errors import MachineError
-from p2prl.scoreboard.ledger.ledger_dump import verify_dump
+from p2prl.scoreboard.documents.leaderboard_view import CURSOR_PATTERN
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
+from p2prl.scoreboard.ledger_dump import verify_dump
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.http_middleware import RESPONSE_HEADERS
-from p2prl.scoreboard.web.leaderboard_view import CURSOR_PATTERN
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, sample_run
 from tests.unit.scoreboard.asgi import ask
 
@@ -177,7 +177,7 @@ def test_refusals_have_one_shape(path: str, status: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_nothing_can_be_written(method: str) -> None:
+def test_unwritable_folder(method: str) -> None:
     app = create_app(MemorySource(WRITER))
     for path in PATHS:
         answer = ask(app, path.split("?")[0], method=method)
@@ -207,7 +207,7 @@ def test_a_broken_ledger_shows_in_api_health_and_page() -> None:
 def test_a_source_that_fails_is_a_503_with_its_remedy() -> None:
     class Failing(MemorySource):
         def snapshot(self) -> Any:
-            raise MachineError("the journal cannot be read", remedy="Start the board again.")
+            raise MachineError("the journal cannot be read", remedy="Restart the board.")
 
     answer = ask(create_app(Failing(WRITER)), "/api/v1/run")
     assert (answer.status, answer.document["remedy"]) == (503, "Start the board again.")

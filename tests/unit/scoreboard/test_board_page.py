@@ -1,4 +1,4 @@
-"""Page: a stranger's text stays text, search and commands work, numbers read well, the chart holds the data."""
+"""Page: a stranger's text stays text, search and commands work, numbers are readable, the chart shows the data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.web.learning_curve import HEIGHT, WIDTH, reward_chart
 from p2prl.scoreboard.web.page import STATIC, PageRequest, render_page
 from p2prl.scoreboard.web.text_format import credit, percent, quantity, quoted
@@ -185,7 +185,7 @@ def test_an_ended_run_shows_its_result_and_no_join_command() -> None:
     ("step", "total", "shown"),
     [(63, 200, "step 63 of 200"), (63, None, None), (399, 200, None), (1500, 2000, "1,500 of")],
 )
-def test_a_target_is_shown_only_while_it_is_true(step: int, total: int | None, shown: str | None) -> None:
+def test_a_stale_target_is_not_shown(step: int, total: int | None, shown: str | None) -> None:
     snapshot = MemorySource(sample_run(0, steps=3), learner_step=step, total_steps=total).snapshot()
     html = render_page(snapshot, PageRequest())
     assert f"{step:,}" in html
@@ -255,7 +255,7 @@ def test_shares_never_round_to_certainty(value: float, text: str) -> None:
     assert percent(value) == text
 
 
-def test_the_chart_goes_through_its_points() -> None:
+def test_the_chart_passes_through_its_points() -> None:
     snapshot = MemorySource(sample_run(0, steps=30)).snapshot()
     metrics = api_views.metrics_document(snapshot, from_step=0, to_step=99, points=240)
     chart = reward_chart(metrics)

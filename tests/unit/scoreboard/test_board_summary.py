@@ -1,4 +1,4 @@
-"""Summary JSON against a committed document: a changed key breaks a promise of docs/leaderboard.md."""
+"""Summary JSON against a committed document: a changed key would contradict docs/leaderboard.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_run() -> MemorySource:
 def test_the_summary_is_the_committed_one() -> None:
     source = small_run()
     document = json.loads(json.dumps(summary(source), allow_nan=False))
-    # Digests depend on the wire bytes, which have golden vectors of their own.
+    # Digests depend on the wire bytes, which have their own golden vectors.
     assert document["run"].pop("run_id") == document["run"]["ledger"].pop("run_id") == source.writer.run.hex()
     assert document["run"]["ledger"].pop("head") == source.writer.head.hex()
     assert document == json.loads(GOLDEN.read_text())

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from p2prl.errors import ConfigError
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS, display_name
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.api_schema import ContributorDocument, ValidatorDocument
+from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.scoreboard.ledger.leaderboard_totals import wilson_interval
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.api_schema import ContributorDocument, ValidatorDocument
-from p2prl.scoreboard.web.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
 
 
@@ -119,7 +119,7 @@ def test_a_coarse_curve_loses_nothing(points: int) -> None:
         assert mean == pytest.approx(total / sum(fine.completions[i] for i in inside), abs=2e-6)
 
 
-def test_the_run_document_sums_up() -> None:
+def test_the_run_document_totals() -> None:
     document = api_views.run_document(MemorySource(sample_run(0)).snapshot())
     totals = document.totals
     assert totals.verified_groups + totals.rejected_groups + totals.expired_groups == 600

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
-from p2prl.scoreboard.ledger.ledger_dump import verify_dump, verify_source, write_dump
-from p2prl.scoreboard.web import api_views
-from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, sample_run
 
 WRITER = sample_run(0, steps=6)
@@ -39,7 +39,7 @@ def test_the_file_is_a_msgpack_stream_of_the_signed_bytes(tmp_path: Path) -> Non
     assert (tmp_path / "x").read_bytes() == expected
 
 
-def test_an_empty_ledger_is_a_ledger(tmp_path: Path) -> None:
+def test_an_empty_ledger_is_valid(tmp_path: Path) -> None:
     assert write_dump(MemorySource(LedgerWriter()), tmp_path / "x") == 0
     result = verify_dump(tmp_path / "x")
     assert (result.height, result.root, result.people) == (0, "00" * 32, [])
@@ -75,7 +75,7 @@ def test_any_bytes_are_refused_with_a_reason(tmp_path_factory: pytest.TempPathFa
         verify_dump(path)
 
 
-def test_a_length_of_gigabytes_is_refused_unread(tmp_path: Path) -> None:
+def test_a_huge_length_is_refused_before_reading(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xc6\xff\xff\xff\xff")
     with pytest.raises(RemoteProtocolError, match="4294967295 bytes"):
         verify_dump(tmp_path / "x")
@@ -112,7 +112,7 @@ def test_a_ledger_is_held_to_its_signed_head(tmp_path: Path, head: bytes, messag
         verify_dump(tmp_path / "x")
 
 
-def test_a_sound_beginning_is_not_a_sound_ledger() -> None:
+def test_a_valid_prefix_is_not_a_valid_ledger() -> None:
     with pytest.raises(IntegrityError, match="entry 7"):
         verify_source(MemorySource(WRITER, incident="entry 7 of the ledger is broken"))
 

@@ -248,7 +248,7 @@ def test_only_the_learner_signs_receipts() -> None:
     assert board.height == 0
 
 
-def test_a_state_does_not_change_later() -> None:
+def test_states_are_immutable() -> None:
     writer = sample_run(0, steps=6)
     board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
     states = []

@@ -208,7 +208,7 @@ def test_resumes_from_disk_after_a_crash(tmp_path: Path, store: LedgerStore) -> 
     again.close()
 
 
-def test_an_edited_file_is_cut_back_to_what_verifies(tmp_path: Path, store: LedgerStore) -> None:
+def test_an_edited_file_is_truncated_to_its_valid_prefix(tmp_path: Path, store: LedgerStore) -> None:
     started(store).receive(page(WRITER.entries, 0), 0.0)
     db = sqlite3.connect(tmp_path / "board" / "ledger_chain.db", isolation_level=None)
     db.execute("UPDATE ledger SET raw = x'00' WHERE height = 4")

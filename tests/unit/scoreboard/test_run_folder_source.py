@@ -70,7 +70,7 @@ def test_a_broken_entry_stops_the_count_and_is_named(tmp_path: Path) -> None:
     db.close()
 
 
-def test_a_missing_row_is_no_entry(tmp_path: Path) -> None:
+def test_entries_stop_at_a_missing_row(tmp_path: Path) -> None:
     writer = sample_run(0, steps=4)
     db = writer.write_journal(tmp_path / "journal.db")
     db.execute("DELETE FROM ledger WHERE height = 3")

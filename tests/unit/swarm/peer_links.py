@@ -11,7 +11,7 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
-from p2prl.sim.protocol_swarm import identity_of
+from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import Dial
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.peers.connections import Connections

@@ -1,4 +1,4 @@
-"""Local base: which versions signatures say it is, and the bytes it saves."""
+"""Local base: the versions that signatures identify it as, and the bytes it saves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import NO_BASE, Patch, PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
-from p2prl.sim.protocol_swarm import identity_of
+from p2prl.sim.hosts import identity_of
 from p2prl.swarm.policies.catalog import PolicyCatalog
 from p2prl.swarm.policies.local_base import LocalBase
 from p2prl.swarm.policies.routing import RoutePlan, RoutePlanner

@@ -19,11 +19,11 @@ from p2prl.protocol.link_messages import (
     GrantDeclined,
     Have,
 )
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.download import UnrequestedChunkError
 from p2prl.swarm.relay.state import Neighbor
+from p2prl.testing.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, bitmap, blob, fetcher, piece, sent
 
 
@@ -103,7 +103,7 @@ def test_endgame_duplicates_only_much_later_chunks() -> None:
     def deliver(peer: PeerId, chunk: bytes, now: float) -> None:
         relay.receive(Chunk(piece(data, ref, ref.chunks.index(chunk))), peer, now)
 
-    deliver(A, grant(A, 0.0)[0], 2.0)  # two seconds a chunk
+    deliver(A, grant(A, 0.0)[0], 2.0)  # two seconds per chunk
     deliver(B, grant(B, 2.0)[0], 2.5)  # half a second
     slow, last = grant(A, 3.0)[0], grant(B, 3.0)[0]
     deliver(B, last, 3.5)

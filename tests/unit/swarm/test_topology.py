@@ -29,7 +29,7 @@ def test_neighbors_are_distinct_and_two_thirds_near() -> None:
         assert len(others) == len(set(others)) == 24
         assert peer not in others
         near = sum(swarm[other].region == swarm[peer].region for other in others)
-        assert 16 <= near <= 20  # the rest is drawn from everywhere, a quarter of it from here again
+        assert 16 <= near <= 20  # the rest is drawn from all regions, a quarter of it from this one
 
 
 def test_kept_neighbors_come_first() -> None:
@@ -44,7 +44,7 @@ def test_kept_neighbors_come_first() -> None:
     assert choose_neighbors(0, swarm, random.Random(1), count=2, kept=kept) == [4, 8]
 
 
-def test_peers_without_a_region_are_near_nobody() -> None:
+def test_peers_without_a_region_have_no_near_peers() -> None:
     swarm = {number: Candidate(10.0, None if number < 200 else "here") for number in range(400)}
     rng = random.Random(5)
     hidden = sum(other < 200 for peer in range(0, 200, 10) for other in choose_neighbors(peer, swarm, rng, count=24))

@@ -1,4 +1,4 @@
-"""The process scorers against a judge written the other way round, and what no text may do to them."""
+"""The process scorers against an independent judge, and their robustness to any text."""
 
 from __future__ import annotations
 

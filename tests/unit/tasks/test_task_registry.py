@@ -41,7 +41,7 @@ def test_builtin_tasks_are_complete(name: str) -> None:
 
 
 def test_a_misspelled_name_gets_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="no task is called 'chain5'") as caught:
+    with pytest.raises(ConfigError, match="unknown task 'chain5'") as caught:
         scorer_by_task("chain5")
     assert "chain4" in caught.value.remedy
 
@@ -53,7 +53,7 @@ def test_a_task_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert task_by_name("unit_echo").task.prompt(7) == "7"
     with pytest.raises(ConfigError, match="no process scorer"):
         scorer_by_task("unit_echo")
-    with pytest.raises(ConfigError, match="'unit_parrot' calls itself 'unit_echo'"):
+    with pytest.raises(ConfigError, match="'unit_parrot' has the name 'unit_echo'"):
         task_by_name("unit_parrot")
 
 

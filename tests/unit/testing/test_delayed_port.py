@@ -1,4 +1,4 @@
-"""Groups on a long line: each comes once, after as many others as its delay says; everything else passes."""
+"""Delayed port: each group arrives once, after its delay in other groups; everything else passes at once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import LedgerHead
-from p2prl.sim.protocol_swarm import group_of
 from p2prl.testing.delayed_port import DelayedPort
+from p2prl.testing.protocol_swarm import group_of
 
 KEY = Identity(bytes(16))
 GROUPS = [seal(KEY, group_of(slot), run=bytes(32), now=1e9) for slot in range(30)]
@@ -18,7 +18,7 @@ HEAD = seal(KEY, LedgerHead(0, bytes(32), 0, False), run=bytes(32), now=1e9)
 
 
 class InboxPort:
-    """A port that hands over what a test puts in."""
+    """A port that delivers the messages a test puts in."""
 
     addresses = ("/ip4/127.0.0.1/tcp/1",)
     status = None
@@ -47,7 +47,7 @@ delay_lists = st.lists(st.integers(min_value=0, max_value=12), min_size=30, max_
 
 
 @given(delay_lists, st.integers(min_value=1, max_value=7))
-def test_a_group_comes_once_when_its_delay_in_others_has_passed(delays: list[int], burst: int) -> None:
+def test_a_group_is_delivered_once_after_its_delay(delays: list[int], burst: int) -> None:
     line = InboxPort()
     drawn = iter(delays)
     late = DelayedPort(line, lambda: next(drawn))
@@ -66,7 +66,7 @@ def test_a_group_comes_once_when_its_delay_in_others_has_passed(delays: list[int
     assert late.held == 30 - len(came)
 
 
-def test_a_group_offered_again_is_no_new_one() -> None:
+def test_a_group_offered_again_is_not_held_again() -> None:
     line = InboxPort()
     late = DelayedPort(line, lambda: 2)
     line.inbox = [control.EnvelopeArrived(GROUPS[0])] * 5

@@ -68,7 +68,7 @@ def test_the_replay_queue_drops_the_oldest() -> None:
 
 
 class InboxPort:
-    """A network port that hands over its inbox and then stops the validator."""
+    """A network port that returns its inbox and then stops the validator."""
 
     addresses: tuple[str, ...] = ()
     status = None

@@ -1,7 +1,7 @@
 """The go-libp2p daemon as a child process, and the calls we make on its control socket.
 
 We do not use hivemind's own `P2P.create`: it leaves its sockets readable in /tmp, leaks a file descriptor for every
-failed dial, gives one error for every cause and lets Ctrl-C kill the daemon before its owner has sent its last
+failed dial, raises the same error for every cause and lets Ctrl-C kill the daemon before its owner has sent its last
 messages. hivemind's `P2P` still joins this daemon (`P2P.replicate`) for the directory's calls.
 
 No orphans: the daemon ends by itself two seconds after the last persistent connection of its clients closes, and five
@@ -39,7 +39,7 @@ StreamCallback = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], 
 _STARTUP_TIMEOUT_S = 20.0
 
 _PORT_PATIENCE_S = 8.0
-"""How long a port may stay taken: a predecessor that was killed leaves a daemon that needs seconds to end."""
+"""How long to wait for a port in use: a killed predecessor leaves a daemon that takes seconds to exit."""
 _PORT_RETRY_S = 0.5
 _STOP_TIMEOUT_S = 3.0
 _STREAM_BUFFER_BYTES = 512 * 1024
@@ -59,7 +59,7 @@ class Daemon:
 
     @classmethod
     async def start(cls, identity: Identity, config: DaemonConfig) -> Daemon:
-        """Run the daemon until it listens. Raises `MachineError` or `ConfigError` with one sentence and a remedy."""
+        """Start the daemon and wait until it listens. Raises `MachineError` or `ConfigError` with a remedy."""
         until = asyncio.get_running_loop().time() + _PORT_PATIENCE_S
         while True:
             folder = DaemonFolder()
@@ -128,7 +128,7 @@ class Daemon:
         return self._process.pid
 
     async def wait_stopped(self) -> None:
-        """Return when the daemon's process has ended, wanted or not."""
+        """Return when the daemon's process has ended, for any reason."""
         await self._process.wait()
 
     async def identify(self) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ class Daemon:
         return reader, writer
 
     async def handle_streams(self, protocol: str, callback: StreamCallback) -> None:
-        """Call `callback` in a task of its own for every stream a peer opens to us on `protocol`."""
+        """Call `callback` in a new task for every stream a peer opens to us on `protocol`."""
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:

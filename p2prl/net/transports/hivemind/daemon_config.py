@@ -1,4 +1,4 @@
-"""Settings of the go-libp2p daemon, its command line, and its start-up errors as sentences with a remedy."""
+"""Settings of the go-libp2p daemon, its command line, and its start-up errors with remedies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _UNCLAIMED_S = 5
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonConfig:
-    """How this peer appears on the libp2p network below the swarm."""
+    """Settings of this peer's libp2p node."""
 
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    """Multiaddrs to listen on; none to only dial. TCP alone by default: the bundled daemon's QUIC (quic-go 0.40.0) has
-    known holes (CVE-2023-49295, CVE-2024-22189)."""
+    """Multiaddrs to listen on; none to only dial. TCP only by default: the bundled daemon's QUIC (quic-go 0.40.0) has
+    known vulnerabilities (CVE-2023-49295, CVE-2024-22189)."""
     relays: tuple[str, ...] = ()
     """Relay candidates, multiaddrs ending in /p2p/<id>. When this peer cannot be dialed, it reserves a slot at relays
     and is dialed through them; it takes about four candidates. The bundled daemon's relays often end a circuit after
@@ -38,12 +38,12 @@ class PortTakenError(MachineError):
     """The port to listen on is in use, perhaps only for seconds."""
 
     def as_machine_error(self) -> MachineError:
-        """The same as an error class that callers in other processes know."""
+        """This error as a class that callers in other processes know."""
         return MachineError(str(self), remedy=self.remedy)
 
 
 def daemon_binary() -> Path:
-    """The p2pd to run: the environment's or the one in hivemind's wheel."""
+    """Path of the p2pd to run: from the environment, or the one in hivemind's wheel."""
     return Path(os.environ.get(DAEMON_VARIABLE) or light_import.load().daemon_path)
 
 

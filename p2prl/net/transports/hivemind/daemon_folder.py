@@ -17,10 +17,10 @@ class DaemonFolder:
     """A folder that only this user can enter, until `remove`."""
 
     def __init__(self) -> None:
-        """Makes the folder, and removes those of processes that are gone: SIGKILL leaves one behind.
+        """Create the folder, and remove those of dead processes: SIGKILL leaves one behind.
 
-        A lock file appears under its name only once it is held. A folder without one is being made just now, and is
-        left alone.
+        A lock file gets its name only once the lock is held. A folder without one is just being created, and is left
+        alone.
         """
         for old in _FOLDERS.glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError), (old / "lock").open("r+") as lock:

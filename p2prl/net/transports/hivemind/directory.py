@@ -21,7 +21,7 @@ TIMEOUT_S = 10.0
 """One directory operation; measured at 30 nodes: 31 to 140 ms."""
 
 CLOCK_SKEW_WARNING_S = 2.0
-"""The directory misbehaves when clocks differ by more than 3 s."""
+"""The directory fails when clocks differ by more than 3 s."""
 
 _MAX_CLOCK_READINGS = 64
 """Peers whose clocks are remembered; their median is this machine's offset."""
@@ -56,7 +56,7 @@ class Directory:
             async with asyncio.timeout(TIMEOUT_S):
                 return bool(await self._node.store(key, value, float(expires_at), subkey=str(self._peer_id)))
         except TimeoutError as error:
-            raise TransportError(f"the directory took no record in {TIMEOUT_S:.0f} s") from error
+            raise TransportError(f"the directory did not store the record in {TIMEOUT_S:.0f} s") from error
 
     async def get(self, key: bytes) -> dict[PeerId, bytes]:
         """See `Transport.get_records`."""
@@ -75,7 +75,7 @@ class Directory:
         }
 
     async def introduce(self, peer: PeerId) -> None:
-        """Enter a peer in the DHT's routing table and compare clocks. A peer without a directory is fine."""
+        """Add a peer to the DHT's routing table and compare clocks. A peer without a directory is ignored."""
         library = light_import.load()
         protocol = self._node.protocol
         remote = library.PeerID.from_base58(peer)
@@ -84,7 +84,7 @@ class Directory:
             request = library.dht_pb2.PingRequest(peer=protocol.node_info, validate=False)
             reply = await protocol.get_stub(remote).rpc_ping(request, timeout=protocol.wait_timeout)
         except (library.P2PDaemonError, library.P2PHandlerError, TimeoutError) as error:
-            logger.debug("peer %s keeps no directory: %s", peer, error)
+            logger.debug("peer %s has no directory: %s", peer, error)
             return
         if reply.dht_time:
             self._skews[peer] = (sent_at + self._clock.now()) / 2 - reply.dht_time
@@ -101,7 +101,7 @@ class Directory:
     def warn_of_skew(self) -> None:
         """Log a clock that is wrong enough to disturb the directory.
 
-        Past what the wire tolerates the node itself warns the person, with the remedy: once is enough.
+        Beyond the wire's tolerance the node itself warns the user, with the remedy; one warning is enough.
         """
         skew = self.clock_skew_s
         if skew is not None and CLOCK_SKEW_WARNING_S < abs(skew) <= limits.MAX_CLOCK_SKEW_S:

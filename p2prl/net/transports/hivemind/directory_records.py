@@ -1,9 +1,9 @@
 """Owner-signed directory records: the validator that every node of the directory runs.
 
 A record is stored under (key, owner): its subkey is the owner's peer id, and its value ends in the owner's Ed25519
-signature over key, owner, value and expiry. Nothing else is stored, forwarded or believed, so a stranger can neither
-forge nor overwrite nor prolong another peer's record. The class has the interface of hivemind's `RecordValidatorBase`
-without importing it. Pure, but for the clock it is given.
+signature over key, owner, value and expiry. Nothing else is stored, forwarded or returned, so a stranger can neither
+forge nor overwrite nor extend another peer's record. The class has the interface of hivemind's `RecordValidatorBase`
+without importing it. Pure, except for the clock passed in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, public_key_of, verify_raw
 
 MAX_RECORD_BYTES = 4 * 1024
-"""One record's value, signature included: eight addresses and a signed hello fit; a directory is no file store."""
+"""One record's value, signature included: eight addresses and a signed hello fit, and files do not."""
 
 MAX_RECORD_TTL_S = 600.0
 """How far ahead a record may expire. Longer ones would let a flood outlive the peer that sent it."""
@@ -54,10 +54,10 @@ class OwnerSignedRecords:
         return record.value + self._identity.sign_raw(_signed_bytes(record, record.value))
 
     def validate(self, record: Record) -> bool:
-        """Whether the record's owner signed it and it is within the limits. Never raises, whatever the bytes."""
+        """Whether the record's owner signed it and it is within the limits. Never raises on any bytes."""
         expires_at = record.expiration_time
         if type(record.value) is not bytes or type(expires_at) not in (float, int):
-            return False  # a stored dictionary brings types of the sender's choosing
+            return False  # a stored dictionary contains types of the sender's choosing
         if not SIGNATURE_BYTES < len(record.value) <= MAX_RECORD_BYTES:
             return False
         latest = self._clock.now() + MAX_RECORD_TTL_S + limits.MAX_CLOCK_SKEW_S
@@ -77,8 +77,8 @@ class OwnerSignedRecords:
 def owner_of(subkey: bytes) -> PeerId | None:
     """The peer id a subkey names, or None.
 
-    Only the one encoding that hivemind itself writes: it re-encodes subkeys when it passes a dictionary on, and a
-    second spelling would then break the signature in the hands of honest nodes.
+    Only hivemind's own encoding is accepted: hivemind re-encodes subkeys when it forwards a dictionary, and another
+    encoding would then break the signature at honest nodes.
     """
     try:
         text = msgspec.msgpack.decode(subkey, type=str)

@@ -1,10 +1,10 @@
-"""hivemind's DHT node, hardened against lies about the containers that records come in.
+"""hivemind's DHT node, hardened against forged containers of records.
 
-`DHTNode` validates single records, but trusts the containers around them. Each of these was seen or constructed
-against release 1.1.12, and each let one liar hide every honest record of a key from its readers:
+`DHTNode` validates single records, but trusts the containers around them. Each of these attacks was seen or constructed
+against release 1.1.12, and each let one malicious peer hide every honest record of a key from its readers:
 
 * a dictionary with one invalid entry is refused as a whole;
-* an answer's own expiry is unsigned, and an infinite one ends the search at the liar;
+* an answer's own expiry is unsigned, and an infinite one ends the search at the attacker;
 * a signed value that is not msgpack, or an entry with a foreign type, makes the search hang (`directory_records`
   refuses both);
 * nothing bounds the keys or the owners under a key, and an answer over 4 MiB is never sent.
@@ -21,7 +21,7 @@ from p2prl.net.transports.hivemind.directory_records import OwnerSignedRecords
 from p2prl.protocol.identity import Identity
 
 MAX_KEYS = 4096
-"""Keys this node keeps for others; the ones that expire first make room."""
+"""Keys this node stores for others; those that expire first are evicted."""
 
 MAX_KEY_BYTES = 3 * 1024 * 1024
 """All owners' records under one key; the answer to a reader must stay under the daemon's 4 MiB."""
@@ -30,7 +30,7 @@ MAX_KEY_BYTES = 3 * 1024 * 1024
 async def start_dht_node(p2p: Any, identity: Identity, clock: Clock) -> Any:
     """A `DHTNode` on `p2p` that stores and returns owner-signed records only.
 
-    It has no caches: every read asks for the newest records anyway.
+    It has no caches: every read fetches the newest records anyway.
     """
     node = await light_import.load().DHTNode.create(
         p2p=p2p,
@@ -48,7 +48,7 @@ async def start_dht_node(p2p: Any, identity: Identity, clock: Clock) -> Any:
 
 
 def _filter_dictionaries(protocol: Any) -> None:
-    """Keep a dictionary's valid entries instead of refusing all, and none of the sender's own bookkeeping."""
+    """Keep a dictionary's valid entries instead of refusing all, and discard the sender's metadata."""
     record_type = light_import.load().DHTRecord
 
     def keep_valid(key: bytes, dictionary: Any) -> bool:
@@ -85,7 +85,7 @@ def _distrust_expiry(protocol: Any) -> None:
 
 
 def _bound_storage(storage: Any) -> None:
-    """Refuse new owners under a full key; those already there can go on refreshing their records."""
+    """Refuse new owners under a full key; existing owners can still refresh their records."""
     storage.maxsize = MAX_KEYS
     store_subkey = storage.store_subkey
 

@@ -1,11 +1,11 @@
 """Import of hivemind's daemon client and directory without the rest of hivemind.
 
-`import hivemind` runs a package initialiser that imports torch and its trainers: 280 MB and seconds, in a process
-that only moves bytes. The modules used here (`p2p`, `dht.node`, `proto`) need none of it, but Python always runs a
+`import hivemind` runs a package initializer that imports torch and its trainers: 280 MB and seconds, in a process that
+only moves bytes. The modules used here (`p2p`, `dht.node`, `proto`) need none of it, but Python always runs a
 parent package's `__init__` first. So the three heavy parents, `hivemind`, `hivemind.utils` and `hivemind.dht`, are
-entered into `sys.modules` as empty packages that know their folder and look up the few re-exported names when asked. If
+entered into `sys.modules` as empty packages that have a search path and look up the few re-exported names on demand. If
 the real hivemind is already loaded, it is used as it is. After `load`, `import hivemind` elsewhere in this process
-gives the empty package, and using any other name of it raises an error that says so.
+returns the empty package, and using any other name of it raises an error with the reason.
 
 The network process is the only one that may call `load`. Measured: 39 MB resident after it.
 """
@@ -27,7 +27,7 @@ from p2prl.errors import MachineError
 from p2prl.net.transports import library_logs
 
 VERSION = "1.1.12"
-"""The release whose inner names this file and its callers rely on."""
+"""The release whose internal names this file and its callers rely on."""
 
 _REMEDY = f"Install it again: pip install hivemind=={VERSION}"
 
@@ -49,7 +49,7 @@ class Hivemind:
     """The parts of the library that the adapter uses."""
 
     daemon_path: Path
-    """The `p2pd` that came with the wheel."""
+    """The `p2pd` in the wheel."""
     P2P: Any
     PeerID: Any
     DHTNode: Any
@@ -63,7 +63,7 @@ class Hivemind:
 
 @cache
 def load() -> Hivemind:
-    """The library's parts, imported once. Raises `MachineError` when the library is absent or another release."""
+    """Import the library's parts, once. Raises `MachineError` when the library is missing or another release."""
     try:
         spec = importlib.util.find_spec("hivemind")
     except ValueError:  # a package without a spec, as tests leave behind
@@ -85,7 +85,7 @@ def load() -> Hivemind:
 
 
 def _light_package(name: str, folder: Path, exports: dict[str, str]) -> types.ModuleType:
-    package = types.ModuleType(name, f"{name} without its initialiser; see {__name__}")
+    package = types.ModuleType(name, f"{name} without its initializer; see {__name__}")
     package.__path__ = [str(folder)]
     package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
     package.__spec__.submodule_search_locations = [str(folder)]

@@ -11,10 +11,11 @@ from p2prl.net.transports.hivemind.daemon import Daemon
 
 
 class _LivePending(dict[Any, Any]):
-    """hivemind's table of calls in flight, without the calls that were given up.
+    """hivemind's table of calls in flight, without abandoned calls.
 
-    Its reader sets a result on whatever is listed. A call that timed out stays listed for one turn of the loop; an
-    answer in that turn would raise InvalidStateError and end the reader, leaving this peer deaf for good.
+    Its reader sets a result on every call listed. A call that timed out stays listed for one turn of the loop; an
+    answer in that turn would raise InvalidStateError and end the reader, and this peer would never receive another
+    answer.
     """
 
     def __contains__(self, call: object) -> bool:
@@ -35,7 +36,7 @@ async def join_daemon(daemon: Daemon) -> Any:
 
 
 async def leave_daemon(p2p: Any) -> None:
-    """Close the client's connections; the daemon itself goes on."""
+    """Close the client's connections; the daemon itself keeps running."""
     control = p2p._client.control
     await p2p.shutdown()
     await asyncio.gather(control._read_task, control._write_task, return_exceptions=True)

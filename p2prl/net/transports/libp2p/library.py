@@ -1,4 +1,4 @@
-"""py-libp2p's names, imported when a transport starts and not before."""
+"""Lazy imports of py-libp2p's names, when a transport starts."""
 
 from __future__ import annotations
 

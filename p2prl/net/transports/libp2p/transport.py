@@ -1,10 +1,10 @@
-"""The light transport: py-libp2p instead of the daemon, speaking the same frames on the same wire.
+"""The light transport: py-libp2p instead of the daemon, with the same frames on the same wire.
 
-For a peer that cannot run a foreign binary. It has no directory: it knows its bootstrap peers and whoever dials it. It
-is some ten times slower than the daemon.
+For a peer that cannot run a native binary. It has no directory: it knows only its bootstrap peers and the peers that
+dial it. It is about ten times slower than the daemon.
 
 Noise only, always: py-libp2p's default also offers `/plaintext/2.0.0`, over which anyone who has seen a peer's public
-key can be that peer.
+key can impersonate that peer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError, TransportError
+from p2prl.net.pacing import SLICE_BYTES, Pacer
 from p2prl.net.ports import Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
 from p2prl.net.transports.bootstrap import dial_bootstrap
 from p2prl.net.transports.interface_addresses import expand_wildcard
 from p2prl.net.transports.libp2p.library import Library
 from p2prl.net.transports.libp2p.trio_thread import TrioThread
-from p2prl.net.transports.pacing import SLICE_BYTES, Pacer
 from p2prl.protocol.identity import Identity, PeerId
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class Libp2pTransport:
                 await self._write(outbound.stream, head, frame, bulk=key[1])
                 await _expect_ack(outbound.stream)
             except BaseException:
-                # Also when cancelled: the answer of a frame that was given up would be taken for the next frame's.
+                # Also when cancelled: the acknowledgement of an abandoned frame would be taken for the next frame's.
                 stream, outbound.stream = outbound.stream, None
                 if stream is not None:
                     await self._reset(stream)
@@ -216,7 +216,7 @@ class _OutboundStream:
 
 async def _expect_ack(stream: Any) -> None:
     if await stream.read(1) != framing.ACK:
-        raise TransportError("the peer does not keep to the wire")
+        raise TransportError("the peer violates the frame protocol")
 
 
 async def _read_exactly(stream: Any, size: int) -> bytes:

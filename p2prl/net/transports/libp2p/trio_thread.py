@@ -1,4 +1,4 @@
-"""A trio event loop in a thread of its own, called from asyncio: py-libp2p runs on trio, the rest of p2prl does not."""
+"""A trio event loop in its own thread, called from asyncio: py-libp2p runs on trio, the rest of p2prl does not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 10.0
 _MARGIN_S = 1.0
-"""A call ends by itself in time; this much later the thread counts as stuck."""
+"""Grace period after a call's own timeout; after it the thread counts as stuck."""
 
 
 class TrioThread:
@@ -53,7 +53,7 @@ class TrioThread:
             try:
                 with trio.fail_after(timeout_s):
                     result = await work()
-            except Exception as error:  # noqa: BLE001 - carried to the caller, who raises it
+            except Exception as error:  # noqa: BLE001 - passed to the caller, who raises it
                 self._resolve(answer, None, error)
             else:
                 self._resolve(answer, result, None)
@@ -89,7 +89,7 @@ class TrioThread:
         await done.wait()
 
     async def wait_stopped(self) -> None:
-        """Return when the thread has ended, wanted or not."""
+        """Return when the thread has ended, for any reason."""
         await self._stopped.wait()
 
     async def close(self) -> None:

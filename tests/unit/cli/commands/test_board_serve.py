@@ -66,7 +66,7 @@ def test_an_old_ledger_is_not_printed_when_no_peer_answers(clock: list[float]) -
     assert clock[0] >= 30.0
 
 
-def test_with_a_peer_the_newer_ledger_is_awaited_for_a_while(clock: list[float]) -> None:
+def test_board_waits_briefly_for_a_newer_ledger(clock: list[float]) -> None:
     old, met = _kept(signed_height=3), _kept(signed_height=3, connected_peers={"learner": 1})
     await_current_ledger(_Scripted([old, old, met, _kept(connected_peers={"learner": 1})]))
     assert clock[0] < 1.0

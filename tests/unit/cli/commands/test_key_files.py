@@ -38,5 +38,5 @@ def test_only_listed_folders_can_be_backed_up(tmp_path: Path) -> None:
         assert isinstance(invoke("key", "backup", "--home", tmp_path, "--seat", bad).exception, errors.ConfigError), bad
 
 
-def test_a_seeders_key_is_a_key_too(tmp_path: Path) -> None:
+def test_a_seeders_key_is_listed(tmp_path: Path) -> None:
     assert invoke("key", "restore", "--home", tmp_path, "--seat", "seeder-1", stdin=WORDS + "\n").exit_code == 0

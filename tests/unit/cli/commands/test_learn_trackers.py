@@ -95,7 +95,7 @@ def test_none_takes_everything_and_another_name_is_refused(tmp_path: Path) -> No
     assert "trackio" in caught.value.remedy
 
 
-def test_one_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_tracker_has_an_install_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def missing(_: str) -> Any:
         raise ImportError
 

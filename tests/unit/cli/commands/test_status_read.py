@@ -34,7 +34,7 @@ def shown(worker: dict[str, Any]) -> str:
     return "\n".join(worker_lines(worker, now=NOW))
 
 
-def test_a_volunteer_reads_like_a_sentence() -> None:
+def test_volunteer_status_lines() -> None:
     text = shown(VOLUNTEER)
     assert text.splitlines()[0] == "my-run  volunteer seat-2  sampling"
     for words in (
@@ -54,14 +54,14 @@ def test_a_volunteer_reads_like_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("state", "words"), [("sampling", "not running, last report 5 min ago"), ("stopped", "stopped 5 min ago")]
 )
-def test_a_worker_that_is_gone_is_said_to_be(state: str, words: str) -> None:
+def test_a_stopped_worker_is_shown_as_not_running(state: str, words: str) -> None:
     text = shown({**VOLUNTEER, "running": False, "state": state})
     assert text.splitlines()[0].endswith(words)
     assert "tokens/s" not in text
     assert "MB for the network" not in text
 
 
-def test_nothing_is_shown_before_there_is_anything() -> None:
+def test_empty_status_shows_nothing() -> None:
     text = shown({"run": "r", "role": "volunteer", "running": True, "version": -1, "announced_version": -1})
     assert "no weights yet" in text
     assert "v-1" not in text
@@ -81,7 +81,7 @@ def test_validator_and_learner_have_their_own_figures() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(-4, "0 s"), (59, "59 s"), (60, "1 min"), (7_200, "2 h"), (2e5, "2 d")])
-def test_ages_read_well(seconds: float, text: str) -> None:
+def test_ages_are_formatted(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
 
 
@@ -99,7 +99,7 @@ def working_seat(home: Path) -> tuple[WorkerFolder, Path]:
     return seat, path
 
 
-def test_the_lock_says_who_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lock_tells_whether_a_worker_is_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seat, _ = working_seat(tmp_path)
     assert holder_of(seat.directory) == os.getpid()
     assert worker(tmp_path, capsys)["running"]
@@ -111,16 +111,14 @@ def test_the_lock_says_who_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     claim_worker_folder(tmp_path).release()
 
 
-def test_a_seat_at_work_on_another_run_does_not_revive_this_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_on_another_run_is_not_shown_as_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seat, path = working_seat(tmp_path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "pid": os.getpid() + 1}))
     assert not worker(tmp_path, capsys)["running"]
     seat.release()
 
 
-def test_asking_takes_no_seat_away(tmp_path: Path) -> None:
+def test_reading_status_takes_no_worker_folder(tmp_path: Path) -> None:
     assert holder_of(tmp_path) is None
     lock = try_lock(tmp_path)
     assert lock is not None
@@ -133,7 +131,7 @@ def test_asking_takes_no_seat_away(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_home_without_workers_and_a_damaged_file_are_no_surprise(
+def test_an_empty_home_and_a_damaged_status_file_are_handled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status_command(None, home=tmp_path, as_json=False)

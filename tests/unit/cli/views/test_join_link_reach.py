@@ -1,4 +1,4 @@
-"""A join link carries the addresses others can dial, and its operator learns from where it works."""
+"""A join link holds the addresses others can dial, and its operator is warned of limited reach."""
 
 from __future__ import annotations
 

@@ -27,17 +27,17 @@ def panel(*, planned: int, first: bool) -> str:
     return output.getvalue()
 
 
-def test_a_run_with_an_end_counts_towards_it() -> None:
+def test_planned_updates_are_shown() -> None:
     assert "step 1,012/2,000 " in update_line("chain", METRICS, planned=2_000, first=False)
     assert "update 1,012 of 2,000   policy v6" in panel(planned=2_000, first=False)
 
 
-def test_a_run_without_an_end_shows_none() -> None:
+def test_no_planned_updates_are_shown_without_an_end() -> None:
     assert "step 1,012 " in update_line("chain", METRICS, planned=0, first=False)
     assert "update 1,012, no end set" in panel(planned=0, first=False)
 
 
-def test_the_first_interval_is_no_pace() -> None:
+def test_the_first_update_shows_no_pace() -> None:
     assert "from 4 volunteers" in update_line("chain", METRICS, planned=0, first=True)
     assert "s/update" not in update_line("chain", METRICS, planned=0, first=True)
     assert "97.00 s/update" in update_line("chain", METRICS, planned=0, first=False)

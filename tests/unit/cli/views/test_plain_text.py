@@ -1,4 +1,4 @@
-"""Nothing a stranger wrote can drive a terminal, and prose breaks between words."""
+"""Strangers' text cannot control the terminal, and prose is wrapped between words."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def shown(monkeypatch: pytest.MonkeyPatch, text: str, *, terminal: bool, unwrapp
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_hostile_learners_words_are_only_words(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def test_hostile_manifest_text_is_escaped(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     said = shown(monkeypatch, HOSTILE, terminal=terminal, unwrapped=True)
     assert said == "slot 3 was rejected: [2J]0;owned31mok  p2prl: all is well\n"
 
 
-def test_markup_is_printed_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markup_is_printed_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, "[red]x[/red] [link=http://a]b", terminal=True) == "[red]x[/red] [link=http://a]b\n"
 
 
 @given(st.text())
-def test_what_is_left_is_one_printable_line(text: str) -> None:
+def test_cleaned_text_is_one_printable_line(text: str) -> None:
     kept = cleaned(text)
     assert len(kept.splitlines()) <= 1
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in kept)
@@ -47,8 +47,8 @@ def test_ordinary_text_is_kept() -> None:
 
 
 def test_prose_breaks_between_words_under_its_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = shown(monkeypatch, "  Leaves    generated tokens, their log-probs and timing.", terminal=True)
-    assert said == "  Leaves    generated tokens, their\n            log-probs and timing.\n"
+    said = shown(monkeypatch, "  Sent      generated tokens, their log-probs and timing.", terminal=True)
+    assert said == "  Sent      generated tokens, their\n            log-probs and timing.\n"
 
 
 def test_links_and_logs_are_never_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What workers show: their run, identity, progress and credit, and no figure before it was measured."""
+"""Views of workers: run, identity, progress and credit, and no figure before it was measured."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def panel(progress: Progress, rate: float) -> str:
     return output.getvalue()
 
 
-def test_no_figure_before_it_is_measured() -> None:
+def test_unmeasured_figures_are_not_shown() -> None:
     for text in (progress_line(IDLE, 0.0), panel(IDLE, 0.0), audit_line(Audit(0, 0, 0, 0, 0, -1))):
         assert "v-1" not in text
         assert "0.00" not in text
@@ -87,7 +87,7 @@ def test_sampling_without_a_learner_looks_different() -> None:
         assert "no learner" not in text
 
 
-def test_the_start_is_named_until_the_first_group() -> None:
+def test_startup_phases_are_shown_until_the_first_group() -> None:
     states = ["looking for the run", "fetching the run's files", "waiting for the first weights", "sampling"]
     phases = [startup_phase(replace(IDLE, state=state)) for state in states]
     assert [phase and phase[0] for phase in phases] == [

@@ -1,8 +1,8 @@
-"""Decodes patches into a policy's weights, in a thread of the role's process: a volunteer samples meanwhile.
+"""Decode patches into a policy's weights, in a thread of the role's process while it samples.
 
-Each segment goes through all patches of the route before the next one, so whatever the number of patches and the size
-of the model, only a few segments are in memory and the weights are written once. The file gets its name once every
-segment and the weights as a whole have the digests the learner signed, and survives a crash from then on.
+Each segment goes through all patches of the route before the next one, so only a few segments are in memory for any
+number of patches and any model size, and the weights are written once. The file gets its name once every segment and
+the complete weights have the digests the learner signed, and survives a crash from then on.
 """
 
 from __future__ import annotations
@@ -90,20 +90,20 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 
 def carry_out(order: control.PatchesReady) -> tuple[control.VersionRebuilt, str]:
-    """Decode, and return the answer for the network process and an error message for a person, empty on success."""
+    """Decode, and return the answer for the network process and an error message for the user, empty on success."""
     fault = ""
     try:
         rebuild(order)
     except (IntegrityError, RemoteProtocolError, MachineError) as error:
         fault = str(error)
-    except Exception as error:  # the outermost loop of its thread: a node must always get an answer
+    except Exception as error:  # the thread's outermost loop: a node must always get an answer
         log.exception("decoding patches failed")
         fault = f"{type(error).__name__}: {error}"
     return control.VersionRebuilt(order.digest, not fault), fault
 
 
 class PatchDecoder:
-    """Decodes one version after the other in a thread of its own."""
+    """Decodes one version after the other in its own thread."""
 
     def __init__(self, on_done: Callable[[control.VersionRebuilt, str], None]) -> None:
         """`on_done` gets each answer and its error message, on that thread."""
@@ -112,14 +112,14 @@ class PatchDecoder:
         self._thread: threading.Thread | None = None
 
     def take(self, order: control.PatchesReady) -> None:
-        """Decode now, or after the orders before it."""
+        """Queue an order; orders are decoded one at a time."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="p2prl-rebuild", daemon=True)
             self._thread.start()
         self._orders.put(order)
 
     def close(self, *, timeout_s: float) -> None:
-        """Finish the orders taken, for at most `timeout_s`; a half-written file is deleted at the next start."""
+        """Finish the queued orders, waiting at most `timeout_s`; a half-written file is deleted at the next start."""
         if self._thread is not None:
             self._orders.put(None)
             self._thread.join(timeout_s)

@@ -1,8 +1,8 @@
-"""A whole ledger in one file: write it, read it back, and count it again from the first entry.
+"""A whole ledger in one file: write it, read it back, and recount it from the first entry.
 
 The file is a msgpack stream of byte strings: first a header (the msgpack array of format, run manifest envelope and
-the learner's signed ledger head or nothing), then one per ledger entry. It holds nothing but signed bytes, so nobody
-has to trust the peer that wrote it.
+the learner's signed ledger head or nothing), then one per ledger entry. Everything in it is signed, so the peer that
+wrote it need not be trusted.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import msgspec
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.wire_codec import Wire, decode, encode
-from p2prl.scoreboard.ledger.ledger_recount import Recount, recount
+from p2prl.scoreboard.documents.api_views import require_run
 from p2prl.scoreboard.ledger.ledger_sources import KnownRun, LedgerSource, open_run_manifest
-from p2prl.scoreboard.web.api_views import require_run
+from p2prl.scoreboard.ledger_recount import Recount, recount
 
 FORMAT = "p2prl/ledger-export/v1"
 """First field of the header."""
 
-_REMEDY = "Name a run folder, or a file that `p2prl ledger dump` wrote."
+_REMEDY = "Use a run folder, or a file written by `p2prl ledger dump`."
 
 _READ_AT_ONCE = 256
 """Entries per query: a long read would keep a learner from truncating its write-ahead log."""
 
 _MAX_ITEM_BYTES = 2 * limits.MAX_ENVELOPE_BYTES
-"""An entry is an envelope and the digest before it; bounds what is read on the word of a length field."""
+"""An entry is an envelope and the previous digest; bounds a read whose length an untrusted field states."""
 
 _LENGTH_BYTES = {b"\xc4": 1, b"\xc5": 2, b"\xc6": 4}
 """Width of the length after each of msgpack's markers of a byte string."""
@@ -46,7 +46,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def dump_items(source: LedgerSource) -> Iterator[bytes]:
-    """The file piece by piece: the header, then one entry each, up to the height the source has now.
+    """Yield the file in pieces: the header, then each entry up to the source's current height.
 
     Raises `NotReadyError` before the first piece when the run is not known yet.
     """
@@ -86,11 +86,11 @@ def write_dump(source: LedgerSource, path: Path) -> int:
 
 
 def verify_dump(path: Path, *, run: bytes | None = None) -> Recount:
-    """Read a dump and count it again from the first entry.
+    """Read a dump and recount it from the first entry.
 
     `run` is the digest in the join link; with it the file must belong to that run. Raises `IntegrityError` naming the
-    first entry that breaks the chain, `RemoteProtocolError` for a file that is no dump, `MachineError` when it cannot
-    be read.
+    first entry that breaks the chain, `RemoteProtocolError` for a file that is not a dump, `MachineError` when it
+    cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -103,14 +103,14 @@ def verify_dump(path: Path, *, run: bytes | None = None) -> Recount:
             return recount(known_run, items, head=head)
     except OSError as error:
         raise MachineError(
-            f"{path} cannot be read: {error}", remedy="Name a file that p2prl ledger dump wrote."
+            f"{path} cannot be read: {error}", remedy="Use a file written by `p2prl ledger dump`."
         ) from error
 
 
 def verify_source(source: LedgerSource) -> Recount:
-    """Count a source's ledger again from its first entry.
+    """Recount a source's ledger from its first entry.
 
-    Raises `IntegrityError` when the source found its ledger broken: a sound beginning is not a sound ledger.
+    Raises `IntegrityError` when the source found its ledger broken, even if all entries before that point are valid.
     """
     snapshot = source.snapshot()
     run, board = require_run(snapshot)
@@ -141,7 +141,9 @@ def _items(file: BinaryIO) -> Iterator[bytes]:
 def _exactly(file: BinaryIO, size: int) -> bytes:
     data = file.read(size)
     if len(data) < size:
-        raise IntegrityError("the dump ends in the middle of an entry", remedy="Copy it or dump it again.")
+        raise IntegrityError(
+            "the dump ends in the middle of an entry", remedy="Copy the file again, or write a new dump."
+        )
     return data
 
 

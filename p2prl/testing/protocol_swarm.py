@@ -1,7 +1,7 @@
 """A swarm of nodes without models: the learner publishes random weights, peers download them and deliver groups.
 
-The smallest run that exercises every rule of the wire, for tests and for measuring dissemination. `swarm` assembles
-the real roles on the same network.
+The smallest run that exercises every rule of the wire, for tests. `p2prl.sim.swarm` assembles the real roles on the
+same network.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.manifests import Patch, PolicyManifest, RunManifest, Sampling, TaskShare, blob_of
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import EnvelopeArrived, Event, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-
-
-def identity_of(name: str) -> Identity:
-    """The identity of a simulated peer, derived from its name: the same on every run."""
-    return Identity(blake3(f"simulated peer {name}".encode()).digest(16))
+from p2prl.testing.memory_blobs import MemoryBlobs
 
 
 @dataclass(slots=True)
@@ -56,7 +52,7 @@ class Member:
 
 
 class ProtocolSwarm:
-    """A run with one learner, on a virtual network that the caller may disturb."""
+    """A run with one learner, on a virtual network in which the caller can cause faults."""
 
     def __init__(
         self, network: VirtualNetwork, *, learner: str = "learner", manifest: RunManifest | None = None
@@ -65,7 +61,7 @@ class ProtocolSwarm:
         self.members: dict[str, Member] = {}
         self._learner = learner
         self._key = identity_of(learner)
-        self._rng = random.Random(f"weights/{network.seed}")  # noqa: S311 - simulated, not secret
+        self._rng = random.Random(f"weights/{network.seed}")
         self.manifest = seal(self._key, manifest or run_manifest_of(self._key), run=bytes(32), now=START)
         self.run = envelope_digest(self.manifest)
         self.published: list[tuple[bytes, PolicyManifest, float]] = []
@@ -109,7 +105,7 @@ class ProtocolSwarm:
         return member
 
     def on_event(self, member: Member, event: Event) -> None:
-        """Take an event of a member's node."""
+        """Handle an event of a member's node."""
         member.events.append(event)
         if isinstance(event, VersionReady):
             member.ready_at.setdefault(event.manifest.version, self.network.now)
@@ -141,7 +137,7 @@ class ProtocolSwarm:
         return manifest
 
     def say(self, body: Wire) -> bytes:
-        """Let the learner sign and publish a message; returns the envelope."""
+        """Sign and publish a message as the learner. Returns the envelope."""
         learner = self.members[self._learner]
         raw = seal(self._key, body, run=self.run, now=self.network.now)
         self.network.node(learner.peer).publish(raw, self.network.now)

@@ -9,24 +9,24 @@ from functools import lru_cache
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.documents.api_schema import ContributorDocument, LeaderboardDocument, PassRate, ValidatorDocument
+from p2prl.scoreboard.documents.api_views import require_run, rounded, time_text
 from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Validator, wilson_interval
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
-from p2prl.scoreboard.web.api_schema import ContributorDocument, LeaderboardDocument, PassRate, ValidatorDocument
-from p2prl.scoreboard.web.api_views import require_run, rounded, time_text
 
 CURSOR_PATTERN = "^[0-9]{1,18}-[1-9A-HJ-NP-Za-km-z]{40,64}$"
 """A cursor: tokens and peer id of the last row of a page."""
 
 _CACHED_KEYS = 100_000
-"""Public keys whose names stay in memory: every request sorts the same keys again, and base 58 is slow in Python."""
+"""Public keys whose names are cached: every request sorts the same keys, and base 58 is slow in Python."""
 
 _peer_id = lru_cache(maxsize=_CACHED_KEYS)(peer_id_of)
 
 
 @lru_cache(maxsize=2)
 def _ranked(board: BoardState, by: str) -> Sequence[tuple[int, tuple[int, str, bytes]]]:
-    """The whole table in order: rank, then (-tokens, peer id, public key). One for each table of the newest state."""
+    """The whole table in order: rank, then (-tokens, peer id, public key). Cached per table of the newest state."""
     rows: Mapping[bytes, Person] | Mapping[bytes, Validator] = board.people if by == "people" else board.validators
     return tuple(enumerate(sorted((-row.tokens, _peer_id(key), key) for key, row in rows.items()), 1))
 
@@ -43,8 +43,8 @@ def leaderboard_document(
     """A page of `people` or `validators`, most credit first, equal credit by peer id.
 
     With a `query`, only the rows it matches, each with its rank in the whole table; `total` counts the matches.
-    Raises `ConfigError` when the cursor is not one of ours. The cursor holds the last row's place in the order, not
-    its number, so a page neither repeats nor skips a row when others overtake in between.
+    Raises `ConfigError` for a cursor that this API did not issue. The cursor holds the last row's sort key, not its
+    number, so a page neither repeats nor skips a row when others overtake in between.
     """
     _, board = require_run(snapshot)
     ranked = _ranked(board, by)
@@ -83,7 +83,7 @@ def _matches(public_key: bytes, words: list[str]) -> bool:
 
 def _place(cursor: str) -> tuple[int, str]:
     if re.fullmatch(CURSOR_PATTERN, cursor) is None:
-        raise ConfigError("the cursor is not one this API gave out", remedy="Use next_cursor of the page before.")
+        raise ConfigError("the cursor was not issued by this API", remedy="Use next_cursor of the previous page.")
     tokens, _, peer_id = cursor.partition("-")
     return -int(tokens), peer_id
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from p2prl.learner.checkpoints import prune_checkpoints
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training.metrics_log import MetricsLog
-from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
 from p2prl.learner.training.probation import ProbationConfig
 
 
 class Training:
-    """The trainer between the buffer and the journal."""
+    """Takes groups from the buffer, trains on them and records it in the journal."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Training:
 
     def train(self, batch: Sequence[VerifiedGroup], figures: Mapping[str, Any]) -> None:
         """Compute the update of a recorded batch and log it."""
-        groups = [group.training_group(step=self.step, trust=self._trust(group.peer)) for group in batch]
+        groups = [_training_group(group, step=self.step, trust=self._trust(group.peer)) for group in batch]
         metrics = self._trainer.update(groups) | {
             "groups": len(batch),
             "version": self._storage.version,
@@ -82,7 +84,7 @@ class Training:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Write a checkpoint of this step unless there is one, and drop what only a replay before it would need."""
+        """Write a checkpoint of this step unless there is one, and drop data needed only for earlier replays."""
         paths = self._storage.paths
         target = paths.checkpoint(self.step)
         if target.exists():
@@ -99,3 +101,18 @@ class Training:
             peer, before_step=self.step, most=self._probation.probation_groups
         )
         return self._probation.trust(trained)
+
+
+def _training_group(verified: VerifiedGroup, *, step: int, trust: float) -> TrainingGroup:
+    """The group as the trainer reads it, for the update that starts at `step`."""
+    completions = tuple(tuple(np.frombuffer(c.tokens, dtype="<u4").tolist()) for c in verified.group.completions)
+    behavior = np.frombuffer(verified.behavior, dtype="<f4")
+    splits = np.split(behavior, np.cumsum([len(ids) for ids in completions])[:-1])
+    return TrainingGroup(
+        prompt_ids=tuple(np.frombuffer(verified.group.prompt, dtype="<u4").tolist()),
+        completions=completions,
+        behavior_logprobs=tuple(tuple(part.tolist()) for part in splits),
+        rewards=tuple(np.frombuffer(verified.rewards, dtype="<f4").tolist()),
+        staleness=verified.staleness(step),
+        trust=trust,
+    )

@@ -1,8 +1,8 @@
-"""Upload pacing: chunks leave at the capped rate, a few kilobytes at a time, the oldest chunk first.
+"""Upload pacing: chunks are sent at the capped rate, a few kilobytes at a time, the oldest chunk first.
 
-Frames of one size class to one peer leave in order, but chunks to several peers share the uplink. Sent side by side,
-each would arrive late. Sent one after the other, the first can be passed on while the second is still leaving. A stream
-whose receiver takes nothing does not ask for its turn, so it delays no other.
+Frames of one size class to one peer are sent in order, but chunks to several peers share the uplink. Sent in parallel,
+all would arrive late. Sent one after the other, the first can be relayed while the second is still being sent. A stream
+whose receiver reads nothing does not request a turn, so it delays no other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Pacer:
     """Shares one uplink among frames, on one event loop."""
 
     def __init__(self, clock: Clock, rate_bytes_s: float) -> None:
-        """A rate of 0 is no cap."""
+        """A rate of 0 means no cap."""
         self._clock = clock
         self._bucket = TokenBucket(rate_bytes_s, clock.now())
         self._tickets = itertools.count()

@@ -9,7 +9,7 @@ from p2prl.protocol.manifests import BlobRef
 
 
 class MemoryBlobs:
-    """A `BlobStore` in one dictionary. Chunks are kept by blob and index, as they lie in a file."""
+    """A `BlobStore` in one dictionary. Chunks are kept by blob and index, as in a file."""
 
     def __init__(self) -> None:
         self._chunks: dict[Digest, dict[int, bytes]] = {}
@@ -23,7 +23,7 @@ class MemoryBlobs:
         self._finished[ref.root] = None
 
     def lay(self, name: Digest, data: bytes) -> None:
-        """Add bytes that are no blob of the run, under a name of their own: a local base."""
+        """Add bytes under a name that is not a blob of the run: a local base."""
         self._chunks[name] = {0: data}
 
     def whole(self, ref: BlobRef) -> bytes:

@@ -1,6 +1,6 @@
 """Simulated Adam training in bf16, and the entropy bound of a patch: test data for the codec.
 
-Benchmarks and tests measure the codec on it. It uses none of the codec's functions, so that it can judge them.
+Benchmarks and tests use it. It shares no functions with the codec, so that it is an independent check.
 """
 
 from __future__ import annotations

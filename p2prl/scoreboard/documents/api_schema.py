@@ -1,8 +1,8 @@
 """Documents of the HTTP API, version 1.
 
-Rules: ids are strings; times are RFC 3339 in UTC; units stand in names; within v1 fields are only added. No field holds
-an address, a host or a place, and a test keeps it so. The join link is the one text with an address in it: the one the
-run's operator publishes to be found. A document has as many fields as its readers need: no limit on their number.
+Rules: ids are strings; times are RFC 3339 in UTC; names include units; within v1 fields are only added. No field holds
+an address, a host or a location, which a test enforces. The only exception is the join link, which the run's operator
+publishes. A document has as many fields as its readers need: no limit on their number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Totals:
     verified_tokens: int
     """Completion tokens of verified and sampled groups."""
     verified_tokens_per_s: float | None
-    """Over the last 20 learner steps, by the learner's clock; null until there are two."""
+    """Over the last 20 learner steps, by the learner's clock; null with fewer than two."""
     credit: float
     """verified_tokens × 2 × parameters / 10^15."""
 
@@ -53,7 +53,7 @@ class LedgerHeadDocument:
     signed_height: int | None
     """Highest height for which this board has the learner's signature; null when it has none."""
     ignored_lines: dict[str, int]
-    """Lines of the ledger that count for nothing, by rule."""
+    """Ignored ledger lines, by rule."""
     waiting_verdicts: int
     """Verdicts on groups that have no receipt yet."""
     incident: str | None
@@ -89,9 +89,9 @@ class RunDocument:
     updated_at: str | None
     """When the learner signed its newest receipts."""
     learner_step: int | None
-    """Updates of the learner that this board knows of; null before the first receipt."""
+    """Learner updates known to this board; null before the first receipt."""
     total_steps: int | None
-    """Steps the run is planned for; null when it has no end, or this board does not know it."""
+    """Planned steps; null when the run has no end or this board does not know it."""
     policy_version: int | None
     """Newest policy version known here."""
     finished: bool
@@ -131,7 +131,7 @@ class ContributorDocument:
     verified_tokens: int
     completions: int
     mean_reward: float | None
-    """Weighted by completions; null when nothing was credited. It earns no credit."""
+    """Weighted by completions; null when nothing was credited. Reward earns no credit."""
     pass_rate: PassRate
     rejected_groups: int
     rejected_by_reason: dict[str, int]
@@ -164,7 +164,7 @@ class LeaderboardDocument:
 
     by: str
     total: int
-    """Rows in all: of the table, or of the search when there is one."""
+    """Total rows: of the table, or of the search when there is one."""
     people: list[ContributorDocument]
     validators: list[ValidatorDocument]
     next_cursor: str | None
@@ -216,7 +216,7 @@ class HealthDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorDocument:
-    """Why a request was refused, and what to do about it. Every refusal has this body."""
+    """Reason for refusing a request, and a remedy. Every error response has this body."""
 
     error: str
     remedy: str

@@ -1,4 +1,4 @@
-"""Recount of a whole ledger from its first entry, held to the learner's signed head."""
+"""Recount of a whole ledger from its first entry, checked against the learner's signed head."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.scoreboard.documents.api_schema import ContributorDocument, Totals, ValidatorDocument
+from p2prl.scoreboard.documents.api_views import run_document
+from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot
-from p2prl.scoreboard.web.api_schema import ContributorDocument, Totals, ValidatorDocument
-from p2prl.scoreboard.web.api_views import run_document
-from p2prl.scoreboard.web.leaderboard_view import leaderboard_document
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Recount:
 
 
 def recount(run: KnownRun, entries: Iterable[bytes], *, head: bytes = b"") -> Recount:
-    """Follow a chain from its first entry and add everything up; `head` is a signed head's envelope to hold it to.
+    """Follow a chain from its first entry and total it; `head` is the envelope of a signed head to check it against.
 
     Raises `IntegrityError` naming the first entry that breaks the chain or that the signed head contradicts.
     """
@@ -74,7 +74,7 @@ def recount(run: KnownRun, entries: Iterable[bytes], *, head: bytes = b"") -> Re
 
 
 class _SignedHead:
-    """Holds a chain to the learner's signed head."""
+    """Checks a chain against the learner's signed head."""
 
     def __init__(self, run: KnownRun, raw: bytes) -> None:
         self.height: int | None = None
@@ -89,7 +89,7 @@ class _SignedHead:
     def compare(self, fold: LedgerFold) -> None:
         """The chain has reached `fold.height`."""
         if fold.height == self.height and fold.head != self._head:
-            raise IntegrityError(f"entry {fold.height - 1} is not the one the learner signed for")
+            raise IntegrityError(f"entry {fold.height - 1} differs from the one the learner signed")
 
     def finish(self, fold: LedgerFold) -> None:
         """The chain has ended."""

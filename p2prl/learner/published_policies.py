@@ -23,7 +23,7 @@ def versions_kept(manifest: RunManifest) -> int:
 
 
 class PublishedPolicies:
-    """Published versions inside the staleness window, and the first version forever."""
+    """Published versions inside the staleness window, and always version 0."""
 
     def __init__(self, blobs: DiskBlobStore) -> None:
         self._blobs = blobs
@@ -52,7 +52,7 @@ class PublishedPolicies:
         self._keep_first(_read(raw))
 
     def weights_file(self, version: int) -> tuple[Digest, Path] | None:
-        """(weights digest, file) of a version, None when its weights are not on this disk. Version 0 always is."""
+        """(weights digest, file) of a version; None when its weights are not on disk. Version 0 is never deleted."""
         policy = self._first if version == 0 else self._by_version.get(version)
         if policy is None:
             return None
@@ -62,16 +62,16 @@ class PublishedPolicies:
         return (digest, path) if complete else None
 
     def _keep_first(self, policy: PolicyVersion) -> None:
-        """Keep version 0 on disk: newcomers may have its weights from elsewhere, and patches start from it forever."""
+        """Keep version 0 on disk: newcomers may have its weights, and patches keep starting from it."""
         self._first = policy
         self._blobs.keep_as(policy.manifest.weights.root, Digest(policy.manifest.weights_digest))
 
     def sweep(self, announced: Iterable[bytes], *, besides: Iterable[bytes]) -> None:
         """Delete blobs of versions that are neither kept here nor `announced` (envelopes).
 
-        Call it before a new network process is told any version: a network process deletes only versions it was told
-        of, so what an earlier one kept beyond the window would stay on disk forever. `besides` are roots of other
-        blobs in the same directory that are needed.
+        Call it before announcing versions to a new network process: a network process deletes only versions it knows,
+        so blobs that an earlier one kept beyond the window would never be deleted. `besides` are roots of other blobs
+        in the same directory that are needed.
         """
         kept = set(besides)
         if self._first is not None:
@@ -89,7 +89,7 @@ class PublishedPolicies:
         return [self._by_version[version] for version in sorted(self._by_version, reverse=True)]
 
     def get(self, version: int, digest: bytes) -> PolicyVersion | None:
-        """The policy a group declares, if the learner published exactly that and it is still in the window."""
+        """The policy a group declares, if the learner published it and it is still in the window."""
         policy = self._by_version.get(version)
         return policy if policy is not None and policy.digest == digest else None
 

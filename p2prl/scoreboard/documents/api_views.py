@@ -6,10 +6,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, reduce
 
 from p2prl.errors import StaleWorkError
-from p2prl.scoreboard.ledger.leaderboard_totals import Step, summed
-from p2prl.scoreboard.ledger.ledger_fold import BoardState
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot
-from p2prl.scoreboard.web.api_schema import (
+from p2prl.scoreboard.documents.api_schema import (
     HealthDocument,
     LedgerHeadDocument,
     MetricsDocument,
@@ -18,18 +15,21 @@ from p2prl.scoreboard.web.api_schema import (
     Totals,
     VersionUse,
 )
+from p2prl.scoreboard.ledger.leaderboard_totals import Step, summed
+from p2prl.scoreboard.ledger.ledger_fold import BoardState
+from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot
 
 ACTIVE_STEPS = 20
-"""Newest steps that count as "now": enough to smooth over one slow volunteer, few enough to notice one leave."""
+"""Steps that count as current: enough to smooth out a slow volunteer, few enough to notice when one leaves."""
 
 CREDIT_DEFINITION = (
     "Credit = verified tokens × 2 × model parameters / 10¹⁵: petaFLOP of checked forward work. "
     "Validators earn the same for tokens they re-check. "
-    "Nothing is earned for being online or for reward obtained. It is not money."
+    "Being online or obtaining reward earns nothing. Credit is not money."
 )
 
 _LAST_MS = 253_402_300_799_000
-"""Last millisecond of the year 9999, the last that RFC 3339 can show; a verdict's author may date it later."""
+"""Last millisecond of the year 9999, the latest in RFC 3339; a verdict may carry a later date."""
 
 
 class NotReadyError(StaleWorkError):
@@ -46,7 +46,7 @@ def time_text(ms: int) -> str | None:
 def require_run(snapshot: Snapshot) -> tuple[KnownRun, BoardState]:
     """The run and the board of a snapshot. Raises `NotReadyError` before the manifest is known."""
     if snapshot.run is None or snapshot.board is None:
-        raise NotReadyError("this board has not received the run manifest yet", remedy="Ask again in a few seconds.")
+        raise NotReadyError("this board has not received the run manifest yet", remedy="Retry in a few seconds.")
     return snapshot.run, snapshot.board
 
 
@@ -167,7 +167,7 @@ def _totals(board: BoardState) -> Totals:
 
 
 def _tokens_per_s(steps: list[Step]) -> float | None:
-    """Tokens after the first of these steps, divided by the time since it: when the first began is unknown."""
+    """Tokens after the first of these steps, divided by the time since; the start of the first is unknown."""
     if len(steps) < 2 or steps[-1].last_ms <= steps[0].last_ms:
         return None
     return round(sum(step.tokens for step in steps[1:]) / (steps[-1].last_ms - steps[0].last_ms) * 1000, 3)
@@ -182,5 +182,5 @@ def _versions(board: BoardState) -> list[VersionUse]:
 
 
 def rounded(value: float | None) -> float | None:
-    """A number of a document: six decimals are enough for any reader."""
+    """Round a document's number to six decimals."""
     return None if value is None else round(value, 6)
