@@ -1,8 +1,8 @@
-"""Cost of every loss beside the training step it is part of, on a 30M-parameter model.
+"""Cost of every loss relative to its training step, on a 30M-parameter model.
 
     python -m scripts.bench_loss_cost --out docs/benchmarks/loss_cost.md
 
-CPU seconds of one thread, which a busy machine lengthens far less than wall-clock time. The step is forward, backward
+Times are CPU seconds of one thread, which depend less on load than wall-clock time. The step is forward, backward
 and AdamW on a GPT-2 decoder; the loss is everything between the model's log-probs and the gradient with respect to
 them: advantages, guards, weights, aggregation, the diagnostics of every staleness bucket, and the backward pass.
 """
@@ -164,7 +164,7 @@ def table(costs: list[Cost], parameters: int, step_s: float) -> str:
     """The Markdown page."""
     largest = max(costs, key=lambda cost: cost.share)
     lines = [
-        "# What a loss costs",
+        "# Cost of the losses",
         "",
         "```",
         "python -m scripts.bench_loss_cost --out docs/benchmarks/loss_cost.md",
@@ -172,10 +172,10 @@ def table(costs: list[Cost], parameters: int, step_s: float) -> str:
         "",
         f"One training step of {parameters:,} parameters (GPT-2, width 512, eight layers) with {GROUPS * SIZE}",
         f"completions of {TOKENS} tokens takes {step_s:.2f} CPU-seconds of one thread. A loss is everything between",
-        "log-probs and the gradient with respect to them, the diagnostics of every bucket of staleness included.",
-        "Medians. With a larger batch or model the share is smaller: the loss costs as much, the step costs more.",
+        "log-probs and the gradient with respect to them, including the diagnostics of every staleness bucket.",
+        "Medians. A larger batch or model makes the share smaller: a loss costs about the same, a step more.",
         "",
-        f"The most expensive is `{largest.name}`: {largest.share:.2%} of the step; at most {BOUND:.0%} are allowed.",
+        f"The most expensive is `{largest.name}`: {largest.share:.2%} of the step; the limit is {BOUND:.0%}.",
         "",
         "| loss | ms | share of the step |",
         "|---|---|---|",

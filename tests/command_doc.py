@@ -1,4 +1,4 @@
-"""Sections of docs/cli.md, for tests that compare them with the commands."""
+"""Sections of docs/cli.md, for tests that compare the documentation of a command with its behavior."""
 
 from __future__ import annotations
 
