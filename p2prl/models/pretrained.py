@@ -109,7 +109,7 @@ def _directory(source: str) -> Path:
     if source and path.is_dir():
         return path
     if not source or path.exists() or not _HUB_ID.fullmatch(source):
-        raise ConfigError(f"{source} does not exist", remedy="Use a model directory or a hub id, owner/name.")
+        raise ConfigError(f"there is no directory {source}", remedy="Use a model directory or a hub id, owner/name.")
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=_HUB_FILES))
     except (OSError, ValueError) as error:

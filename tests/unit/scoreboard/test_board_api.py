@@ -210,7 +210,7 @@ def test_a_source_that_fails_is_a_503_with_its_remedy() -> None:
             raise MachineError("the journal cannot be read", remedy="Restart the board.")
 
     answer = ask(create_app(Failing(WRITER)), "/api/v1/run")
-    assert (answer.status, answer.document["remedy"]) == (503, "Start the board again.")
+    assert (answer.status, answer.document["remedy"]) == (503, "Restart the board.")
 
 
 _PLACES = re.compile(

@@ -201,7 +201,7 @@ def test_rejections_are_explained_in_sentences() -> None:
     ]
     writer.receipts(0, *rows, receipt(99, identity("ann"), state=3, reason="made_up"))
     html = render_page(MemorySource(writer).snapshot(), PageRequest())
-    assert "A reason that this version of the board does not know." in html
+    assert "A reason unknown to this version of the board." in html
     for reason in RejectionReason:
         assert str(escape(reason.explanation)) in html
     assert "_mismatch" not in html

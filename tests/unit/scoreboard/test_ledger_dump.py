@@ -102,7 +102,7 @@ def test_the_broken_entry_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (WRITER.signed_head(head=bytes(32)), "not the one the learner signed"),
+        (WRITER.signed_head(head=bytes(32)), "differs from the one the learner signed"),
         (WRITER.signed_head(height=99), "ends at entry 18"),
     ],
 )

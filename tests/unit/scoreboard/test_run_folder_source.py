@@ -102,5 +102,5 @@ def test_a_manifest_signed_by_somebody_else_is_refused(tmp_path: Path) -> None:
     writer.receipts(0, receipt(0, identity("ann")))
     writer.write_journal(tmp_path / "journal.db").close()
     forged = seal(identity("eve"), writer.manifest, run=bytes(32), now=writer.now)
-    with pytest.raises(RemoteProtocolError, match="not its learner"):
+    with pytest.raises(RemoteProtocolError, match="not signed by its learner"):
         RunFolderSource(tmp_path / "journal.db", forged)

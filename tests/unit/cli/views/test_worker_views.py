@@ -68,7 +68,7 @@ def test_measured_figures_are_shown() -> None:
     assert "the run is at learner step 14" in shown
     assert "3 groups verified, 9 tokens credited" in shown
     assert "0 B sent to others" in shown
-    assert "Ctrl-C finishes the groups under way, twice stops now" in shown
+    assert "Ctrl-C finishes the current groups, twice stops now" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -82,7 +82,7 @@ def test_rejections_are_explained_in_words() -> None:
 def test_sampling_without_a_learner_looks_different() -> None:
     alone = replace(BUSY, peers={"volunteer": 2})
     for text in (progress_line(alone, 9.0), panel(alone, 9.0)):
-        assert "sampling; no learner in reach: groups wait on disk" in text
+        assert "sampling; learner unreachable, groups wait on disk" in text
     for text in (progress_line(BUSY, 9.0), panel(BUSY, 9.0)):
         assert "no learner" not in text
 
