@@ -1,6 +1,6 @@
 """GEPO in a training loop that is not p2prl's: plain torch, stale rollouts, micro-batches.
 
-    pip install p2prl-algorithms        # torch is its only dependency
+    pip install ./packaging/p2prl-algorithms        # from a checkout; torch is its only dependency
     python examples/foreign_trainer.py
 
 A tiny policy learns to write ascending digits. Its rollouts come from a copy that is up to 8 updates old, as from
