@@ -56,6 +56,7 @@ def recount(run: KnownRun, entries: Iterable[bytes], *, head: bytes = b"") -> Re
         signed_height=signed_head.height,
         signed_head=head,
         finished=False,
+        learner_offline_since=None,
         incident=None,
         join_link="",
         total_steps=None,

@@ -240,6 +240,7 @@ class MemorySource:
             signed_height=board.height if self._signed_head else None,
             signed_head=self._signed_head,
             finished=False,
+            learner_offline_since=None,
             incident=None,
             join_link="",
             total_steps=None,

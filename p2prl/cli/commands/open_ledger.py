@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from p2prl.cli import crash_log
+from p2prl.cli.role_files import read_status
 from p2prl.clock import SystemClock
 from p2prl.config.run_folder import open_folder
-from p2prl.config.worker_folder import claim_worker_folder, default_home
+from p2prl.config.worker_folder import claim_worker_folder, default_home, holder_of
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import SCHEME, parse_link
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
+
+_PROBE_S = 1.0
+"""Seconds between two tests of the learner's lock: a test takes it for an instant, in which no learner can start."""
+
+
+class LearnerWatch:
+    """Tells whether a run folder's learner is running, as `p2prl status` does: by its lock and its last report."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._probed_at = float("-inf")
+        self._offline_since: float | None = None
+
+    def __call__(self) -> float | None:
+        """When the learner last reported, seconds since 1970, if none is running; None while one is."""
+        if (now := time.monotonic()) >= self._probed_at + _PROBE_S:
+            self._probed_at, self._offline_since = now, self._probe()
+        return self._offline_since
+
+    def _probe(self) -> float | None:
+        if holder_of(self._directory) is not None:
+            return None
+        reported = read_status(self._directory / "status.json").get("time")
+        # Before its first report, the start of its last process is known: it wrote the lock file.
+        lock = self._directory / "lock"
+        started = lock.stat().st_mtime if lock.exists() else 0.0
+        return max(started, float(reported)) if isinstance(reported, int | float) else started
 
 
 @contextmanager
@@ -33,7 +62,11 @@ def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
     folder = open_folder(directory)
     link = folder.link_file.read_text().strip() if folder.link_file.exists() else ""
     source = RunFolderSource(
-        folder.paths.journal, folder.manifest_raw, join_link=link, planned_updates=folder.planned_updates
+        folder.paths.journal,
+        folder.manifest_raw,
+        join_link=link,
+        planned_updates=folder.planned_updates,
+        offline_since=LearnerWatch(directory),
     )
     try:
         yield source

@@ -95,6 +95,8 @@ class RunDocument:
     policy_version: int | None
     """Newest policy version known here."""
     finished: bool
+    learner_offline_since: str | None
+    """When the learner was last heard of, if it is offline; null while it is not, and after the run's end."""
     neighbours: dict[str, int] | None
     """Peers this board is connected to, by role; null when it reads a run folder."""
     join_link: str

@@ -55,7 +55,8 @@ def run_document(snapshot: Snapshot) -> RunDocument:
     run, board = require_run(snapshot)
     manifest = run.manifest
     weight = sum(task.weight for task in manifest.tasks)
-    newest_ms = max((step.last_ms for step in board.steps.values()), default=None)
+    newest_ms = board.newest_ms()
+    offline = None if snapshot.finished else snapshot.learner_offline_since
     steps = list(board.steps) if snapshot.learner_step is None else [*board.steps, snapshot.learner_step]
     versions = [version for step in board.steps.values() for version in step.versions]
     if snapshot.policy_version is not None:
@@ -76,6 +77,7 @@ def run_document(snapshot: Snapshot) -> RunDocument:
         total_steps=snapshot.total_steps,
         policy_version=max(versions, default=None),
         finished=snapshot.finished,
+        learner_offline_since=None if offline is None else time_text(int(offline * 1000)),
         neighbours=snapshot.connected_peers,
         join_link=snapshot.join_link,
         credit_definition=CREDIT_DEFINITION,

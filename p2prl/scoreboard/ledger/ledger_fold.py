@@ -50,6 +50,10 @@ class BoardState:
         """Tokens as petaFLOP of checked forward work: tokens × 2 × parameters / 10^15."""
         return tokens * 2 * self.parameters / 1e15
 
+    def newest_ms(self) -> int | None:
+        """When the learner signed its newest receipts, milliseconds since 1970; None before the first."""
+        return max((step.last_ms for step in self.steps.values()), default=None)
+
 
 class LedgerFold:
     """Follows one run's chain from its first entry and keeps the totals."""

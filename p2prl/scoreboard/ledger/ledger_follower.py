@@ -6,6 +6,7 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
@@ -18,6 +19,33 @@ ASK_S = 5.0
 
 _MIN_ASK_S = 1 / limits.MAX_LEDGER_QUERIES_PER_S
 """Shortest time between two requests: a burst of receipts sends one, which stays below the peers' rate limit."""
+
+
+_SILENT_S = 60.0
+"""Seconds without a link to the learner or a message signed by it, after which the page says that it is offline."""
+
+
+class LearnerContact:
+    """Time when the learner was last heard of: a link to it, or the signing time of a message that peers forward."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._heard = 0.0
+
+    def tick(self, now: float) -> None:
+        """Note the time: a board that has just started has not had time to hear of the learner."""
+        if self._began is None:
+            self._began = now
+
+    def heard(self, at: float, now: float) -> None:
+        """Record a sign of life of the learner at `at`; a signing time may be ahead of this clock."""
+        self._heard = max(self._heard, min(at, now))
+
+    def offline_since(self, newest_receipts: float, now: float) -> float | None:
+        """When the learner was last heard of if that is too long ago, else None."""
+        began = now if self._began is None else self._began
+        heard = max(self._heard, min(newest_receipts, now))
+        return (heard or began) if now - max(heard, began) > _SILENT_S else None
 
 
 class LedgerFollower:
@@ -33,6 +61,7 @@ class LedgerFollower:
         self._policy_version: int | None = None
         self._learner_step: int | None = None
         self._connected_peers: dict[str, int] = {}
+        self._learner_contact = LearnerContact()
         self._ask_at = 0.0
         self._asked_at = -_MIN_ASK_S
         if store.manifest:
@@ -41,6 +70,7 @@ class LedgerFollower:
     def receive(self, message: control.FromNetwork, now: float) -> list[control.ToNetwork]:
         """Handle one message of the network process; returns what to send it. `now` is seconds since the epoch."""
         self._now = now
+        self._learner_contact.tick(now)
         match message:
             case control.RunKnown(manifest=raw):
                 return self._on_manifest(raw)
@@ -50,6 +80,8 @@ class LedgerFollower:
                 self._run_end.on_policy(step)
             case control.Status(peers=peers):
                 self._connected_peers = dict(peers)
+                if self._connected_peers.get(Role.LEARNER.name.lower()):
+                    self._learner_contact.heard(now, now)
             case control.EnvelopeArrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None), now)
             case control.LedgerArrived(from_height=height, entries=entries):
@@ -64,6 +96,7 @@ class LedgerFollower:
     def handle_timer(self, now: float) -> list[control.ToNetwork]:
         """Request the next entries when a request is due."""
         self._now = now
+        self._learner_contact.tick(now)
         if self._ledger is None or now < max(self._ask_at, self._asked_at + _MIN_ASK_S):
             return []
         self._asked_at, self._ask_at = now, now + ASK_S
@@ -82,15 +115,18 @@ class LedgerFollower:
         """The state shown on the page."""
         ledger = self._ledger
         head = None if ledger is None else ledger.confirmed
+        board = None if ledger is None else ledger.state()
+        receipts = 0.0 if board is None else (board.newest_ms() or 0) / 1000
         return Snapshot(
             run=None if ledger is None else ledger.run,
-            board=None if ledger is None else ledger.state(),
+            board=board,
             policy_version=self._policy_version,
             learner_step=self._learner_step,
             connected_peers=dict(sorted(self._connected_peers.items())),
             signed_height=None if head is None else head.height,
             signed_head=b"" if head is None else head.raw,
             finished=self._run_end.is_over(self._now),
+            learner_offline_since=self._learner_contact.offline_since(receipts, self._now),
             incident=self._store.incident,
             join_link=self._join_link,
             total_steps=None,
@@ -129,6 +165,7 @@ class LedgerFollower:
         ledger.add_head(opened)
         body = body_of(opened, LedgerHead)
         self._run_end.on_head(body, opened.sent_ms, now=now)
+        self._learner_contact.heard(opened.sent_ms / 1000, now)
         self._learner_step = max(body.step, self._learner_step or 0)
 
     def _height_served(self) -> list[control.ToNetwork]:

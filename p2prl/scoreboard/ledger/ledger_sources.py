@@ -46,6 +46,8 @@ class Snapshot:
     """That head's envelope, or nothing."""
     finished: bool
     """Whether the learner has ended the run."""
+    learner_offline_since: float | None
+    """When the learner was last heard of, seconds since 1970, if it is offline now; None while it is not."""
     incident: str | None
     """Proof that the ledger cannot be trusted, in one sentence."""
     join_link: str

@@ -24,17 +24,20 @@ class RunFolderSource:
         *,
         join_link: str = "",
         planned_updates: Callable[[], int | None] = lambda: None,
+        offline_since: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Verify the whole ledger. Raises `MachineError` when the journal cannot be read.
 
         `manifest` is the run manifest's envelope. `planned_updates` returns the learner's target and is called for each
-        snapshot, because a restarted learner may have another one; None means no end.
+        snapshot, because a restarted learner may have another one; None means no end. `offline_since` returns the time
+        of the learner's last report, seconds since 1970, if no learner runs now.
         """
         self._run = open_run_manifest(manifest)
         self._reader = JournalReader(journal)
         self._board = self._run.new_fold()
         self._join_link = join_link
         self._planned_updates = planned_updates
+        self._offline_since = offline_since
         self._incident: str | None = None
         self._lock = threading.Lock()
         with self._lock:
@@ -49,16 +52,19 @@ class RunFolderSource:
         """The journal as it is now. Raises `MachineError` when it can no longer be read."""
         with self._lock:
             self._catch_up()
+            board, reported = self._board.state(), self._offline_since()
+            newest_ms = board.newest_ms() or self._run.manifest.created_ms  # groups are checked between two reports
             planned, published_step = self._planned_updates(), self._reader.published_step()
             return Snapshot(
                 run=self._run,
-                board=self._board.state(),
+                board=board,
                 policy_version=self._reader.policy_version(),
                 learner_step=self._reader.step(),
                 connected_peers=None,
                 signed_height=None,
                 signed_head=b"",
                 finished=planned is not None and published_step is not None and published_step >= planned,
+                learner_offline_since=None if reported is None else max(reported, newest_ms / 1000),
                 incident=self._incident,
                 join_link=self._join_link,
                 total_steps=planned,

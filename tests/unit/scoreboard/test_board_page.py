@@ -7,6 +7,7 @@ import shlex
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -179,6 +180,18 @@ def test_an_ended_run_shows_its_result_and_no_join_command() -> None:
     assert re.search(r"mean reward went from 0\.\d{3} at the beginning to 0\.\d{3} at the end", text)
     assert "Lend your machine" not in text
     assert "/api/v1/ledger/dump" in tags(render_page(snapshot, PageRequest())).links
+
+
+def test_an_absent_learner_is_not_said_to_train() -> None:
+    def header(**changes: Any) -> str:
+        snapshot = MemorySource(sample_run(0, steps=3), **changes).snapshot()
+        return " ".join("".join(tags(render_page(snapshot, PageRequest())).text).split()).split("Mean reward")[0]
+
+    assert "training" in header()
+    offline = header(learner_offline_since=1_790_000_000.0)
+    assert "learner offline since 2026-09-21 14:13:20 UTC" in offline
+    assert "training" not in offline.split("parameters")[0]
+    assert "offline" not in header(learner_offline_since=1_790_000_000.0, finished=True)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,32 @@ def test_the_final_head_ends_the_run(store: LedgerStore) -> None:
     assert control.Publish(final_head) in resumed.introduce(), "this board may be the last peer that has it"
 
 
+def test_a_learner_unheard_of_for_a_minute_is_offline(store: LedgerStore) -> None:
+    def offline_at(now: float) -> float | None:
+        follower.handle_timer(now)
+        return follower.snapshot().learner_offline_since
+
+    def link(*peers: tuple[str, int], now: float) -> None:
+        follower.receive(control.Status(peers, 0, 0, 0, 0, (-1, 0, 0), 0, 0), now)
+
+    started(store)
+    signed = WRITER.now
+    follower = LedgerFollower(store, run=WRITER.run)  # started long after the learner's last head
+    begin = signed + 5_000
+    follower.receive(control.EnvelopeArrived(WRITER.signed_head()), begin)
+    assert offline_at(begin + 60) is None, "a board that has just started cannot know"
+    assert offline_at(begin + 61) == pytest.approx(signed, abs=0.001)
+    link(("learner", 1), now=begin + 70)
+    link(("volunteer", 2), now=begin + 80)
+    assert offline_at(begin + 130) is None
+    assert offline_at(begin + 131) == begin + 70
+    later = LedgerWriter(now=begin + 140)
+    head = seal(later.learner, LedgerHead(1, _head_at(1), 0, False), run=WRITER.run, now=begin + 140)
+    follower.receive(control.EnvelopeArrived(head), begin + 141)
+    assert offline_at(begin + 199) is None
+    assert offline_at(begin + 201) == pytest.approx(begin + 140, abs=0.001)
+
+
 def test_an_old_final_head_does_not_end_the_run(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), WRITER.now)

@@ -43,6 +43,20 @@ def test_follows_the_journal_while_the_learner_writes(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_an_absent_learner_was_last_heard_of_at_its_newest_report_or_receipts(tmp_path: Path) -> None:
+    writer = sample_run(0, steps=2)
+    writer.write_journal(tmp_path / "journal.db").close()
+    reports = iter((None, writer.now + 9, 0.0))
+    source = RunFolderSource(tmp_path / "journal.db", writer.manifest_raw, offline_since=lambda: next(reports))
+    board = source.snapshot().board
+    assert board is not None
+    newest_ms = board.newest_ms()
+    assert newest_ms is not None
+    assert source.snapshot().learner_offline_since == writer.now + 9
+    assert source.snapshot().learner_offline_since == newest_ms / 1000
+    source.close()
+
+
 def test_writes_nothing(tmp_path: Path) -> None:
     writer = sample_run(0, steps=2)
     writer.write_journal(tmp_path / "journal.db").close()
