@@ -39,7 +39,7 @@ def manifest(**changes: Any) -> RunManifest:
     """The manifest of a plausible run."""
     plain = RunManifest(
         name="chain-of-sums",
-        goal="Teach a small model to add up chains of numbers without slipping",
+        goal="Teach a small model to add up chains of numbers without mistakes",
         learner=identity("learner").public_key,
         created_ms=int(START_S * 1000),
         base_model="tiny-gpt 12M",

@@ -12,7 +12,7 @@ import numpy as np
 
 from p2prl.clock import Clock
 from p2prl.learner.intake.decoded_groups import DecodedGroups
-from p2prl.learner.intake.receipts import sign_receipts, sign_storage_receipts
+from p2prl.learner.intake.receipt_signing import sign_receipts, sign_storage_receipts
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verification import Outcome, Verification
 from p2prl.learner.intake.verified_group import VerifiedGroup, read_verified

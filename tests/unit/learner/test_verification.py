@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from p2prl.learner.intake.receipts import receipt_of
+from p2prl.learner.intake.receipt_signing import receipt_of
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.models.engine_port import Scored
 from p2prl.protocol.ledger_messages import ReceiptState

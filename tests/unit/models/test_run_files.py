@@ -91,9 +91,9 @@ def test_chat_template_is_dropped() -> None:
         ({"_attn_implementation": "somebody/kernel"}, "requires code"),
         ({"attn_implementation": "somebody/kernel"}, "requires code"),
         ({"quantization_config": {"quant_method": "awq"}}, "requires code"),
-        ({"model_type": "bert"}, "not known"),
-        ({"model_type": ["gpt2"]}, "not known"),
-        ({"model_type": None}, "not known"),
+        ({"model_type": "bert"}, "is not supported"),
+        ({"model_type": ["gpt2"]}, "is not supported"),
+        ({"model_type": None}, "is not supported"),
         ({"n_layer": 10**9}, "layers"),
         ({"num_hidden_layers": 10**9}, "layers"),
         ({"n_layer": "2"}, "layers"),
@@ -104,9 +104,9 @@ def test_chat_template_is_dropped() -> None:
         ({"rope_scaling": {"full_attention": {"type": "longrope"}}}, "batch"),
         ({"is_causal": False}, "is_causal"),
         ({"return_dict": False}, "return_dict"),
-        ({"activation_function": "no-such-function"}, "no model"),
-        ({"n_head": 7}, "no model"),
-        ({"n_embd": "wide"}, "no model"),
+        ({"activation_function": "no-such-function"}, "not a valid model"),
+        ({"n_head": 7}, "not a valid model"),
+        ({"n_embd": "wide"}, "not a valid model"),
     ],
 )
 def test_hostile_configs_are_the_learners_fault(changes: dict[str, Any], message: str) -> None:
@@ -148,7 +148,7 @@ def test_missing_and_garbled_files_are_the_learners_fault(name: str) -> None:
 def test_unfit_tokenizers_are_refused() -> None:
     wide = json.loads(FILES["tokenizer.json"])
     wide["model"]["vocab"]["x"] = 18
-    with pytest.raises(RemoteProtocolError, match="tokens the model does not"):
+    with pytest.raises(RemoteProtocolError, match="tokens that the model does not"):
         _build(FILES | {"tokenizer.json": json.dumps(wide).encode()})
     for token in ("<unheard>", 5, {"content": "<unheard>"}, {"content": None}):
         with pytest.raises(RemoteProtocolError, match="special token"):
