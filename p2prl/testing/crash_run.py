@@ -179,9 +179,9 @@ class CrashRun:
             self._folders.add(daemon_folder(daemon))
         kill_tree(learner)
         self._resumes.append((len(learner.log), recorded_steps(self._run)))
-        known, links = _groups(self._run), learner.log.count("join link")
+        known, links = _groups(self._run), learner.log.count("Join link")
         self._swarm.start_again(learner)
-        wait_until(lambda: learner.log.count("join link") > links, seconds=90, what="a learner that is up again")
+        wait_until(lambda: learner.log.count("Join link") > links, seconds=90, what="a learner that is up again")
         began = time.monotonic()
         wait_until(lambda: _groups(self._run) > known, seconds=60, what="a group for the restarted learner")
         self.report.learner_back_s = time.monotonic() - began
