@@ -16,6 +16,14 @@ from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
 
 
+def check_source(source: str) -> None:
+    """Raise `ConfigError` when `source` is neither a run folder nor a join link. Opens nothing."""
+    if source.startswith(SCHEME):
+        parse_link(source)
+    else:
+        open_folder(Path(source))
+
+
 @contextmanager
 def ledger_of(source: str, home: Path | None, listen: list[str] | None) -> Iterator[RunFolderSource | SwarmSource]:
     """The ledger of a run folder or a join link, closed at the end."""

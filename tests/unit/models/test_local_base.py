@@ -25,7 +25,13 @@ PLAN = RunPlan(name="unit", goal="test", task="chain4", model="owner/public")
 def manifest_of(dtype: str) -> RunManifest:
     loaded = tiny_model(seed=3)
     files = export_run_files(loaded)
-    return run_manifest(replace(PLAN, dtype=dtype), loaded, Identity(bytes(16)).public_key, files, now=time.time())
+    return run_manifest(
+        replace(PLAN, dtype=dtype),
+        layout_of(loaded.model, dtype),
+        Identity(bytes(16)).public_key,
+        files,
+        now=time.time(),
+    )
 
 
 @pytest.fixture
@@ -59,7 +65,7 @@ def test_other_architecture_is_refused_with_the_difference(tmp_path: Path, model
     with pytest.raises(ConfigError, match="this run's model 123,456") as caught:
         flatten_local_base(model, larger, tmp_path / "blobs")
     assert "owner/public" in caught.value.remedy
-    with pytest.raises(ConfigError, match="has other tensor names or shapes"):
+    with pytest.raises(ConfigError, match="does not have the tensor names and shapes"):
         flatten_local_base(model, msgspec.structs.replace(manifest, layout=bytes(32)), tmp_path / "blobs")
     assert not (tmp_path / "blobs").exists()
 
