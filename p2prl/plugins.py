@@ -40,6 +40,11 @@ class Registry(Generic[T]):
         """Every name, the built-in ones first. Imports nothing."""
         return (*self._builtin, *sorted(set(self._plugins()) - set(self._builtin)))
 
+    def check(self, name: str) -> None:
+        """Raise `ConfigError` when no part has this name. Imports nothing."""
+        if name not in self.names():
+            raise self._unknown(name)
+
     def get(self, name: str) -> T:
         """The part of this name. `ConfigError` if there is none or its package cannot be imported."""
         if name not in self._loaded:

@@ -23,6 +23,7 @@ from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.client.progress import Progress
 from p2prl.config.presets import PRESETS
 from p2prl.config.requirements import requirements_of
+from p2prl.config.worker_folder import platform_home
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import Sampling, TaskShare
 from p2prl.testing.sample_ledgers import identity, manifest
@@ -106,7 +107,7 @@ def picture() -> str:
         file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True, color_system="truecolor", highlight=False
     )
     console.print(COMMAND, markup=False, style="bold")
-    for text in volunteer_introduction(run, needs, volunteer, "seat-1", "cpu"):
+    for text in volunteer_introduction(run, needs, volunteer, platform_home() / "seat-1", "cpu"):
         for line in wrapped(text, COLUMNS):
             console.print(line, markup=False)
     console.print()

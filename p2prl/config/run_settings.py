@@ -24,10 +24,12 @@ from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.pretrained import LoadedModel, load_pretrained
+from p2prl.models.rewards import RunReward
 from p2prl.models.run_files import export_run_files
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
+from p2prl.models.weight_layout import layout_of
 from p2prl.net.storage.key_file import create_identity
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import WORD_TYPES
@@ -100,6 +102,7 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
     `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1.
     """
     refuse_folder_in_use(directory)
+    RunReward(plan.reward, [plan.task])
     new = directory.with_name(f".{directory.name}.new-{os.getpid()}")
     try:
         new.mkdir(parents=True)
@@ -112,7 +115,7 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
         (new / "files").mkdir()
         for name, data in files.items():
             (new / "files" / name).write_bytes(data)
-        manifest = run_manifest(plan, loaded, identity.public_key, files, now=time.time())
+        manifest = run_manifest(plan, layout_of(loaded.model, plan.dtype), identity.public_key, files, now=time.time())
         _check_manifest(manifest, plan, loaded)
         (new / "run.manifest").write_bytes(seal(identity, manifest, run=NO_RUN, now=time.time()))
         (new / "run.toml").write_text(settings)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,7 +36,34 @@ _MOST_FOLDERS = 64
 def default_home() -> Path:
     """`$P2PRL_HOME`, else the platform's folder for user data."""
     chosen = os.environ.get("P2PRL_HOME")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("p2prl"))
+    return Path(chosen).expanduser() if chosen else platform_home()
+
+
+def platform_home() -> Path:
+    """The platform's folder for user data: the home when nothing chooses another."""
+    return Path(platformdirs.user_data_dir("p2prl"))
+
+
+def check_home(home: Path | None) -> None:
+    """Raise `MachineError` unless worker folders can be made under `home`, or the default home when it is None."""
+    if home is not None:
+        remedy = "Give another folder with --home."
+    elif os.environ.get("P2PRL_HOME"):
+        remedy = "Set P2PRL_HOME to another folder."
+    else:
+        remedy = "Fix its permissions, or give a folder with --home."
+    check_writable(home or default_home(), remedy=remedy)
+
+
+def check_writable(folder: Path, *, remedy: str) -> None:
+    """Raise `MachineError` unless `folder` exists or can be made, and takes new files. Leaves nothing behind."""
+    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    try:
+        # A trial tells more than the mode bits: read-only mounts and /proc refuse even root.
+        with tempfile.TemporaryDirectory(prefix=".p2prl-", dir=there):
+            pass
+    except OSError as error:
+        raise MachineError(f"cannot write to {folder}: {error.strerror}", remedy=remedy) from error
 
 
 @dataclass(slots=True)
@@ -83,7 +111,7 @@ def try_lock(directory: Path) -> IO[str] | None:
         file = (directory / "lock").open("a+")
     except OSError as error:
         raise MachineError(
-            f"cannot use {directory}: {error.strerror}", remedy="Fix its permissions, or set P2PRL_HOME elsewhere."
+            f"cannot use {directory}: {error.strerror}", remedy="Fix its permissions, or use another folder."
         ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

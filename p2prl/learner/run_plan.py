@@ -1,14 +1,13 @@
-"""Plan of a new run, from the options of `p2prl init`, and the run manifest made from it."""
+"""Plan of a new run, from the options of `p2prl init`, and the run manifest made from it. Needs no torch."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from p2prl.errors import require
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.rewards import RunReward
-from p2prl.models.weight_layout import layout_of
+from p2prl.errors import ConfigError
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import (
     DTYPE_BYTES,
@@ -19,6 +18,14 @@ from p2prl.protocol.manifests import (
     blob_of,
     chunk_bytes_for,
 )
+from p2prl.tasks.task_registry import task_by_name
+
+if TYPE_CHECKING:
+    from p2prl.models.weight_layout import WeightLayout
+
+_PART = r"(?:[0-9.]+\*)?(?:success|outcome|process(?::clip\+delta|:clip|:delta)?)"
+_REWARD = re.compile(rf"{_PART}(?:\+{_PART})*")
+"""Shape of a reward. `parse_reward` decides, but importing it takes torch: a typing error should not cost that wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,35 +58,43 @@ class RunPlan:
 
     def __post_init__(self) -> None:
         text = 0 < len(self.goal) <= limits.MAX_TEXT_CHARS and self.goal.isprintable()
-        require("goal", self.goal[:40], text, f"one line of 1..{limits.MAX_TEXT_CHARS} characters")
-        for name, most in (
-            ("group_size", limits.MAX_GROUP_SIZE),
-            ("max_new_tokens", limits.MAX_COMPLETION_TOKENS),
-            ("publish_every", limits.MAX_STALENESS),
+        _check("--goal", self.goal[:40], text, f"one line of 1 to {limits.MAX_TEXT_CHARS} characters", "'add numbers'")
+        for option, value, most, example in (
+            ("--group-size", self.group_size, limits.MAX_GROUP_SIZE, 8),
+            ("--max-new-tokens", self.max_new_tokens, limits.MAX_COMPLETION_TOKENS, 64),
+            ("--publish-every", self.publish_every, limits.MAX_STALENESS, 1),
         ):
-            require(name, value := getattr(self, name), 1 <= value <= most, f"within 1..{most}")
-        require("temperature", self.temperature, 0.01 <= self.temperature <= 100.0, "within 0.01..100")
-        RunReward(self.reward, [self.task])
+            _check(option, value, 1 <= value <= most, f"from 1 to {most}", example)
+        _check("--temperature", self.temperature, 0.01 <= self.temperature <= 100.0, "from 0.01 to 100", 1.0)
+        task_by_name(self.task)
+        shape = "parts joined by +, success among them"
+        _check("--reward", self.reward[:60], bool(_REWARD.fullmatch(self.reward)), shape, "success+0.2*process:clip")
         types = ", ".join(DTYPE_BYTES)
-        require("dtype", self.dtype, self.dtype in DTYPE_BYTES, f"one of {types}")
+        _check("--dtype", self.dtype, self.dtype in DTYPE_BYTES, f"one of {types}", "bfloat16")
         computes = self.compute_dtype or self.dtype
-        require("compute_dtype", self.compute_dtype, computes in DTYPE_BYTES, f"empty or one of {types}")
+        _check("--compute-dtype", self.compute_dtype, computes in DTYPE_BYTES, f"one of {types}", "float32")
         # A version stays the newest for κ updates; below κ − 1 all work would be stale before the next version.
         least = self.publish_every - 1
         legal = least <= self.staleness_bound <= limits.MAX_STALENESS
-        require(
-            "staleness_bound",
-            self.staleness_bound,
-            legal,
-            f"within {least} (publish_every − 1)..{limits.MAX_STALENESS}",
+        span = f"from {least} (--publish-every less 1) to {limits.MAX_STALENESS}"
+        _check("--staleness", self.staleness_bound, legal, span, max(64, least))
+
+
+def _check(option: str, value: object, legal: bool, legal_values: str, example: object) -> None:
+    """Raise `ConfigError` naming an option, the values it takes and a working example, unless `legal`."""
+    if not legal:
+        raise ConfigError(
+            f"{option} is {value!r}; it must be {legal_values}", remedy=f"For example: {option} {example}"
         )
 
 
 def run_manifest(
-    plan: RunPlan, loaded: LoadedModel, learner: bytes, files: Mapping[str, bytes], *, now: float
+    plan: RunPlan, layout: WeightLayout, learner: bytes, files: Mapping[str, bytes], *, now: float
 ) -> RunManifest:
-    """The manifest of a planned run. `files` are downloaded by volunteers; `learner` is the learner's public key."""
-    layout = layout_of(loaded.model, plan.dtype)
+    """The manifest of a planned run.
+
+    `layout` is that of the weights; `files` are downloaded by volunteers; `learner` is the learner's public key.
+    """
     blobs = {name: blob_of(data, chunk_bytes_for(len(data), pieces=8)) for name, data in sorted(files.items())}
     return RunManifest(
         name=plan.name,

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
+from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.wire_codec import Wire, decode, encode
 from p2prl.scoreboard.documents.api_views import require_run
@@ -89,7 +89,7 @@ def verify_dump(path: Path, *, run: bytes | None = None) -> Recount:
     """Read a dump and recount it from the first entry.
 
     `run` is the digest in the join link; with it the file must belong to that run. Raises `IntegrityError` naming the
-    first entry that breaks the chain, `RemoteProtocolError` for a file that is not a dump, `MachineError` when it
+    first entry that breaks the chain, `ConfigError` for a file that is not a dump, `MachineError` when it
     cannot be read.
     """
     try:
@@ -131,7 +131,7 @@ def _items(file: BinaryIO) -> Iterator[bytes]:
     while marker := file.read(1):
         width = _LENGTH_BYTES.get(marker)
         if width is None:
-            raise RemoteProtocolError(f"this file is not a ledger dump ({FORMAT})", remedy=_REMEDY)
+            raise _not_a_dump()
         size = int.from_bytes(_exactly(file, width), "big")
         if size > _MAX_ITEM_BYTES:
             raise RemoteProtocolError(f"the dump holds an item of {size} bytes")
@@ -147,8 +147,15 @@ def _exactly(file: BinaryIO, size: int) -> bytes:
     return data
 
 
+def _not_a_dump() -> ConfigError:
+    return ConfigError(f"this file is not a ledger dump ({FORMAT})", remedy=_REMEDY)
+
+
 def _header(item: bytes | None) -> tuple[KnownRun, bytes]:
-    header = decode(item or b"", _Header, limit_bytes=_MAX_ITEM_BYTES)
+    try:
+        header = decode(item or b"", _Header, limit_bytes=_MAX_ITEM_BYTES)
+    except RemoteProtocolError as error:
+        raise _not_a_dump() from error
     if header.format != FORMAT:
-        raise RemoteProtocolError(f"this file is not a ledger dump ({FORMAT})", remedy=_REMEDY)
+        raise _not_a_dump()
     return open_run_manifest(header.manifest), header.head

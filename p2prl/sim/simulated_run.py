@@ -61,10 +61,10 @@ class SimulatedRun:
             seed=seed,
         )
         files = export_run_files(loaded)
-        manifest = run_manifest(plan, loaded, key.public_key, files, now=START)
+        layout = layout_of(loaded.model, plan.dtype)
+        manifest = run_manifest(plan, layout, key.public_key, files, now=START)
         raw = seal(key, manifest, run=bytes(32), now=START)
         run = envelope_digest(raw)
-        layout = layout_of(loaded.model, manifest.dtype)
         return cls(
             seed=seed,
             key=key,

@@ -10,7 +10,7 @@ from p2prl.cli.options import AsJson, Home, Listen
 
 
 def board(
-    source: Annotated[str, typer.Argument(help="A run folder, or a join link in quotes.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A run folder, or a join link in quotes.")],
     host: Annotated[str, typer.Option("--host", help="Address to serve the page on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 picks a free one.")] = 8000,
     home: Home = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from p2prl.cli.commands.open_ledger import ledger_of
+from p2prl.cli.commands.open_ledger import check_source, ledger_of
 from p2prl.cli.views.console import emit, say
 from p2prl.errors import UnreachableError
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
@@ -29,6 +29,7 @@ def board_command(
             await_current_ledger(ledger)
             emit(summary(ledger))
         return
+    check_source(source)
     # Bind the port first, so that a port in use fails before anything else starts.
     with bind(host, port) as listener, ledger_of(source, home, listen) as ledger:
         from p2prl.scoreboard.web.service import serve  # imports the web framework

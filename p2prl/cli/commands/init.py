@@ -11,7 +11,7 @@ from p2prl.cli.options import AsJson, Seed
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="Name of the run, and of its folder.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the run, and of its folder.")],
     preset: Annotated[
         str, typer.Option("--preset", help="Defaults for everything not given here. Presets: chain4.")
     ] = "chain4",

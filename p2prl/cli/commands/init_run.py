@@ -9,7 +9,9 @@ from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_folder import refuse_folder_in_use
+from p2prl.config.worker_folder import check_writable
 from p2prl.errors import ConfigError
+from p2prl.learner.run_plan import RunPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -39,31 +41,33 @@ def init_command(
             f"{name!r} is not a valid run name", remedy="Use at most 64 letters, digits, dots and dashes."
         )
     chosen = preset_by_name(preset, task=task)
+    plan = RunPlan(
+        name=name,
+        goal=goal or chosen.goal,
+        task=chosen.task,
+        model=model,
+        group_size=group_size,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens or chosen.max_new_tokens,
+        staleness_bound=chosen.staleness_bound if staleness is None else staleness,
+        publish_every=publish_every or chosen.publish_every,
+        reward=reward,
+        dtype=dtype or chosen.dtype,
+        # With --dtype alone, engines compute in that type too.
+        compute_dtype=compute_dtype or ("" if dtype else chosen.compute_dtype),
+        seed=seed,
+    )
     refuse_folder_in_use(root / name)
+    check_writable(root, remedy="Give another folder with --in.")
+    if group_size == 1:
+        say("With --group-size 1 a loss that compares a group's completions has nothing to compare: give 2 or more.")
 
     with progress_bar("creating the run", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)
 
         from p2prl.config.run_settings import describe, init_run
-        from p2prl.learner.run_plan import RunPlan
         from p2prl.models.device import use_threads
 
-        plan = RunPlan(
-            name=name,
-            goal=goal or chosen.goal,
-            task=chosen.task,
-            model=model,
-            group_size=group_size,
-            temperature=temperature,
-            max_new_tokens=max_new_tokens or chosen.max_new_tokens,
-            staleness_bound=chosen.staleness_bound if staleness is None else staleness,
-            publish_every=publish_every or chosen.publish_every,
-            reward=reward,
-            dtype=dtype or chosen.dtype,
-            # With --dtype alone, engines compute in that type too.
-            compute_dtype=compute_dtype or ("" if dtype else chosen.compute_dtype),
-            seed=seed,
-        )
         if model is None:
             use_threads(1)  # a model this small gains nothing from more threads
         folder = init_run(root / name, plan, settings=chosen.settings_text(), on_progress=on_progress)

@@ -20,9 +20,10 @@ from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.config.network_options import UploadCaps, peer_network
-from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, default_home
+from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
+from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.kinds import Role
 
@@ -51,6 +52,8 @@ def join_run(
     """Volunteer until interrupted or until the run ends. torch is imported after the link is checked."""
     link = parse_link(link_text)
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
+    TRANSPORTS.check(transport)
+    check_home(home)
     view = LiveView(quiet=as_json)
     with view.shown():
         view.phase("importing torch")
@@ -114,7 +117,7 @@ class _Screen:
 
     def introduce(self, manifest: RunManifest) -> None:
         """Show the run before work starts."""
-        identity, folder = self._worker.identity, self._worker.directory.name
+        identity, folder = self._worker.identity, self._worker.directory
         introduce_run(
             manifest,
             Role.VOLUNTEER,

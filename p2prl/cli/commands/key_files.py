@@ -11,6 +11,7 @@ from p2prl.config.worker_folder import default_home
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.net.storage.key_file import create_identity, load_identity
 from p2prl.protocol.identity import Identity
+from p2prl.scoreboard.display_names import display_name
 
 _FOLDER_NAME = re.compile(r"(seat|validator|seeder|board)-[1-9][0-9]?")
 
@@ -38,9 +39,10 @@ def backup_command(home: Path | None, *, seat: str) -> None:
             f"there is no {path.parent.name} in {base}",
             remedy=f"Keys there: {there}." if there else "`p2prl join` creates the first one; or pass another --home.",
         )
-    words = load_identity(path).words.split()
+    identity = load_identity(path)
+    say(f"Key of {display_name(identity.public_key)}, {identity.peer_id}, from {path}:")
     say("Write these down and keep them private: they are this key.")
-    sys.stdout.write(" ".join(words) + "\n")
+    sys.stdout.write(" ".join(identity.words.split()) + "\n")
 
 
 def restore_command(home: Path | None, *, seat: str) -> None:

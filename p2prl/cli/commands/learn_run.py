@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli import crash_log
-from p2prl.cli.commands.learn_trackers import tracker
+from p2prl.cli.commands.learn_trackers import check_tracker, tracker
 from p2prl.cli.exit_codes import INTERRUPTED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
@@ -20,6 +20,7 @@ from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.transports.transport_registry import TRANSPORTS
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
@@ -39,7 +40,11 @@ def learn_command(
 ) -> None:
     """Train the run in `directory`; `updates` overrides run.toml's, 0 for no end."""
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
-    lock = open_folder(directory).lock()
+    TRANSPORTS.check(transport)
+    check_tracker(track)
+    opened = open_folder(directory)
+    opened.settings_table()  # refuses a file that is not TOML
+    lock = opened.lock()
     crash_log.keep_in(directory)
     view = LiveView(quiet=as_json)
     with lock, view.shown():

@@ -10,12 +10,20 @@ from typing import Any
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError
 
+_TRACKERS = ("none", "tensorboard", "trackio")
 INSTALL = "Install it in the folder of your clone: pip install -c constraints.txt '.[track]'"
+
+
+def check_tracker(name: str) -> None:
+    """Raise `ConfigError` when there is no such tracker. Imports nothing."""
+    if name not in _TRACKERS:
+        raise ConfigError(f"unknown tracker {name!r}", remedy=f"Trackers: {', '.join(_TRACKERS)}.")
 
 
 @contextmanager
 def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield a function that records each update's metrics with `none`, `tensorboard` or `trackio`, without lists."""
+    check_tracker(name)
     if name == "none":
         yield lambda _: None
     elif name == "tensorboard":
@@ -24,15 +32,13 @@ def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], No
             yield lambda metrics: _add_scalars(writer, _scalars(metrics))
         finally:
             writer.close()
-    elif name == "trackio":
+    else:
         trackio = _import("trackio", name)
         trackio.init(project="p2prl", name=folder.manifest.name)
         try:
             yield lambda metrics: trackio.log(_scalars(metrics))
         finally:
             trackio.finish()
-    else:
-        raise ConfigError(f"unknown tracker {name!r}", remedy="Trackers: none, tensorboard, trackio.")
 
 
 def _scalars(metrics: dict[str, Any]) -> dict[str, float]:

@@ -15,7 +15,9 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Verify a run's signed ledge
 
 @ledger_app.command("verify", epilog=epilog("p2prl ledger verify"))
 def verify(
-    source: Annotated[Path, typer.Argument(help="A run folder, or a file written by `p2prl ledger dump`.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A run folder, or a file written by `p2prl ledger dump`.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Follow the chain from its first entry, check every signature, and print the totals."""
@@ -26,7 +28,9 @@ def verify(
 
 @ledger_app.command("dump", epilog=epilog("p2prl ledger dump"))
 def dump(
-    run: RunFolderPath, out: Annotated[Path, typer.Argument(help="File to write.")], as_json: AsJson = False
+    run: RunFolderPath,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    as_json: AsJson = False,
 ) -> None:
     """Write the ledger to one file that anyone can verify."""
     from p2prl.cli.commands.ledger_check import dump_command

@@ -12,6 +12,11 @@ from p2prl.cli.views.console import emit, say
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
 from p2prl.scoreboard.ledger_recount import Recount
 
+_NO_HEAD = (
+    "none signed by the learner in this source, so the newest entries may be missing; "
+    "the dump that a board of the running swarm offers holds one: p2prl board LINK"
+)
+
 
 def verify_command(source: Path, *, as_json: bool) -> None:
     """Verify the ledger of a run folder or of a dump, and print its totals."""
@@ -28,7 +33,7 @@ def verify_command(source: Path, *, as_json: bool) -> None:
     say(f"Source     {what}, of run {result.name} ({result.run_id[:16]}…)")
     say(f"Chain      {result.height:,} entries; hash chain and every signature verified")
     height = result.signed_height
-    signed = "no signed head in this source" if height is None else f"the learner has signed the first {height:,}"
+    signed = _NO_HEAD if height is None else f"the learner has signed the first {height:,}"
     say(f"Head       {signed}")
     say(f"Root       {result.root}", unwrapped=True)
     for person in result.people:

@@ -45,6 +45,14 @@ class LearnerWatch:
         return max(started, float(reported)) if isinstance(reported, int | float) else started
 
 
+def check_source(source: str) -> None:
+    """Raise `ConfigError` when `source` is neither a run folder nor a join link. Opens nothing."""
+    if source.startswith(SCHEME):
+        parse_link(source)
+    else:
+        open_folder(Path(source))
+
+
 @contextmanager
 def ledger_of(source: str, home: Path | None, listen: list[str] | None) -> Iterator[RunFolderSource | SwarmSource]:
     """The ledger of a run folder or a join link, closed at the end."""

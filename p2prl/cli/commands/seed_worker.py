@@ -13,9 +13,10 @@ from p2prl.cli.views.seeder_view import seeding_line, seeding_panel
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.clock import SystemClock
 from p2prl.config.network_options import UploadCaps, peer_network, remember_run
-from p2prl.config.worker_folder import claim_worker_folder, default_home
+from p2prl.config.worker_folder import check_home, claim_worker_folder, default_home
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
+from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
@@ -34,6 +35,8 @@ def seed_run(
     """Upload weights until interrupted or until the run ends."""
     link = parse_link(link_text)
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
+    TRANSPORTS.check(transport)
+    check_home(home)
     worker = claim_worker_folder(home or default_home(), kind="seeder")
     crash_log.keep_in(worker.directory)
     directory = worker.run_directory(link.run)

@@ -12,7 +12,8 @@ from p2prl.cli.options import AsJson, Home
 
 def status(
     run: Annotated[
-        Path | None, typer.Argument(help="A run folder. Default: none, which shows the workers of this machine.")
+        Path | None,
+        typer.Argument(metavar="RUN", help="A run folder. Default: none, which shows the workers of this machine."),
     ] = None,
     home: Home = None,
     as_json: AsJson = False,

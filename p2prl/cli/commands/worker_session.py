@@ -84,11 +84,25 @@ def introduce_run(
     check_room(needs, directory)
 
 
+def pending_text(document: Mapping[str, Any]) -> str:
+    """Explanation of the groups without a verdict when a run ends; empty when there are none."""
+    groups = document.get("groups", {})
+    pending = groups.get("generated", 0) + groups.get("delivered", 0)
+    if not pending:
+        return ""
+    return (
+        f"{pending:,} groups had no verdict when the run ended. They stay on disk, and earn credit only if the learner "
+        "resumes the run while they are not too old."
+    )
+
+
 def end_session(status: StatusFile, interrupts: Interrupts, *, finished: bool, as_json: bool, kept: str) -> None:
     """Write the final status, print a closing line and exit. `kept` is that line after Ctrl-C."""
     status.end("finished" if finished else "stopped")
     if finished:
         say("The learner has ended the run. Thank you.")
+        if pending := pending_text(status.document):
+            say(pending)
     elif interrupts.count:
         say(kept)
     if as_json:  # last, so that a log of both streams ends with it

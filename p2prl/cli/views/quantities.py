@@ -18,6 +18,13 @@ def age_text(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
+def state_text(state: str, peers: Mapping[str, int]) -> str:
+    """A volunteer's state; says so when it samples without a learner among its peers."""
+    if state == "sampling" and not peers.get("learner"):
+        return "sampling; learner unreachable, groups wait on disk"
+    return state
+
+
 def version_text(version: int) -> str:
     """A policy version; −1 is none."""
     return "no weights yet" if version < 0 else f"v{version}"

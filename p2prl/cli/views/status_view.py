@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from p2prl.cli.views.quantities import age_text, peers_text, rate_text, received_text, reward_text, version_text
+from p2prl.cli.views.quantities import (
+    age_text,
+    peers_text,
+    rate_text,
+    received_text,
+    reward_text,
+    state_text,
+    version_text,
+)
 from p2prl.cli.views.rejections import rejection_lines
 from p2prl.config.requirements import size_text
 from p2prl.errors import IdentityError
@@ -28,6 +36,8 @@ def worker_lines(worker: Mapping[str, Any], *, now: float) -> list[str]:
 def _state(worker: Mapping[str, Any], now: float) -> str:
     state = str(worker.get("state", ""))
     if worker.get("running"):
+        if worker.get("role") == "volunteer" and "peers" in worker:
+            state = state_text(state, worker["peers"])
         return state or "starting"
     ago = f" {age_text(now - worker['time'])} ago" if "time" in worker else ""
     if state in ("stopped", "finished"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.table import Table
 
-from p2prl.cli.views.quantities import peers_text, rate_text, received_text, reward_text, version_text
+from p2prl.cli.views.quantities import peers_text, rate_text, received_text, reward_text, state_text, version_text
 from p2prl.cli.views.rejections import rejection_lines
 from p2prl.config.requirements import size_text
 from p2prl.protocol.identity import Identity
@@ -92,9 +92,7 @@ def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per
 
 
 def _state(progress: Progress) -> str:
-    if progress.state == "sampling" and not progress.peers.get("learner"):
-        return "sampling; learner unreachable, groups wait on disk"
-    return progress.state
+    return state_text(progress.state, progress.peers)
 
 
 def _policy(progress: Progress) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from p2prl.config.requirements import Requirements, size_text
+from p2prl.config.worker_folder import platform_home
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.display_names import display_name
 
 
 def volunteer_introduction(
-    manifest: RunManifest, needs: Requirements, identity: Identity, folder: str, device: str
+    manifest: RunManifest, needs: Requirements, identity: Identity, folder: Path, device: str
 ) -> list[str]:
-    """Lines for the owner of a machine about to volunteer. `folder` is the worker folder's name (`seat-1`)."""
+    """Lines for the owner of a machine about to volunteer. `folder` is the worker folder."""
     return [
         *_run_lines(manifest, needs),
         f"  You do    sample answers on {device}. Nobody sends code to your machine.",
@@ -22,7 +26,7 @@ def volunteer_introduction(
 
 
 def validator_introduction(
-    manifest: RunManifest, needs: Requirements, identity: Identity, folder: str, device: str, rate: float
+    manifest: RunManifest, needs: Requirements, identity: Identity, folder: Path, device: str, rate: float
 ) -> list[str]:
     """Lines for the owner of a machine about to validate."""
     return [
@@ -47,8 +51,15 @@ def _run_lines(manifest: RunManifest, needs: Requirements) -> list[str]:
     ]
 
 
-def _identity_lines(identity: Identity, folder: str) -> list[str]:
+def _identity_lines(identity: Identity, folder: Path) -> list[str]:
     return [
         f"  You are   {display_name(identity.public_key)} on the board, {identity.peer_id}",
-        f"  Your key  back it up on paper: p2prl key backup --seat {folder}",
+        f"  Your key  back it up on paper: {_backup_command(folder)}",
     ]
+
+
+def _backup_command(folder: Path) -> str:
+    """The command that prints this key's words in any shell, whatever `P2PRL_HOME` is set to there."""
+    home = folder.absolute().parent
+    chosen = "" if home == platform_home().absolute() else f" --home {shlex.quote(str(home))}"
+    return f"p2prl key backup --seat {folder.name}{chosen}"

@@ -90,6 +90,12 @@ def test_every_command_has_examples(name: str) -> None:
         assert f"$ {line}\n" in section(name)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_arguments_are_named_in_capitals(name: str) -> None:
+    arguments = [each for each in commands()[name].params if isinstance(each, click.Argument)]
+    assert all(each.metavar and each.metavar.isupper() for each in arguments)
+
+
 def test_init_lists_presets_tasks_and_types() -> None:
     shown = help_text("p2prl init")
     for choice in (*PRESETS, *TASKS.names(), *DTYPE_BYTES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.unit.cli.invocation import invoke
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
+SOME_LINK = f"p2prl://chain@{'a' * 52}?b=/ip4/127.0.0.1/tcp/1/p2p/{Identity(bytes(16)).peer_id}"
+
 REFUSED_AT_ONCE = [
     ("join", "p2prl://chain@abc"),
     ("validate", "p2prl://chain@abc"),
@@ -23,6 +26,17 @@ REFUSED_AT_ONCE = [
     ("board", "/nowhere"),
     ("board", "/nowhere", "--host", "256.0.0.1"),
     ("ledger", "verify", "/nowhere"),
+    ("ledger", "verify", "/etc/passwd"),
+    ("init", "x", "--max-new-tokens", "1000000"),
+    ("init", "x", "--temperature", "0"),
+    ("init", "x", "--dtype", "int8"),
+    ("init", "x", "--reward", "foo+bar"),
+    ("init", "x", "--in", "/proc"),
+    ("join", SOME_LINK, "--transport", "foo"),
+    ("join", SOME_LINK, "--home", "/proc/x"),
+    ("validate", SOME_LINK, "--transport", "foo"),
+    ("learn", "/nowhere", "--transport", "foo"),
+    ("learn", "/nowhere", "--track", "foo"),
 ]
 
 
@@ -37,8 +51,6 @@ def test_wrong_input_is_refused_before_torch_is_imported(arguments: tuple[str, .
     )
     subprocess.run([sys.executable, "-c", probe], check=True, env=ENVIRONMENT, capture_output=True)
 
-
-SOME_LINK = f"p2prl://chain@{'a' * 52}?b=/ip4/127.0.0.1/tcp/1/p2p/{Identity(bytes(16)).peer_id}"
 
 REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("join", "http://x"), errors.ConfigError, "starts with p2prl://"),
@@ -55,8 +67,15 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("ledger", "verify", "/nowhere"), errors.MachineError, "cannot be read"),
     (("init", "a b"), errors.ConfigError, "is not a valid run name"),
     (("init", "x", "--preset", "y"), errors.ConfigError, "no preset"),
-    (("init", "x", "--temperature", "0"), errors.ConfigError, "temperature"),
-    (("init", "x", "--dtype", "int4"), errors.ConfigError, "dtype"),
+    (("init", "x", "--temperature", "0"), errors.ConfigError, "--temperature is 0.0; it must be from 0.01 to 100"),
+    (("init", "x", "--max-new-tokens", "1000000"), errors.ConfigError, "--max-new-tokens is 1000000"),
+    (("init", "x", "--dtype", "int4"), errors.ConfigError, "--dtype"),
+    (("init", "x", "--reward", "foo+bar"), errors.ConfigError, "--reward"),
+    (("init", "x", "--in", "/proc"), errors.MachineError, "cannot write to /proc"),
+    (("join", SOME_LINK, "--transport", "foo"), errors.ConfigError, "unknown transport"),
+    (("seed", SOME_LINK, "--home", "/proc/x"), errors.MachineError, "cannot write to /proc/x"),
+    (("learn", "/nowhere", "--track", "foo"), errors.ConfigError, "unknown tracker"),
+    (("ledger", "verify", "/etc/passwd"), errors.ConfigError, "not a ledger dump"),
     (("sim", "--partition", "5"), errors.ConfigError, "FROM:TO"),
 ]
 
@@ -77,3 +96,28 @@ def test_wrong_input_is_refused_with_a_remedy(
     assert result.exception.remedy
     assert result.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_home_is_blamed_on_where_it_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PRL_HOME", "/proc/y")
+    assert "--home" in invoke("seed", SOME_LINK, "--home", "/proc/x").exception.remedy
+    assert "P2PRL_HOME" in invoke("seed", SOME_LINK).exception.remedy
+
+
+def test_a_damaged_run_toml_is_refused_before_the_run_is_locked(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    (folder / "run.toml").write_text("[learner\n")
+    assert "is not TOML" in str(invoke("learn", folder).exception)
+    assert not (folder / "lock").exists()
+
+
+def test_a_group_of_one_is_warned_about(tmp_path: Path) -> None:
+    result = invoke("init", "x", "--in", tmp_path, "--model", "/nowhere", "--group-size", 1)
+    assert "nothing to compare" in result.stderr
+
+
+def test_a_ledger_without_a_signed_head_says_what_that_means(run: Path) -> None:
+    shown = invoke("ledger", "verify", run).stderr
+    assert "the newest entries may be missing" in shown
+    assert "p2prl board LINK" in shown

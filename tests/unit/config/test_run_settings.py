@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config import run_settings
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.presets import preset_by_name
@@ -117,14 +118,21 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_impossible_plan_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=name) as caught:
+    option = name.removesuffix("_bound").replace("_", "-")
+    with pytest.raises(ConfigError, match=option) as caught:
         replace(PLAN, **{name: value})  # type: ignore[arg-type]
-    assert caught.value.remedy
+    assert name == "task" or f"--{option}" in caught.value.remedy, "the remedy names the option and a value"
+
+
+@pytest.mark.parametrize("text", ["success", "0.5*success+process:clip+delta+.5*outcome", "process:delta+success"])
+def test_no_valid_reward_is_refused_by_its_shape(text: str) -> None:
+    parse_reward(text)
+    replace(PLAN, reward=text)
 
 
 def test_staleness_bound_below_the_publish_interval_is_refused() -> None:
     replace(PLAN, publish_every=4, staleness_bound=3)
-    with pytest.raises(ConfigError, match="staleness_bound"):
+    with pytest.raises(ConfigError, match="--staleness is 2"):
         replace(PLAN, publish_every=4, staleness_bound=2)
 
 

@@ -59,7 +59,7 @@ class SmallRun:
             staleness_bound=staleness_bound,
             group_size=group_size,
         )
-        self.manifest = run_manifest(plan, self.loaded, self.learner.public_key, self.files, now=NOW)
+        self.manifest = run_manifest(plan, self.layout, self.learner.public_key, self.files, now=NOW)
         self.manifest_raw = seal(self.learner, self.manifest, run=bytes(32), now=NOW)
         self.run = envelope_digest(self.manifest_raw)
         self.work = GroupWork(self.manifest, self.run, TextCodec(self.loaded.tokenizer, self.loaded.model))

@@ -25,7 +25,13 @@ PLAN = RunPlan(name="unit", goal="test", task="chain4", model="owner/public")
 def manifest_of(dtype: str) -> RunManifest:
     loaded = tiny_model(seed=3)
     files = export_run_files(loaded)
-    return run_manifest(replace(PLAN, dtype=dtype), loaded, Identity(bytes(16)).public_key, files, now=time.time())
+    return run_manifest(
+        replace(PLAN, dtype=dtype),
+        layout_of(loaded.model, dtype),
+        Identity(bytes(16)).public_key,
+        files,
+        now=time.time(),
+    )
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from p2prl.errors import ConfigError
 from p2prl.net.process.network_config import NetworkConfig
+from p2prl.net.transports.libp2p.library import Library
 from p2prl.net.transports.transport_registry import TRANSPORTS
 
 
@@ -32,3 +33,10 @@ def test_choosing_a_transport_imports_no_network_library() -> None:
         "assert not {'hivemind', 'libp2p', 'trio', 'torch'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", probe], check=True)
+
+
+def test_a_missing_extra_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "hivemind", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="not installed"):
+        Library()

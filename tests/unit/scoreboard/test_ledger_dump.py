@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
+from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
@@ -50,7 +50,7 @@ def test_a_file_cut_short_is_noticed_at_every_byte(tmp_path: Path) -> None:
     whole = (tmp_path / "x").read_bytes()
     for size in [0, 1, 2, 3, 50, *range(len(whole) - 700, len(whole))]:
         (tmp_path / "x").write_bytes(whole[:size])
-        with pytest.raises((IntegrityError, RemoteProtocolError)):
+        with pytest.raises((ConfigError, IntegrityError, RemoteProtocolError)):
             verify_dump(tmp_path / "x")
 
 
@@ -62,7 +62,7 @@ def test_one_flipped_bit_is_always_refused(tmp_path_factory: pytest.TempPathFact
     data = bytearray(path.read_bytes())
     data[place % len(data)] ^= 1 << bit
     path.write_bytes(data)
-    with pytest.raises((IntegrityError, RemoteProtocolError)):
+    with pytest.raises((ConfigError, IntegrityError, RemoteProtocolError)):
         verify_dump(path, run=WRITER.run)
 
 
@@ -71,7 +71,7 @@ def test_one_flipped_bit_is_always_refused(tmp_path_factory: pytest.TempPathFact
 def test_any_bytes_are_refused_with_a_reason(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(data)
-    with pytest.raises((IntegrityError, RemoteProtocolError)):
+    with pytest.raises((ConfigError, IntegrityError, RemoteProtocolError)):
         verify_dump(path)
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from p2prl.errors import MachineError
+from p2prl.errors import ConfigError, MachineError
 from p2prl.net.transports import library_logs
 
 
@@ -15,12 +15,12 @@ class Library:
     """The parts of py-libp2p and trio in use. Many attributes, because each holds one imported name."""
 
     def __init__(self) -> None:
-        """Raises `MachineError` when the library is absent or hivemind is loaded: both register the same protobuf
-        names."""
+        """Raises `ConfigError` when the library is absent, `MachineError` when hivemind is loaded: both register the
+        same protobuf names."""
         if "hivemind" in sys.modules:
             raise MachineError("hivemind and libp2p cannot share a process", remedy="Start a process for each.")
         if importlib.util.find_spec("libp2p") is None:
-            raise MachineError(
+            raise ConfigError(
                 "py-libp2p is not installed",
                 remedy="In your clone: pip install -c constraints.txt '.[libp2p]'",
             )

@@ -62,7 +62,7 @@ class Libp2pTransport:
     ) -> Libp2pTransport:
         """Start the thread, listen (on nothing by default: a light peer dials) and connect to `bootstrap`.
 
-        Raises `MachineError` (library missing, port in use), `ConfigError` (a malformed address) or
+        Raises `MachineError` (port in use), `ConfigError` (library missing, a malformed address) or
         `UnreachableError` (no bootstrap peer answered).
         """
         for address in bootstrap:

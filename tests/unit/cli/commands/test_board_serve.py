@@ -28,6 +28,12 @@ def test_a_port_in_use_is_refused_before_anything_starts(run: Path, monkeypatch:
     assert not opened
 
 
+def test_a_wrong_source_is_named_even_when_the_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = invoke("board", "/nowhere", "--port", taken.getsockname()[1])
+    assert "is not a run folder" in str(result.exception)
+
+
 class _Scripted(SwarmSource):
     """A source that shows the snapshots of `story` one after the other, and the last one from then on."""
 

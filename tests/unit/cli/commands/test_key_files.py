@@ -15,6 +15,8 @@ def test_a_key_survives_on_paper(tmp_path: Path) -> None:
     assert invoke("key", "restore", "--home", first, stdin=WORDS + "\n").exit_code == 0
     written = invoke("key", "backup", "--home", first).stdout
     assert written == WORDS + "\n"
+    (peer_id,) = json_of("key", "show", "--home", first)["seats"].values()
+    assert peer_id in invoke("key", "backup", "--home", first).stderr, "whose words these are"
     assert invoke("key", "restore", "--home", second, stdin=written).exit_code == 0
     peers = [json_of("key", "show", "--home", home)["seats"] for home in (first, second)]
     assert peers[0] == peers[1]

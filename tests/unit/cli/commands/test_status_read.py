@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from p2prl.cli.commands.status_read import status_command
+from p2prl.cli.commands.worker_session import pending_text
 from p2prl.cli.views.quantities import age_text
 from p2prl.cli.views.status_view import worker_lines
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, holder_of, try_lock, write_status
@@ -49,6 +50,15 @@ def test_volunteer_status_lines() -> None:
     ):
         assert words in text
     assert "{" not in text, "no key dump"
+
+
+def test_a_lost_learner_is_shown() -> None:
+    assert "learner unreachable, groups wait on disk" in shown({**VOLUNTEER, "peers": {"volunteer": 3}})
+
+
+def test_groups_without_a_verdict_are_explained_at_the_end() -> None:
+    assert pending_text(VOLUNTEER).startswith("3 groups had no verdict")
+    assert pending_text({"groups": {"verified": 9}}) == ""
 
 
 @pytest.mark.parametrize(

@@ -52,3 +52,13 @@ def test_without_a_terminal_each_phase_is_one_line(monkeypatch: pytest.MonkeyPat
     with quiet.shown():
         quiet.phase("importing torch")
     assert len(said) == 2
+
+
+def test_a_link_stays_on_one_line_above_the_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    output, link = io.StringIO(), "p2prl://" + "x" * 200
+    monkeypatch.setattr(screen, "console", Console(file=output, force_terminal=True, width=60, highlight=False))
+    view = screen.LiveView()
+    with view.shown():
+        view.phase("waiting for groups")
+        screen.say(link, unwrapped=True)
+    assert link in output.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_p
 from p2prl.cli.views.worker_introduction import validator_introduction, volunteer_introduction
 from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
+from p2prl.config.worker_folder import platform_home
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.display_names import display_name
@@ -84,7 +86,7 @@ def test_sampling_without_a_learner_looks_different() -> None:
     for text in (progress_line(alone, 9.0), panel(alone, 9.0)):
         assert "sampling; learner unreachable, groups wait on disk" in text
     for text in (progress_line(BUSY, 9.0), panel(BUSY, 9.0)):
-        assert "no learner" not in text
+        assert "unreachable" not in text
 
 
 def test_startup_phases_are_shown_until_the_first_group() -> None:
@@ -104,8 +106,8 @@ def test_startup_phases_are_shown_until_the_first_group() -> None:
 
 def test_introductions_name_run_cost_identity_and_key() -> None:
     run: RunManifest = manifest()
-    volunteer = "\n".join(volunteer_introduction(run, NEEDS, IDENTITY, "seat-2", "cpu"))
-    validator = "\n".join(validator_introduction(run, NEEDS, IDENTITY, "validator-1", "cpu", 0.25))
+    volunteer = "\n".join(volunteer_introduction(run, NEEDS, IDENTITY, Path("/my home/seat-2"), "cpu"))
+    validator = "\n".join(validator_introduction(run, NEEDS, IDENTITY, Path("/my home/validator-1"), "cpu", 0.25))
     for text, seat in ((volunteer, "seat-2"), (validator, "validator-1")):
         assert run.goal in text
         assert run.licence in text
@@ -113,7 +115,9 @@ def test_introductions_name_run_cost_identity_and_key() -> None:
         assert all(cost in text for cost in ("1.5 MB", "7.0 MB of disk", "3.1 GB of memory"))
         assert display_name(IDENTITY.public_key) in text
         assert IDENTITY.peer_id in text
-        assert f"p2prl key backup --seat {seat}" in text
+        assert f"p2prl key backup --seat {seat} --home '/my home'" in text
+    default = volunteer_introduction(run, NEEDS, IDENTITY, platform_home() / "seat-1", "cpu")
+    assert any(line.endswith("p2prl key backup --seat seat-1") for line in default)
     assert "sample answers" in volunteer
     assert "generated tokens" in volunteer
     assert "replay 25%" in validator
