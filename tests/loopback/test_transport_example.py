@@ -80,7 +80,7 @@ def test_a_peer_under_a_false_id_is_refused(example: ModuleType) -> None:
         with pytest.raises(UnreachableError):
             await example.start_tcp(config(f"{where}/{stranger}"))
         second = await example.start_tcp(config())
-        with pytest.raises(TransportError, match="another peer"):
+        with pytest.raises(TransportError, match="different peer"):
             await second.connect(f"{where}/{stranger}")
         with pytest.raises(TransportError):
             await second.send(stranger, b"hello", timeout_s=5)

@@ -17,7 +17,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 def test_a_full_disk_asks_for_space(error: Exception) -> None:
     told = write_error(error, Path("/blobs"), kept="finished work is safe")
     assert str(told).startswith("cannot write /blobs: ")
-    assert told.remedy == "Free some space and start again; finished work is safe."
+    assert told.remedy == "Free some space and restart; finished work is safe."
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])

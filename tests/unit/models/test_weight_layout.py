@@ -98,8 +98,8 @@ def _altered(layout: WeightLayout, index: int, **fields: object) -> WeightLayout
 @pytest.mark.parametrize(
     ("index", "fields", "message"),
     [
-        (0, {"name": "other"}, "where the model has"),
-        (0, {"shape": (4,)}, "where the model has"),
+        (0, {"name": "other"}, "but the model has"),
+        (0, {"shape": (4,)}, "but the model has"),
         (1, {"name": "embed"}, "twice"),
         (1, {"dtype": "int8"}, "unknown dtype"),
         (1, {"shape": (0,)}, "shape"),
