@@ -23,6 +23,12 @@ class Scored:
     margins: tuple[float, ...]
     """Distance of each token's noisy logit below the best one: 0 where the token is the seeded draw, else positive."""
 
+    best_logprobs: tuple[float, ...]
+    """Log-prob of the seeded draw at each position: the token's own where its margin is 0."""
+
+    sizes: tuple[float, ...]
+    """Root mean square of each position's logits, at the sampling temperature; a sample of the vocabulary will do."""
+
 
 class Scorer(Protocol):
     """Replays under one policy at a time."""
@@ -30,6 +36,11 @@ class Scorer(Protocol):
     @property
     def engine_class(self) -> EngineClass:
         """The library, dtype and device that compute the scores."""
+        ...
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model: rounding noise grows with them."""
         ...
 
     def load_weights(self, weights: Weights) -> None:

@@ -70,7 +70,8 @@ class Verification:
                     to_replay.setdefault(group.version, []).append((index, group, inspection, policy))
         for version, entries in to_replay.items():
             self._load(version)
-            replays = replay_groups(self._scorer, [(group, inspection) for _, group, inspection, _ in entries])
+            work = [(group, inspection) for _, group, inspection, _ in entries]
+            replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype)
             for (index, group, inspection, policy), replay in zip(entries, replays, strict=True):
                 state = ReceiptState.REJECTED if replay.reason else ReceiptState.VERIFIED
                 outcomes[index] = Outcome(groups[index], group, state, replay.reason, policy, inspection, replay)
