@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models.gumbel_noise import check_noise
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
+from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.rollout_group import EngineClass
@@ -55,7 +55,7 @@ class PolicyModel:
         # TF32 rounds products to 10 bits: far from every engine that does not, and not what float32 means in a class.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
-        check_noise(self.device)
+        check_draw(self.device, self.vocabulary)
 
     def load(self, weights: Weights) -> None:
         """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""

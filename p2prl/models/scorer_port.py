@@ -17,11 +17,11 @@ from p2prl.protocol.rollout_group import EngineClass
 class Scored:
     """Replay of a completion that a peer claims to have sampled from the scorer's policy."""
 
-    logprobs: tuple[float, ...]
-    """Log-prob of each token at the sampling temperature."""
-
     margins: tuple[float, ...]
     """Distance of each token's noisy logit below the best one: 0 where the token is the seeded draw, else positive."""
+
+    logprobs: tuple[float, ...]
+    """Log-prob of each token at the sampling temperature."""
 
     best_logprobs: tuple[float, ...]
     """Log-prob of the seeded draw at each position: the token's own where its margin is 0."""

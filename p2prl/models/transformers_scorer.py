@@ -13,15 +13,18 @@ from torch import Tensor
 
 from p2prl.errors import IntegrityError, LocalProtocolError
 from p2prl.models.batching import DEFAULT_BATCH_TOKENS, batches
-from p2prl.models.gumbel_noise import MAX_NOISE_ELEMENTS, gumbel
 from p2prl.models.policy_logprobs import pad_right
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import GenerationRequest, Weights
 from p2prl.models.scorer_port import Scored
+from p2prl.models.seeded_draw.draw import margins
 from p2prl.protocol.rollout_group import EngineClass
 
 _SIZE_SAMPLE = 4096
 """Tokens whose logits give a position's size: it is known to 2 %, without another pass over the vocabulary."""
+
+_LOGITS = 1 << 24
+"""Most logits computed at once: 64 MiB in float32."""
 
 
 class TransformersScorer:
@@ -66,37 +69,40 @@ class TransformersScorer:
         device = self._policy.device
         rows = [[*request.prompt_ids, *ids] for request, ids in zip(requests, token_ids, strict=True)]
         ids_NL = pad_right(rows, device)
-        seeds_N = torch.tensor([request.seed for request in requests], dtype=torch.int64, device=device)
-        temperatures_N = torch.tensor([request.temperature for request in requests], device=device)
-        prompts_N = torch.tensor([len(request.prompt_ids) for request in requests], device=device)
+        seeds_N = torch.tensor([request.seed for request in requests], dtype=torch.int64)
+        temperatures_N = torch.tensor([request.temperature for request in requests])
+        prompts_N = torch.tensor([len(request.prompt_ids) for request in requests])
         first, last = int(prompts_N.min()) - 1, ids_NL.shape[1] - 1  # logits at first..last − 1 predict completions
-        width = max(1, MAX_NOISE_ELEMENTS // (len(rows) * self._policy.vocabulary))
+        width = max(1, _LOGITS // (len(rows) * self._policy.vocabulary))
         cache = self._policy.new_cache() if last - first > width else None
         parts = []
         fed = 0
         for start in range(first, last, width):
             end = min(start + width, last)
-            logits = self._policy.forward(ids_NL[:, fed:end], cache=cache, keep=end - start)
+            logits_NKV = self._policy.forward(ids_NL[:, fed:end], cache=cache, keep=end - start)
             fed = end
-            targets = ids_NL[:, start + 1 : end + 1, None]
             # Left of a row's completion the step is negative: computed at 0 and removed below.
-            steps = torch.arange(start + 1, end + 1, device=device) - prompts_N[:, None]
-            scaled = logits.float() / temperatures_N[:, None, None]
-            noisy = scaled + gumbel(seeds_N, steps.clamp(min=0), scaled.shape[-1])
-            best, drawn = noisy.max(dim=-1)
-            all_logprobs = torch.log_softmax(scaled, dim=-1)
-            margins = best - noisy.gather(2, targets)[:, :, 0]
-            logprobs, best_logprobs = all_logprobs.gather(2, torch.cat([targets, drawn[:, :, None]], dim=2)).unbind(2)
-            parts.append(torch.stack([logprobs, margins, best_logprobs, _sizes(scaled)]))
-        scores = torch.cat(parts, dim=2).tolist()
+            steps_NK = (torch.arange(start + 1, end + 1) - prompts_N[:, None]).clamp(min=0)
+            logits_RV = logits_NKV.flatten(0, 1)
+            temperatures_R = temperatures_N.repeat_interleave(end - start)
+            scores = margins(
+                logits_RV,
+                temperatures_R,
+                seeds_N.repeat_interleave(end - start),
+                steps_NK.flatten(),
+                ids_NL[:, start + 1 : end + 1].flatten(),
+            )
+            sizes_R = _sizes(logits_RV) / temperatures_R.to(device)
+            parts.append(torch.stack([*scores, sizes_R]).view(4, len(rows), end - start))
+        scored = torch.cat(parts, dim=2).tolist()
         results = []
         for i, (request, ids) in enumerate(zip(requests, token_ids, strict=True)):
             own = slice(len(request.prompt_ids) - 1 - first, len(request.prompt_ids) - 1 - first + len(ids))
-            results.append(Scored(*(tuple(rows[i][own]) for rows in scores)))
+            results.append(Scored(*(tuple(rows[i][own]) for rows in scored)))
         return results
 
 
-def _sizes(scaled: Tensor) -> Tensor:
-    """Root mean square over the last dimension, from at most some thousand evenly spaced tokens of the vocabulary."""
-    stride = max(1, scaled.shape[-1] // _SIZE_SAMPLE)
-    return scaled[..., ::stride].square().mean(dim=-1).sqrt()
+def _sizes(logits_RV: Tensor) -> Tensor:
+    """Root mean square of each row, from at most some thousand evenly spaced tokens of the vocabulary."""
+    stride = max(1, logits_RV.shape[-1] // _SIZE_SAMPLE)
+    return logits_RV[:, ::stride].float().square().mean(dim=-1).sqrt()
