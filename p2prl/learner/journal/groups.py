@@ -102,16 +102,20 @@ class GroupTable:
         )
         return [_group(row) for row in rows]
 
-    def unchecked(self, limit: int) -> list[StoredGroup]:
-        """Groups to check next, round-robin over the peers, oldest first, so a flood delays only its own peer."""
+    def waiting(self) -> list[tuple[Digest, bytes, int]]:
+        """(digest, peer, version) of each group that waits for its check, in order of arrival."""
         rows = self._db.execute(
-            "SELECT g.digest, g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards FROM"
-            " (SELECT rowid AS id, arrived, ROW_NUMBER() OVER (PARTITION BY peer ORDER BY arrived, rowid) AS turn"
-            " FROM groups WHERE state = ?) AS q JOIN groups AS g ON g.rowid = q.id"
-            " ORDER BY q.turn, q.arrived, q.id LIMIT ?",
-            (GroupState.STORED, limit),
+            "SELECT digest, peer, version FROM groups WHERE state = ? ORDER BY arrived, rowid", (GroupState.STORED,)
         )
-        return [_group(row) for row in rows]
+        return [(Digest(digest), peer, version) for digest, peer, version in rows]
+
+    def verified_by_peer(self) -> dict[bytes, int]:
+        """Number of groups of each peer that passed their checks."""
+        rows = self._db.execute(
+            "SELECT peer, COUNT(*) FROM groups WHERE state IN (?, ?, ?) GROUP BY peer",
+            (GroupState.VERIFIED, GroupState.USED, GroupState.UNUSED),
+        )
+        return {peer: int(count) for peer, count in rows}
 
     def unchecked_count(self, peer: bytes) -> int:
         """Groups of a peer that wait for their check."""
