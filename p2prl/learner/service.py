@@ -121,9 +121,15 @@ class Learner:
             self._training.finish(wait=True)
             if not self._stopping:
                 self._shutdown.announce_end(step=self.step)
-        finally:
+        except KeyboardInterrupt:
+            network.close()
+            raise  # at once: the threads end with the process, and the journal resumes their jobs
+        except BaseException:
             network.close()
             self.close()
+            raise
+        network.close()
+        self.close()
 
     def turn(self, *, wait_s: float) -> Action:
         """Answer messages, check groups, and begin the one action that is due. Waits only when there is nothing to do.
