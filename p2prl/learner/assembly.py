@@ -161,10 +161,9 @@ def _backlog(parts: LearnerParts, storage: LearnerStorage) -> ReplayBacklog:
             batch_groups=min(_GROUPS_PER_CHECK, config.groups_per_update),
             budget_groups=int(config.replay_budget * config.groups_per_update),
             newest_first=True,
-            one_version=True,
         )
     else:
-        backlog = BacklogConfig(batch_groups=_GROUPS_PER_CHECK, budget_groups=0, newest_first=False, one_version=False)
+        backlog = BacklogConfig(batch_groups=_GROUPS_PER_CHECK, budget_groups=0, newest_first=False)
     return ReplayBacklog(backlog, verified=storage.journal.groups.verified_by_peer())
 
 

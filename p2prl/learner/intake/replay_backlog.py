@@ -1,8 +1,8 @@
 """Backlog of stored groups: which to replay next, and which to settle without a replay. Pure.
 
 Training needs the freshest groups, volunteers need every group settled, and a flood must cost only its own peer. So
-peers take turns, each with its newest group first, and one batch replays groups of one version. A group that has grown
-too stale is settled at once and costs no replay: nothing waits longer than the staleness bound. Replays beyond what the
+peers take turns, each with its newest group first. A group that has grown too stale is settled at once and costs no
+replay: nothing waits longer than the staleness bound. Replays beyond what the
 buffer lacks come out of a budget per update, which goes to peers without standing first: newcomers are judged although
 the swarm outruns training.
 """
@@ -38,8 +38,6 @@ class BacklogConfig:
     """Groups replayed per update beyond those the buffer lacks."""
     newest_first: bool
     """Whether a peer's newest group comes first, or its oldest."""
-    one_version: bool
-    """Whether a batch holds groups of one version only, so that it loads one policy and its result comes sooner."""
 
 
 class ReplayBacklog:
@@ -103,8 +101,6 @@ class ReplayBacklog:
         if self._budget and extra:
             extra.sort(key=lambda group: self._verified[group.peer] >= STANDING_GROUPS)  # stable: in turns within each
             chosen += extra[: self._budget]
-        if self._config.one_version and chosen:
-            chosen = [group for group in chosen if group.version == chosen[0].version]
         chosen = chosen[: self._config.batch_groups]
         self._budget -= max(0, len(chosen) - wanted)
         self._in_replay = {group.digest for group in chosen}

@@ -1,4 +1,4 @@
-"""Backlog of stored groups: turns of the peers, newest first, one version a batch, and a budget for newcomers."""
+"""Backlog of stored groups: turns of the peers, newest first, and a budget for newcomers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def backlog(
     batch: int = 100,
     budget: int = 0,
     newest_first: bool = True,
-    one_version: bool = False,
     verified: dict[bytes, int] | None = None,
 ) -> ReplayBacklog:
-    config = BacklogConfig(batch_groups=batch, budget_groups=budget, newest_first=newest_first, one_version=one_version)
+    config = BacklogConfig(batch_groups=batch, budget_groups=budget, newest_first=newest_first)
     made = ReplayBacklog(config, verified=verified or {})
     for each in groups:
         made.add(each)
@@ -38,12 +37,12 @@ def backlog(
 peers_and_versions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30)
 
 
-@given(peers_and_versions, st.integers(0, 12), st.integers(1, 6), st.integers(0, 4), st.booleans(), st.booleans())
+@given(peers_and_versions, st.integers(0, 12), st.integers(1, 6), st.integers(0, 4), st.booleans())
 def test_batches_keep_their_bounds_and_every_group_is_settled_once(
-    waiting: list[tuple[int, int]], wanted: int, most: int, budget: int, newest_first: bool, one_version: bool
+    waiting: list[tuple[int, int]], wanted: int, most: int, budget: int, newest_first: bool
 ) -> None:
     groups = [group(*each) for each in waiting]
-    queue = backlog(groups, batch=most, budget=budget, newest_first=newest_first, one_version=one_version)
+    queue = backlog(groups, batch=most, budget=budget, newest_first=newest_first)
     chosen: list[WaitingGroup] = []
     left = budget
     while queue.has_work(wanted, lambda _: True):
@@ -51,7 +50,6 @@ def test_batches_keep_their_bounds_and_every_group_is_settled_once(
         assert 0 < len(batch) <= most
         assert queue.next_batch(wanted) == [], "one batch at a time"
         assert queue.in_replay == len(batch)
-        assert not one_version or len({each.version for each in batch}) == 1
         left -= max(0, len(batch) - wanted)
         assert left >= 0
         queue.settled([each.digest for each in batch])
@@ -110,7 +108,7 @@ def test_budget_goes_to_peers_without_standing() -> None:
 
 def test_useless_groups_are_named_and_not_while_in_replay() -> None:
     old, new, older = group(1, 2), group(1, 7), group(2, 1)
-    queue = backlog([old, new, older], one_version=True)
+    queue = backlog([old, new, older])
     assert queue.useless(lambda version: version > 2, 9) == [old, older]
     assert queue.useless(lambda version: version > 2, 1) == [old]
     assert queue.has_work(0, lambda version: version > 2)
