@@ -6,7 +6,7 @@ import pytest
 
 from p2prl.bench.replay import outrun_learner
 from p2prl.bench.replay.outrun_learner import OutrunConfig, measure_outrun_learner
-from p2prl.bench.replay.replay_cost import MODELS, ReplayCostConfig
+from p2prl.bench.replay.replay_cost import DEMANDED, MODELS, ReplayCostConfig
 from p2prl.errors import ConfigError
 
 
@@ -29,3 +29,5 @@ def test_illegal_settings_are_refused() -> None:
     with pytest.raises(ConfigError):
         OutrunConfig(updates=1)
     assert set(ReplayCostConfig().models) == set(MODELS)
+    assert DEMANDED[0] in MODELS
+    assert DEMANDED[1] in ReplayCostConfig().batches
