@@ -39,6 +39,28 @@ class Publish(Message, frozen=True, array_like=True, tag=True):
     envelope: bytes
 
 
+class HoldGroup(Message, frozen=True, array_like=True, tag=True):
+    """Serve the body of an own group. It comes before the header is published, and again when it is wanted."""
+
+    digest: bytes
+    """Of the header's envelope."""
+    body: bytes
+
+
+class FetchGroup(Message, frozen=True, array_like=True, tag=True):
+    """Download the body of a group."""
+
+    digest: bytes
+    """Of the header's envelope."""
+
+
+class ReleaseGroup(Message, frozen=True, array_like=True, tag=True):
+    """The role has read a fetched body, or has no use for it."""
+
+    digest: bytes
+    """Of the header's envelope."""
+
+
 class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
     """Download one policy version by its manifest envelope's digest."""
 
@@ -80,7 +102,19 @@ class SendLedger(Message, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
-ToNetwork = Start | Publish | FetchPolicy | StartFrom | VersionRebuilt | SetLedgerHeight | AskLedger | SendLedger
+ToNetwork = (
+    Start
+    | Publish
+    | HoldGroup
+    | FetchGroup
+    | ReleaseGroup
+    | FetchPolicy
+    | StartFrom
+    | VersionRebuilt
+    | SetLedgerHeight
+    | AskLedger
+    | SendLedger
+)
 
 
 # --- from the network process -------------------------------------------------------------------------------------
@@ -146,6 +180,28 @@ class EnvelopeArrived(Message, frozen=True, array_like=True, tag=True):
     """A verified envelope."""
 
     envelope: bytes
+
+
+class GroupFetched(Message, frozen=True, array_like=True, tag=True):
+    """The body of a group is at `path`, and every part hashes to its name. Answer with `ReleaseGroup`."""
+
+    envelope: bytes
+    """The header's envelope."""
+    path: str
+
+
+class GroupBodyWanted(Message, frozen=True, array_like=True, tag=True):
+    """A neighbor requests parts of an own group that is no longer in memory; answer with `HoldGroup`."""
+
+    digest: bytes
+    """Of the header's envelope."""
+
+
+class PublishRefused(Message, frozen=True, array_like=True, tag=True):
+    """An envelope was not published: no peer would accept it."""
+
+    digest: bytes
+    reason: str
 
 
 class LedgerWanted(Message, frozen=True, array_like=True, tag=True):
@@ -223,6 +279,9 @@ FromNetwork = (
     | VersionReady
     | PatchesReady
     | EnvelopeArrived
+    | GroupFetched
+    | GroupBodyWanted
+    | PublishRefused
     | LedgerWanted
     | LedgerArrived
     | Status

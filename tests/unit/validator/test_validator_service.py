@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from p2prl.models.group_work import Prepared
 from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
-from p2prl.protocol.digests import digest
+from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.ledger_messages import LedgerHead, Verdict
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.signed_group import SignedGroup, read_group
 from p2prl.protocol.wire_codec import encode
 from p2prl.swarm.policies.catalog import PolicyVersion
+from p2prl.testing.protocol_swarm import group_of
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
@@ -50,21 +52,33 @@ def test_the_selected_share_is_the_rate_and_differs_by_key() -> None:
 
 
 def test_the_replay_queue_drops_the_oldest() -> None:
-    world_free = [digest("e", bytes([n])) for n in range(6)]
     policies = [digest("p", bytes([n % 2])) for n in range(6)]
+    groups = [signed(n, policies[n]) for n in range(6)]
     queue = ReplayQueue(max_groups=4)
-    opened = []
-    for n in range(6):
-        raw = seal(PEER, LedgerHead(n, world_free[n], 0, False), run=bytes(32), now=NOW)
-        opened.append(open_envelope(raw, now=None))
-        queue.add(opened[n], policies[n])
-        queue.add(opened[n], policies[n])
+    for group in groups:
+        queue.add(group)
+        queue.add(group)
     assert len(queue) == 4
     assert queue.policies() == [policies[2], policies[3]]
-    assert queue.take(policies[2], 1) == [opened[2]]
-    assert queue.take(policies[2], 9) == [opened[4]]
+    assert queue.take(policies[2], 1) == [groups[2]]
+    assert queue.take(policies[2], 9) == [groups[4]]
     queue.drop(policies[3])
     assert queue.policies() == []
+
+
+def test_the_replay_queue_is_bounded_in_bytes() -> None:
+    groups = [signed(n, bytes(32)) for n in range(5)]
+    queue = ReplayQueue(max_bytes=3 * groups[0].size_bytes)
+    for group in groups:
+        queue.add(group)
+    assert queue.take(Digest(bytes(32)), 9) == groups[2:]
+    for group in groups[:3]:  # what was taken no longer counts
+        queue.add(group)
+    assert len(queue) == 3
+
+
+def signed(slot: int, policy: bytes) -> SignedGroup:
+    return read_group(seal(PEER, group_of(slot, policy=policy), run=bytes(32), now=NOW))
 
 
 class InboxPort:
