@@ -7,6 +7,9 @@ from collections import OrderedDict
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.signed_group import SignedGroup
 
+_TAKEN_BYTES = 32 * 1024 * 1024
+"""Bytes of groups taken at once, and one group more: a replay holds their tokens in memory several times over."""
+
 
 class ReplayQueue:
     """Selected groups, oldest first."""
@@ -36,13 +39,19 @@ class ReplayQueue:
         return list(dict.fromkeys(policy for policy, _ in self._waiting.values()))
 
     def take(self, policy: Digest, limit: int) -> list[SignedGroup]:
-        """Remove and return up to `limit` groups that declare a policy."""
-        chosen = [name for name, (declared, _) in self._waiting.items() if declared == policy][:limit]
-        return [self._remove(name) for name in chosen]
+        """Remove and return up to `limit` groups that declare a policy, fewer if they are large."""
+        declared = [name for name, (other, _) in self._waiting.items() if other == policy][:limit]
+        chosen: list[SignedGroup] = []
+        for name in declared:
+            chosen.append(self._remove(name))
+            if sum(group.size_bytes for group in chosen) >= _TAKEN_BYTES:
+                break
+        return chosen
 
     def drop(self, policy: Digest) -> None:
         """Remove the groups of a policy whose weights are unavailable."""
-        self.take(policy, len(self._waiting))
+        for name in [name for name, (other, _) in self._waiting.items() if other == policy]:
+            self._remove(name)
 
     def _remove(self, name: Digest) -> SignedGroup:
         group = self._waiting.pop(name)[1]
