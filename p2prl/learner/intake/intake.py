@@ -29,9 +29,9 @@ from p2prl.protocol.ledger_messages import ReceiptState, Verdict
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, assemble_group
 
-TURNED_AWAY = ("unknown_policy", "too_many", "malformed")
+TURNED_AWAY = ("unknown_policy", "too_many")
 """Reasons not to store a group: it names no policy of this learner; too many groups wait for a check, of its peer or of
-all; its body is not a group of the slot that its header states."""
+all."""
 
 _MALFORMED_REMEMBERED = 1_024
 """Malformed bodies that are not fetched again. Each has cost its author the upload of a large group."""
@@ -100,7 +100,6 @@ class Intake:
         try:
             group = assemble_group(opened, body)
         except RemoteProtocolError:
-            self._turned_away["malformed"] += 1
             self._malformed[opened.digest] = None
             if len(self._malformed) > _MALFORMED_REMEMBERED:
                 self._malformed.popitem(last=False)

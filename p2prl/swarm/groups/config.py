@@ -24,6 +24,8 @@ class GroupBodyConfig:
     """Parts requested from one peer at a time, 1 MiB: a round trip of 300 ms at 28 Mbit/s."""
     request_s: float = 30.0
     """Seconds without a part after which requests to a peer are dropped: a window at 300 kbit/s."""
+    pause_s: float = 5.0
+    """Seconds until that peer is asked again: other sources come first, but it may be the only one."""
     patience_s: float = 900.0
     """Seconds without a new part after which an incomplete body is deleted: home links fail for minutes."""
     author_bytes: int = 2 * limits.MAX_GROUP_BYTES

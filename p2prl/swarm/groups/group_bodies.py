@@ -130,7 +130,7 @@ class GroupBodies:
         for part in self._requests.overdue(now):
             request = self._requests.end(part)
             assert request is not None
-            self._pause(request.peer, part, now + self._config.request_s, for_good=False)
+            self._pause(request.peer, part, now + self._config.pause_s, for_good=False)
             self._fail(part, request, retry_ms=500)
         self._fetching.handle_timer(now)
 
