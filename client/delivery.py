@@ -87,8 +87,10 @@ class Delivery:
 
     def on_body_wanted(self, digest: bytes) -> list[control.ToNetwork]:
         """A peer requests the body of a group, and the network no longer has it in memory."""
-        body = self._spool.body(digest)
-        return [control.HoldGroup(digest, body)] if body else []
+        if body := self._spool.body(digest):
+            return [control.HoldGroup(digest, body)]
+        self.on_refused(digest, "its body is not in the spool")
+        return []
 
     def on_refused(self, digest: bytes, reason: str) -> None:
         """No peer would accept this group: give it up, so that it stops nothing else."""

@@ -227,7 +227,7 @@ class Volunteer:
 
         def keep(group: FinishedGroup) -> None:
             """Store the group before publishing it."""
-            self._spool.add(
+            kept = self._spool.add(
                 envelope_digest(group.raw),
                 group.raw,
                 version=version,
@@ -237,7 +237,9 @@ class Volunteer:
                 now=group.created,
                 body=group.body,
             )
-            for message in self._delivery.announce(group.raw, group.body):
+            if not kept:
+                self._on_notice(f"slot {group.slot} of version {version} was given up: the disk has no room for it")
+            for message in self._delivery.announce(group.raw, group.body) if kept else ():
                 self._net.send(message)
 
         try:

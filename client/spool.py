@@ -106,17 +106,32 @@ class Spool:
         reward: float,
         now: float,
         body: bytes = b"",
-    ) -> None:
-        """Store a finished group. It is on disk when this returns. Raises `MachineError` when the disk is full."""
+    ) -> bool:
+        """Store a finished group. It is on disk when this returns. Raises `MachineError` when the disk is full.
+
+        A large group for which alone there is no room is recorded as expired: False.
+        """
+        row = (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward, now)
+        try:
+            self._insert(row, body)
+        except MachineError:
+            if not body:
+                raise
+            self._insert(row, b"")
+            self.give_up(digest, "disk_full")
+            return False
+        return True
+
+    def _insert(self, row: tuple[object, ...], body: bytes) -> None:
         self._write("BEGIN IMMEDIATE", ())
         try:
             added = self._write(
                 "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward, now),
+                row,
             )
             if added and body:
-                self._write("INSERT INTO bodies (digest, size, body) VALUES (?, ?, ?)", (digest, len(body), body))
+                self._write("INSERT INTO bodies (digest, size, body) VALUES (?, ?, ?)", (row[0], len(body), body))
             self._write("COMMIT", ())
         except BaseException:
             if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
@@ -129,10 +144,10 @@ class Spool:
         return b"" if row is None else bytes(row[0])
 
     def give_up(self, digest: bytes, reason: str) -> bool:
-        """Expire a group that cannot be sent, and delete its bytes. Returns whether it was ours and open."""
+        """Expire a group that cannot be sent, and delete its bytes. Returns whether it was ours and unconfirmed."""
         changed = self._write(
-            "UPDATE groups SET state = ?, reason = ?, raw = NULL WHERE digest = ? AND state IN (?, ?)",
-            (SpoolState.EXPIRED, reason, digest, *_OPEN),
+            "UPDATE groups SET state = ?, reason = ?, raw = NULL WHERE digest = ? AND state = ?",
+            (SpoolState.EXPIRED, reason, digest, SpoolState.GENERATED),
         )
         return changed > 0
 

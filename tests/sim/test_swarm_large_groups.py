@@ -38,15 +38,16 @@ class SilentNode(Node):
 class LyingNode(SilentNode):
     """Answers requests for parts with other bytes."""
 
+    _asked: tuple[PeerId, ...] = ()
+
     def commands(self, now: float) -> list[Command]:
-        lies, self._lies = getattr(self, "_lies", []), []
-        return [*super().commands(now), *lies]
+        asked, self._asked = self._asked, ()
+        lie = frames.pack(Chunk(b"x" * PART))
+        return [*super().commands(now), *(Send(peer, lie, bulk=True) for peer in asked)]
 
     def receive(self, frame: bytes, source: PeerId, now: float) -> None:
         super().receive(frame, source, now)
-        asked = sum(kind == Kind.CHUNK_REQUEST for kind, _ in frames.split(frame))
-        lie = Send(source, frames.pack(Chunk(b"x" * PART)), bulk=True)
-        self._lies = [*getattr(self, "_lies", []), *[lie] * asked]
+        self._asked += (source,) * sum(kind == Kind.CHUNK_REQUEST for kind, _ in frames.split(frame))
 
 
 def swarm(*volunteers: str, seed: int = 1, loss: float = 0.0, upload_bytes_s: float = 2.5e6) -> LargeGroupSwarm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class KnownHeaders:
         """A linked peer announced this header. False when it is not known."""
         known = self._headers.get(name)
         if known is not None and (len(known.sources) < self._config.sources or peer == known.author):
-            known.sources.setdefault(peer, 0.0)
+            known.sources.setdefault(peer, -math.inf)
         return known is not None
 
     def remove_peer(self, peer: PeerId) -> None:
