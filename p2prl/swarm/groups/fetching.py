@@ -98,11 +98,12 @@ class BodyFetching:
             return
         self.due = False
         for body in self._bodies.values():
+            sources = self._requests.sources(body.header, now)
             for index in sorted(body.missing):
                 part = Digest(body.header.ref.chunks[index])
-                if part in self._requests:
+                if self._requests.on_its_way(part, sources):
                     continue
-                source = self._requests.choose_source(body.header, now)
+                source = self._requests.least_busy(sources)
                 if source is None:
                     break
                 self._requests.send(part, source, now)

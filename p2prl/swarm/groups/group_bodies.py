@@ -86,8 +86,8 @@ class GroupBodies:
         self._headers.remove_peer(peer)
         self._requests.remove_waiting(peer)
         self._serving.remove_peer(peer)
-        for part in self._requests.to_peer(peer):
-            self._fail(part, self._requests.end(part), retry_ms=500)
+        for request in self._requests.of_peer(peer):
+            self._fail(request, retry_ms=500)
 
     # --- messages: each returns False for a chunk that belongs to no group ---------------------------------------
 
@@ -102,9 +102,13 @@ class GroupBodies:
         part = chunk_digest(data)
         if not self._requests.has_asked(source, part):
             return False
-        request = self._requests.arrived(part, source, now)
+        waiting: dict[PeerId, None] = {}
+        for request in self._requests.of_part(part):
+            self._requests.end(request)
+            waiting |= request.waiting
+        self._requests.heard(source, now)
         self._fetching.fill(part, data, now)
-        for peer in request.waiting if request is not None else ():
+        for peer in waiting:
             self._serving.pass_part(peer, part, data)
         return True
 
@@ -112,10 +116,10 @@ class GroupBodies:
         """A peer refuses a part: for a while, or with 0 because it cannot get it."""
         if not self._requests.has_asked(source, part):
             return False
-        request = self._requests.get(part)
-        if request is not None and request.peer == source:
-            self._pause(source, part, now + min(max(retry_ms, 0) / 1000, _LONGEST_RETRY_S), for_good=retry_ms <= 0)
-            self._fail(part, self._requests.end(part), retry_ms=retry_ms)
+        for request in self._requests.of_part(part):
+            if request.peer == source:
+                self._pause(request, now + min(max(retry_ms, 0) / 1000, _LONGEST_RETRY_S), for_good=retry_ms <= 0)
+                self._fail(request, retry_ms=retry_ms)
         return True
 
     def upload_done(self, peer: PeerId) -> None:
@@ -127,11 +131,9 @@ class GroupBodies:
     def handle_timer(self, now: float) -> None:
         """Give up requests that were not answered, and bodies that expired."""
         self._timer_ran_at = now
-        for part in self._requests.overdue(now):
-            request = self._requests.end(part)
-            assert request is not None
-            self._pause(request.peer, part, now + self._config.pause_s, for_good=False)
-            self._fail(part, request, retry_ms=500)
+        for request in self._requests.overdue(now):
+            self._pause(request, now + self._config.pause_s, for_good=False)
+            self._fail(request, retry_ms=500)
         self._fetching.handle_timer(now)
 
     def next_deadline(self) -> float:
@@ -144,17 +146,19 @@ class GroupBodies:
         self._fetching.request_more(now)
         self._serving.flush()
 
-    def _pause(self, peer: PeerId, part: Digest, until: float, *, for_good: bool) -> None:
-        for name, _ in self._headers.places_of(part):
+    def _pause(self, request: PartRequest, until: float, *, for_good: bool) -> None:
+        """Do not ask the peer of a failed request for this body before `until`, or not before it announces it again."""
+        for name, _ in self._headers.places_of(request.part):
             header = self._headers.get(name)
-            if header is not None and peer in header.sources:
+            if header is not None and request.peer in header.sources:
                 if for_good:
-                    del header.sources[peer]
+                    del header.sources[request.peer]
                 else:
-                    header.sources[peer] = until
+                    header.sources[request.peer] = until
 
-    def _fail(self, part: Digest, request: PartRequest | None, *, retry_ms: int) -> None:
-        """A request has failed: it is made again elsewhere, and those who waited for it are told."""
+    def _fail(self, request: PartRequest, *, retry_ms: int) -> None:
+        """End a request without its part: it is made again elsewhere, and the peers that waited for it are told."""
+        self._requests.end(request)
         self._fetching.due = True
-        for peer in request.waiting if request is not None else ():
-            self.outbox.append((peer, ChunkRefused(part, retry_ms)))
+        for peer in request.waiting:
+            self.outbox.append((peer, ChunkRefused(request.part, retry_ms)))

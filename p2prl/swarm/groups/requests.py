@@ -1,12 +1,14 @@
-"""Requests for parts: at most one for each part, a window for each peer, and a memory of what was asked of whom.
+"""Requests for parts: a window for each peer, and a memory of what was asked of whom.
 
-A part may be requested for this node's own owner, for other peers that wait for it, or for both.
+A part may be requested for this node's own owner, for other peers that wait for it, or for both. It is requested from
+two peers at once only for two headers that share it: a copied header must not decide where the original's parts come
+from.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from p2prl.protocol.digests import Digest
@@ -25,8 +27,9 @@ _REMEMBERED_PEERS = 256
 
 @dataclass(slots=True)
 class PartRequest:
-    """One part on its way."""
+    """One part on its way from one peer."""
 
+    part: Digest
     peer: PeerId
     at: float
     waiting: dict[PeerId, None] = field(default_factory=dict)
@@ -34,42 +37,46 @@ class PartRequest:
 
 
 class PartRequests:
-    """Requests in flight by part."""
+    """Requests in flight by part and peer."""
 
     def __init__(self, config: GroupBodyConfig, outbox: list[tuple[PeerId, Wire]]) -> None:
         self._config = config
         self._outbox = outbox
-        self._in_flight: dict[Digest, PartRequest] = {}
+        self._in_flight: dict[Digest, dict[PeerId, PartRequest]] = {}
         self._count: Counter[PeerId] = Counter()
         self._heard: dict[PeerId, float] = {}
         self._history: OrderedDict[PeerId, OrderedDict[Digest, None]] = OrderedDict()
 
-    def __contains__(self, part: Digest) -> bool:
-        return part in self._in_flight
+    def of_part(self, part: Digest) -> list[PartRequest]:
+        """Requests for a part."""
+        return list(self._in_flight.get(part, {}).values())
 
-    def get(self, part: Digest) -> PartRequest | None:
-        """The request for a part, if it is on its way."""
-        return self._in_flight.get(part)
+    def of_peer(self, peer: PeerId) -> list[PartRequest]:
+        """Requests to a peer."""
+        return [request for request in self._all() if request.peer == peer]
 
     def passed_on(self, peer: PeerId | None = None) -> int:
         """Parts on their way for other peers, or for this one."""
-        requests = self._in_flight.values()
-        return sum(bool(r.waiting) if peer is None else peer in r.waiting for r in requests)
+        return sum(bool(r.waiting) if peer is None else peer in r.waiting for r in self._all())
 
-    def choose_source(self, header: KnownHeader, now: float, *, besides: PeerId | None = None) -> PeerId | None:
-        """A peer to request a part of this body from: its author, or, if there is no link, the least busy other peer.
-
-        None when there is none, or each has a full window.
-        """
+    def sources(self, header: KnownHeader, now: float, *, besides: PeerId | None = None) -> list[PeerId]:
+        """Peers to request parts of a body from: its author, or, if it cannot be asked now, all others that can."""
         able = [peer for peer, free_at in header.sources.items() if free_at <= now and peer != besides]
-        if header.author in able:
-            able = [header.author]
-        able = [peer for peer in able if self._count[peer] < self._config.window]
+        return [header.author] if header.author in able else able
+
+    def on_its_way(self, part: Digest, sources: Iterable[PeerId]) -> bool:
+        """Whether a part was requested from one of these peers."""
+        return not self._in_flight.get(part, {}).keys().isdisjoint(sources)
+
+    def least_busy(self, sources: Iterable[PeerId]) -> PeerId | None:
+        """The peer with the fewest requests; None when each has a full window."""
+        able = [peer for peer in sources if self._count[peer] < self._config.window]
         return min(able, key=lambda peer: self._count[peer], default=None)
 
     def send(self, part: Digest, peer: PeerId, now: float) -> PartRequest:
-        """Request a part that is not on its way."""
-        request = self._in_flight[part] = PartRequest(peer, now)
+        """Request a part that is not on its way from this peer."""
+        request = PartRequest(part, peer, now)
+        self._in_flight.setdefault(part, {})[peer] = request
         self._count[peer] += 1
         asked = self._history.setdefault(peer, OrderedDict())
         self._history.move_to_end(peer)
@@ -87,37 +94,37 @@ class PartRequests:
         asked = self._history.get(peer)
         return asked is not None and (part is None or part in asked)
 
-    def arrived(self, part: Digest, peer: PeerId, now: float) -> PartRequest | None:
-        """A part came from a peer; returns the request it ends, which may have gone to another peer meanwhile."""
-        self._heard[peer] = now
-        return self.end(part)
+    def heard(self, peer: PeerId, now: float) -> None:
+        """A peer has sent a part: the others it was asked for may take as long again."""
+        if self._count[peer]:
+            self._heard[peer] = now
 
-    def end(self, part: Digest) -> PartRequest | None:
-        """Remove and return the request for a part."""
-        request = self._in_flight.pop(part, None)
-        if request is not None:
-            self._count[request.peer] -= 1
-            if not self._count[request.peer]:
-                del self._count[request.peer]
-                self._heard.pop(request.peer, None)
-        return request
-
-    def to_peer(self, peer: PeerId) -> list[Digest]:
-        """Parts on their way from a peer."""
-        return [part for part, request in self._in_flight.items() if request.peer == peer]
+    def end(self, request: PartRequest) -> None:
+        """Remove a request."""
+        of_part = self._in_flight[request.part]
+        del of_part[request.peer]
+        if not of_part:
+            del self._in_flight[request.part]
+        self._count[request.peer] -= 1
+        if not self._count[request.peer]:
+            del self._count[request.peer]
+            self._heard.pop(request.peer, None)
 
     def remove_waiting(self, peer: PeerId) -> None:
         """A peer whose link is gone waits for nothing."""
-        for request in self._in_flight.values():
+        for request in self._all():
             request.waiting.pop(peer, None)
 
-    def overdue(self, now: float) -> list[Digest]:
-        """Parts whose peer has sent nothing for too long."""
-        return [part for part, request in self._in_flight.items() if self._due(request) <= now]
+    def overdue(self, now: float) -> list[PartRequest]:
+        """Requests whose peer has sent nothing for too long."""
+        return [request for request in self._all() if self._due(request) <= now]
 
     def deadlines(self) -> Iterable[float]:
         """Times at which `overdue` changes."""
-        return map(self._due, self._in_flight.values())
+        return map(self._due, self._all())
+
+    def _all(self) -> Iterator[PartRequest]:
+        return (request for of_part in self._in_flight.values() for request in of_part.values())
 
     def _due(self, request: PartRequest) -> float:
         return max(request.at, self._heard.get(request.peer, request.at)) + self._config.request_s

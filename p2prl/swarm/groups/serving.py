@@ -154,7 +154,7 @@ class PartServing:
 
     def _pass_on(self, source: PeerId, part: Digest, now: float) -> None:
         """Request a part for another peer from where its header came from."""
-        request = self._requests.get(part)
+        request = next((other for other in self._requests.of_part(part) if other.peer != source), None)
         headers = [header for name, _ in self._headers.places_of(part) if (header := self._headers.get(name))]
         if not self.relays or not any(set(header.sources) - {source} for header in headers):
             self._refuse(source, part, 0)
@@ -162,10 +162,10 @@ class PartServing:
         held = sum(bool(queued.data) for queue in self._queues.values() for queued in queue)
         full = self._requests.passed_on() + held >= self._config.pulled
         if request is None and not full and self._requests.passed_on(source) < self._config.window:
-            candidates = (self._requests.choose_source(header, now, besides=source) for header in headers)
-            peer = next(filter(None, candidates), None)
+            sources = (self._requests.sources(header, now, besides=source) for header in headers)
+            peer = next(filter(None, map(self._requests.least_busy, sources)), None)
             request = None if peer is None else self._requests.send(part, peer, now)
-        if request is None or request.peer == source or (full and not request.waiting):
+        if request is None or (full and not request.waiting):
             self._refuse(source, part, _BUSY_MS)
         else:
             request.waiting[source] = None
