@@ -39,7 +39,10 @@ _SETTLING_S = 30.0
 
 
 class Delivery:
-    """Groups not settled yet, and when to resend them."""
+    """Groups not settled yet, and when to resend them.
+
+    It has more than twelve attributes because each of several timers and counters is one of them.
+    """
 
     def __init__(
         self,

@@ -105,7 +105,7 @@ class Node:
         self._core.groups.hold(name, body)
 
     def fetch_group(self, name: Digest, now: float) -> None:
-        """Download the body of a group by its header's envelope digest; `GroupFetched` reports it."""
+        """Download the body of a group by its header envelope's digest; `GroupFetched` reports it."""
         self._core.groups.fetch(name, now)
 
     def release_group(self, name: Digest, now: float) -> None:
@@ -280,8 +280,7 @@ class Node:
                 return groups.on_part(source, data, now)
             case ChunkRefused(chunk=part, retry_ms=retry_ms):
                 return groups.on_refused(source, received_digest(part), retry_ms, now)
-            case _:
-                return False
+        return False
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
         core = self._core

@@ -40,25 +40,22 @@ class Publish(Message, frozen=True, array_like=True, tag=True):
 
 
 class HoldGroup(Message, frozen=True, array_like=True, tag=True):
-    """Serve the body of an own group. It comes before the header is published, and again when it is wanted."""
+    """Serve the body of an own group, by its header envelope's digest: before it is published, and when wanted."""
 
     digest: bytes
-    """Of the header's envelope."""
     body: bytes
 
 
 class FetchGroup(Message, frozen=True, array_like=True, tag=True):
-    """Download the body of a group."""
+    """Download the body of a group by its header envelope's digest."""
 
     digest: bytes
-    """Of the header's envelope."""
 
 
 class ReleaseGroup(Message, frozen=True, array_like=True, tag=True):
     """The role has read a fetched body, or has no use for it."""
 
     digest: bytes
-    """Of the header's envelope."""
 
 
 class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
@@ -102,19 +99,9 @@ class SendLedger(Message, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
-ToNetwork = (
-    Start
-    | Publish
-    | HoldGroup
-    | FetchGroup
-    | ReleaseGroup
-    | FetchPolicy
-    | StartFrom
-    | VersionRebuilt
-    | SetLedgerHeight
-    | AskLedger
-    | SendLedger
-)
+GroupOrder = HoldGroup | FetchGroup | ReleaseGroup
+PolicyOrder = FetchPolicy | StartFrom | VersionRebuilt
+ToNetwork = Start | Publish | GroupOrder | PolicyOrder | SetLedgerHeight | AskLedger | SendLedger
 
 
 # --- from the network process -------------------------------------------------------------------------------------
@@ -183,10 +170,9 @@ class EnvelopeArrived(Message, frozen=True, array_like=True, tag=True):
 
 
 class GroupFetched(Message, frozen=True, array_like=True, tag=True):
-    """The body of a group is at `path`, and every part hashes to its name. Answer with `ReleaseGroup`."""
+    """The body of the group with this header is at `path`, verified part by part. Answer with `ReleaseGroup`."""
 
     envelope: bytes
-    """The header's envelope."""
     path: str
 
 
@@ -194,7 +180,6 @@ class GroupBodyWanted(Message, frozen=True, array_like=True, tag=True):
     """A neighbor requests parts of an own group that is no longer in memory; answer with `HoldGroup`."""
 
     digest: bytes
-    """Of the header's envelope."""
 
 
 class PublishRefused(Message, frozen=True, array_like=True, tag=True):
