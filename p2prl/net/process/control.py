@@ -256,23 +256,9 @@ class Failed(Message, frozen=True, array_like=True, tag=True):
     remedy: str
 
 
-FromNetwork = (
-    NetworkUp
-    | RunKnown
-    | FileReady
-    | VersionAnnounced
-    | VersionReady
-    | PatchesReady
-    | EnvelopeArrived
-    | GroupFetched
-    | GroupBodyWanted
-    | PublishRefused
-    | LedgerWanted
-    | LedgerArrived
-    | Status
-    | Warned
-    | Failed
-)
+RunReport = NetworkUp | RunKnown | FileReady | VersionAnnounced | VersionReady | PatchesReady
+GroupReport = EnvelopeArrived | GroupFetched | GroupBodyWanted | PublishRefused
+FromNetwork = RunReport | GroupReport | LedgerWanted | LedgerArrived | Status | Warned | Failed
 
 
 def _encode_path(value: Any) -> str:

@@ -12,7 +12,7 @@ from p2prl.net.process.control_channel import ControlChannel
 def test_a_large_message_leaves_without_further_calls() -> None:
     ours, theirs = socket.socketpair()
     channel = ControlChannel(ours, lambda _: None)
-    sent = [
+    sent: list[control.ToNetwork] = [
         control.Publish(b"before"),
         control.HoldGroup(bytes(32), bytes(range(256)) * 40_000),
         control.Publish(b"after"),
