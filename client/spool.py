@@ -54,6 +54,14 @@ class SpoolState(StrEnum):
     """Too old for the learner, or dropped here for lack of space."""
 
 
+GIVEN_UP = {
+    "too_late": "It was older than any learner accepts before one had stored it.",
+    "spool_full": "The spool had no room left for groups that no learner has stored.",
+    "disk_full": "The disk had no room for it.",
+    "not_sendable": "No peer would accept it: it is too large for the run, damaged, or signed with another key.",
+}
+"""Reasons why this machine expired a group, beside those of the learner's receipts."""
+
 _OPEN = (SpoolState.GENERATED, SpoolState.DELIVERED)
 
 _RECEIPT_STATES: dict[int, SpoolState] = {

@@ -272,9 +272,9 @@ class Node:
 
     def _is_of_group(self, message: Wire, source: PeerId, now: float) -> bool:
         """Handle a chunk message about a part of a group; False for every other message."""
-        groups = self._core.groups
+        groups, link = self._core.groups, self._core.connections.links.get(source)
         match message:
-            case ChunkRequest(chunk=part):
+            case ChunkRequest(chunk=part) if link is not None and link.role is not None:
                 return groups.on_request(source, received_digest(part), now)
             case Chunk(data=data):
                 return groups.on_part(source, data, now)

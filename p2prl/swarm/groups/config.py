@@ -32,6 +32,8 @@ class GroupBodyConfig:
     """Bodies of one author that are requested or wait for the owner: one on its way, one behind it."""
     disk_bytes: int = 256 * 1024 * 1024
     """Bodies of all authors on disk, 20 of the largest size: keys are free, so a bound on each is not enough."""
+    bodies: int = 128
+    """Bodies of all authors: each is an open file."""
     stalled_s: float = 30.0
     """When the disk budget is full, a body that has not gained a part for so long makes room for a new one."""
     least_bytes_s: float = 32 * 1024.0

@@ -79,10 +79,13 @@ class BodyFetching:
         return body is not None and index not in body.missing
 
     def fill(self, part: Digest, data: bytes, now: float) -> None:
-        """Write a part, whose hash was checked, wherever it is missing."""
+        """Write a part, whose hash was checked, wherever it is missing. Delete a body that gives it another size."""
         for name, index in self._headers.places_of(part):
             body = self._bodies.get(name)
             if body is None or index not in body.missing:
+                continue
+            if body.header.ref.span(index)[1] != len(data):
+                self._drop(name)
                 continue
             self._store.write(body.header.ref, index, data)
             body.missing.discard(index)
@@ -137,15 +140,17 @@ class BodyFetching:
         )
         if of_author + size > config.author_bytes:
             return False
-        excess = sum(body.size_bytes for body in self._bodies.values()) + size - config.disk_bytes
+        excess_bytes = sum(body.size_bytes for body in self._bodies.values()) + size - config.disk_bytes
+        excess = len(self._bodies) + 1 - config.bodies
         dropped = []
         for _, name in sorted((self._rank(body), name) for name, body in self._bodies.items()):
-            if excess <= 0:
+            if excess_bytes <= 0 and excess <= 0:
                 break
             if self._gives_way(self._bodies[name], now):
                 dropped.append(name)
-                excess -= self._bodies[name].size_bytes
-        if excess > 0:
+                excess_bytes -= self._bodies[name].size_bytes
+                excess -= 1
+        if excess_bytes > 0 or excess > 0:
             return False
         for name in dropped:
             self._drop(name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
@@ -96,12 +97,22 @@ class GroupBodies:
         return self._serving.on_request(source, part, now)
 
     def on_part(self, source: PeerId, data: bytes, now: float) -> bool:
-        """Bytes from a peer: a part, if they hash to one that was requested from it."""
+        """Bytes from a peer: a part, if they hash to one that was requested from it.
+
+        Raises `RemoteProtocolError` for a part of another size than its header gives it: its author signed a hash of
+        more bytes than the header counts, and they must fill neither a disk nor a relay.
+        """
         if not self._requests.has_asked(source):
             return False
         part = chunk_digest(data)
         if not self._requests.has_asked(source, part):
             return False
+        sizes = {header.ref.span(index)[1] for header, index in self._headers.bodies_with(part)}
+        if sizes and len(data) not in sizes:
+            for request in self._requests.of_part(part):
+                self._pause(request, now, for_good=True)
+                self._fail(request, retry_ms=0)
+            raise RemoteProtocolError(f"part of {len(data)} bytes; its header gives it {min(sizes)}")
         waiting: dict[PeerId, None] = {}
         for request in self._requests.of_part(part):
             self._requests.end(request)
@@ -148,9 +159,8 @@ class GroupBodies:
 
     def _pause(self, request: PartRequest, until: float, *, for_good: bool) -> None:
         """Do not ask the peer of a failed request for this body before `until`, or not before it announces it again."""
-        for name, _ in self._headers.places_of(request.part):
-            header = self._headers.get(name)
-            if header is not None and request.peer in header.sources:
+        for header, _ in self._headers.bodies_with(request.part):
+            if request.peer in header.sources:
                 if for_good:
                     del header.sources[request.peer]
                 else:

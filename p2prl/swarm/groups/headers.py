@@ -51,6 +51,10 @@ class KnownHeaders:
         """(header, index) of every known body that contains this part."""
         return self._places.get(part, {}).keys()
 
+    def bodies_with(self, part: Digest) -> list[tuple[KnownHeader, int]]:
+        """Every known body that contains this part, and its index there."""
+        return [(self._headers[name], index) for name, index in self.places_of(part)]
+
     def add(self, opened: Opened, source: PeerId | None) -> None:
         """Remember an accepted header and who sent it; `source` is None for one of this node's own."""
         known = self._headers.get(opened.digest)

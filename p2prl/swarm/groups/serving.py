@@ -130,23 +130,21 @@ class PartServing:
         return any(name in self._own or self._fetching.holds(name, index) for name, index in places)
 
     def _read(self, part: Digest) -> bytes | None:
-        for name, index in self._headers.places_of(part):
-            header = self._headers.get(name)
-            if name in self._own and header is not None:
+        for header, index in self._headers.bodies_with(part):
+            if header.name in self._own:
                 offset, length = header.ref.span(index)
-                return self._own[name][offset : offset + length]
-            if (data := self._fetching.read(name, index)) is not None:
+                return self._own[header.name][offset : offset + length]
+            if (data := self._fetching.read(header.name, index)) is not None:
                 return data
         return None
 
     def _ask_owner(self, part: Digest, now: float) -> bool:
         """Whether this is part of an own group whose body is no longer in memory; the owner is asked for it then."""
-        for name, _ in self._headers.places_of(part):
-            header = self._headers.get(name)
-            if header is not None and header.first_source is None:
-                if now - self._supply_asked.get(name, -_SUPPLY_S) >= _SUPPLY_S:
-                    self._supply_asked[name] = now
-                    self.wanted.append(name)
+        for header, _ in self._headers.bodies_with(part):
+            if header.first_source is None:
+                if now - self._supply_asked.get(header.name, -_SUPPLY_S) >= _SUPPLY_S:
+                    self._supply_asked[header.name] = now
+                    self.wanted.append(header.name)
                     if len(self._supply_asked) > self._config.known:
                         del self._supply_asked[next(iter(self._supply_asked))]
                 return True
@@ -155,7 +153,7 @@ class PartServing:
     def _pass_on(self, source: PeerId, part: Digest, now: float) -> None:
         """Request a part for another peer from where its header came from."""
         request = next((other for other in self._requests.of_part(part) if other.peer != source), None)
-        headers = [header for name, _ in self._headers.places_of(part) if (header := self._headers.get(name))]
+        headers = [header for header, _ in self._headers.bodies_with(part)]
         if not self.relays or not any(set(header.sources) - {source} for header in headers):
             self._refuse(source, part, 0)
             return

@@ -9,7 +9,7 @@ from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.link_messages import ChunkRequest
-from p2prl.protocol.manifests import blob_of
+from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.protocol.rollout_group import GroupHeader
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.group_bodies import GroupBodies
@@ -23,13 +23,13 @@ LEARNER, OTHER, THIRD = (Identity(bytes([n]) * 16).peer_id for n in range(100, 1
 class Group:
     """A header of some author, with the body it names."""
 
-    def __init__(self, author: int, slot: int = 0, content: int | None = None) -> None:
+    def __init__(self, author: int, slot: int = 0, content: int | None = None, ref: BlobRef | None = None) -> None:
         key = Identity(bytes([author]) * 16)
         self.author = key.peer_id
         number = author * 7 + slot if content is None else content
         self.parts = [bytes([number % 251, index]) + bytes(PART - 2) for index in range(PARTS)]
         self.body = b"".join(self.parts)
-        header = GroupHeader(0, bytes(32), slot, blob_of(self.body, PART))
+        header = GroupHeader(0, bytes(32), slot, ref or blob_of(self.body, PART))
         self.opened: Opened = open_envelope(seal(key, header, run=bytes(32), now=NOW), now=NOW)
         self.name = self.opened.digest
         self.names = [chunk_digest(part) for part in self.parts]

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+import pytest
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.link_messages import Chunk, ChunkRequest
 from p2prl.protocol.manifests import blob_of
 from p2prl.swarm.groups.config import GroupBodyConfig
@@ -114,6 +120,49 @@ def test_bytes_that_were_not_requested_are_not_taken() -> None:
     assert not bench.bodies.on_part(group.author, group.parts[0][:-1] + b"x", bench.now)
     assert not bench.bodies.on_part(group.author, group.parts[3], bench.now)
     assert bench.store.size_bytes == 0
+
+
+def test_a_part_of_another_size_than_its_header_says_is_a_fault() -> None:
+    """Its author signed the hash of 4 MiB as one of 128 KiB: neither the disk nor a relay may carry them."""
+    huge = bytes(limits.MAX_CHUNK_BYTES)
+    ref = blob_of(bytes(PARTS * PART), PART)
+    group = Group(1, ref=msgspec.structs.replace(ref, chunks=(chunk_digest(huge), *ref.chunks[1:])))
+    bench = Bench(window=1)
+    bench.fetch(group)
+    bench.bodies.on_request(OTHER, chunk_digest(huge), bench.now)
+    assert bench.requests(group.author) == [chunk_digest(huge)]
+    with pytest.raises(RemoteProtocolError, match="its header gives it 131072"):
+        bench.bodies.on_part(group.author, huge, bench.now)
+    assert bench.store.size_bytes == 0
+    assert bench.sent(Chunk) == []
+    assert bench.requests() == [], "its author is asked for nothing more"
+
+
+def test_a_copied_header_that_lies_about_a_size_is_dropped() -> None:
+    """The last part of the copy has the hash of a full one: it would be requested forever and never fit."""
+    group = Group(1)
+    ref = blob_of(group.body, PART)
+    copy = Group(2, ref=msgspec.structs.replace(ref, size_bytes=ref.size_bytes - 9))
+    bench = Bench()
+    bench.fetch(group)
+    bench.fetch(copy)
+    for part in group.parts:
+        bench.requests()
+        assert bench.bodies.on_part(group.author, part, bench.now)
+    assert [header.name for header in bench.bodies.take_completed()] == [group.name]
+    assert bench.store.size_bytes == PARTS * PART
+    assert bench.requests() == []
+
+
+def test_bodies_are_bounded_in_number() -> None:
+    bench = Bench(bodies=2)
+    for author in (1, 2, 3):
+        bench.fetch(Group(author))
+    assert len(bench.store._chunks) == 2
+    bench.wait(31.0)
+    bench.fetch(Group(4))
+    assert len(bench.store._chunks) == 2, "a stalled one made room"
+    assert bench.requests(Group(4).author)
 
 
 def test_one_author_gets_two_bodies_at_a_time() -> None:
