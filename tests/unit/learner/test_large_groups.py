@@ -40,6 +40,7 @@ from p2prl.sim.virtual_time import START
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.protocol_swarm import group_of, run_manifest_of
+from p2prl.testing.run_audit import _kept, record_everything
 
 KEY, VOLUNTEER = identity_of("learner"), identity_of("volunteer")
 SAMPLING = Sampling(1.0, limits.MAX_COMPLETION_TOKENS, limits.MAX_GROUP_SIZE)
@@ -261,6 +262,26 @@ def test_a_body_leaves_the_journal_with_its_envelope(learner: LearnerIntake) -> 
     assert [len(group.body) for group in journal.groups.by_digest(names)] == [0, 0, 0, 1_000]
     (rows,) = journal._db.execute("SELECT COUNT(*) FROM group_bodies").fetchone()
     assert rows == 1
+
+
+def test_an_audit_sees_bodies_that_the_learner_has_dropped(tmp_path: Path) -> None:
+    record_everything(tmp_path)
+    learner = LearnerIntake(tmp_path, ListPort())
+    groups = [group_with(slot) for slot in range(2)]
+    names = []
+    journal = learner.storage.journal
+    for group in groups:
+        raw, body = sealed(group)
+        learner.intake.receive_body(raw, body)
+        names.append(envelope_digest(raw))
+    with journal.transaction():
+        for step, name in enumerate(names):
+            journal.groups.mark_verified(name, behavior=b"1234", rewards=b"5678")
+            journal.batches.begin(step, [name])
+        journal.batches.forget_before(1)
+    assert [len(group.body) > 0 for group in journal.groups.by_digest(names)] == [False, True]
+    learner.storage.close()
+    assert _kept(tmp_path) == {name: (group, b"1234", b"5678") for name, group in zip(names, groups, strict=True)}
 
 
 def test_the_cache_of_decoded_groups_is_bounded_in_bytes() -> None:
