@@ -98,7 +98,9 @@ def check_groups_travel(group_size: int, max_new_tokens: int, *, most_bytes: int
             f"a group of these settings cannot be sent: --group-size {group_size} x --max-new-tokens {max_new_tokens} "
             f"x 6 bytes = {token_bytes:,} bytes, and {without_tokens:,} for the longest prompt and the rest, exceed "
             f"the {most_bytes:,} bytes of the largest group",
-            remedy=f"Use a smaller --group-size, or --max-new-tokens {longest}." if longest else "Use a smaller group.",
+            remedy=f"Use a smaller --group-size, or --max-new-tokens {longest}."
+            if longest
+            else "Use a smaller --group-size.",
         )
 
 

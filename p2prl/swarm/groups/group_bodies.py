@@ -57,7 +57,7 @@ class GroupBodies:
         self._fetching.release(name, now)
 
     def allow_relaying(self, allowed: bool) -> None:
-        """Set whether parts are passed on for other peers."""
+        """Set whether parts of other peers' groups are sent; those of own groups always are."""
         self._serving.relays = allowed
 
     def take_completed(self) -> list[KnownHeader]:

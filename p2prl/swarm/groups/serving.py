@@ -61,7 +61,7 @@ class PartServing:
         self._sending: Counter[PeerId] = Counter()
         self._supply_asked: dict[Digest, float] = {}
         self.relays = True
-        """Whether parts are passed on for others; False while the month's upload budget is used up."""
+        """Whether parts of other peers' groups are sent; False while the month's upload budget is used up."""
         self.wanted: list[Digest] = []
         """Own groups whose body the owner has to supply, for it to take and clear."""
 
@@ -127,7 +127,7 @@ class PartServing:
 
     def _is_here(self, part: Digest) -> bool:
         places = self._headers.places_of(part)
-        return any(name in self._own or self._fetching.holds(name, index) for name, index in places)
+        return any(name in self._own or (self.relays and self._fetching.holds(name, index)) for name, index in places)
 
     def _read(self, part: Digest) -> bytes | None:
         for header, index in self._headers.bodies_with(part):

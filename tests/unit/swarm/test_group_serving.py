@@ -125,3 +125,18 @@ def test_a_wanted_header_and_own_ones_survive_a_flood() -> None:
     assert bench.requests(wanted.author)
     assert bench.bodies.on_request(LEARNER, own.names[0], bench.now)
     assert bench.sent(Chunk, LEARNER) == [Chunk(own.parts[0])]
+
+
+def test_only_own_groups_are_sent_past_the_months_budget() -> None:
+    bench, fetched, own = Bench(), Group(1), Group(2)
+    bench.own(own)
+    bench.fetch(fetched)
+    bench.deliver(fetched)
+    bench.bodies.allow_relaying(False)
+    for group in (fetched, own):
+        bench.bodies.on_request(OTHER, group.names[0], bench.now)
+    bench.bodies.flush(bench.now)
+    assert [message for _, message in bench.bodies.outbox] == [
+        ChunkRefused(fetched.names[0], 0),
+        Chunk(own.parts[0]),
+    ]
