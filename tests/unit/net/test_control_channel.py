@@ -24,6 +24,7 @@ def test_a_large_message_leaves_without_further_calls() -> None:
         for message in sent:
             (size,) = control.LENGTH.unpack(stream.read(control.LENGTH.size))
             assert control.parse_to_network(stream.read(size)) == message
+    channel.flush()  # waits for the sending thread
     assert not channel.has_waiting
     channel.hang_up(timeout_s=1.0)
     channel.join(5.0)
