@@ -28,7 +28,7 @@ from p2prl.learner.training.metrics_log import MetricsLog
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training_steps import Training
-from p2prl.models.group_work import Prepared
+from p2prl.models.group_work import ReplayTools
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.weight_layout import WeightLayout
 from p2prl.protocol.digests import Digest
@@ -49,8 +49,8 @@ class LearnerParts:
     """The model to train, with the weights of the newest checkpoint, in float32."""
     layout: WeightLayout
     """Order and word type in which weights are published."""
-    replaying: Prepared
-    """An engine to replay groups with, and the run's slot rules."""
+    replaying: ReplayTools
+    """A scorer to replay groups with, and the run's slot rules."""
     loss: LossPipeline
     reference: ReferenceConfig | None = None
     """Settings of the reference policy; None for a loss without one."""
