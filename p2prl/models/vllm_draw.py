@@ -86,7 +86,9 @@ class Draws:
         logprobs_N = (scaled_NV.gather(1, tokens_N1) - scaled_NV.logsumexp(dim=-1, keepdim=True))[:, 0]
         logits_NV.scatter_(1, tokens_N1, torch.finfo(logits_NV.dtype).max)
         # Read later, when vLLM has waited for the device anyway.
-        self._steps.append(([of.ticket for of in arguments], list(positions), self.version, tokens_N1[:, 0], logprobs_N))
+        self._steps.append(
+            ([of.ticket for of in arguments], list(positions), self.version, tokens_N1[:, 0], logprobs_N)
+        )
 
     def collect(self) -> None:
         """Read the draws of the last steps from the device."""
@@ -176,7 +178,9 @@ def runner_v2(draws: Draws) -> type[Any]:
             arguments = [self._slots[slot] for slot in slots]
             lengths = ctx.seq_lens_upper_bound_np[: len(slots)].tolist()  # exact without speculative decoding
             # Before the end of its prompt a row predicts nothing: vLLM discards that draw.
-            sampled = [max(0, length - int(self._prompt_len[slot])) for slot, length in zip(slots, lengths, strict=True)]
+            sampled = [
+                max(0, length - int(self._prompt_len[slot])) for slot, length in zip(slots, lengths, strict=True)
+            ]
             draws.draw(logits, arguments, [of.first + count for of, count in zip(arguments, sampled, strict=True)])
             return logits
 

@@ -88,9 +88,7 @@ class EngineOutput:
 class VllmEngine:
     """One vLLM engine with one model."""
 
-    def __init__(
-        self, run: RunModel, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions
-    ) -> None:
+    def __init__(self, run: RunModel, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions) -> None:
         """`ConfigError` without vLLM, `MachineError` when it cannot run the model here."""
         import_vllm()
         from vllm.v1.engine.llm_engine import LLMEngine

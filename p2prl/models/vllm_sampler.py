@@ -174,9 +174,7 @@ class VllmSampler:
         space = self._sequences - sum(row.in_engine for row in self._rows.values())
         for row in [row for row in self._rows.values() if not row.in_engine][:space]:
             request, made = row.request, len(row.token_ids)
-            arguments = DrawArguments(
-                ticket=row.ticket, seed=request.seed, temperature=request.temperature, first=made
-            )
+            arguments = DrawArguments(ticket=row.ticket, seed=request.seed, temperature=request.temperature, first=made)
             engine.add(
                 arguments,
                 [*request.prompt_ids, *row.token_ids],

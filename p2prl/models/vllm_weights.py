@@ -19,8 +19,7 @@ _BACKEND = "p2prl_memory"
 
 def register_backend() -> str:
     """Make the backend known to vLLM, once, and return its name."""
-    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-    from vllm.distributed.weight_transfer import base
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory, base
 
     if _BACKEND in WeightTransferEngineFactory._registry:
         return _BACKEND
