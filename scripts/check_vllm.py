@@ -173,8 +173,8 @@ def check_exact(sampler: VllmSampler, policies: Policies, tokens: int) -> tuple[
         if count >= tokens:
             break
     text = (
-        f"Exactness: {differing} of {count:,} tokens differ from the replay (largest margin {worst_margin:.1e}); log-probs "
-        f"differ by at most {worst_logprob:.1e}."
+        f"Exactness: {differing} of {count:,} tokens differ from the replay (largest margin {worst_margin:.1e}); "
+        f"log-probs differ by at most {worst_logprob:.1e}."
     )
     exact = sampler.engine_class.dtype == "float32"
     return differing == 0 or not exact, text
@@ -298,9 +298,9 @@ def check_swaps(sampler: VllmSampler, policies: Policies, swaps: int) -> tuple[b
     differing = sum(differing_tokens(by_version, request, made) for request, made in ended)
     mixed = sum(len(made.spans) > 1 for _, made in ended)
     text = (
-        f"Swaps: {len(seconds)} with {min(in_flight)} to {max(in_flight)} completions in flight, every known answer right, "
-        f"{statistics.median(seconds):.2f} CPU seconds each; {differing} of {tokens:,} tokens of {len(ended)} completions "
-        f"({mixed} of several policies) differ from a replay by their spans."
+        f"Swaps: {len(seconds)} with {min(in_flight)} to {max(in_flight)} completions in flight, every known answer "
+        f"right, {statistics.median(seconds):.2f} CPU seconds each; {differing} of {tokens:,} tokens of {len(ended)} "
+        f"completions ({mixed} of several policies) differ from a replay by their spans."
     )
     return len(seconds) == swaps and mixed > 0 and differing == 0, text
 

@@ -1,7 +1,7 @@
 """The seeded draw inside vLLM: logits processors that compute the run's own draw and let no other token win.
 
 vLLM's own seeds are of no use: its noise changes with the backend and the release. The processor draws the token from
-the logits (`p2prl/models/gumbel_noise.py`), raises that one logit above all others, and vLLM takes it greedily. The
+the logits (`p2prl/models/seeded_draw/`), raises that one logit above all others, and vLLM takes it greedily. The
 log-prob, at the sampling temperature and without the noise, is computed on the way: vLLM's are at temperature 1.
 
 vLLM has two model runners with different interfaces. The first passes changes of the batch (`runner_v1`). The second,
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.sampler_port import Ticket
+from p2prl.models.seeded_draw.draw import draw_with_logprobs
 
 ARGUMENTS = "p2prl"
 """The key of a request's `DrawArguments` in vLLM's `SamplingParams.extra_args`."""
@@ -65,7 +65,6 @@ class Draws:
 
     logits: Tensor | None = None
 
-    _steps: list[tuple[list[Ticket], list[int], int, Tensor, Tensor]] = field(default_factory=list)
     _drawn: dict[Ticket, dict[int, DrawnToken]] = field(default_factory=dict)
 
     def draw(self, logits_NV: Tensor, arguments: Sequence[DrawArguments], positions: Sequence[int]) -> None:
@@ -73,30 +72,16 @@ class Draws:
 
         `positions` are the rows' positions within their completions.
         """
-        if self.watched is not None:
-            for row, of in enumerate(arguments):
-                if of.ticket == self.watched:
-                    self.logits = logits_NV[row].clone()
-        device = logits_NV.device
-        seeds_N = torch.tensor([of.seed for of in arguments], dtype=torch.int64, device=device)
-        temperatures_N = torch.tensor([of.temperature for of in arguments], device=device)
-        positions_N1 = torch.tensor(positions, dtype=torch.int64, device=device)[:, None]
-        scaled_NV = logits_NV / temperatures_N[:, None]
-        tokens_N1 = (scaled_NV + gumbel(seeds_N, positions_N1, logits_NV.shape[1])[:, 0]).argmax(dim=-1, keepdim=True)
-        logprobs_N = (scaled_NV.gather(1, tokens_N1) - scaled_NV.logsumexp(dim=-1, keepdim=True))[:, 0]
-        logits_NV.scatter_(1, tokens_N1, torch.finfo(logits_NV.dtype).max)
-        # Read later, when vLLM has waited for the device anyway.
-        self._steps.append(
-            ([of.ticket for of in arguments], list(positions), self.version, tokens_N1[:, 0], logprobs_N)
-        )
-
-    def collect(self) -> None:
-        """Read the draws of the last steps from the device."""
-        for tickets, positions, version, tokens_N, logprobs_N in self._steps:
-            drawn = zip(tickets, positions, tokens_N.tolist(), logprobs_N.tolist(), strict=True)
-            for ticket, position, token, logprob in drawn:
-                self._drawn.setdefault(ticket, {})[position] = DrawnToken(token, logprob, version)
-        self._steps.clear()
+        for row, of in enumerate(arguments):
+            if of.ticket == self.watched:
+                self.logits = logits_NV[row].clone()
+        seeds_N = torch.tensor([of.seed for of in arguments], dtype=torch.int64)
+        temperatures_N = torch.tensor([of.temperature for of in arguments])
+        tokens_N, logprobs_N = draw_with_logprobs(logits_NV, temperatures_N, seeds_N, torch.tensor(positions))
+        logits_NV.scatter_(1, tokens_N[:, None], torch.finfo(logits_NV.dtype).max)
+        drawn = zip(arguments, positions, tokens_N.tolist(), logprobs_N.tolist(), strict=True)
+        for of, position, token, logprob in drawn:
+            self._drawn.setdefault(of.ticket, {})[position] = DrawnToken(token, logprob, self.version)
 
     def take(self, ticket: Ticket, position: int) -> DrawnToken | None:
         """The last draw at this position of a completion, once."""
@@ -115,7 +100,6 @@ class Draws:
 
     def clear(self) -> None:
         """Drop all draws."""
-        self._steps.clear()
         self._drawn.clear()
         self.watched = self.logits = None
 

@@ -1,7 +1,7 @@
 """vLLM's engine inside this process: built from a run's files, stepped by hand, loaded from memory.
 
-Nothing is downloaded and no code or tokenizer of the run is read: vLLM gets the checked configuration and dummy weights.
-Weights arrive through its weight-transfer interface (`p2prl/models/vllm_weights.py`).
+Nothing is downloaded, and no code or tokenizer of the run is read: vLLM gets the checked configuration and dummy
+weights. Policies arrive through its weight-transfer interface (`p2prl/models/vllm_weights.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CPU_CACHE_SHARE = 0.125
 """Share of the free memory for keys and values on a CPU, where nobody set a limit."""
 
 _CPU_BLOCK_TOKENS = 32
-"""Tokens of a cache block on a CPU; its attention kernels want a multiple of 32, and short prompts fill no larger one."""
+"""Tokens of a cache block on a CPU: the fewest its attention kernels want, as only full blocks of a prompt are shared."""
 
 _GPU_SHARE = 0.9
 """Share of a GPU's memory for weights, activations and cache, where nobody set a limit."""

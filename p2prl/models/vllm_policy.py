@@ -85,7 +85,6 @@ class VllmPolicy:
         outputs: list[EngineOutput] = []
         while not any(output.ticket == ticket for output in outputs):
             outputs += engine.step()
-        self.draws.collect()
         logits = self.draws.answer(ticket)
         if not self._check.accepts(logits, answered.logits):
             raise IntegrityError(f"version {staged.version} in vLLM gives other logits than its weights")

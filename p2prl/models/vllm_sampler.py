@@ -16,9 +16,9 @@ import torch
 
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.cache_room import CacheRoom
-from p2prl.models.gumbel_noise import check_noise
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
+from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.models.vllm_draw import DrawArguments
 from p2prl.models.vllm_engine import EngineOutput, VllmEngine, VllmOptions, import_vllm
 from p2prl.models.vllm_policy import VllmPolicy
@@ -64,7 +64,7 @@ class VllmSampler:
 
     def __init__(self, run: RunModel, *, device: torch.device, dtype: str, options: VllmOptions) -> None:
         """`ConfigError` without vLLM, `MachineError` when it cannot run the model here."""
-        check_noise(device)
+        check_draw(device, run.skeleton.config.get_text_config().vocab_size)
         version = import_vllm().__version__
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._class = EngineClass(engine="vllm", version=version, dtype=dtype, device=name[:MAX_NAME_CHARS])
@@ -195,7 +195,6 @@ class VllmSampler:
     def _absorb(self, outputs: Sequence[EngineOutput]) -> StepResult:
         """Record what the engine sampled. `IntegrityError` when it is not what was drawn."""
         draws = self._policy.draws
-        draws.collect()
         tokens, ended = 0, []
         for output in outputs:
             row = self._rows[output.ticket]
