@@ -86,12 +86,10 @@ def main() -> int:
     torch.set_num_threads(arguments.threads)
     device = choose_device(arguments.device)
     policies = make_policies(arguments.model, arguments.dtype)
-    bare = None
-    if arguments.only in (None, "speed"):
-        bare = BareVllm(policies.run, device, arguments.dtype)
     memory = CACHE_BYTES if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory * 2 // 5
     options = VllmOptions(memory_bytes=memory, context=CONTEXT)
     sampler = VllmSampler(policies.run, device=device, dtype=arguments.dtype, options=options)
+    bare = BareVllm(policies.run, device, arguments.dtype) if arguments.only in (None, "speed") else None
     ok, lines = True, []
     checks: dict[str, Callable[[], tuple[bool, str]]] = {
         "exact": lambda: check_exact(sampler, policies, arguments.tokens),

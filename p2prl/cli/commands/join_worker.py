@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from p2prl.client.progress import Progress
+    from p2prl.models.engine_registry import ChosenEngine
     from p2prl.models.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.run_bootstrap import Prepare
@@ -43,6 +44,7 @@ def join_run(
     *,
     home: Path | None,
     device: str,
+    engine: str,
     threads: int,
     listen: list[str] | None,
     transport: str,
@@ -67,18 +69,20 @@ def join_run(
         from p2prl.client.service import VolunteerConfig
         from p2prl.config.roles import build_volunteer
         from p2prl.models.device import choose_device, use_threads
+        from p2prl.models.engine_registry import choose_engine
 
         chosen = choose_device(device)
         use_threads(threads)
+        chosen_engine = choose_engine(engine, chosen)
         model = model_directory_of(base, view)
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
-        screen = _Screen(view, link, worker, str(chosen))
+        screen = _Screen(view, link, worker, str(chosen), chosen_engine)
         volunteer = build_volunteer(
             link,
             worker,
             VolunteerConfig(agent=AgentConfig(slots_per_batch=slots)),
-            prepare=shown_prepare(_preparation(link, chosen, wrap_sampler), view),
+            prepare=shown_prepare(_preparation(link, chosen, chosen_engine.name, wrap_sampler), view),
             base=model,
             on_manifest=screen.introduce,
             on_progress=screen.on_progress,
@@ -108,13 +112,13 @@ def join_run(
 
 
 def _preparation(
-    link: JoinLink, device: torch.device, wrap_sampler: Callable[[Sampler], Sampler] | None
+    link: JoinLink, device: torch.device, engine: str, wrap_sampler: Callable[[Sampler], Sampler] | None
 ) -> Prepare[SamplingTools]:
     """Make the sampler from the run's files, and wrap it if asked."""
     from p2prl.config.roles import prepare_sampling
 
     def prepare(manifest: RunManifest, files: Mapping[str, Path]) -> SamplingTools:
-        tools = prepare_sampling(manifest, link.run, files, device)
+        tools = prepare_sampling(manifest, link.run, files, device, engine=engine)
         return tools if wrap_sampler is None else replace(tools, sampler=wrap_sampler(tools.sampler))
 
     return prepare
@@ -123,12 +127,13 @@ def _preparation(
 class _Screen:
     """Shows a volunteer's progress in the live view and in its status file."""
 
-    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str) -> None:
+    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, engine: ChosenEngine) -> None:
         self.status = StatusFile(worker, link, "volunteer")
         self._view = view
         self._link = link
         self._worker = worker
         self._device = device
+        self._engine = engine
         self._speed = SmoothRate()
 
     def introduce(self, manifest: RunManifest) -> None:
@@ -138,7 +143,7 @@ class _Screen:
             manifest,
             Role.VOLUNTEER,
             self._worker.run_directory(self._link.run),
-            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device),
+            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device, self._engine),
         )
 
     def on_progress(self, progress: Progress) -> None:
