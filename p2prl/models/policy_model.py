@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models.gumbel_noise import check_noise
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
+from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.rollout_group import EngineClass
@@ -51,7 +51,7 @@ class PolicyModel:
         self.version = UNNAMED
         """The version of the policy in the model, for spans."""
         self._has_policy = True
-        check_noise(self.device)
+        check_draw(self.device, self.vocabulary)
 
     def load(self, weights: Weights) -> None:
         """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""

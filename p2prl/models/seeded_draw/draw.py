@@ -131,7 +131,7 @@ def _compiled() -> CompiledScan | None:
         log.warning("numba is not installed: sampling from a large vocabulary is slow")
         return None
     logits, rows = _known_rows()
-    if not _agree(compiled.scan(logits, rows, with_sums=True, threads=1), "compiled code"):
+    if not _accept("compiled code", _draws_known(compiled.scan(logits, rows, with_sums=True, threads=1))):
         return None
     log.info("compiled the draw in %.1f s", time.monotonic() - began)
     return compiled.scan
@@ -141,15 +141,19 @@ def _compiled() -> CompiledScan | None:
 def _draws_on(device: str) -> bool:
     """Whether torch operations on this device draw the known tokens; otherwise logits are copied to the CPU."""
     logits, rows = _known_rows()
-    return _agree(on_device.scan(torch.from_numpy(logits).to(device), rows, with_sums=True), device)
+    made = on_device.scan(torch.from_numpy(logits).to(device), rows, with_sums=True)
+    return _accept(device, _draws_known(made) and on_device.is_accurate_on(device))
 
 
-def _agree(made: Scan, name: str) -> bool:
+def _draws_known(made: Scan) -> bool:
     wanted = every_token.scan(*_known_rows(), with_sums=True)
-    agree = bool((made.tokens == wanted.tokens).all() and (made.best == wanted.best).all())
-    if not agree:
-        log.warning("%s does not draw the defined tokens: using a slower way", name)
-    return agree
+    return np.array_equal(made.tokens, wanted.tokens) and np.array_equal(made.best, wanted.best)
+
+
+def _accept(name: str, is_right: bool) -> bool:
+    if not is_right:
+        log.warning("the draw on %s is not the defined one: a slower way is used", name)
+    return is_right
 
 
 def _known_rows() -> tuple[Floats, RowSettings]:
