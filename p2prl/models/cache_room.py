@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from statistics import fmean
 
 _ENDED_KEPT = 256
 _ENDED_NEEDED = 16
@@ -35,6 +36,6 @@ class CacheRoom:
         self._limit = max(limits, default=self._limit)
         share = 1.0
         if len(self._shares) >= _ENDED_NEEDED:
-            share = min(1.0, _RESERVE * sum(self._shares) / len(self._shares))
+            share = min(1.0, _RESERVE * fmean(self._shares))
         free = self._tokens - share * sum(limits)
         return min(self._sequences - len(limits), int(free // (share * self._limit)))

@@ -94,13 +94,13 @@ class VllmEngine:
     def __init__(self, run: RunModel, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions) -> None:
         """`ConfigError` without vLLM, `MachineError` when it cannot run the model here."""
         import_vllm()
-        from vllm.v1.engine.llm_engine import LLMEngine
-
         with TemporaryDirectory(prefix="p2prl-vllm-") as directory, _own_random_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of vLLM about its own code
             _write_config(run, Path(directory))
             _let_modules_be_scanned()
             try:
+                from vllm.v1.engine.llm_engine import LLMEngine
+
                 config = _configuration(directory, draws, device=device, dtype=dtype, options=options)
                 self._engine: Any = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             except (ArithmeticError, AssertionError, ImportError, LookupError, OSError, RuntimeError, TypeError,
