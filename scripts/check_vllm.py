@@ -90,7 +90,8 @@ def main() -> int:
     options = VllmOptions(memory_bytes=memory, context=CONTEXT)
     sampler = VllmSampler(policies.run, device=device, dtype=arguments.dtype, options=options)
     bare = BareVllm(policies.run, device, arguments.dtype) if arguments.only in (None, "speed") else None
-    ok, lines = True, []
+    ok = True
+    lines: list[str] = []
     checks: dict[str, Callable[[], tuple[bool, str]]] = {
         "exact": lambda: check_exact(sampler, policies, arguments.tokens),
         "swaps": lambda: check_swaps(sampler, policies, arguments.swaps),
@@ -254,13 +255,12 @@ def check_speed(
                 dataclasses.replace(request, stop_ids=frozenset())
                 for request in requests(batch, new=new, first_seed=1 + repeat * batch)
             ]
-            for name, run in {
-                "sampler": lambda asked=asked: sum(len(made.token_ids) for made in sample(sampler, asked)),
-                "bare": lambda asked=asked: bare.run(asked, logprobs=None),
-                "with log-probs": lambda asked=asked: bare.run(asked, logprobs=0),
-            }.items():
+            for name in rates:
                 begun = clock()
-                tokens = run()
+                if name == "sampler":
+                    tokens = sum(len(made.token_ids) for made in sample(sampler, asked))
+                else:
+                    tokens = bare.run(asked, logprobs=0 if name == "with log-probs" else None)
                 if repeat:  # the first warms up
                     rates[name].append(tokens / (clock() - begun))
         ours, alone, scored = (statistics.median(values) for values in rates.values())

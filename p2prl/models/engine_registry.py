@@ -62,12 +62,12 @@ def choose_engine(name: str, device: torch.device) -> ChosenEngine:
             import_vllm()
         return ChosenEngine(name, "as asked with --engine")
     if device.type != "cuda":
-        return ChosenEngine(DEFAULT_ENGINE, f"on {device.type}, vLLM is used only if asked for")
+        return ChosenEngine(DEFAULT_ENGINE, "as the device is not CUDA")
     try:
         import_vllm()
     except ConfigError:
-        return ChosenEngine(DEFAULT_ENGINE, "vLLM, the fastest on this device, is not installed")
-    return ChosenEngine(_VLLM, "the fastest on this device")
+        return ChosenEngine(DEFAULT_ENGINE, "as vLLM, the fastest on CUDA, is not installed")
+    return ChosenEngine(_VLLM, "as the fastest on CUDA")
 
 
 def build_sampler(name: str, run: RunModel, *, device: torch.device, dtype: str) -> Sampler:

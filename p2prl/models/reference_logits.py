@@ -52,9 +52,11 @@ class ReferenceLogits:
             held = {**module._parameters, **module._buffers}
             own = {key: names[id(tensor)] for key, tensor in held.items() if id(tensor) in names}
             if type(module) is nn.Embedding:
-                module.forward = partial(self._embed, own["weight"])
+                module.forward = partial(self._embed, own["weight"])  # type: ignore[method-assign]
             elif type(module) is nn.Linear:
-                module.forward = partial(self._project, own["weight"], own.get("bias"))
+                module.forward = partial(  # type: ignore[method-assign]
+                    self._project, own["weight"], own.get("bias")
+                )
             elif own:
                 self._fill_while_running(module, own)
 

@@ -48,6 +48,20 @@ _GPU_SHARE = 0.9
 """Share of a GPU's memory for weights, activations and cache, where nobody set a limit."""
 
 
+VLLM_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Exceptions of vLLM on a model or a machine that it cannot handle."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmOptions:
     """What the owner of the machine gives the engine."""
@@ -103,12 +117,8 @@ class VllmEngine:
 
                 config = _configuration(directory, draws, device=device, dtype=dtype, options=options)
                 self._engine: Any = LLMEngine.from_vllm_config(config, disable_log_stats=True)
-            except (ArithmeticError, AssertionError, ImportError, LookupError, OSError, RuntimeError, TypeError,
-                    ValueError, NotImplementedError) as error:  # fmt: skip
-                raise MachineError(
-                    f"vLLM cannot run this model here: {str(error)[:300]}",
-                    remedy="Give it more memory with --vram-gb, or join with --engine transformers.",
-                ) from error
+            except VLLM_ERRORS as error:
+                raise _unable(error) from error
         self.sequences = options.sequences
         self.context: int = config.model_config.max_model_len
         self.cache_tokens: int = config.cache_config.kv_cache_size_tokens or self.context
@@ -147,10 +157,13 @@ class VllmEngine:
         self._engine.abort_request([str(ticket) for ticket in tickets])
 
     def step(self) -> list[EngineOutput]:
-        """Compute one step of what is queued."""
+        """Compute one step of what is queued. `MachineError` when vLLM fails, as without memory."""
+        try:
+            outputs = self._engine.step()
+        except VLLM_ERRORS as error:
+            raise _unable(error) from error
         return [
-            EngineOutput(int(output.request_id), output.outputs[0].token_ids, output.finished)
-            for output in self._engine.step()
+            EngineOutput(int(output.request_id), output.outputs[0].token_ids, output.finished) for output in outputs
         ]
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
@@ -176,6 +189,13 @@ class VllmEngine:
         engine.engine_core.shutdown()
         del engine
         gc.collect()
+
+
+def _unable(error: Exception) -> MachineError:
+    return MachineError(
+        f"vLLM cannot run this model here: {str(error)[:300]}",
+        remedy="Give it more memory, or join with --engine transformers.",
+    )
 
 
 def _write_config(run: RunModel, directory: Path) -> None:

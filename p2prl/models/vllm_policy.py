@@ -17,15 +17,12 @@ from p2prl.models.reference_logits import LogitCheck, ReferenceLogits
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import StagedWeights, Ticket, Weights
 from p2prl.models.vllm_draw import DrawArguments, Draws
-from p2prl.models.vllm_engine import EngineOutput, VllmEngine, VllmOptions
+from p2prl.models.vllm_engine import VLLM_ERRORS, EngineOutput, VllmEngine, VllmOptions
 from p2prl.models.weight_reader import WeightReader
 from p2prl.protocol.digests import Digest
 
 _PROMPT_TOKENS = 8
 """Tokens of the known prompt, spread over the vocabulary: enough for every layer to attend to something."""
-
-_VLLM_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What vLLM raises when weights do not fit its model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +73,7 @@ class VllmPolicy:
         try:
             engine.wake()
             engine.load(iter(WeightReader(self._run.layout, staged.weights)))
-        except _VLLM_ERRORS as error:
+        except VLLM_ERRORS as error:
             raise IntegrityError(f"vLLM cannot load version {staged.version}: {str(error)[:300]}") from error
         self.draws.version = staged.version
         self.draws.watched = ticket

@@ -23,7 +23,7 @@ def volunteer_introduction(
     return [
         *_run_lines(manifest, needs),
         f"  You do    sample answers on {device}. Nobody sends code to your machine.",
-        f"  Engine    {engine.name}: {engine.reason}",
+        f"  Engine    {engine.name}, {engine.reason}",
         "  Sent      generated tokens, their log-probs and timing, signed by the key below. No host name, no files.",
         *_identity_lines(identity, folder),
         "  Credit    for groups that the learner verifies; see your rank with p2prl board and the same link",

@@ -121,7 +121,7 @@ def test_introductions_name_run_cost_identity_and_key() -> None:
     default = volunteer_introduction(run, NEEDS, IDENTITY, platform_home() / "seat-1", "cpu", ENGINE)
     assert any(line.endswith("p2prl key backup --seat seat-1") for line in default)
     assert "sample answers on cpu" in volunteer
-    assert "transformers: the only one here" in volunteer
+    assert "transformers, the only one here" in volunteer
     assert "generated tokens" in volunteer
     assert "replay 25%" in validator
     assert "signed verdicts" in validator
