@@ -85,7 +85,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device = choose_device(arguments.device)
-    policies = make_policies(arguments.model, arguments.dtype)
+    policies = make_policies(arguments.model, arguments.dtype, count=3 if arguments.only in (None, "swaps") else 1)
     memory = CACHE_BYTES if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory * 2 // 5
     options = VllmOptions(memory_bytes=memory, context=CONTEXT)
     sampler = VllmSampler(policies.run, device=device, dtype=arguments.dtype, options=options)
@@ -112,15 +112,15 @@ def main() -> int:
     return 0 if ok else 1
 
 
-def make_policies(name: str, dtype: str) -> Policies:
-    """Three policies of one run: random weights, the same a little changed, and others."""
+def make_policies(name: str, dtype: str, *, count: int) -> Policies:
+    """Up to three policies of one run: random weights, others, and the first ones a little changed."""
     shape = dict(SHAPES[name])
     heads = shape["num_attention_heads"]
     grown = {"intermediate_size": 3 * shape["hidden_size"], "num_key_value_heads": 2 if heads % 2 == 0 else 1}
     config = Qwen2Config(tie_word_embeddings=True, max_position_embeddings=4_096, **grown, **shape)
-    models = {i: _random_model(config, seed=seed) for i, seed in ((0, 0), (1, 0), (2, 2))}
+    models = {i: _random_model(config, seed=seed) for i, seed in list(enumerate((0, 1, 0)))[:count]}
     with torch.no_grad():
-        for parameter in models[1].parameters():
+        for parameter in models[2].parameters() if count > 2 else ():
             parameter.mul_(1 + 0.02 * torch.randn_like(parameter))
     layout = layout_of(models[0], dtype)
     files = export_run_files(LoadedModel(model=models[0], tokenizer=tiny_model().tokenizer))

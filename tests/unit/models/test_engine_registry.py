@@ -31,4 +31,4 @@ def test_an_engine_is_as_asked_or_refused_before_the_run_is_found() -> None:
     if not HAS_VLLM:
         with pytest.raises(ConfigError, match="vLLM cannot be imported") as absent:
             choose_engine("vllm", CUDA)
-        assert "p2prl[vllm]" in absent.value.remedy
+        assert "extra `vllm`" in absent.value.remedy

@@ -74,6 +74,8 @@ def test_rounding_is_accepted_and_a_stale_part_is_not() -> None:
     assert check.accepts(off(1e-6), reference)
     assert not check.accepts(off(5e-5), reference)  # later: fifty times the last
     assert check.accepts(off(5e-6), reference)
+    assert not check.accepts(off(3e-5), reference)
+    assert check.accepts(off(1.5e-5), reference)
     assert check.accepts(off(3e-5), reference)
     assert not check.accepts(reference * float("nan"), reference)
     assert LogitCheck(dtype="bfloat16").accepts(off(2e-2).bfloat16(), reference)
