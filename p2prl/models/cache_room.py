@@ -8,7 +8,7 @@ from statistics import fmean
 
 _ENDED_KEPT = 256
 _ENDED_NEEDED = 16
-"""Before so many have ended, every completion is expected to reach its limit: the first to end are the shortest."""
+"""Before that number has ended, every completion is expected to reach its limit: the first to end are the shortest."""
 
 _RESERVE = 1.25
 """Expected sizes times this are reserved: a full cache makes vLLM drop a completion's keys and compute them again."""

@@ -1,6 +1,6 @@
 """The seeded draw inside vLLM: logits processors that compute the run's own draw and let no other token win.
 
-vLLM's own seeds are of no use: its noise changes with the backend and the release. The processor draws the token from
+vLLM's own seeds cannot serve: its noise changes with the backend and the release. The processor draws the token from
 the logits (`p2prl/models/seeded_draw/`), raises that one logit above all others, and vLLM takes it greedily. The
 log-prob, at the sampling temperature and without the noise, is computed on the way: vLLM's are at temperature 1.
 
@@ -33,7 +33,7 @@ class DrawArguments:
     seed: int
     temperature: float
     first: int
-    """Position of the request's first token within its completion; above 0 where a completion is taken up again."""
+    """Position of the request's first token within its completion; above 0 where a completion is resumed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ class VllmSampler:
             raise
 
     def _admit(self, engine: VllmEngine) -> None:
-        """Hand queued rows to the engine, up to its number of sequences. Those taken up again keep their tokens."""
+        """Hand queued rows to the engine, up to its number of sequences. Those resumed keep their tokens."""
         space = self._sequences - sum(row.in_engine for row in self._rows.values())
         for row in [row for row in self._rows.values() if not row.in_engine][:space]:
             request, made = row.request, len(row.token_ids)

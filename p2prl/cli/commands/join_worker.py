@@ -95,12 +95,11 @@ def join_run(
         )
         with interrupts.handled():
             view.phase("finding the run")
-            addresses = tuple(listen or DEFAULT_LISTEN)
             network = peer_network(
                 link,
                 worker,
                 Role.VOLUNTEER,
-                addresses,
+                tuple(listen or DEFAULT_LISTEN),
                 caps,
                 disk_gb=disk_gb,
                 has_base=model is not None,

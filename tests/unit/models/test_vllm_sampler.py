@@ -235,7 +235,7 @@ def test_the_second_runner_draws_by_slot_and_length() -> None:
         seq_lens_upper_bound_np=lengths,
     )
     forced = processor.apply(logits.clone(), context).argmax(dim=-1).tolist()
-    # Positions: 3 taken up + 11 − 5 sampled; the first token of 4; none yet of 6 in a prompt of 7.
+    # Positions: 3 from before + 11 − 5 sampled; the first token of 4; none yet of 6 in a prompt of 7.
     for row, (arguments, position) in enumerate(((given[2], 9), (given[1], 0), (given[0], 0))):
         scaled = logits[row] / arguments.temperature
         noise = gumbel(torch.tensor([arguments.seed]), torch.tensor([[position]]), VOCABULARY)[0, 0]
