@@ -79,14 +79,15 @@ def main() -> int:
     parser.add_argument("--new", type=int, default=64, help="tokens of a completion, for speed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--swaps", type=int, default=50)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=("exact", "speed", "swaps"), help="run one check")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     device = choose_device(arguments.device)
     policies = make_policies(arguments.model, arguments.dtype, count=3 if arguments.only in (None, "swaps") else 1)
-    memory = CACHE_BYTES if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory * 2 // 5
+    memory = CACHE_BYTES + 8 * policies.run.layout.parameters  # float32 weights, twice
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory * 2 // 5
     options = VllmOptions(memory_bytes=memory, context=CONTEXT)
     sampler = VllmSampler(policies.run, device=device, dtype=arguments.dtype, options=options)
     bare = BareVllm(policies.run, device, arguments.dtype) if arguments.only in (None, "speed") else None
@@ -207,16 +208,8 @@ class BareVllm:
         with TemporaryDirectory() as directory:
             config = json.loads(run.files["config.json"]) | {"architectures": [type(run.skeleton).__name__]}
             (Path(directory) / "config.json").write_text(json.dumps(config))
-            arguments = EngineArgs(
-                model=directory,
-                skip_tokenizer_init=True,
-                load_format="dummy",
-                dtype=dtype,
-                max_model_len=CONTEXT,
-                max_num_seqs=64,
-                disable_log_stats=True,
-                **settings,
-            )
+            settings |= {"model": directory, "load_format": "dummy", "skip_tokenizer_init": True, "dtype": dtype}
+            arguments = EngineArgs(max_model_len=CONTEXT, max_num_seqs=256, disable_log_stats=True, **settings)
             self._engine: Any = LLMEngine.from_engine_args(arguments)
 
     def run(self, asked: list[GenerationRequest], *, logprobs: int | None) -> int:

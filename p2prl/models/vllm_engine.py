@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import random
 import sys
@@ -28,6 +29,7 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Ticket
 from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws, runner_v1, runner_v2
+from p2prl.models.weight_layout import TORCH_DTYPES
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the draw and the weights are shared with this process
@@ -40,6 +42,9 @@ _ENVIRONMENT = {
 
 _CPU_CACHE_SHARE = 0.125
 """Share of the free memory for keys and values on a CPU, where nobody set a limit."""
+
+_CPU_WEIGHT_COPIES = 2
+"""Memory that weights take on a CPU, as a multiple of their size: embeddings are packed besides."""
 
 _CPU_BLOCK_TOKENS = 32
 """Tokens of a cache block on a CPU: the fewest its attention kernels want. Only full blocks of a prompt are shared."""
@@ -69,8 +74,8 @@ class VllmOptions:
     memory_bytes: int | None = None
     """Memory for weights, activations and cache; the default is most of the GPU, or a share of the free memory."""
 
-    sequences: int = 64
-    """Most completions decoded at once."""
+    sequences: int = 256
+    """Most completions decoded at once: more are no faster, and their groups staler on arrival."""
 
     context: int | None = None
     """Tokens of the longest prompt and completion; the default is the model's context, or what fits the memory."""
@@ -81,6 +86,7 @@ def import_vllm() -> Any:
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())  # it logs before it reads the level
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of vLLM about its own code
@@ -115,7 +121,7 @@ class VllmEngine:
             try:
                 from vllm.v1.engine.llm_engine import LLMEngine
 
-                config = _configuration(directory, draws, device=device, dtype=dtype, options=options)
+                config = _configuration(run, directory, draws, device=device, dtype=dtype, options=options)
                 self._engine: Any = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             except VLLM_ERRORS as error:
                 raise _unable(error) from error
@@ -205,7 +211,9 @@ def _write_config(run: RunModel, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def _configuration(directory: str, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions) -> Any:
+def _configuration(
+    run: RunModel, directory: str, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions
+) -> Any:
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
@@ -226,9 +234,8 @@ def _configuration(directory: str, draws: Draws, *, device: torch.device, dtype:
         "disable_log_stats": True,
     }
     if device.type == "cpu":
-        memory = options.memory_bytes or int(psutil.virtual_memory().available * _CPU_CACHE_SHARE)
         settings |= {
-            "kv_cache_memory_bytes": memory,
+            "kv_cache_memory_bytes": _cpu_cache_bytes(run.layout.parameters * TORCH_DTYPES[dtype].itemsize, options),
             "block_size": _CPU_BLOCK_TOKENS,
             "enforce_eager": True,  # compiling takes a minute and gains little
         }
@@ -245,6 +252,12 @@ def _configuration(directory: str, draws: Draws, *, device: torch.device, dtype:
     config = EngineArgs(**settings).create_engine_config()
     config.model_config.logits_processors = [(runner_v2 if config.use_v2_model_runner else runner_v1)(draws)]
     return config
+
+
+def _cpu_cache_bytes(weight_bytes: int, options: VllmOptions) -> int:
+    if options.memory_bytes is None:
+        return int(psutil.virtual_memory().available * _CPU_CACHE_SHARE)
+    return max(1, options.memory_bytes - _CPU_WEIGHT_COPIES * weight_bytes)
 
 
 def _let_modules_be_scanned() -> None:

@@ -54,9 +54,9 @@ class _Row:
         return Generation(tuple(self.token_ids), tuple(self.logprobs), self.finished, tuple(self.spans))
 
 
-def build_sampler(run: RunModel, *, device: torch.device, dtype: str) -> VllmSampler:
-    """The sampler of a run: see `SamplerBuilder`."""
-    return VllmSampler(run, device=device, dtype=dtype, options=VllmOptions())
+def build_sampler(run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None) -> VllmSampler:
+    """The sampler of a run: see `SamplerBuilder`. `memory_bytes` bounds weights, activations and cache."""
+    return VllmSampler(run, device=device, dtype=dtype, options=VllmOptions(memory_bytes=memory_bytes))
 
 
 class VllmSampler:
