@@ -34,7 +34,8 @@ from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.vllm_engine import VllmOptions, import_vllm
+from p2prl.models.vllm_engine import VllmOptions
+from p2prl.models.vllm_library import import_vllm
 from p2prl.models.vllm_sampler import VllmSampler
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.testing.mixed_replay import differing_tokens

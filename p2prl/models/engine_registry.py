@@ -14,7 +14,7 @@ import torch
 from p2prl.errors import ConfigError
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Sampler
-from p2prl.models.vllm_engine import import_vllm
+from p2prl.models.vllm_library import import_vllm
 from p2prl.plugins import Registry
 
 AUTO = "auto"

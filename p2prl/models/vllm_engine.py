@@ -8,37 +8,24 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
-import random
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
-from p2prl.errors import ConfigError, MachineError
+from p2prl.errors import MachineError
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Ticket
 from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws, runner_v1, runner_v2
+from p2prl.models.vllm_library import VLLM_ERRORS, import_vllm, let_modules_be_scanned, own_random_state
 from p2prl.models.weight_layout import TORCH_DTYPES
-
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the draw and the weights are shared with this process
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # listen on this machine only
-    "KMP_BLOCKTIME": "0",  # Intel's OpenMP would spin between steps
-}
-"""Read by vLLM from the environment alone. What the user set stays, except for the first."""
+from p2prl.protocol.digests import chunk_digest
 
 _CPU_CACHE_SHARE = 0.125
 """Share of the free memory for keys and values on a CPU, where nobody set a limit."""
@@ -50,21 +37,7 @@ _CPU_BLOCK_TOKENS = 32
 """Tokens of a cache block on a CPU: the fewest its attention kernels want. Only full blocks of a prompt are shared."""
 
 _GPU_SHARE = 0.9
-"""Share of a GPU's memory for weights, activations and cache, where nobody set a limit."""
-
-
-VLLM_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""Exceptions of vLLM on a model or a machine that it cannot handle."""
+"""Largest share of a GPU's free memory for weights, activations and cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,24 +52,6 @@ class VllmOptions:
 
     context: int | None = None
     """Tokens of the longest prompt and completion; the default is the model's context, or what fits the memory."""
-
-
-def import_vllm() -> Any:
-    """The library. `ConfigError` when it is not installed."""
-    for key, value in _ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())  # it logs before it reads the level
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of vLLM about its own code
-            import vllm
-    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
-        raise ConfigError(
-            f"vLLM cannot be imported: {error}",
-            remedy="Install the extra `vllm` (docs/volunteers.md), or join with --engine transformers.",
-        ) from error
-    return vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +69,13 @@ class VllmEngine:
     def __init__(self, run: RunModel, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions) -> None:
         """`ConfigError` without vLLM, `MachineError` when it cannot run the model here."""
         import_vllm()
-        with TemporaryDirectory(prefix="p2prl-vllm-") as directory, _own_random_state(), warnings.catch_warnings():
+        with own_random_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of vLLM about its own code
-            _write_config(run, Path(directory))
-            _let_modules_be_scanned()
             try:
                 from vllm.v1.engine.llm_engine import LLMEngine
 
-                config = _configuration(run, directory, draws, device=device, dtype=dtype, options=options)
+                config = _configuration(run, draws, device=device, dtype=dtype, options=options)
+                let_modules_be_scanned()
                 self._engine: Any = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             except VLLM_ERRORS as error:
                 raise _unable(error) from error
@@ -173,21 +127,21 @@ class VllmEngine:
         ]
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """Replace all weights in place. Keys and values of requests in flight stay."""
+        """Replace all weights in place, also after `sleep`. Keys and values of requests in flight stay."""
+        slept = self._engine.is_sleeping()
+        if slept:
+            self._engine.wake_up(["weights"])
         self._engine.collective_rpc("start_weight_update")
         self._engine.collective_rpc("update_weights", args=({"weights": weights},))
         self._engine.collective_rpc("finish_weight_update")
+        if slept:
+            self._engine.wake_up(["kv_cache"])
 
     def sleep(self) -> bool:
-        """Free the device memory until `wake`; nothing may be in flight. False where vLLM cannot, as on a CPU."""
+        """Free the device memory until `load`; nothing may be in flight. False where vLLM cannot, as on a CPU."""
         if self._sleeps:
             self._engine.sleep(level=2)
         return self._sleeps
-
-    def wake(self) -> None:
-        """Take the device memory back; weights must then be loaded."""
-        if self._engine.is_sleeping():
-            self._engine.wake_up()
 
     def close(self) -> None:
         """Free everything."""
@@ -197,30 +151,38 @@ class VllmEngine:
         gc.collect()
 
 
-def _unable(error: Exception) -> MachineError:
+def _unable(error: object) -> MachineError:
     return MachineError(
         f"vLLM cannot run this model here: {str(error)[:300]}",
-        remedy="Give it more memory, or join with --engine transformers.",
+        remedy="Join with --engine transformers.",
     )
 
 
-def _write_config(run: RunModel, directory: Path) -> None:
-    """The run's configuration with the name of its architecture, by which vLLM finds its own implementation."""
-    config = json.loads(run.files["config.json"])
-    config["architectures"] = [type(run.skeleton).__name__]
-    (directory / "config.json").write_text(json.dumps(config))
+def _model_directory(run: RunModel) -> Path:
+    """A directory with the run's configuration and the name of its architecture, by which vLLM finds its own code.
+
+    In vLLM's cache and always the same for a run, as vLLM compiles a model again whose path is another.
+    """
+    from vllm import envs
+
+    config = json.loads(run.files["config.json"]) | {"architectures": [type(run.skeleton).__name__]}
+    data = json.dumps(config, sort_keys=True).encode()
+    directory = Path(envs.VLLM_CACHE_ROOT) / "p2prl" / chunk_digest(data).hex()[:16]
+    directory.mkdir(parents=True, exist_ok=True)
+    partial = directory / f"config.{os.getpid()}"
+    partial.write_bytes(data)
+    partial.replace(directory / "config.json")
+    return directory
 
 
-def _configuration(
-    run: RunModel, directory: str, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions
-) -> Any:
+def _configuration(run: RunModel, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions) -> Any:
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
     from p2prl.models.vllm_weights import register_backend
 
     settings: dict[str, Any] = {
-        "model": directory,
+        "model": str(_model_directory(run)),
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
         "generation_config": "vllm",  # none: stop tokens come with each request
@@ -230,53 +192,43 @@ def _configuration(
         "max_num_seqs": options.sequences + 1,  # one for the known answer
         "enable_prefix_caching": True,  # the completions of a group share their prompt
         "scheduling_policy": "priority",
+        "async_scheduling": False,  # each draw waits for the device
         "weight_transfer_config": WeightTransferConfig(backend=register_backend()),
         "disable_log_stats": True,
     }
     if device.type == "cpu":
         settings |= {
-            "kv_cache_memory_bytes": _cpu_cache_bytes(run.layout.parameters * TORCH_DTYPES[dtype].itemsize, options),
+            "kv_cache_memory_bytes": _cpu_cache_bytes(run, TORCH_DTYPES[dtype].itemsize, options),
             "block_size": _CPU_BLOCK_TOKENS,
             "enforce_eager": True,  # compiling takes a minute and gains little
         }
     elif device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        share = options.memory_bytes / total if options.memory_bytes else _GPU_SHARE
+        free, total = torch.cuda.mem_get_info(device)
+        usable = int(_GPU_SHARE * free)
         settings |= {
-            "gpu_memory_utilization": min(_GPU_SHARE, share),
+            "gpu_memory_utilization": min(options.memory_bytes or usable, usable) / total,
             "enable_sleep_mode": True,
-            "hf_overrides": {"head_dtype": "float32"},  # costs nothing there, and halves the noise against a replay
+            "hf_overrides": {"head_dtype": "float32"},  # summed in float32 without a copy of the weights
         }
     else:
         raise MachineError(f"vLLM does not run on {device.type}", remedy="Join with --engine transformers.")
     config = EngineArgs(**settings).create_engine_config()
+    if config.model_config.using_transformers_backend():  # it would change transformers' classes for this process
+        raise _unable("it has no implementation of this architecture")
+    if device.index is not None:
+        config.device_config.device = device
     config.model_config.logits_processors = [(runner_v2 if config.use_v2_model_runner else runner_v1)(draws)]
     return config
 
 
-def _cpu_cache_bytes(weight_bytes: int, options: VllmOptions) -> int:
-    if options.memory_bytes is None:
-        return int(psutil.virtual_memory().available * _CPU_CACHE_SHARE)
-    return max(1, options.memory_bytes - _CPU_WEIGHT_COPIES * weight_bytes)
-
-
-def _let_modules_be_scanned() -> None:
-    """Give llvmlite's library, once it is imported, a `__dict__` that is one.
-
-    On a CPU vLLM reads that of every object in every module, and llvmlite answers any name with a C function.
-    """
-    ffi = sys.modules.get("llvmlite.binding.ffi")
-    if ffi is not None:
-        ffi.lib._fntab.setdefault("__dict__", {})
-
-
-@contextmanager
-def _own_random_state() -> Iterator[None]:
-    """Undo that vLLM seeds every generator of the process with a constant."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+def _cpu_cache_bytes(run: RunModel, itemsize: int, options: VllmOptions) -> int:
+    """Memory for keys and values: what is granted, but no more than all sequences could fill."""
+    config = run.skeleton.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    tokens = (options.context or config.max_position_embeddings) + 2 * _CPU_BLOCK_TOKENS  # whole blocks
+    most: int = (options.sequences + 1) * tokens * 2 * config.num_hidden_layers * width * itemsize
+    granted = int(psutil.virtual_memory().available * _CPU_CACHE_SHARE)
+    if options.memory_bytes is not None:
+        granted = options.memory_bytes - _CPU_WEIGHT_COPIES * run.layout.parameters * itemsize
+    return max(1, min(granted, most))

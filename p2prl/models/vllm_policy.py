@@ -17,7 +17,8 @@ from p2prl.models.reference_logits import LogitCheck, ReferenceLogits
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import StagedWeights, Ticket, Weights
 from p2prl.models.vllm_draw import DrawArguments, Draws
-from p2prl.models.vllm_engine import VLLM_ERRORS, EngineOutput, VllmEngine, VllmOptions
+from p2prl.models.vllm_engine import EngineOutput, VllmEngine, VllmOptions
+from p2prl.models.vllm_library import VLLM_ERRORS
 from p2prl.models.weight_reader import WeightReader
 from p2prl.protocol.digests import Digest
 
@@ -42,10 +43,10 @@ class VllmPolicy:
         self._device = device
         self._dtype = dtype
         self._options = options
-        self.draws = Draws()
-        self.engine: VllmEngine | None = self._build()
         self._reference = ReferenceLogits(run, dtype=dtype)
         self._check = LogitCheck(dtype=dtype)
+        self.draws = Draws()
+        self.engine: VllmEngine | None = self._build()
         self.loads = 0
         """Policies loaded so far."""
         vocabulary: int = run.skeleton.config.get_text_config().vocab_size
@@ -71,7 +72,6 @@ class VllmPolicy:
         engine = self.engine = self.engine or self._build()
         self.loads += 1
         try:
-            engine.wake()
             engine.load(iter(WeightReader(self._run.layout, staged.weights)))
         except VLLM_ERRORS as error:
             raise IntegrityError(f"vLLM cannot load version {staged.version}: {str(error)[:300]}") from error

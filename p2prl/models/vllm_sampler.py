@@ -20,7 +20,8 @@ from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.models.vllm_draw import DrawArguments
-from p2prl.models.vllm_engine import EngineOutput, VllmEngine, VllmOptions, import_vllm
+from p2prl.models.vllm_engine import EngineOutput, VllmEngine, VllmOptions
+from p2prl.models.vllm_library import import_vllm
 from p2prl.models.vllm_policy import VllmPolicy
 from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.rollout_group import EngineClass
@@ -108,8 +109,9 @@ class VllmSampler:
             outputs = self._load(staged)
         except IntegrityError:
             outputs = self._load(staged)  # in a new engine
+        made, before = self._absorb(outputs), self._unreported
+        self._unreported = StepResult(before.tokens + made.tokens, before.ended + made.ended)
         self._has_policy = True
-        self._unreported = self._absorb(outputs)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[Ticket]:
         """See `Sampler.submit`."""
