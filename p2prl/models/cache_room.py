@@ -17,12 +17,12 @@ _RESERVE = 1.25
 class CacheRoom:
     """Counts in tokens, prompts included."""
 
-    def __init__(self, *, tokens: int, sequences: int) -> None:
-        """A cache of `tokens` that at most `sequences` completions share."""
+    def __init__(self, *, tokens: int, sequences: int, limit: int) -> None:
+        """A cache of `tokens` that at most `sequences` completions share; the first are expected to have `limit`."""
         self._tokens = tokens
         self._sequences = sequences
         self._shares: deque[float] = deque(maxlen=_ENDED_KEPT)
-        self._limit = 1
+        self._limit = limit
 
     def ended(self, size: int, limit: int) -> None:
         """A completion ended at `size` tokens that could have had `limit`."""

@@ -72,7 +72,7 @@ class VllmSampler:
         self._policy = VllmPolicy(run, device=device, dtype=dtype, options=options)
         engine = self._policy.engine
         assert engine is not None
-        self._room = CacheRoom(tokens=engine.cache_tokens, sequences=engine.sequences)
+        self._room = CacheRoom(tokens=engine.cache_tokens, sequences=engine.sequences, limit=engine.context)
         self._context = engine.context
         self._sequences = engine.sequences
         self._vocabulary: int = run.skeleton.config.get_text_config().vocab_size

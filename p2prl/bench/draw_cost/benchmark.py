@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -73,8 +74,8 @@ def run_draw_bench(
         if on_progress is not None:
             on_progress(f"{way}, {size} rows", number / len(cases))
         batch = _batch(config, size)
-        alone = _median_s(config.repeats, lambda way=way, batch=batch: _WAYS[way](batch, False)) / size
-        both = _median_s(config.repeats, lambda way=way, batch=batch: _WAYS[way](batch, True)) / size
+        alone = _median_s(config.repeats, partial(_WAYS[way], batch, False)) / size
+        both = _median_s(config.repeats, partial(_WAYS[way], batch, True)) / size
         same = int((_WAYS[way](batch, False) == _definition(batch, False)).sum())
         costs.append(
             DrawCost(

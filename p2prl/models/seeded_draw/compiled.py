@@ -1,8 +1,8 @@
-"""The draw on the CPU, compiled by numba: two passes over the logits, few logarithms.
+"""The draw on the CPU, compiled by numba: one pass over the logits, few logarithms.
 
-The first pass takes blocks of tokens. Of each block it finds the largest logit and an upper bound on the noisy logits.
-The second computes exact noise in the blocks whose bound reaches the best noisy logit found so far, for the tokens
-whose own bound reaches it: a handful per row.
+The pass takes blocks of tokens. Of each block it finds the largest logit and an upper bound on the noisy logits. Where
+the bound reaches the best noisy logit found so far, it computes exact noise for the tokens whose own bound reaches it:
+some tens per row. Tokens are taken in order, so that the first of several best ones stays.
 
 Maxima are taken of integers in the order of the floats, since maxima of floats are not vectorized.
 """
@@ -72,135 +72,109 @@ def _sum_of_exponentials(logits: Any, top: Any, inverse: Any) -> Any:
 @compiled_part()
 def _search(logits: Any, first: Any, scrambled: Any, state: Any, temperature: Any, best: Any, token: Any) -> Any:
     """Best noisy logit and its token, of those given and a block that starts at token `first`."""
-    scramble(first, scrambled)
     inverse = np.float32(1) / temperature
     floor = floor_of(best)
     for i in range(logits.shape[0]):
         h = hash_of(state, scrambled[i])
         if logits[i] * inverse + bound_of(h) >= floor:
             noisy = logits[i] / temperature + noise_of(h)
-            if noisy > best or (noisy == best and first + i < token):
+            if noisy > best:
                 best, token = noisy, first + i
                 floor = floor_of(best)
     return best, token
 
 
 @compiled_part()
-def _first_pass(
+def _first_broken(logits: Any) -> Any:
+    """Index of the first that is not a number."""
+    i = 0
+    while logits[i] == logits[i]:
+        i += 1
+    return i
+
+
+def _extend(
     logits: Any,
+    first: Any,
     temperatures: Any,
     states: Any,
-    bounds: Any,
+    with_sums: Any,
+    scratch: Any,
+    tokens: Any,
+    best: Any,
     tops: Any,
     sums: Any,
-    broken: Any,
-    scratch: Any,
-    with_sums: Any,
 ) -> None:
-    """Bound, largest logit and sum of exponentials of each block, and the rows with logits that are not numbers."""
-    vocabulary = logits.shape[1]
-    for start in range(0, vocabulary, _TILE):
-        end = min(start + _TILE, vocabulary)
-        scramble(start, scratch[: end - start])
+    """Go on with draws: `logits` are those of token `first` and the following ones. See `Draws` for the results."""
+    width = logits.shape[1]
+    for start in range(0, width, _TILE):
+        end = min(start + _TILE, width)
+        scramble(first + start, scratch[: end - start])
         for row in range(logits.shape[0]):
             inverse = np.float32(1) / temperatures[row]
             for low in range(start, end, _BLOCK):
-                high = min(low + _BLOCK, end)
-                block = low // _BLOCK
-                bound, top, is_broken = _maxima(
-                    logits[row, low:high], scratch[low - start : high - start], states[row], inverse
-                )
-                bounds[row, block] = bound
-                tops[row, block] = top
-                broken[row] |= is_broken
-                if with_sums and math.isfinite(top):
-                    sums[row, block] = _sum_of_exponentials(logits[row, low:high], top, inverse)
+                block = logits[row, low : min(low + _BLOCK, end)]
+                scrambled = scratch[low - start : min(low + _BLOCK, end) - start]
+                bound, top, is_broken = _maxima(block, scrambled, states[row], inverse)
+                if best[row] != best[row]:
+                    continue
+                if is_broken:
+                    tokens[row] = first + low + _first_broken(block)
+                    best[row] = sums[row] = np.nan
+                    continue
+                if bound >= floor_of(best[row]):
+                    best[row], tokens[row] = _search(
+                        block, first + low, scrambled, states[row], temperatures[row], best[row], tokens[row]
+                    )
+                if with_sums and top > _NONE:
+                    if top > tops[row]:
+                        sums[row] *= math.exp((tops[row] - top) * inverse)
+                        tops[row] = top
+                    part = _sum_of_exponentials(block, top, inverse) if math.isfinite(top) else np.float32(1)
+                    sums[row] += part * math.exp((top - tops[row]) * inverse)
 
 
-@compiled_part()
-def _second_pass(logits: Any, temperature: Any, state: Any, bounds: Any, scratch: Any) -> Any:
-    """Best noisy logit of a row and its token: the most promising block first, so that few others remain."""
-    leader = 0
-    for block in range(1, bounds.shape[0]):
-        if bounds[block] > bounds[leader]:
-            leader = block
-    best, token = _NONE, logits.shape[0]
-    for turn in range(-1, bounds.shape[0]):
-        block = leader if turn < 0 else turn
-        if bounds[block] >= floor_of(best):
-            low = block * _BLOCK
-            part = logits[low : min(low + _BLOCK, logits.shape[0])]
-            best, token = _search(part, low, scratch[: part.shape[0]], state, temperature, best, token)
-    return best, token
+_extend_loop = compiled(_extend)
 
 
-@compiled_part()
-def _log_sum(tops: Any, sums: Any, temperature: Any) -> Any:
-    """Log of the sum of a row's exponentials."""
-    top = tops[0]
-    for block in range(1, tops.shape[0]):
-        top = max(top, tops[block])
-    total = 0.0
-    for block in range(tops.shape[0]):
-        total += sums[block] * math.exp((tops[block] - top) / temperature)
-    return top / temperature + math.log(total)
+class Draws:
+    """Draws of rows whose logits come in parts of the vocabulary, in order."""
 
+    def __init__(self, rows: RowSettings, *, with_sums: bool, threads: int) -> None:
+        count = len(rows.states)
+        self._rows = rows
+        self._with_sums = with_sums
+        self._threads = threads
+        self._tokens = np.zeros(count, np.int64)
+        self._best = np.full(count, -np.inf, np.float32)
+        self._tops = np.full(count, -np.inf, np.float32)
+        self._sums = np.zeros(count, np.float64)
 
-def _scan_rows(
-    logits: Any,
-    temperatures: Any,
-    states: Any,
-    bounds: Any,
-    tops: Any,
-    sums: Any,
-    broken: Any,
-    scratch: Any,
-    with_sums: Any,
-    tokens: Any,
-    best: Any,
-    log_sums: Any,
-) -> None:
-    _first_pass(logits, temperatures, states, bounds, tops, sums, broken, scratch, with_sums)
-    for row in range(logits.shape[0]):
-        if broken[row]:
-            token = 0
-            while logits[row, token] == logits[row, token]:
-                token += 1
-            tokens[row] = token
-            best[row] = log_sums[row] = np.nan
-        else:
-            best[row], tokens[row] = _second_pass(logits[row], temperatures[row], states[row], bounds[row], scratch)
-            if with_sums:
-                log_sums[row] = _log_sum(tops[row], sums[row], temperatures[row])
+    def add(self, logits: Floats, first: int) -> None:
+        """Take the logits (N, W), contiguous, of tokens `first` to `first` + W − 1.
 
+        The first call in a process compiles, which takes a few seconds.
+        """
+        workers = max(1, min(self._threads, len(logits)))
+        cuts = [len(logits) * i // workers for i in range(workers + 1)]
+        parts = [slice(start, end) for start, end in pairwise(cuts)]
+        others = [_pool(workers - 1).submit(self._add, logits, first, part) for part in parts[1:]]
+        self._add(logits, first, parts[0])
+        for other in others:
+            other.result()
 
-_scan_loop = compiled(_scan_rows)
+    def result(self) -> Scan:
+        """The draws, once all logits were added."""
+        with np.errstate(all="ignore"):  # logits may be infinite or not numbers
+            log_sums = self._tops / self._rows.temperatures + np.log(self._sums)
+        return Scan(self._tokens, self._best, log_sums.astype(np.float32))
 
-
-def scan(logits: Floats, rows: RowSettings, *, with_sums: bool, threads: int) -> Scan:
-    """See `rows.Scan`. `logits` (N, V), contiguous. The first call compiles, which takes a second or two."""
-    count = len(logits)
-    result = Scan.empty(count)
-    workers = min(threads, count)
-    cuts = [count * i // workers for i in range(workers + 1)] if workers else [0]
-    parts = [slice(start, end) for start, end in pairwise(cuts)]
-    others = [_pool(workers - 1).submit(_scan_part, logits[p], rows[p], result[p], with_sums) for p in parts[1:]]
-    for part in parts[:1]:
-        _scan_part(logits[part], rows[part], result[part], with_sums)
-    for other in others:
-        other.result()
-    return result
+    def _add(self, logits: Floats, first: int, part: slice) -> None:
+        rows, scratch = self._rows[part], np.empty(_TILE, np.uint32)
+        state = (self._tokens[part], self._best[part], self._tops[part], self._sums[part])
+        _extend_loop(logits[part], first, rows.temperatures, rows.states, self._with_sums, scratch, *state)
 
 
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="draw")
-
-
-def _scan_part(logits: Floats, rows: RowSettings, result: Scan, with_sums: bool) -> None:
-    count, vocabulary = logits.shape
-    blocks = -(-vocabulary // _BLOCK)
-    bounds, tops = np.empty((count, blocks), np.float32), np.empty((count, blocks), np.float32)
-    sums, broken, scratch = np.ones_like(bounds), np.zeros(count, np.bool_), np.empty(_TILE, np.uint32)
-    results = (result.tokens, result.best, result.log_sums)
-    _scan_loop(logits, rows.temperatures, rows.states, bounds, tops, sums, broken, scratch, with_sums, *results)

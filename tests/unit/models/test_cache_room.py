@@ -6,7 +6,8 @@ from p2prl.models.cache_room import CacheRoom
 
 
 def test_limits_count_until_enough_completions_have_ended() -> None:
-    room = CacheRoom(tokens=1_000, sequences=64)
+    room = CacheRoom(tokens=1_000, sequences=64, limit=200)
+    assert room.more([]) == 5
     assert room.more([100] * 4) == 6
     assert room.more([100] * 10) == 0
     assert room.more([]) == 10  # of the last size
@@ -21,8 +22,8 @@ def test_limits_count_until_enough_completions_have_ended() -> None:
 
 
 def test_neither_the_sequences_nor_a_full_cache_are_exceeded() -> None:
-    room = CacheRoom(tokens=1_000, sequences=8)
+    room = CacheRoom(tokens=1_000, sequences=8, limit=200)
     assert room.more([10] * 5) == 3
     assert room.more([10] * 8) == 0
-    assert CacheRoom(tokens=1_000, sequences=64).more([400, 100, 400]) == 0
-    assert CacheRoom(tokens=1_000, sequences=64).more([500, 501]) < 0
+    assert CacheRoom(tokens=1_000, sequences=64, limit=200).more([400, 100, 400]) == 0
+    assert CacheRoom(tokens=1_000, sequences=64, limit=200).more([500, 501]) < 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2prl.errors import MachineError
+from p2prl.errors import LocalProtocolError, MachineError
 from p2prl.models import gumbel_noise
 from p2prl.models.gumbel_noise import gumbel, row_states
 from p2prl.models.seeded_draw import compiled, draw, every_token, on_device
@@ -28,11 +28,18 @@ def _defined(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Ten
 
 
 def _compiled(logits: Floats, rows: RowSettings) -> Scan:
-    return compiled.scan(logits, rows, with_sums=True, threads=1)
+    draws = compiled.Draws(rows, with_sums=True, threads=1)
+    draws.add(logits, 0)
+    return draws.result()
 
 
-def _compiled_in_threads(logits: Floats, rows: RowSettings) -> Scan:
-    return compiled.scan(logits, rows, with_sums=True, threads=3)
+def _compiled_in_parts(logits: Floats, rows: RowSettings) -> Scan:
+    """Three threads, and the vocabulary in parts of uneven width."""
+    draws = compiled.Draws(rows, with_sums=True, threads=3)
+    width = logits.shape[1] // 3 + 1
+    for first in range(0, logits.shape[1], width):
+        draws.add(np.ascontiguousarray(logits[:, first : first + width]), first)
+    return draws.result()
 
 
 def _every_token(logits: Floats, rows: RowSettings) -> Scan:
@@ -43,7 +50,7 @@ def _on_device(logits: Floats, rows: RowSettings) -> Scan:
     return on_device.scan(torch.from_numpy(logits), rows, with_sums=True)
 
 
-WAYS = (_compiled, _compiled_in_threads, _every_token, _on_device)
+WAYS = (_compiled, _compiled_in_parts, _every_token, _on_device)
 
 
 def _check(logits: Tensor, temperature: float, seeds: Tensor, positions: Tensor) -> None:
@@ -148,6 +155,12 @@ def test_tokens_logprobs_and_margins(dtype: torch.dtype, vocabulary: int) -> Non
     settings_of_rows = (temperatures, seeds, positions)
     tokens, drawn_logprobs = draw.draw_with_logprobs(logits, *settings_of_rows)
     margins, target_logprobs = draw.margins(logits, *settings_of_rows, targets)
+    if draw.part_width(CPU, vocabulary) is not None:
+        parts = draw.MarginsInParts(*settings_of_rows, targets)
+        for first in range(0, vocabulary, 1999):
+            parts.add(logits[:, first : first + 1999].float().contiguous(), first)
+        for made, expected in zip(parts.result(), (margins, target_logprobs), strict=True):
+            torch.testing.assert_close(made, expected, rtol=0, atol=2e-6)
     assert torch.equal(tokens, drawn)
     assert torch.equal(draw.draw(logits, *settings_of_rows), drawn)
     assert torch.equal(margins, noisy.amax(dim=-1) - noisy.gather(1, targets[:, None])[:, 0])
@@ -184,6 +197,9 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
     monkeypatch.setattr(draw, "_compiled", draw._compiled.__wrapped__)
     assert torch.equal(draw.draw(logits, torch.ones(2), seeds, positions), expected)
     assert "numba is not installed" in caplog.text
+    assert draw.part_width(CPU, 5000) is None
+    with pytest.raises(LocalProtocolError):
+        draw.MarginsInParts(torch.ones(2), seeds, positions, torch.zeros(2, dtype=torch.int64))
 
 
 def test_this_machine_passes_the_check() -> None:

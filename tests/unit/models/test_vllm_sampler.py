@@ -124,6 +124,7 @@ def test_policies_change_under_load_and_the_spans_say_where(sampler: VllmSampler
         for _ in range(9):
             ended.update(sampler.step().ended)
         sampler.swap(sampler.stage(WEIGHTS[version], version))
+        sampler.swap(sampler.stage(WEIGHTS[version], version))  # loses nothing of the first
         assert sampler.in_flight == len(asked) - len(ended)
     while sampler.in_flight:
         ended.update(sampler.step().ended)
@@ -244,6 +245,24 @@ def test_the_second_runner_draws_by_slot_and_length() -> None:
         assert drawn.token == forced[row] == int((scaled + noise).argmax())
         assert drawn.logprob == pytest.approx(float(scaled.log_softmax(-1)[drawn.token]), abs=1e-5)
         assert drawn.version == 5
+
+
+def test_a_full_cache_costs_time_and_no_token(engine: VllmSampler) -> None:
+    """vLLM drops the keys of some completions and computes them again."""
+    engine.sleep()
+    token_bytes = 2 * 2 * 32 * 4  # keys and values of two layers, one head of 32
+    memory = 2 * LAYOUT.size_bytes + 16 * 32 * token_bytes
+    options = VllmOptions(memory_bytes=memory, sequences=SEQUENCES, context=CONTEXT)
+    small = VllmSampler(run_model(), device=torch.device("cpu"), dtype="float32", options=options)
+    try:
+        small.swap(small.stage(WEIGHTS[0], 0))
+        asked = requests(SEQUENCES, new=70, stop_ids=frozenset())
+        assert small.room < len(asked)
+        assert sum(request.max_new_tokens for request in asked) > 16 * 32
+        made = sample_all(small, asked)
+        assert [differing_tokens(MODELS, *pair) for pair in zip(asked, made, strict=True)] == [0] * len(asked)
+    finally:
+        small.sleep()
 
 
 def test_room_is_what_the_memory_and_the_sequences_leave(sampler: VllmSampler) -> None:
