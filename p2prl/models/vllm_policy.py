@@ -12,7 +12,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from p2prl.errors import IntegrityError
+from p2prl.errors import IntegrityError, MachineError
 from p2prl.models.reference_logits import LogitCheck, ReferenceLogits
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import StagedWeights, Ticket, Weights
@@ -66,7 +66,7 @@ class VllmPolicy:
         """Load a policy into the engine and check it, with a request of its own under `ticket`.
 
         Completions in flight go on meanwhile: their tokens are returned, and count only when the check passes.
-        `IntegrityError` when it does not.
+        `IntegrityError` when it does not, `MachineError` when vLLM fails.
         """
         answered = staged if isinstance(staged, AnsweredWeights) else self.stage(staged.weights, staged.version)
         engine = self.engine = self.engine or self._build()
@@ -74,7 +74,10 @@ class VllmPolicy:
         try:
             engine.load(iter(WeightReader(self._run.layout, staged.weights)))
         except VLLM_ERRORS as error:
-            raise IntegrityError(f"vLLM cannot load version {staged.version}: {str(error)[:300]}") from error
+            raise MachineError(
+                f"vLLM cannot load version {staged.version}: {str(error)[:300]}",
+                remedy="Join with --engine transformers.",
+            ) from error
         self.draws.version = staged.version
         self.draws.watched = ticket
         arguments = DrawArguments(ticket=ticket, seed=0, temperature=1.0, first=0)

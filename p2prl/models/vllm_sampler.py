@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from p2prl.errors import ConfigError, IntegrityError
+from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.models.cache_room import CacheRoom
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
@@ -107,7 +107,7 @@ class VllmSampler:
         self._withdraw([row for row in self._rows.values() if row.in_engine and not row.token_ids])
         try:
             outputs = self._load(staged)
-        except IntegrityError:
+        except (IntegrityError, MachineError):
             outputs = self._load(staged)  # in a new engine
         made, before = self._absorb(outputs), self._unreported
         self._unreported = StepResult(before.tokens + made.tokens, before.ended + made.ended)
@@ -162,10 +162,10 @@ class VllmSampler:
             raise IntegrityError("the engine holds no policy")
 
     def _load(self, staged: StagedWeights) -> list[EngineOutput]:
-        """Load a policy; when it fails its check, the engine is gone, and rows go on in the next."""
+        """Load a policy. When that fails, the engine is gone, and rows go on in the next."""
         try:
             return self._policy.load(staged, next(self._tickets))
-        except IntegrityError:
+        except (IntegrityError, MachineError):
             self._policy.close()
             for row in self._rows.values():
                 row.in_engine = False

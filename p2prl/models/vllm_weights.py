@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from p2prl.errors import IntegrityError
+from p2prl.errors import MachineError
 
 _BACKEND = "p2prl_memory"
 
@@ -54,7 +54,10 @@ def register_backend() -> str:
             loaded = self.model.load_weights(update_info.weights)
             missing = self._names - loaded if loaded is not None else ()
             if missing:
-                raise IntegrityError(f"vLLM did not load {len(missing)} tensors, such as {min(missing)}")
+                raise MachineError(
+                    f"vLLM found no weights for {len(missing)} of its tensors, such as {min(missing)}",
+                    remedy="Join with --engine transformers.",
+                )
 
         def finish_weight_update(self) -> None:
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload

@@ -15,8 +15,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models import vllm_weights
+from p2prl.errors import ConfigError, IntegrityError, MachineError
+from p2prl.models import vllm_policy, vllm_weights
 from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import LoadedModel
@@ -30,6 +30,7 @@ from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws, runner_v2
 from p2prl.models.vllm_engine import VllmOptions
 from p2prl.models.vllm_sampler import VllmSampler
 from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.weight_reader import WeightReader
 from p2prl.testing.mixed_replay import differing_tokens
 
 pytestmark = [
@@ -181,6 +182,18 @@ def test_a_head_of_the_policy_before_is_found_and_the_engine_recovers(
         scores = TransformersScorer(PolicyModel(model(2), LAYOUT)).replay([request], [made.token_ids])[0]
         assert max(scores.margins[start:]) == 0.0
         assert max(scores.margins[:start]) > 0.0
+
+
+def test_weights_that_vllm_cannot_load_are_this_machines_trouble(
+    sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = sampler.stage(WEIGHTS[1], 1)
+    with monkeypatch.context() as patched, pytest.raises(MachineError, match="no weights for 1 of") as caught:
+        patched.setattr(vllm_policy, "WeightReader", lambda *given: list(WeightReader(*given))[:-1])
+        sampler.swap(staged)
+    assert "--engine transformers" in caught.value.remedy
+    sampler.swap(staged)
+    assert sample_all(sampler, requests(2))[0].spans == ((0, 1),)
 
 
 def test_bad_weights_and_requests_are_refused(sampler: VllmSampler) -> None:
