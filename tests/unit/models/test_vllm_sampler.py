@@ -188,9 +188,10 @@ def test_weights_that_vllm_cannot_load_are_this_machines_trouble(
     sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged = sampler.stage(WEIGHTS[1], 1)
-    with monkeypatch.context() as patched, pytest.raises(MachineError, match="no weights for 1 of") as caught:
-        patched.setattr(vllm_policy, "WeightReader", lambda *given: list(WeightReader(*given))[:-1])
+    monkeypatch.setattr(vllm_policy, "WeightReader", lambda *given: list(WeightReader(*given))[:-1])
+    with pytest.raises(MachineError, match="no weights for 1 of") as caught:
         sampler.swap(staged)
+    monkeypatch.undo()
     assert "--engine transformers" in caught.value.remedy
     sampler.swap(staged)
     assert sample_all(sampler, requests(2))[0].spans == ((0, 1),)
