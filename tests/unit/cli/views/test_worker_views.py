@@ -77,8 +77,9 @@ def test_measured_figures_are_shown() -> None:
 
 
 def test_rejections_are_explained_in_words() -> None:
-    shown = " ".join(panel(replace(BUSY, reasons={"too_stale": 2, "[red]x": 1}), 9.0).split())
+    shown = " ".join(panel(replace(BUSY, reasons={"too_stale": 2, "not_sendable": 1, "[red]x": 1}), 9.0).split())
     assert "2: The policy that sampled the group was too old" in shown
+    assert "1: No peer would accept it" in shown
     assert "1: A reason that this release does not know." in shown
     assert "[red]" not in shown
 
