@@ -18,6 +18,9 @@ from p2prl.protocol.digests import Digest
 STANDING_GROUPS = 8
 """Verified groups after which a peer has standing: as many as an honest volunteer delivers in its first minutes."""
 
+_BATCH_BYTES = 32 * 1024 * 1024
+"""Bytes of the groups of one batch, and one group more: thousands of usual size, three of the largest."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingGroup:
@@ -26,6 +29,7 @@ class WaitingGroup:
     digest: Digest
     peer: bytes
     version: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,11 +105,11 @@ class ReplayBacklog:
         if self._budget and extra:
             extra.sort(key=lambda group: self._verified[group.peer] >= STANDING_GROUPS)  # stable: in turns within each
             chosen += extra[: self._budget]
-        chosen = chosen[: self._config.batch_groups]
+        order = {digest: place for place, digest in enumerate(self._waiting)}
+        chosen = _first_bytes(_by_arrival_in_turns(chosen[: self._config.batch_groups], order))
         self._budget -= max(0, len(chosen) - wanted)
         self._in_replay = {group.digest for group in chosen}
-        order = {digest: place for place, digest in enumerate(self._waiting)}
-        return _by_arrival_in_turns(chosen, order)
+        return chosen
 
     def _in_turns(self) -> list[WaitingGroup]:
         """All waiting groups: the first of each peer, then the second of each, and so on."""
@@ -131,3 +135,14 @@ def _by_arrival_in_turns(groups: Sequence[WaitingGroup], order: dict[Digest, int
         ranked.append((turns[group.peer], order[group.digest], group))
         turns[group.peer] += 1
     return [group for _, _, group in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _first_bytes(groups: Sequence[WaitingGroup]) -> list[WaitingGroup]:
+    """Groups up to the first that exceeds `_BATCH_BYTES` together with those before it."""
+    left, first = _BATCH_BYTES, []
+    for group in groups:
+        if left <= 0:
+            break
+        first.append(group)
+        left -= group.size_bytes
+    return first

@@ -213,7 +213,7 @@ def test_groups_that_wait_are_listed_in_order_of_arrival(path: Path) -> None:
         journal.groups.store(group(number), NOW)
     for number, peer in enumerate((b"a" * 32, b"b" * 32, b"a" * 32), start=20):
         journal.groups.store(replace(group(number), peer=peer), NOW + number)
-    assert [peer[:1] for _, peer, _ in journal.groups.waiting()] == [b"p"] * 20 + [b"a", b"b", b"a"]
+    assert [peer[:1] for _, peer, _, _ in journal.groups.waiting()] == [b"p"] * 20 + [b"a", b"b", b"a"]
     journal.groups.mark_verified(group(3).digest, behavior=b"", rewards=b"")
     assert len(journal.groups.waiting()) == 22
     assert journal.groups.verified_by_peer() == {group(3).peer: 1}

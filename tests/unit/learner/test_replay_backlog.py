@@ -15,8 +15,8 @@ from p2prl.protocol.digests import digest
 NUMBERS = itertools.count()
 
 
-def group(peer: int, version: int) -> WaitingGroup:
-    return WaitingGroup(digest("p2prl/test", next(NUMBERS).to_bytes(8, "big")), bytes([peer]) * 32, version)
+def group(peer: int, version: int, size: int = 1_000) -> WaitingGroup:
+    return WaitingGroup(digest("p2prl/test", next(NUMBERS).to_bytes(8, "big")), bytes([peer]) * 32, version, size)
 
 
 def backlog(
@@ -122,3 +122,11 @@ def test_useless_groups_are_named_and_not_while_in_replay() -> None:
 def test_a_group_stored_twice_waits_once() -> None:
     one = group(1, 1)
     assert len(backlog([one, one])) == 1
+
+
+def test_large_groups_are_replayed_a_few_at_a_time() -> None:
+    groups = [group(1, 0, size=20 * 1024 * 1024) for _ in range(5)]
+    queue = backlog(groups)
+    for expected in (groups[:2], groups[2:4], groups[4:]):
+        assert queue.next_batch(9) == expected
+        queue.settled([each.digest for each in expected])
