@@ -24,7 +24,8 @@ def judge(tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedG
         for body, inspection in zip(bodies, inspections, strict=True)
     ]
     sound = [i for i, fault in enumerate(faults) if not fault]
-    replays = dict(zip(sound, replay_groups(tools.scorer, [(bodies[i], inspections[i]) for i in sound]), strict=True))
+    work = [(bodies[i], inspections[i]) for i in sound]
+    replays = dict(zip(sound, replay_groups(tools.scorer, work, run_dtype=tools.work.dtype), strict=True))
     verdicts = []
     for i, (signed, body) in enumerate(zip(groups, bodies, strict=True)):
         replay = replays.get(i)

@@ -111,6 +111,7 @@ def build_learner(
             random_bytes=os.urandom,
             on_metrics=on_metrics,
             on_notice=on_notice,
+            threads=torch.get_num_threads(),
         )
     )
 

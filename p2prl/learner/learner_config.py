@@ -23,6 +23,9 @@ class LearnerConfig:
     """Updates between checkpoints. A crash replays the updates since the last one, which costs time but no work."""
     ready_updates: float = 1.5
     """Verified groups to keep ready, as a multiple of `groups_per_update`; more only makes them staler."""
+    replay_budget: float = 0.25
+    """Groups replayed per update beyond those the buffer lacks, as a share of `groups_per_update`. They are of peers
+    with few verified groups first, so that newcomers are judged although others outrun training."""
     chunk_pieces: int = 32
     """Chunks a version's weights are cut into, so that volunteers relay while they still download."""
     publish: Literal["manifest", "auto"] = "manifest"
@@ -43,6 +46,8 @@ class LearnerConfig:
         require("dead_band_ulp", self.dead_band_ulp, 0 <= self.dead_band_ulp <= widest, f"within 0..{widest}")
         # Below 1 an update's worth would never be ready, and the learner would wait forever.
         require("ready_updates", self.ready_updates, 1.0 <= self.ready_updates <= 1000.0, "within 1..1000")
+
+        require("replay_budget", self.replay_budget, 0.0 <= self.replay_budget <= 4.0, "within 0..4")
 
     @property
     def ready_groups(self) -> int:

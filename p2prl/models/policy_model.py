@@ -42,6 +42,7 @@ class PolicyModel:
         self.device: torch.device = parameter.device
         config = model.config.get_text_config()
         self.vocabulary: int = config.vocab_size
+        self.layers: int = config.num_hidden_layers
         self._context: int | None = getattr(config, "max_position_embeddings", None)
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         self.engine_class = EngineClass(
@@ -53,6 +54,9 @@ class PolicyModel:
         self.version = UNNAMED
         """The version of the policy in the model, for spans."""
         self._has_policy = True
+        # TF32 rounds products to 10 bits: far from every engine that does not, and not what float32 means in a class.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
         check_draw(self.device, self.vocabulary)
 
     def load(self, weights: Weights) -> None:

@@ -30,6 +30,9 @@ _LOGITS = 1 << 24
 _PART_LOGITS = 1 << 22
 """Most logits of a part of the vocabulary computed at once: 16 MiB in float32 stay in the last cache."""
 
+_SIZE_SAMPLE = 4096
+"""Tokens whose logits give a position's size: it is known to 2 %, without another pass over the vocabulary."""
+
 
 class TransformersScorer:
     """A `Scorer` that computes with `policy`."""
@@ -42,6 +45,11 @@ class TransformersScorer:
     def engine_class(self) -> EngineClass:
         """See `Scorer.engine_class`."""
         return self._policy.engine_class
+
+    @property
+    def layers(self) -> int:
+        """See `Scorer.layers`."""
+        return self._policy.layers
 
     def load_weights(self, weights: Weights) -> None:
         """See `Scorer.load_weights`."""
@@ -70,15 +78,14 @@ class TransformersScorer:
         prompts = [request.prompt_ids for request in requests]
         if layer is None:
             rows = [[*prompt, *ids] for prompt, ids in zip(prompts, token_ids, strict=True)]
-            margins_M, logprobs_M = self._score_spans(pad_right(rows, self._policy.device), positions)
+            scores_4M = self._score_spans(pad_right(rows, self._policy.device), positions)
         else:
-            margins_M, logprobs_M = self._score_states(layer, layer.states_before(prompts, token_ids), positions)
+            scores_4M = self._score_states(layer, layer.states_before(prompts, token_ids), positions)
         lengths = [len(ids) for ids in token_ids]
-        pairs = zip(torch.split(logprobs_M, lengths), torch.split(margins_M, lengths), strict=True)
-        return [Scored(tuple(logprobs.tolist()), tuple(below.tolist())) for logprobs, below in pairs]
+        return [Scored(*map(tuple, part.tolist())) for part in torch.split(scores_4M, lengths, dim=1)]
 
-    def _score_states(self, layer: OutputLayer, states_MD: Tensor, positions: _Positions) -> tuple[Tensor, Tensor]:
-        """Margins and log-probs (M,) from final hidden states: chunks of positions, parts of the vocabulary."""
+    def _score_states(self, layer: OutputLayer, states_MD: Tensor, positions: _Positions) -> Tensor:
+        """Fields of `Scored` (4, M) from final hidden states: chunks of positions, parts of the vocabulary."""
         vocabulary = self._policy.vocabulary
         width = part_width(self._policy.device, vocabulary)
         count = max(1, _LOGITS // vocabulary if width is None else _PART_LOGITS // width)
@@ -86,21 +93,24 @@ class TransformersScorer:
         for start in range(0, len(states_MD), count):
             chunk = slice(start, start + count)
             if width is None:
-                scores.append(margins(layer.logits(states_MD[chunk], 0, vocabulary), *positions.settings(chunk)))
+                scores.append(_scores(layer.logits(states_MD[chunk], 0, vocabulary), positions, chunk))
                 continue
             parts = MarginsInParts(*positions.settings(chunk))
+            squares: list[Tensor] = []
             for first in range(0, vocabulary, width):
-                parts.add(layer.logits(states_MD[chunk], first, min(first + width, vocabulary)), first)
-            scores.append(parts.result())
-        margins_M, logprobs_M = (torch.cat(chunks) for chunks in zip(*scores, strict=True))
-        return margins_M, logprobs_M
+                logits = layer.logits(states_MD[chunk], first, min(first + width, vocabulary))
+                parts.add(logits, first)
+                squares.append(_size_sample(logits, vocabulary).square())
+            sizes = torch.cat(squares, dim=1).mean(dim=1).sqrt() / positions.temperatures[chunk]
+            scores.append(torch.stack([*parts.result(), sizes]))
+        return torch.cat(scores, dim=1)
 
-    def _score_spans(self, ids_NL: Tensor, positions: _Positions) -> tuple[Tensor, Tensor]:
-        """Margins and log-probs (M,) from the model's own logits, a span of places at a time."""
+    def _score_spans(self, ids_NL: Tensor, positions: _Positions) -> Tensor:
+        """Fields of `Scored` (4, M) from the model's own logits, a span of places at a time."""
         first, last = int(positions.places.min()), int(positions.places.max()) + 1
         width = max(1, _LOGITS // (len(ids_NL) * self._policy.vocabulary))
         cache = self._policy.new_cache() if last - first > width else None
-        scores = torch.empty(2, len(positions.places))
+        scores = torch.empty(4, len(positions.places))
         fed = 0
         for start in range(first, last, width):
             end = min(start + width, last)
@@ -108,8 +118,20 @@ class TransformersScorer:
             fed = end
             inside = torch.nonzero((positions.places >= start) & (positions.places < end))[:, 0]
             logits_MV = logits_NKV[positions.rows[inside], positions.places[inside] - start]
-            scores[:, inside] = torch.stack(margins(logits_MV, *positions.settings(inside))).cpu()
-        return scores[0], scores[1]
+            scores[:, inside] = _scores(logits_MV, positions, inside)
+        return scores
+
+
+def _scores(logits_MV: Tensor, positions: _Positions, which: slice | Tensor) -> Tensor:
+    """Fields of `Scored` (4, M), on the CPU, of some positions and their complete logits."""
+    squares = _size_sample(logits_MV, logits_MV.shape[1]).float().square()
+    sizes = squares.mean(dim=1).sqrt().cpu() / positions.temperatures[which]
+    return torch.stack([*(each.cpu() for each in margins(logits_MV, *positions.settings(which))), sizes])
+
+
+def _size_sample(logits: Tensor, vocabulary: int) -> Tensor:
+    """Evenly spaced logits of each row."""
+    return logits[:, :: max(1, vocabulary // _SIZE_SAMPLE)]
 
 
 @dataclass(frozen=True, slots=True)

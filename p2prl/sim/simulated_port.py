@@ -51,6 +51,9 @@ class SimulatedPort:
         self.inbox.clear()
         return messages
 
+    def wake(self) -> None:
+        """Nothing waits on virtual time."""
+
     def close(self) -> None:
         """Nothing to close."""
 

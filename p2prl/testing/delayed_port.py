@@ -56,6 +56,10 @@ class DelayedPort:
             passed += self._due()
         return passed
 
+    def wake(self) -> None:
+        """End a poll that waits."""
+        self._port.wake()
+
     def close(self) -> None:
         """Leave the network. Groups being held are lost; their authors offer them again."""
         self._port.close()

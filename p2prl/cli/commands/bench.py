@@ -5,8 +5,10 @@ from __future__ import annotations
 import typer
 
 from p2prl.cli.commands.bench_draw import bench_draw
+from p2prl.cli.commands.bench_engine import bench_engine
 from p2prl.cli.commands.bench_patch import bench_patch
 from p2prl.cli.commands.bench_ppo import bench_ppo
+from p2prl.cli.commands.bench_replay import bench_replay
 from p2prl.cli.commands.bench_rewards import bench_rewards
 from p2prl.cli.commands.bench_spread import bench_spread
 from p2prl.cli.commands.bench_staleness import bench_staleness
@@ -21,3 +23,5 @@ bench_app.command("spread", epilog=epilog("p2prl bench spread"))(bench_spread)
 bench_app.command("patch", epilog=epilog("p2prl bench patch"))(bench_patch)
 bench_app.command("swap", epilog=epilog("p2prl bench swap"))(bench_swap)
 bench_app.command("draw", epilog=epilog("p2prl bench draw"))(bench_draw)
+bench_app.command("engine", epilog=epilog("p2prl bench engine"))(bench_engine)
+bench_app.command("replay", epilog=epilog("p2prl bench replay"))(bench_replay)

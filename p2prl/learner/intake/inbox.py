@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.intake import Intake, turned_away_figures
 from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.net.process import control
@@ -23,6 +23,11 @@ class Inbox:
         self._ledger = ledger
         self._sender = sender
         self._on_notice = on_notice
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Groups turned away, as keys of the metrics log."""
+        return turned_away_figures(self._intake.turned_away)
 
     def read(self, timeout_s: float, *, step: int, finished: bool) -> None:
         """Take the messages that arrived, waiting up to `timeout_s` for the first, and answer them.

@@ -43,10 +43,6 @@ CREATE INDEX IF NOT EXISTS groups_slot ON groups (peer, version, slot);
 """
 
 
-_CHECKED_BYTES = 32 * 1024 * 1024
-"""Bytes of the groups handed out for one check, and one group more: thousands of usual size, three of the largest."""
-
-
 class GroupState(StrEnum):
     """State of a stored group. The values are on disk and must not change."""
 
@@ -115,29 +111,22 @@ class GroupTable:
         ).fetchall()
         return [self._group(row[0]) for row in rows]
 
-    def has(self, state: GroupState) -> bool:
-        """Whether any group is in a state."""
-        return self._db.execute("SELECT 1 FROM groups WHERE state = ? LIMIT 1", (state,)).fetchone() is not None
-
-    def unchecked(self, limit: int, *, most_bytes: int = _CHECKED_BYTES) -> list[StoredGroup]:
-        """Groups to check next, round-robin over the peers, oldest first, so a flood delays only its own peer.
-
-        They end with the one that exceeds `most_bytes`: large groups are checked a few at a time.
-        """
+    def waiting(self) -> list[tuple[Digest, bytes, int, int]]:
+        """(digest, peer, version, bytes) of each group that waits for its check, in order of arrival."""
         rows = self._db.execute(
-            "SELECT g.digest FROM"
-            " (SELECT rowid AS id, arrived, ROW_NUMBER() OVER (PARTITION BY peer ORDER BY arrived, rowid) AS turn"
-            " FROM groups WHERE state = ?) AS q JOIN groups AS g ON g.rowid = q.id"
-            " ORDER BY q.turn, q.arrived, q.id LIMIT ?",
-            (GroupState.STORED, limit),
-        ).fetchall()
-        groups: list[StoredGroup] = []
-        for row in rows:
-            if most_bytes <= 0:
-                break
-            groups.append(self._group(row[0]))
-            most_bytes -= len(groups[-1].raw) + len(groups[-1].body)
-        return groups
+            "SELECT g.digest, g.peer, g.version, LENGTH(g.raw) + COALESCE(b.size, 0) FROM groups AS g"
+            " LEFT JOIN group_bodies AS b ON b.digest = g.digest WHERE g.state = ? ORDER BY g.arrived, g.rowid",
+            (GroupState.STORED,),
+        )
+        return [(Digest(digest), peer, version, size) for digest, peer, version, size in rows]
+
+    def verified_by_peer(self) -> dict[bytes, int]:
+        """Number of groups of each peer that passed their checks."""
+        rows = self._db.execute(
+            "SELECT peer, COUNT(*) FROM groups WHERE state IN (?, ?, ?) GROUP BY peer",
+            (GroupState.VERIFIED, GroupState.USED, GroupState.UNUSED),
+        )
+        return {peer: int(count) for peer, count in rows}
 
     def unchecked_count(self, peer: bytes) -> int:
         """Groups of a peer that wait for their check."""

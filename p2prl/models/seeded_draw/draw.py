@@ -53,15 +53,17 @@ def draw_with_logprobs(logits: Tensor, temperatures: Tensor, seeds: Tensor, posi
 
 def margins(
     logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Distance of the noisy logits of `targets` (N,) below the best ones, and log-probs of `targets`; (N,) float32.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Distance of the noisy logits of `targets` (N,) below the best ones, log-probs of `targets`, and log-probs of the
+    drawn tokens; (N,) float32.
 
     0 where the target is the drawn token. Not a number where the best noisy logit is not finite.
     """
     batch = _Batch(logits, temperatures, seeds, positions)
     wanted = _integers(targets)
-    below, logprobs = _margins(batch.scan(with_sums=True), batch.rows, wanted, batch.scaled(wanted))
-    return below.to(logits.device), logprobs.to(logits.device)
+    found = _margins(batch.scan(with_sums=True), batch.rows, wanted, batch.scaled(wanted))
+    below, logprobs, drawn_logprobs = (each.to(logits.device) for each in found)
+    return below, logprobs, drawn_logprobs
 
 
 class MarginsInParts:
@@ -83,8 +85,8 @@ class MarginsInParts:
         inside = np.flatnonzero((self._targets >= first) & (self._targets < first + part.shape[1]))
         self._scaled[inside] = part[inside, self._targets[inside] - first] / self._rows.temperatures[inside]
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Margins and log-probs (N,), once all logits were added."""
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What `margins` returns, once all logits were added."""
         return _margins(self._draws.result(), self._rows, self._targets, self._scaled)
 
 
@@ -118,12 +120,16 @@ _KNOWN = [-0.36623960733413696, -1.0870659351348877, 0.9657083749771118, 0.61839
 _KNOWN_VOCABULARY = 5000
 
 
-def _margins(found: Scan, rows: RowSettings, targets: Indices, scaled: Floats) -> tuple[Tensor, Tensor]:
+def _margins(found: Scan, rows: RowSettings, targets: Indices, scaled: Floats) -> tuple[Tensor, Tensor, Tensor]:
     """`scaled` (N,) are the targets' logits over the temperatures."""
     noisy = scaled + noise_of(hashes(rows.states, scramble(targets.astype(np.uint32))))
+    drawn_noise = noise_of(hashes(rows.states, scramble(found.tokens.astype(np.uint32))))
     with np.errstate(invalid="ignore"):
-        below = np.where((found.tokens == targets) & np.isfinite(found.best), np.float32(0), found.best - noisy)
-        return torch.from_numpy(below), torch.from_numpy(scaled - found.log_sums)
+        is_drawn = found.tokens == targets
+        below = np.where(is_drawn & np.isfinite(found.best), np.float32(0), found.best - noisy)
+        logprobs = scaled - found.log_sums
+        drawn_logprobs = np.where(is_drawn, logprobs, found.best - drawn_noise - found.log_sums)
+        return torch.from_numpy(below), torch.from_numpy(logprobs), torch.from_numpy(drawn_logprobs)
 
 
 class _Batch:

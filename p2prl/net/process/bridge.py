@@ -40,6 +40,10 @@ class NetworkPort(Protocol):
         """Messages that arrived, waiting up to `timeout_s` for the first."""
         ...
 
+    def wake(self) -> None:
+        """End a `poll` that waits, or the next one, at once. From any thread."""
+        ...
+
     def close(self) -> None:
         """Leave the network."""
         ...

@@ -44,6 +44,10 @@ _RETRY_S = 0.02
 """Longest wait for messages while some of ours are still unread."""
 
 
+class _Wake:
+    """Put into the inbox to end a poll."""
+
+
 class NetworkHandle:
     """Owns the network process."""
 
@@ -53,7 +57,7 @@ class NetworkHandle:
         self._on_start = on_start
         self._restarts = 0
         self._closing = False
-        self._inbox: queue.SimpleQueue[control.FromNetwork | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[control.FromNetwork | _Wake | None] = queue.SimpleQueue()
         self._last_status: control.Status | None = None
         self._heard_at = time.monotonic()
         self._decoder = PatchDecoder(self._on_decoded)
@@ -98,6 +102,8 @@ class NetworkHandle:
             while True:
                 if message is None:
                     self._restart()
+                elif isinstance(message, _Wake):
+                    pass
                 elif isinstance(message, control.Failed):
                     _raise(message)
                 elif isinstance(message, control.PublishRefused) and self._config.node.role is not Role.VOLUNTEER:
@@ -108,6 +114,10 @@ class NetworkHandle:
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return messages or self._presume_alone()
+
+    def wake(self) -> None:
+        """See `NetworkPort.wake`."""
+        self._inbox.put(_Wake())
 
     def close(self) -> None:
         """Stop the network process and wait for it."""

@@ -44,6 +44,9 @@ class InboxPort:
         messages, self.inbox = self.inbox, []
         return messages
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -68,6 +68,9 @@ class RecordingPort:
         messages, self.inbox = self.inbox, []
         return messages
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -88,6 +91,7 @@ def make_learner(
     *,
     around: LossPipelineConfig | None = None,
     on_notice: Callable[[str], None] = lambda _: None,
+    threads: int = 0,
     **changes: Any,
 ) -> Learner:
     """The run's learner, as a fresh process would build it."""
@@ -118,12 +122,16 @@ def make_learner(
             random_bytes=lambda count: bytes([next(small_run.beacons)]) * count,
             on_metrics=lambda _: None,
             on_notice=on_notice,
+            threads=threads,
         )
     )
 
 
 class ScriptedSwarm:
     """A learner that may be killed, and volunteers that deliver one group per update and peer of every version."""
+
+    wait_s = 0.0
+    turns = 60
 
     def __init__(self, small_run: SmallRun, build: Callable[[], Learner] | None = None) -> None:
         self.small_run = small_run
@@ -148,7 +156,7 @@ class ScriptedSwarm:
                 if policy.version not in self.sampled:
                     self.sampled.add(policy.version)
                     self._sample(raw)
-        self.actions.append(self.learner.turn(wait_s=0.0))
+        self.actions.append(self.learner.turn(wait_s=self.wait_s))
         return self.actions[-1]
 
     def _sample(self, raw: bytes) -> None:
@@ -164,7 +172,7 @@ class ScriptedSwarm:
     def finish(self) -> None:
         """Take turns until the run's updates are done."""
         for number in itertools.count():
-            assert number < 60, "the run did not end"
+            assert number < self.turns, "the run did not end"
             if self.turn() is Action.FINISH:
                 return
 
@@ -192,7 +200,7 @@ def run_through(
             def die(*_: object) -> None:
                 raise KilledError
 
-            swarm.learner._training.train = die  # type: ignore[method-assign,assignment]
+            swarm.learner._training.update_of = die  # type: ignore[method-assign,assignment]
             with suppress(KilledError):
                 swarm.turn()
             swarm.restart()

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from p2prl.learner.intake.decoded_groups import DecodedGroups
-from p2prl.learner.intake.verification import Outcome, Verification
+from p2prl.learner.intake.verification import Admission, Outcome, Replayer
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.run_plan import RunPlan, run_manifest
@@ -129,9 +129,9 @@ class SmallRun:
                 self.journal.groups.store(group, NOW)
 
     def check(self, *groups: StoredGroup, step: int = 0) -> list[Outcome]:
-        """Check groups with a fresh verification."""
-        verification = Verification(self.storage, ReplayTools(self.scorer, self.work), DecodedGroups())
-        return verification.check(groups, step)
+        """Check groups, in one batch."""
+        admitted = Admission(self.storage, DecodedGroups()).admit(groups, step)
+        return Replayer(ReplayTools(self.scorer, self.work)).check(admitted)
 
 
 def altered(group: RolloutGroup, **changes: object) -> RolloutGroup:

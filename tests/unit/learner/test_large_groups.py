@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +16,7 @@ from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
@@ -72,6 +73,9 @@ class ListPort:
         messages, self.inbox = self.inbox, []
         return messages
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -94,15 +98,14 @@ class LearnerIntake:
             self.storage.journal.policies.add(0, 0, POLICY)
         sender = SigningSender(KEY, RUN, self.storage.journal.ledger, Clock())
         sender.attach(port)
+        self.backlog = ReplayBacklog(BacklogConfig(batch_groups=9, budget_groups=0, newest_first=False), verified={})
         self.intake = Intake(
             storage=self.storage,
-            verification=cast("Any", None),
             decoded=DecodedGroups(),
             buffer=RolloutBuffer(staleness_bound=8),
+            backlog=self.backlog,
             sender=sender,
             clock=Clock(),
-            ready_target=16,
-            on_verified=lambda _: None,
         )
         self.inbox = Inbox(self.intake, self.storage.journal.ledger, sender, lambda _: None)
 
@@ -148,14 +151,14 @@ def test_a_header_is_fetched_then_stored_then_acknowledged(
     port.inbox = [control.EnvelopeArrived(raw)]
     learner.read()
     assert port.sent == [control.FetchGroup(name)]
-    assert not learner.intake.has_unchecked()
+    assert len(learner.backlog) == 0
     port.inbox = [fetched(raw, body, tmp_path)]
     learner.read()
     assert port.receipts() == [name]
     assert port.sent[-1] == control.ReleaseGroup(name)
-    (stored,) = learner.groups.unchecked(9)
+    (stored,) = learner.groups.in_state(GroupState.STORED, 9)
     assert read_group(stored.raw, stored.body).group == group
-    assert learner.intake.has_unchecked()
+    assert len(learner.backlog) == 1
     port.inbox = [control.EnvelopeArrived(raw), fetched(raw, body, tmp_path)]
     learner.read()
     assert port.receipts() == [name] * 3, "announced again: acknowledged, not fetched"
@@ -237,13 +240,12 @@ def test_small_groups_alone_are_bounded_in_bytes(learner: LearnerIntake, monkeyp
     assert not learner.groups.unchecked_exceed(4_000)
 
 
-def test_large_groups_are_handed_out_a_few_at_a_time(learner: LearnerIntake) -> None:
+def test_groups_that_wait_count_with_their_bodies(learner: LearnerIntake) -> None:
     for slot in range(5):
         store(learner, b"p" * 32, slot, bytes(1_000))
-    assert [g.slot for g in learner.groups.unchecked(9, most_bytes=2_000)] == [0, 1]
-    assert [g.slot for g in learner.groups.unchecked(9, most_bytes=2_013)] == [0, 1, 2]
-    assert [g.slot for g in learner.groups.unchecked(2, most_bytes=9_000)] == [0, 1]
-    assert len(learner.groups.unchecked(9)) == 5
+    sizes = [size for *_, size in learner.groups.waiting()]
+    assert len(sizes) == 5
+    assert all(size > 1_000 for size in sizes), "header and body"
 
 
 def test_a_body_leaves_the_journal_with_its_envelope(learner: LearnerIntake) -> None:
@@ -339,7 +341,7 @@ def test_the_largest_group_from_spool_to_journal(tmp_path: Path) -> None:
                 opened = open_envelope(arrived.envelope, now=None)
                 if opened.kind is Kind.STORAGE_RECEIPT:
                     delivery.on_storage_receipt(body_of(opened, StorageReceipt))
-    (stored,) = learner.groups.unchecked(9)
+    (stored,) = learner.groups.in_state(GroupState.STORED, 9)
     assert stored.digest == name
     assert DecodedGroups().take(stored) == group
     assert spool.counts() == {"delivered": 1}

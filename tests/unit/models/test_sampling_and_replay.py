@@ -133,6 +133,28 @@ def test_honest_replay_has_margin_zero(kind: str, elements: int, monkeypatch: py
         assert min(b.margins) >= 0.0
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_scores_describe_the_row_and_its_draw(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete logits, from the model itself, give the same size of a row and log-prob of its draw."""
+    model, requests = _model("llama"), _requests(6)
+    ids = [tuple((token + 1) % 15 for token in made.token_ids) for made in sample_all(_sampler(model), requests)]
+    policy = _policy(model)
+    if not plain:
+        monkeypatch.setattr(policy, "output_layer", None)
+    for request, row, scored in zip(requests, ids, TransformersScorer(policy).replay(requests, ids), strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([[*request.prompt_ids, *row]])).logits[0]
+        scaled = logits[len(request.prompt_ids) - 1 : -1] / request.temperature
+        steps = torch.arange(len(row))
+        noisy = scaled + gumbel(torch.tensor([request.seed]), steps[None], VOCABULARY)[0]
+        best = torch.log_softmax(scaled, dim=-1).gather(1, noisy.argmax(dim=-1)[:, None])[:, 0]
+        assert scored.best_logprobs == pytest.approx(best.tolist(), abs=1e-4)
+        assert scored.sizes == pytest.approx(scaled.square().mean(dim=-1).sqrt().tolist(), rel=1e-4)
+        assert scored.margins == pytest.approx(
+            (noisy.amax(dim=-1) - noisy.gather(1, torch.tensor(row)[:, None])[:, 0]).tolist(), abs=1e-4
+        )
+
+
 def _worst_margins(model: Any, requests: list[GenerationRequest], token_ids: list[tuple[int, ...]]) -> list[float]:
     return [max(scored.margins) for scored in _scorer(model).replay(requests, token_ids)]
 

@@ -154,14 +154,15 @@ def test_tokens_logprobs_and_margins(dtype: torch.dtype, vocabulary: int) -> Non
     targets = torch.where(torch.arange(9) % 2 == 0, drawn, (drawn + 17) % vocabulary)
     settings_of_rows = (temperatures, seeds, positions)
     tokens, drawn_logprobs = draw.draw_with_logprobs(logits, *settings_of_rows)
-    margins, target_logprobs = draw.margins(logits, *settings_of_rows, targets)
+    margins, target_logprobs, again = draw.margins(logits, *settings_of_rows, targets)
     if draw.part_width(CPU, vocabulary) is not None:
         parts = draw.MarginsInParts(*settings_of_rows, targets)
         for first in range(0, vocabulary, 1999):
             parts.add(logits[:, first : first + 1999].float().contiguous(), first)
-        for made, expected in zip(parts.result(), (margins, target_logprobs), strict=True):
+        for made, expected in zip(parts.result(), (margins, target_logprobs, again), strict=True):
             torch.testing.assert_close(made, expected, rtol=0, atol=2e-6)
     assert torch.equal(tokens, drawn)
+    torch.testing.assert_close(again, drawn_logprobs, rtol=0, atol=4e-6)
     assert torch.equal(draw.draw(logits, *settings_of_rows), drawn)
     assert torch.equal(margins, noisy.amax(dim=-1) - noisy.gather(1, targets[:, None])[:, 0])
     assert (margins[::2] == 0).all()
@@ -174,7 +175,7 @@ def test_margins_of_rows_without_a_finite_best_are_not_numbers() -> None:
     logits = torch.zeros(3, 40)
     logits[0], logits[1, 5], logits[2, 5] = -INF, INF, NAN
     seeds, positions = _seeded(3, 13)
-    margins, logprobs = draw.margins(logits, torch.ones(3), seeds, positions, torch.tensor([0, 5, 5]))
+    margins, logprobs, _ = draw.margins(logits, torch.ones(3), seeds, positions, torch.tensor([0, 5, 5]))
     assert margins.isnan().all()
     assert logprobs.isnan().all()
 

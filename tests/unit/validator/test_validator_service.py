@@ -110,6 +110,9 @@ class InboxPort:
             self.stop()
         return messages
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
