@@ -12,12 +12,15 @@ import torch
 
 from p2prl.errors import IntegrityError, LocalProtocolError
 from p2prl.models.batching import DEFAULT_BATCH_TOKENS, batches
-from p2prl.models.gumbel_noise import MAX_NOISE_ELEMENTS, gumbel
 from p2prl.models.policy_logprobs import pad_right
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import GenerationRequest, Weights
 from p2prl.models.scorer_port import Scored
+from p2prl.models.seeded_draw.draw import margins
 from p2prl.protocol.rollout_group import EngineClass
+
+_LOGITS = 1 << 24
+"""Most logits computed at once: 64 MiB in float32."""
 
 
 class TransformersScorer:
@@ -57,26 +60,29 @@ class TransformersScorer:
         device = self._policy.device
         rows = [[*request.prompt_ids, *ids] for request, ids in zip(requests, token_ids, strict=True)]
         ids_NL = pad_right(rows, device)
-        seeds_N = torch.tensor([request.seed for request in requests], dtype=torch.int64, device=device)
-        temperatures_N = torch.tensor([request.temperature for request in requests], device=device)
-        prompts_N = torch.tensor([len(request.prompt_ids) for request in requests], device=device)
+        seeds_N = torch.tensor([request.seed for request in requests], dtype=torch.int64)
+        temperatures_N = torch.tensor([request.temperature for request in requests])
+        prompts_N = torch.tensor([len(request.prompt_ids) for request in requests])
         first, last = int(prompts_N.min()) - 1, ids_NL.shape[1] - 1  # logits at first..last − 1 predict completions
-        width = max(1, MAX_NOISE_ELEMENTS // (len(rows) * self._policy.vocabulary))
+        width = max(1, _LOGITS // (len(rows) * self._policy.vocabulary))
         cache = self._policy.new_cache() if last - first > width else None
-        logprobs, margins = [], []
+        parts = []
         fed = 0
         for start in range(first, last, width):
             end = min(start + width, last)
-            logits = self._policy.forward(ids_NL[:, fed:end], cache=cache, keep=end - start)
+            logits_NKV = self._policy.forward(ids_NL[:, fed:end], cache=cache, keep=end - start)
             fed = end
-            targets = ids_NL[:, start + 1 : end + 1, None]
             # Left of a row's completion the step is negative: computed at 0 and removed below.
-            steps = torch.arange(start + 1, end + 1, device=device) - prompts_N[:, None]
-            scaled = logits.float() / temperatures_N[:, None, None]
-            logprobs.append(torch.log_softmax(scaled, dim=-1).gather(2, targets)[:, :, 0])
-            noisy = scaled + gumbel(seeds_N, steps.clamp(min=0), scaled.shape[-1])
-            margins.append(noisy.amax(dim=-1) - noisy.gather(2, targets)[:, :, 0])
-        all_logprobs, all_margins = torch.cat(logprobs, dim=1).tolist(), torch.cat(margins, dim=1).tolist()
+            steps_NK = (torch.arange(start + 1, end + 1) - prompts_N[:, None]).clamp(min=0)
+            scores = margins(
+                logits_NKV.flatten(0, 1),
+                temperatures_N.repeat_interleave(end - start),
+                seeds_N.repeat_interleave(end - start),
+                steps_NK.flatten(),
+                ids_NL[:, start + 1 : end + 1].flatten(),
+            )
+            parts.append(torch.stack(scores).view(2, len(rows), end - start))
+        all_margins, all_logprobs = torch.cat(parts, dim=2).tolist()
         results = []
         for i, (request, ids) in enumerate(zip(requests, token_ids, strict=True)):
             own = slice(len(request.prompt_ids) - 1 - first, len(request.prompt_ids) - 1 - first + len(ids))
