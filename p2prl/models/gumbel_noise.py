@@ -14,6 +14,8 @@ This module is the definition, in numpy, where unsigned products wrap as the has
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -46,9 +48,15 @@ def row_states(seeds: Indices, positions: Indices) -> Hashes:
 
     The shapes are broadcast against each other.
     """
-    seeds, positions = np.broadcast_arrays(seeds, positions)
-    low, high, position = scramble(np.stack([seeds, seeds >> 32, positions]).astype(np.uint32))
-    return _mix(_mix(_mix(low) ^ high) ^ position)
+    states = _seed_states(seeds.astype(np.int64).tobytes()).reshape(seeds.shape)
+    return _mix(states ^ scramble(positions.astype(np.uint32)))
+
+
+@lru_cache(maxsize=8)
+def _seed_states(seeds: bytes) -> Hashes:
+    """Hash states after int64 seeds. Kept, because a batch asks for the same ones at every step."""
+    low, high = np.frombuffer(seeds, dtype="<u4").reshape(-1, 2).T
+    return _mix(_mix(scramble(low)) ^ scramble(high))
 
 
 def scrambled(vocabulary: int) -> Hashes:
@@ -90,6 +98,6 @@ def _mix(state: Hashes) -> Hashes:
 
 
 def _rotate(x: Hashes, bits: int) -> Hashes:
-    rotated = x << bits
-    rotated |= x >> (32 - bits)
-    return rotated
+    high = x << np.uint32(bits)
+    high |= x >> np.uint32(32 - bits)
+    return high

@@ -10,28 +10,28 @@ from __future__ import annotations
 import logging
 import time
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from p2prl.errors import MachineError
+from p2prl.errors import LocalProtocolError, MachineError
 from p2prl.models.gumbel_noise import Indices, gumbel, hashes, noise_of, row_states, scramble
 from p2prl.models.seeded_draw import every_token, on_device
 from p2prl.models.seeded_draw.rows import Floats, RowSettings, Scan
+
+if TYPE_CHECKING:
+    from p2prl.models.seeded_draw.compiled import Draws
 
 COMPILED_VOCABULARY = 4096
 """A vocabulary of at least this size justifies the two seconds that compiling costs; a smaller one is drawn from in a
 millisecond a step without."""
 
+_PART_WIDTH = 4096
+"""Wide enough for matrix products at full speed, narrow enough that thousands of rows of logits stay in the cache."""
+
 log = logging.getLogger("p2prl.models")
-
-
-class CompiledScan(Protocol):
-    """`compiled.scan`."""
-
-    def __call__(self, logits: Floats, rows: RowSettings, *, with_sums: bool, threads: int) -> Scan: ...
 
 
 def draw(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -59,14 +59,40 @@ def margins(
     0 where the target is the drawn token. Not a number where the best noisy logit is not finite.
     """
     batch = _Batch(logits, temperatures, seeds, positions)
-    found = batch.scan(with_sums=True)
     wanted = _integers(targets)
-    scaled = batch.scaled(wanted)
-    noisy = scaled + noise_of(hashes(batch.rows.states, scramble(wanted.astype(np.uint32))))
-    with np.errstate(invalid="ignore"):
-        below = np.where((found.tokens == wanted) & np.isfinite(found.best), np.float32(0), found.best - noisy)
-        logprobs = scaled - found.log_sums
-    return torch.from_numpy(below).to(logits.device), torch.from_numpy(logprobs).to(logits.device)
+    below, logprobs = _margins(batch.scan(with_sums=True), batch.rows, wanted, batch.scaled(wanted))
+    return below.to(logits.device), logprobs.to(logits.device)
+
+
+class MarginsInParts:
+    """`margins` of rows whose logits come in parts of the vocabulary, on the CPU: see `part_width`."""
+
+    def __init__(self, temperatures: Tensor, seeds: Tensor, positions: Tensor, targets: Tensor) -> None:
+        self._rows = _settings(temperatures, seeds, positions)
+        self._targets = _integers(targets)
+        compiled_draws = _compiled()
+        if compiled_draws is None:
+            raise LocalProtocolError("logits in parts need the compiled draw")
+        self._draws = compiled_draws(self._rows, with_sums=True, threads=torch.get_num_threads())
+        self._scaled = np.zeros(len(self._targets), np.float32)
+
+    def add(self, logits: Tensor, first: int) -> None:
+        """Take the logits (N, W) float32, contiguous, of tokens `first` to `first` + W − 1; parts come in order."""
+        part = logits.numpy()
+        self._draws.add(part, first)
+        inside = np.flatnonzero((self._targets >= first) & (self._targets < first + part.shape[1]))
+        self._scaled[inside] = part[inside, self._targets[inside] - first] / self._rows.temperatures[inside]
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Margins and log-probs (N,), once all logits were added."""
+        return _margins(self._draws.result(), self._rows, self._targets, self._scaled)
+
+
+def part_width(device: torch.device, vocabulary: int) -> int | None:
+    """Tokens whose logits `MarginsInParts` takes best at once; None where `margins` of complete rows is the way."""
+    if device.type != "cpu" or vocabulary < COMPILED_VOCABULARY or _compiled() is None:
+        return None
+    return _PART_WIDTH
 
 
 def check_draw(device: torch.device, vocabulary: int) -> None:
@@ -92,6 +118,14 @@ _KNOWN = [-0.36623960733413696, -1.0870659351348877, 0.9657083749771118, 0.61839
 _KNOWN_VOCABULARY = 5000
 
 
+def _margins(found: Scan, rows: RowSettings, targets: Indices, scaled: Floats) -> tuple[Tensor, Tensor]:
+    """`scaled` (N,) are the targets' logits over the temperatures."""
+    noisy = scaled + noise_of(hashes(rows.states, scramble(targets.astype(np.uint32))))
+    with np.errstate(invalid="ignore"):
+        below = np.where((found.tokens == targets) & np.isfinite(found.best), np.float32(0), found.best - noisy)
+        return torch.from_numpy(below), torch.from_numpy(scaled - found.log_sums)
+
+
 class _Batch:
     """Logits in float32 on their device, and the rows' settings on the CPU."""
 
@@ -99,15 +133,16 @@ class _Batch:
         self._logits = logits.detach().float()
         if self._logits.device.type != "cuda" or not _draws_on("cuda"):
             self._logits = self._logits.cpu().contiguous()
-        states = row_states(_integers(seeds), _integers(positions))
-        self.rows = RowSettings(temperatures.to("cpu", torch.float32).numpy(), states)
+        self.rows = _settings(temperatures, seeds, positions)
 
     def scan(self, *, with_sums: bool) -> Scan:
         if self._logits.device.type == "cuda":
             return on_device.scan(self._logits, self.rows, with_sums=with_sums)
         logits = self._logits.numpy()
-        if logits.shape[1] >= COMPILED_VOCABULARY and (compiled := _compiled()) is not None:
-            return compiled(logits, self.rows, with_sums=with_sums, threads=torch.get_num_threads())
+        if logits.shape[1] >= COMPILED_VOCABULARY and (compiled_draws := _compiled()) is not None:
+            draws = compiled_draws(self.rows, with_sums=with_sums, threads=torch.get_num_threads())
+            draws.add(logits, 0)
+            return draws.result()
         return every_token.scan(logits, self.rows, with_sums=with_sums)
 
     def scaled(self, tokens: Indices) -> Floats:
@@ -117,12 +152,17 @@ class _Batch:
         return picked / self.rows.temperatures
 
 
+def _settings(temperatures: Tensor, seeds: Tensor, positions: Tensor) -> RowSettings:
+    states = row_states(_integers(seeds), _integers(positions))
+    return RowSettings(temperatures.to("cpu", torch.float32).numpy(), states)
+
+
 def _integers(values: Tensor) -> Indices:
     return values.to("cpu", torch.int64).numpy()
 
 
 @cache
-def _compiled() -> CompiledScan | None:
+def _compiled() -> type[Draws] | None:
     """The compiled draw, if numba is installed and it draws the known tokens."""
     began = time.monotonic()
     try:
@@ -131,25 +171,31 @@ def _compiled() -> CompiledScan | None:
         log.warning("numba is not installed: sampling from a large vocabulary is slow")
         return None
     logits, rows = _known_rows()
-    if not _agree(compiled.scan(logits, rows, with_sums=True, threads=1), "compiled code"):
+    draws = compiled.Draws(rows, with_sums=True, threads=1)
+    draws.add(logits, 0)
+    if not _accept("compiled code", _draws_known(draws.result())):
         return None
     log.info("compiled the draw in %.1f s", time.monotonic() - began)
-    return compiled.scan
+    return compiled.Draws
 
 
 @cache
 def _draws_on(device: str) -> bool:
     """Whether torch operations on this device draw the known tokens; otherwise logits are copied to the CPU."""
     logits, rows = _known_rows()
-    return _agree(on_device.scan(torch.from_numpy(logits).to(device), rows, with_sums=True), device)
+    made = on_device.scan(torch.from_numpy(logits).to(device), rows, with_sums=True)
+    return _accept(device, _draws_known(made) and on_device.is_accurate_on(device))
 
 
-def _agree(made: Scan, name: str) -> bool:
+def _draws_known(made: Scan) -> bool:
     wanted = every_token.scan(*_known_rows(), with_sums=True)
-    agree = bool((made.tokens == wanted.tokens).all() and (made.best == wanted.best).all())
-    if not agree:
-        log.warning("%s does not draw the defined tokens: using a slower way", name)
-    return agree
+    return np.array_equal(made.tokens, wanted.tokens) and np.array_equal(made.best, wanted.best)
+
+
+def _accept(name: str, is_right: bool) -> bool:
+    if not is_right:
+        log.warning("the draw on %s is not the defined one: a slower way is used", name)
+    return is_right
 
 
 def _known_rows() -> tuple[Floats, RowSettings]:

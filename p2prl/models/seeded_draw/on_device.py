@@ -46,6 +46,15 @@ def scan(logits: Tensor, rows: RowSettings, *, with_sums: bool) -> Scan:
     return result
 
 
+def is_accurate_on(device: str) -> bool:
+    """Whether this device's float32 arithmetic keeps the approximate noise well within the slack."""
+    ends = np.arange(1 << 12, dtype=np.uint32)
+    sample = np.arange(0, 1 << 32, 65_537, dtype=np.uint64).astype(np.uint32)
+    hashes = np.concatenate([ends, ~ends, ends + np.uint32((1 << 31) - (1 << 11)), sample])
+    made = _noise(torch.from_numpy(hashes.view(np.int32)).to(device)).cpu().numpy()
+    return bool((np.abs(made - noise_of(hashes)) < _SLACK / 2).all())
+
+
 def _replace(result: Scan, owners: Indices, candidates: Indices, scaled: Floats, bits: NDArray[np.int32]) -> None:
     """Overwrite the draws of `owners` with the best of their `candidates`, by exact noise."""
     noisy = scaled + noise_of(bits.view(np.uint32))
