@@ -15,10 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
-<<<<<<< HEAD
-=======
 from p2prl.models.output_layer import OutputLayer, find_output_layer
->>>>>>> draw
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
 from p2prl.models.seeded_draw.draw import check_draw
@@ -102,7 +99,7 @@ class PolicyModel:
     @torch.inference_mode()
     def output_layer(self) -> OutputLayer | None:
         """The model's output layer, if its logits are the output of one."""
-        return find_output_layer(self._model, self._known_prompt())
+        return find_output_layer(self.model, self._known_prompt())
 
     def new_cache(self) -> DynamicCache:
         """An empty key-value cache for this model."""

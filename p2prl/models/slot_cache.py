@@ -42,7 +42,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def reserve(self, rows: int, columns: int) -> None:
         """Keep what is held, and allocate this much; at once if the size of a token is known."""
         self._shape = (rows, columns)
-        if self.keys is not None:
+        if self.is_initialized:
             self._hold(_grown(self.keys, rows, columns), _grown(self.values, rows, columns))
 
     def fill(self, slots_N: Tensor, keys_NLHD: Tensor, values_NLHD: Tensor) -> None:
@@ -53,13 +53,13 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def copy_rows(self, sources_N: Tensor, targets_N: Tensor, columns: int) -> None:
         """Copy the first columns of rows."""
-        if self.keys is not None:
+        if self.is_initialized:
             self.keys[targets_N, :columns] = self.keys[sources_N, :columns]
             self.values[targets_N, :columns] = self.values[sources_N, :columns]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate, once the size of a token is known. Zeros: what a mask hides must still be a number."""
-        if self.keys is None:
+        if not self.is_initialized:
             self._hold(
                 key_states.new_zeros(*self._shape, key_states.shape[1], key_states.shape[3]),
                 value_states.new_zeros(*self._shape, value_states.shape[1], value_states.shape[3]),
@@ -68,6 +68,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write one token of each row; return the columns in use. `key_states` (N, heads, 1, D)."""
+        del args, kwargs
         self.lazy_initialization(key_states, value_states)
         count, width = key_states.shape[0], self._step.width
         for cells, new in zip(self._cells, (key_states, value_states), strict=True):
@@ -79,7 +80,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._cells = keys.flatten(2).flatten(0, 1), values.flatten(2).flatten(0, 1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._step.width, 0
+        return self._step.width - 1 + query_length, 0
 
     def get_seq_length(self) -> int:
         return self._step.width - 1
@@ -104,7 +105,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     @property
     def token_bytes(self) -> int:
         """Keys and values of one token; 0 before any were written."""
-        held = [part for layer in self.layers if layer.keys is not None for part in (layer.keys, layer.values)]
+        held = [part for layer in self.layers if layer.is_initialized for part in (layer.keys, layer.values)]
         return sum(part[0, 0].numel() * part.element_size() for part in held)
 
     def reserve(self, rows: int, columns: int, *, most_columns: int) -> None:
@@ -135,7 +136,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
         """Copy the first columns of rows to other rows."""
         for layer in self.layers:
-            if layer.keys is not None:
+            if layer.is_initialized:
                 device = layer.keys.device
                 layer.copy_rows(torch.tensor(sources, device=device), torch.tensor(targets, device=device), columns)
 

@@ -66,7 +66,7 @@ class SlotModel:
         self._cache.reserve(rows, columns, most_columns=most_columns)
 
     def fill(self, slots: Sequence[int], sequences: Sequence[tuple[int, ...]]) -> None:
-        """Compute keys and values of sequences and put them into cache rows. A sequence given twice is computed once."""
+        """Compute keys and values of sequences and put them into cache rows; of equal ones only once."""
         owners: dict[tuple[int, ...], list[int]] = {}
         for slot, sequence in zip(slots, sequences, strict=True):
             owners.setdefault(sequence, []).append(slot)

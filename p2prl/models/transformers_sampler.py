@@ -26,7 +26,6 @@ from p2prl.models.slot_decoder import SlotDecoder
 from p2prl.models.slot_model import check_slots
 from p2prl.protocol.rollout_group import EngineClass
 
-
 _Decoder = SlotDecoder | BatchDecoder
 
 
@@ -159,14 +158,15 @@ class TransformersSampler:
         return self._limit.rows(self._most_tokens)
 
     def _give_way(self, error: Exception) -> None:
-        """Memory ran out: go on with half as many completions at once. Those in flight keep their tokens."""
+        """Memory ran out: go on with half as many completions at once. All keep their tokens."""
         rows = self._decoding()
-        if self._limit is None or len(rows) <= 1:
+        tried = min(len(rows) + len(self._queued), self._rows_allowed())
+        if self._limit is None or tried <= 1:
             raise MachineError(
                 f"memory ran out with one completion in flight: {error}",
                 remedy="Close other programs, or sample for a run with a smaller model or shorter completions.",
             ) from error
         self._decoder.clear()
         self._queued.extendleft(reversed(rows))
-        self._limit.ran_out(len(rows))
+        self._limit.ran_out(tried)
         release_memory()
