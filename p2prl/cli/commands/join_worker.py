@@ -77,7 +77,7 @@ def join_run(
         volunteer = build_volunteer(
             link,
             worker,
-            VolunteerConfig(agent=AgentConfig(slots_per_batch=slots)),
+            VolunteerConfig(agent=AgentConfig(slots_in_flight=slots)),
             prepare=shown_prepare(_wrapping(prepare, wrap_sampler), view),
             base=model,
             on_manifest=screen.introduce,
