@@ -141,9 +141,9 @@ class Agent:
         self._in_flight.difference_update(slots := set(slots))
         self._made |= slots
 
-    def decoded(self, in_flight: int, *, tokens: int, steps: int, seconds: float) -> None:
-        """Decoding with so many slots in flight gave `tokens`."""
-        self._target.measured(in_flight, tokens=tokens, steps=steps, seconds=seconds, in_demand=self._in_demand)
+    def decoded(self, busy: float, *, tokens: int, steps: int, seconds: float) -> None:
+        """Decoding that began with so many slots' completions in flight gave `tokens`."""
+        self._target.measured(busy, tokens=tokens, steps=steps, seconds=seconds, in_demand=self._in_demand)
 
     def run_finished(self, finished: bool) -> None:
         """Set whether the learner has ended the run, by its newest signed head. It may resume the run later."""
@@ -153,9 +153,11 @@ class Agent:
         """Complete what is in flight, and submit nothing more."""
         self._stopping = True
 
-    def next_action(self, *, outstanding: int, learner_in_reach: bool, room: int = 1, staged: bool = True) -> Action:
-        """The action to take now. `outstanding` is the number of groups without a receipt, `room` the number of
-        further slots whose completions fit the engine's memory.
+    def next_action(
+        self, *, outstanding: int, learner_in_reach: bool, busy: float = 0.0, room: int = 1, staged: bool = True
+    ) -> Action:
+        """The action to take now. `outstanding` is the number of groups without a receipt; `busy` is the number of
+        completions in flight and `room` that of further ones that fit the engine's memory, both in slots.
 
         Until the waiting policy is `staged`, sampling continues with the one in the engine.
         """
@@ -176,20 +178,24 @@ class Agent:
         self._in_demand = not learner_in_reach or outstanding < max(self._config.backlog, 4 * self._target.count)
         if not self._in_demand:
             return self._go_on("the learner has a backlog of our groups")
-        return Sample(self._loaded, tuple(itertools.islice(self._free_slots(), self._wanted(room))))
+        return Sample(self._loaded, tuple(itertools.islice(self._free_slots(), self._wanted(busy, room))))
 
     def _go_on(self, reason: str) -> Sample | Wait:
         """Decode what is in flight; wait for `reason` when nothing is."""
         return Sample(self._loaded, ()) if self._in_flight and self._loaded is not None else Wait(reason)
 
-    def _wanted(self, room: int) -> int:
-        """Slots to submit now. One is always tried: an engine that is empty has room for it."""
-        missing = self._target.count - len(self._in_flight)
-        if self._in_flight and missing < self._target.lot:
+    def _wanted(self, busy: float, room: int) -> int:
+        """Slots to submit now.
+
+        Completions are counted, not groups: one long completion keeps its group open while the others' rows are free.
+        An empty engine gets one slot whatever its room.
+        """
+        missing = round(self._target.count - busy)
+        if busy and missing < self._target.lot:
             return 0
         if self._config.slots_in_flight:
             return max(0, missing)
-        return max(0 if self._in_flight else 1, min(missing, room))
+        return max(0 if busy else 1, min(missing, room))
 
     def _free_slots(self) -> Iterable[int]:
         """Slots without a group, the lowest first: none is left out, also after a crash."""

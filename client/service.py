@@ -153,6 +153,7 @@ class Volunteer:
             staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
             outstanding=self._delivery.backlog(self._clock.now()),
             learner_in_reach=self._delivery.learner_in_reach,
+            busy=prepared.sampler.in_flight / prepared.work.group_size,
             room=prepared.sampler.room // prepared.work.group_size,
         )
 
@@ -238,7 +239,7 @@ class Volunteer:
         try:
             self._sampler.submit(tools, policy, slots)
             self._agent.submitted(slots)
-            in_flight = self._agent.in_flight
+            busy = tools.sampler.in_flight / tools.work.group_size
             made = self._sampler.decode(tools, on_group=keep)
         except IntegrityError as error:  # the policy's fault: the next version may be usable again
             self._on_notice(f"version {version} cannot be sampled: {error}")
@@ -247,7 +248,7 @@ class Volunteer:
             return
         rewards = [group.reward for group in made.groups]
         self._progress.add_decoding(rewards, tokens=made.tokens, seconds=made.seconds)
-        self._agent.decoded(in_flight, tokens=made.tokens, steps=made.steps, seconds=made.seconds)
+        self._agent.decoded(busy, tokens=made.tokens, steps=made.steps, seconds=made.seconds)
 
     def _report(self, action: Action, *, final: bool = False) -> None:
         loaded = self._agent.loaded

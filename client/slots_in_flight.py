@@ -1,4 +1,4 @@
-"""Number of slots to keep in flight, found by measurement instead of configuration.
+"""Number of slots whose completions are decoded at a time, found by measurement instead of configuration.
 
 Decoding more completions at once is nearly free until the machine is full, and every group in flight delays the next
 policy swap. So the number doubles while tokens per second still grow with it. Memory bounds it too: with less room than
@@ -20,8 +20,8 @@ _MOST_SLOTS = 32
 """256 completions at eight per slot. More gain little, and their groups are staler on arrival."""
 
 _LOT_SHARE = 0.25
-"""Slots are submitted in lots of this share: prompts of several groups are computed in one pass, and at least seven
-rows of eight stay at work on average."""
+"""Slots are submitted in lots of this share: prompts of several groups are computed in one pass, and seven rows of
+eight are at work on average."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class SlotsInFlight:
     """The number now, and the measurement that led to it."""
 
     count: int = 1
-    """Slots to keep in flight."""
+    """Slots whose completions are to be in flight."""
     fixed: bool = False
     """Whether the user set the number, or the search has ended."""
     _rate_at_half: float = 0.0
@@ -48,12 +48,14 @@ class SlotsInFlight:
         """Slots to submit at once."""
         return max(1, int(_LOT_SHARE * self.count))
 
-    def measured(self, in_flight: int, *, tokens: int, steps: int, seconds: float, in_demand: bool) -> None:
-        """`steps` with `in_flight` slots gave `tokens`. Only what was decoded at the full number counts, and nothing
-        while the learner has a backlog."""
+    def measured(self, busy: float, *, tokens: int, steps: int, seconds: float, in_demand: bool) -> None:
+        """`steps` that began with `busy` slots' completions in flight gave `tokens`.
+
+        Only what was decoded at the full number counts, and nothing while the learner has a backlog.
+        """
         if self.fixed:
             return
-        if not in_demand or in_flight <= self.count - self.lot:
+        if not in_demand or busy <= self.count - self.lot:
             self._restart()
             return
         self._tokens += tokens

@@ -20,9 +20,7 @@ DEFAULT_ENGINE = "transformers"
 class SamplerBuilder(Protocol):
     """Makes a sampler for one run."""
 
-    def __call__(
-        self, run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None
-    ) -> Sampler:
+    def __call__(self, run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None) -> Sampler:
         """A sampler for `run` that computes on `device` in `dtype`; it is given its first policy later.
 
         `memory_bytes` is the most memory to use, weights included; None leaves the choice to the engine.

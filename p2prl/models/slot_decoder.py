@@ -76,10 +76,11 @@ class SlotDecoder:
             self._model.reserve(0, self._longest, most_columns=most)
         logits_NV = self._model.logits(self._tokens_N, self._positions_N, self._longest)
         self._tokens_N = self._draws.sample(logits_NV, self._policy.version)
-        if sum(self._draws.alive) < alive:  # rows that end now are decoded in vain, within their limits
-            self._advance_N = torch.tensor(self._draws.alive, device=self._policy.device)
-        self._positions_N += self._advance_N
         self._longest += 1
+        if sum(self._draws.alive) < alive:  # rows that end now are decoded in vain, at the place they have reached
+            self._advance_N = torch.tensor(self._draws.alive, device=self._policy.device)
+            self._longest = max((row.size for row in self._rows if not row.ended), default=0)
+        self._positions_N += self._advance_N
         return alive
 
     def drop_rows(self) -> None:

@@ -46,6 +46,7 @@ def join_run(
     listen: list[str] | None,
     transport: str,
     slots: int,
+    vram_gb: float,
     upload_mbit: float,
     monthly_gb: float,
     disk_gb: float,
@@ -73,7 +74,8 @@ def join_run(
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
         screen = _Screen(view, link, worker, str(chosen))
-        prepare = partial(prepare_sampling, run=link.run, device=chosen)
+        memory_bytes = int(vram_gb * 1e9) or None
+        prepare = partial(prepare_sampling, run=link.run, device=chosen, memory_bytes=memory_bytes)
         volunteer = build_volunteer(
             link,
             worker,

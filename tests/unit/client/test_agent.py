@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +25,9 @@ def agent(slots: int = 4) -> Agent:
 
 def act(subject: Agent, *, outstanding: int = 0, learner_in_reach: bool = True, staged: bool = True) -> Action:
     """The next action; the slots it submits are in flight afterwards."""
-    action = subject.next_action(outstanding=outstanding, learner_in_reach=learner_in_reach, room=99, staged=staged)
+    action = subject.next_action(
+        outstanding=outstanding, learner_in_reach=learner_in_reach, busy=subject.in_flight, room=99, staged=staged
+    )
     if isinstance(action, Sample):
         subject.submitted(action.slots)
     return action
@@ -75,18 +79,31 @@ def test_slots_follow_the_room() -> None:
     subject = Agent(AgentConfig())
     subject.policy_ready(first := held(0))
     subject.loaded_policy(first, made=())
-    none = {"outstanding": 0, "learner_in_reach": True}
-    assert subject.next_action(room=0, **none) == Sample(first, (0,)), "an empty engine takes one whatever it says"
+    none: dict[str, Any] = {"outstanding": 0, "learner_in_reach": True}
+    assert subject.next_action(busy=0, room=0, **none) == Sample(first, (0,)), (
+        "an empty engine takes one whatever it says"
+    )
     subject.submitted([0])
     for _ in range(3):
         subject.decoded(subject.in_flight, tokens=10 ** (2 + subject.in_flight), steps=50, seconds=2.0)
-        action = subject.next_action(room=9, **none)
+        action = subject.next_action(busy=subject.in_flight, room=9, **none)
         assert isinstance(action, Sample)
         subject.submitted(action.slots)
     assert subject.in_flight == 8
     subject.completed([0, 1, 2, 3])
-    assert subject.next_action(room=0, **none) == Sample(first, ())
-    assert subject.next_action(room=3, **none) == Sample(first, (8, 9, 10))
+    assert subject.next_action(busy=4, room=0, **none) == Sample(first, ())
+    assert subject.next_action(busy=4, room=3, **none) == Sample(first, (8, 9, 10))
+
+
+def test_open_groups_with_few_completions_left_make_way() -> None:
+    subject = agent()
+    subject.policy_ready(first := held(0))
+    subject.loaded_policy(first, made=())
+    act(subject)
+    nothing: dict[str, Any] = {"outstanding": 0, "learner_in_reach": True}
+    assert subject.next_action(busy=3.5, **nothing) == Sample(first, ())
+    assert subject.next_action(busy=3.375, **nothing) == Sample(first, (4,))
+    assert subject.next_action(busy=0.5, **nothing) == Sample(first, (4, 5, 6, 7))
 
 
 def test_slots_are_submitted_in_lots() -> None:
