@@ -26,6 +26,12 @@ def use_grouped_attention(model: Any) -> None:
         model.set_attn_implementation(_NAME)
 
 
+def use_plain_attention(model: Any) -> None:
+    """Undo `use_grouped_attention`."""
+    if model.config._attn_implementation == _NAME:
+        model.set_attn_implementation("sdpa")
+
+
 def _attend(
     module: torch.nn.Module,
     query: Tensor,

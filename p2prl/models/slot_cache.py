@@ -35,6 +35,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, step: _Step) -> None:
         super().__init__()
+        self.is_initialized: bool = False
         self._step = step
         self._shape = (0, 0)
         self._cells: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from p2prl.models.batching import batches
-from p2prl.models.grouped_attention import use_grouped_attention
+from p2prl.models.grouped_attention import use_grouped_attention, use_plain_attention
+from p2prl.models.out_of_memory import is_out_of_memory
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.slot_cache import SlotCache
 
@@ -147,11 +148,19 @@ class SlotCheck:
 def check_slots(policy: PolicyModel) -> SlotCheck | None:
     """Compare rows that join, end and move with each alone without a cache.
 
-    None when the policy's logits are not numbers, so that nothing can be compared. Switches to grouped attention.
+    None when the policy's logits are not numbers, so that nothing can be compared. A model that works attends in groups
+    from then on.
     """
+    use_grouped_attention(policy.model)
+    check = _compare(policy)
+    if check is None or not check.works:
+        use_plain_attention(policy.model)
+    return check
+
+
+def _compare(policy: PolicyModel) -> SlotCheck | None:
     if policy.context is not None and policy.context < _CHECKED_COLUMNS:
         return SlotCheck(False, 0)
-    use_grouped_attention(policy.model)
     sequences = [tuple(token % policy.vocabulary for token in sequence) for sequence in _SEQUENCES]
     with _short_window(policy):
         model = SlotModel(policy)
@@ -163,7 +172,9 @@ def check_slots(policy: PolicyModel) -> SlotCheck | None:
             return None
         try:
             pairs = list(_decode_known(model, sequences, alone, policy.device))
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
             return SlotCheck(False, 0)  # of a model whose layers keep something else than keys and values
     wanted, got = torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
     error = (got - wanted).square().mean().sqrt()

@@ -33,6 +33,7 @@ class EngineBenchConfig:
 
     models: tuple[str, ...] = ("29m", "123m")
     batches: tuple[int, ...] = (8, 16, 32)
+    vocabulary: int = VOCABULARY
     prompt_tokens: int = 32
     tokens: int = 64
     repeats: int = 5
@@ -74,9 +75,10 @@ def run_engine_bench(
     """Rows by model and batch size: the bare library, then the product's engine; then the one with random lengths."""
     rows: list[EngineRow] = []
     for number, name in enumerate(config.models):
-        model = engine_model(name, dtype=config.dtype, seed=config.seed)
+        model = engine_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
         sampler = _sampler(model, config.dtype)
-        bare = engine_model(name, dtype=config.dtype, seed=config.seed)  # its own: the sampler changes its attention
+        # Its own model: the sampler changes the attention of the one it has.
+        bare = engine_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
         for place, batch in enumerate(config.batches):
             if on_progress is not None:
                 done = number + place / (len(config.batches) + 1)
@@ -96,7 +98,7 @@ def _sampler(model: Any, dtype: str) -> Sampler:
 
 def _compared(sampler: Sampler, bare: Any, name: str, batch: int, config: EngineBenchConfig) -> list[EngineRow]:
     generator = torch.Generator().manual_seed(config.seed)
-    prompts = torch.randint(0, VOCABULARY, (batch, config.prompt_tokens), generator=generator)
+    prompts = torch.randint(0, config.vocabulary, (batch, config.prompt_tokens), generator=generator)
     sides = (lambda: _generate(bare, prompts, config.tokens), lambda: _sample(sampler, prompts, config.tokens))
     spent = list(_alternating(sides, config.repeats))
     tokens = batch * config.tokens
@@ -156,7 +158,7 @@ def _sample(sampler: Sampler, prompts: Tensor, tokens: int) -> None:
 def _draw_s(batch: int, config: EngineBenchConfig) -> float:
     """Median processor time of the draw for one step, without log-probs."""
     generator = torch.Generator().manual_seed(config.seed)
-    logits = torch.randn(batch, VOCABULARY, generator=generator)
+    logits = torch.randn(batch, config.vocabulary, generator=generator)
     temperatures, places = torch.ones(batch), torch.arange(batch)
     times = _alternating([lambda: _discard(draw(logits, temperatures, places, places))], 5 * config.repeats)
     return statistics.median(next(times))
@@ -169,7 +171,9 @@ def _discard(_: Tensor) -> None:
 def _with_random_lengths(
     sampler: Sampler, name: str, config: EngineBenchConfig, lengths: LengthsBenchConfig
 ) -> EngineRow:
-    work = slots_at_work(sampler, lengths, vocabulary=VOCABULARY, prompt_tokens=config.prompt_tokens, seed=config.seed)
+    work = slots_at_work(
+        sampler, lengths, vocabulary=config.vocabulary, prompt_tokens=config.prompt_tokens, seed=config.seed
+    )
     return EngineRow(
         engine=sampler.engine_class.engine,
         model=name,

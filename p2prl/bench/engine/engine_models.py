@@ -36,10 +36,10 @@ SHAPES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )
 
 
-def engine_model(name: str, *, dtype: str, seed: int) -> Any:
+def engine_model(name: str, *, vocabulary: int = VOCABULARY, dtype: str, seed: int) -> Any:
     """A model of this name, whose output layer and input embedding are one, without an end token."""
     config = Qwen2Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,

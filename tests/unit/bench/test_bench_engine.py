@@ -22,7 +22,7 @@ def _tiny_sampler(**options: Any) -> TransformersSampler:
 
 
 def test_rows() -> None:
-    config = EngineBenchConfig(models=("29m",), batches=(1,), prompt_tokens=2, tokens=2, repeats=1, lengths=None)
+    config = EngineBenchConfig(models=("29m",), batches=(1,), vocabulary=500, prompt_tokens=2, tokens=2, repeats=1)
     told: list[str] = []
     bare, product = run_engine_bench(config, on_progress=lambda text, _: told.append(text))
     assert (bare.engine, product.engine) == ("generate", "transformers")

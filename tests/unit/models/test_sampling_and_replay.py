@@ -54,9 +54,13 @@ def _model(kind: str, seed: int = 3) -> Any:
             config = Qwen2Config(num_key_value_heads=2, max_position_embeddings=48, **grown, **sizes)
             return _sharpened(Qwen2ForCausalLM(config))
         if kind == "lfm2":  # a convolution, then attention
-            layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "num_attention_heads": 4}
-            grown = {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2, **layers}
-            return _sharpened(Lfm2ForCausalLM(Lfm2Config(max_position_embeddings=48, **grown, **sizes)))
+            layers: dict[str, Any] = {
+                "num_hidden_layers": 2,
+                "layer_types": ["conv", "full_attention"],
+                "num_attention_heads": 4,
+            }
+            layers |= {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
+            return _sharpened(Lfm2ForCausalLM(Lfm2Config(max_position_embeddings=48, **layers, **sizes)))
         wide = {"hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
         return _sharpened(
             LlamaForCausalLM(LlamaConfig(max_position_embeddings=48, tie_word_embeddings=True, **wide, **sizes))
@@ -145,7 +149,8 @@ def test_rows_join_while_others_are_decoded() -> None:
     """Submitted in three parts, between steps; a group shares its prompt with rows in flight."""
     model, requests = _model("qwen2"), [dataclasses.replace(r, prompt_ids=(3, 1, 2)) for r in _requests(9)]
     sampler = _sampler(model)
-    tickets, ended = [], {}
+    tickets: list[int] = []
+    ended: dict[int, Generation] = {}
     for part in (requests[:4], requests[4:5], requests[5:]):
         tickets += sampler.submit(part)
         for _ in range(3):
