@@ -142,7 +142,7 @@ class Agent:
         self._made |= slots
 
     def decoded(self, busy: float, *, tokens: int, steps: int, seconds: float) -> None:
-        """Decoding that began with so many slots' completions in flight gave `tokens`."""
+        """Decoding gave `tokens`; it began with the completions of `busy` slots in flight."""
         self._target.measured(busy, tokens=tokens, steps=steps, seconds=seconds, in_demand=self._in_demand)
 
     def run_finished(self, finished: bool) -> None:

@@ -36,7 +36,7 @@ class RowLimit:
         return max(1, min(self._most, fit))
 
     def ran_out(self, rows: int) -> None:
-        """Memory ran out with so many rows: use half."""
+        """Memory ran out with this number of rows: use half."""
         self._most = max(1, rows // 2)
         self._steps = 0
 

@@ -177,8 +177,8 @@ def _compare(policy: PolicyModel) -> SlotCheck | None:
                 raise
             return SlotCheck(False, 0)  # of a model whose layers keep something else than keys and values
     wanted, got = torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
-    error = (got - wanted).square().mean().sqrt()
-    return SlotCheck(bool(error <= _LARGEST_ERROR[policy.dtype] * wanted.std()), model.token_bytes)
+    off = (got - wanted).square().mean().sqrt()
+    return SlotCheck(bool(off <= _LARGEST_ERROR[policy.dtype] * wanted.std()), model.token_bytes)
 
 
 def _decode_known(
