@@ -25,9 +25,9 @@ def bench_engine(
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a completion.")] = 64,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each; the median counts.")] = 5,
-    random_lengths: Annotated[
-        bool, typer.Option("--random-lengths/--one-length", help="Also sample completions of lognormal lengths.")
-    ] = True,
+    one_length: Annotated[
+        bool, typer.Option("--one-length", help="Leave out the completions of lognormal lengths.")
+    ] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +44,7 @@ def bench_engine(
         tokens=tokens,
         dtype=dtype,
         repeats=repeats,
-        lengths=LengthsBenchConfig() if random_lengths else None,
+        lengths=None if one_length else LengthsBenchConfig(),
         seed=seed,
     )
     with progress_bar("benchmark", quiet=as_json) as on_progress:
