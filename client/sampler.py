@@ -10,8 +10,8 @@ from p2prl.clock import Clock
 from p2prl.models.group_work import SamplingTools, SlotAssignment
 from p2prl.models.sampler_port import Generation, Ticket
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.signed_group import seal_group
 
 _TURN_S = 0.1
 """Decoding returns after this long, so that messages are read and groups are sent in time."""
@@ -22,6 +22,8 @@ class FinishedGroup:
     """A signed rollout group."""
 
     raw: bytes
+    body: bytes
+    """Empty when the envelope `raw` holds the group."""
     slot: int
     tokens: int
     """Completion tokens."""
@@ -125,8 +127,10 @@ class SlotSampler:
             seconds=slot.seconds,
         )
         created = self._clock.now()
+        raw, body = seal_group(self._identity, group, run=self._run, now=created)
         return FinishedGroup(
-            raw=seal(self._identity, group, run=self._run, now=created),
+            raw=raw,
+            body=body,
             slot=slot.assignment.slot,
             tokens=sum(len(completion.tokens) // 4 for completion in group.completions),
             reward=sum(completion.reward for completion in group.completions) / len(group.completions),
