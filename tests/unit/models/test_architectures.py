@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from p2prl.models import transformers_scorer
 from p2prl.models.policy_model import UNNAMED, PolicyModel
@@ -58,7 +59,7 @@ def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral", "qwen3"])
 def test_slots_are_checked_beyond_a_long_sliding_window(kind: str) -> None:
-    model = _model(kind)
+    model = small_model(kind)
     if kind != "qwen3":
         model.config.sliding_window = 4096  # longer than the sequences of the check
     with torch.inference_mode():
