@@ -78,12 +78,9 @@ def join_run(
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
         screen = _Screen(view, link, worker, str(chosen), chosen_engine)
+        granted = int(vram_gb * 1e9) or None
         prepare = partial(
-            prepare_sampling,
-            run=link.run,
-            device=chosen,
-            engine=chosen_engine.name,
-            memory_bytes=int(vram_gb * 1e9) or None,
+            prepare_sampling, run=link.run, device=chosen, engine=chosen_engine.name, memory_bytes=granted
         )
         volunteer = build_volunteer(
             link,
@@ -102,15 +99,9 @@ def join_run(
         )
         with interrupts.handled():
             view.phase("finding the run")
+            addresses, has_base = tuple(listen or DEFAULT_LISTEN), model is not None
             network = peer_network(
-                link,
-                worker,
-                Role.VOLUNTEER,
-                tuple(listen or DEFAULT_LISTEN),
-                caps,
-                disk_gb=disk_gb,
-                has_base=model is not None,
-                transport=transport,
+                link, worker, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=has_base, transport=transport
             )
             finished = volunteer.run(NetworkHandle(network))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
