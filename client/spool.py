@@ -159,10 +159,9 @@ class Spool:
         )
         return changed > 0
 
-    def next_slot(self, version: int) -> int:
-        """The first slot of a version that has no group yet: slots are sampled without gaps, also across restarts."""
-        row = self._db.execute("SELECT MAX(slot) FROM groups WHERE version = ?", (version,)).fetchone()
-        return 0 if row[0] is None else int(row[0]) + 1
+    def slots(self, version: int) -> set[int]:
+        """Slots of a version that have a group. Others are sampled, the lowest first, also after a crash."""
+        return {int(row[0]) for row in self._db.execute("SELECT slot FROM groups WHERE version = ?", (version,))}
 
     def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:
         """Envelopes no learner has confirmed, oldest first; newer ones may still be in flight."""

@@ -21,8 +21,9 @@ from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights
 from p2prl.protocol.rollout_group import EngineClass
 
 
-def build_sampler(run: RunModel, *, device: torch.device, dtype: str) -> PlainSampler:
+def build_sampler(run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None) -> PlainSampler:
     """The entry point. A sampler that reads files instead of a torch model finds them in `run.files`."""
+    del memory_bytes  # one completion at a time, without a cache, needs little besides the weights
     return PlainSampler(run.build(device=device, dtype=dtype), run.layout)
 
 

@@ -27,8 +27,11 @@ _EXAMPLES = {
     "p2prl bench spread": ("p2prl bench spread --schemes p2prl,star --peers 64 --mib 16",),
     "p2prl bench patch": ("p2prl bench patch --words 65536", "p2prl bench patch --run runs/demo"),
     "p2prl bench swap": ("p2prl bench swap --swaps 3",),
+    "p2prl bench engine": (
+        "p2prl bench engine --models 29m --batches 8 --repeats 3",
+        "p2prl bench engine --pairs --groups 100",
+    ),
     "p2prl bench draw": ("p2prl bench draw --batches 8",),
-    "p2prl bench engine": ("p2prl bench engine --pairs --groups 100",),
     "p2prl bench replay": ("p2prl bench replay --models 29M",),
     "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify my-run.ledger"),
     "p2prl ledger dump": ("p2prl ledger dump runs/my-run my-run.ledger",),

@@ -51,14 +51,16 @@ def prepare_sampling(
     run: Digest,
     device: torch.device,
     engine: str = DEFAULT_ENGINE,
+    memory_bytes: int | None = None,
 ) -> SamplingTools:
     """A sampler without weights and the run's slots and checks, from the files a run ships.
 
     `engine` is a name of `p2prl/models/engine_registry.py`. It computes in the run's compute dtype: in any other, an
-    honest peer's tokens would not replay.
+    honest peer's tokens would not replay. `memory_bytes` is the most memory it may use, weights included.
     """
     model, work = _read_run(manifest, run, files)
-    return SamplingTools(build_sampler(engine, model, device=device, dtype=manifest.engine_dtype), work)
+    sampler = build_sampler(engine, model, device=device, dtype=manifest.engine_dtype, memory_bytes=memory_bytes)
+    return SamplingTools(sampler, work)
 
 
 def prepare_replay(

@@ -27,8 +27,10 @@ _VLLM = "vllm"
 class SamplerBuilder(Protocol):
     """Makes a sampler for one run."""
 
-    def __call__(self, run: RunModel, *, device: torch.device, dtype: str) -> Sampler:
+    def __call__(self, run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None) -> Sampler:
         """A sampler for `run` that computes on `device` in `dtype`; it is given its first policy later.
+
+        `memory_bytes` is the most memory to use, weights included; None leaves the choice to the engine.
 
         `dtype` is the one the run computes in: in another, an honest peer's tokens would not replay. `MachineError`
         when this machine cannot run it.
@@ -70,6 +72,8 @@ def choose_engine(name: str, device: torch.device) -> ChosenEngine:
     return ChosenEngine(_VLLM, "as the fastest on CUDA")
 
 
-def build_sampler(name: str, run: RunModel, *, device: torch.device, dtype: str) -> Sampler:
+def build_sampler(
+    name: str, run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None
+) -> Sampler:
     """Build the sampler of engine `name` for one run. `ConfigError` when it is not installed."""
-    return ENGINES.get(name)(run, device=device, dtype=dtype)
+    return ENGINES.get(name)(run, device=device, dtype=dtype, memory_bytes=memory_bytes)

@@ -37,8 +37,16 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
         listen: Listen = None,
         transport: Transport = "hivemind",
         slots: Annotated[
-            int, typer.Option("--slots", min=0, help="Slots decoded together; 0 chooses by measuring this machine.")
+            int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
         ] = 0,
+        vram_gb: Annotated[
+            float,
+            typer.Option(
+                "--vram-gb",
+                min=0.0,
+                help="Most memory of the device for weights and samples, GB; 0: what is free.",
+            ),
+        ] = 0.0,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
         disk_gb: Annotated[
@@ -65,6 +73,7 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
             listen=listen,
             transport=transport,
             slots=slots,
+            vram_gb=vram_gb,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,
             disk_gb=disk_gb,

@@ -48,6 +48,7 @@ def join_run(
     listen: list[str] | None,
     transport: str,
     slots: int,
+    vram_gb: float,
     upload_mbit: float,
     monthly_gb: float,
     disk_gb: float,
@@ -77,11 +78,14 @@ def join_run(
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
         screen = _Screen(view, link, worker, str(chosen), chosen_engine)
-        prepare = partial(prepare_sampling, run=link.run, device=chosen, engine=chosen_engine.name)
+        granted = int(vram_gb * 1e9) or None
+        prepare = partial(
+            prepare_sampling, run=link.run, device=chosen, engine=chosen_engine.name, memory_bytes=granted
+        )
         volunteer = build_volunteer(
             link,
             worker,
-            VolunteerConfig(agent=AgentConfig(slots_per_batch=slots)),
+            VolunteerConfig(agent=AgentConfig(slots_in_flight=slots)),
             prepare=shown_prepare(_wrapping(prepare, wrap_sampler), view),
             base=model,
             on_manifest=screen.introduce,
@@ -95,15 +99,9 @@ def join_run(
         )
         with interrupts.handled():
             view.phase("finding the run")
+            addresses, has_base = tuple(listen or DEFAULT_LISTEN), model is not None
             network = peer_network(
-                link,
-                worker,
-                Role.VOLUNTEER,
-                tuple(listen or DEFAULT_LISTEN),
-                caps,
-                disk_gb=disk_gb,
-                has_base=model is not None,
-                transport=transport,
+                link, worker, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=has_base, transport=transport
             )
             finished = volunteer.run(NetworkHandle(network))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."

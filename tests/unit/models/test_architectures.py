@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from p2prl.models import transformers_scorer
 from p2prl.models.policy_model import UNNAMED, PolicyModel
@@ -13,6 +14,7 @@ from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import read_run_model
 from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.sampling import sample_all
+from p2prl.models.slot_model import SlotCheck, check_slots
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_sampler import TransformersSampler, build_sampler
 from p2prl.models.transformers_scorer import TransformersScorer
@@ -53,3 +55,29 @@ def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest
     rebuilt = build_sampler(run, device=torch.device("cpu"), dtype="float32")
     rebuilt.swap(rebuilt.stage(flatten(model, layout), UNNAMED))
     assert sample_all(rebuilt, REQUESTS) == made
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mistral", "qwen3"])
+def test_slots_are_checked_beyond_a_long_sliding_window(kind: str) -> None:
+    model = small_model(kind)
+    if kind != "qwen3":
+        model.config.sliding_window = 4096  # longer than the sequences of the check
+    with torch.inference_mode():
+        check = check_slots(PolicyModel(model, layout_of(model, "float32")))
+    assert check == SlotCheck(works=True, token_bytes=2 * 2 * 2 * 8 * 4)  # layers, keys and values, heads, width, bytes
+    assert getattr(model.config, "sliding_window", None) == (None if kind == "qwen3" else 4096)
+
+
+def test_a_model_with_other_attention_is_not_decoded_in_slots() -> None:
+    """Llama 4 attends within chunks."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "intermediate_size_mlp": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = AutoConfig.for_model(
+        "llama4_text", **sizes, **heads, vocab_size=18, pad_token_id=17, attention_chunk_size=4, num_local_experts=2
+    )
+    with torch.random.fork_rng(devices=()), torch.inference_mode():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+        check = check_slots(PolicyModel(model, layout_of(model, "float32")))
+    assert check is not None
+    assert not check.works
