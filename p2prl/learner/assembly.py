@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from p2prl.clock import Clock
+from p2prl.learner.checkpoints import newest_checkpoint_step
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
@@ -24,8 +25,10 @@ from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training.loss_pipeline import LossPipeline
+from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.metrics_log import MetricsLog
-from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.micro_batch_log import DEFAULT_RULE, MicroBatchLog
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training_steps import Training
 from p2prl.models.group_work import Prepared
@@ -54,6 +57,8 @@ class LearnerParts:
     loss: LossPipeline
     reference: ReferenceConfig | None = None
     """Settings of the reference policy; None for a loss without one."""
+    memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(rule=DEFAULT_RULE, most_tokens=DEFAULT_RULE.tokens))
+    """Number types of the training model, which must be held in them, and its micro-batches."""
     config: LearnerConfig
     clock: Clock
     random_bytes: Callable[[int], bytes]
@@ -69,12 +74,14 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     manifest, config, clock = parts.manifest, parts.config, parts.clock
     storage = LearnerStorage(parts.paths, manifest)
     buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound)
+    rules = MicroBatchLog(parts.paths.micro_batches)
     trainer = Trainer(
         parts.training.model,
         parts.loss,
         config.optimiser,
         temperature=manifest.sampling.temperature,
         reference=parts.reference,
+        memory=StepMemory(precision=parts.memory.precision, states=parts.memory.states, rules=rules),
     )
     training = Training(
         trainer=trainer,
@@ -85,7 +92,9 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         log=MetricsLog(parts.paths.metrics, clock, on_metrics=parts.on_metrics, on_notice=parts.on_notice),
         config=config,
     )
+    rules.begin(parts.memory, checkpoint_step=newest_checkpoint_step(parts.paths.checkpoints))
     resume(storage, trainer, training, parts.on_notice)
+    rules.continue_at(trainer.step, parts.memory)
     pacing = _pacing(parts, storage, step=trainer.step)
     sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
     decoded = DecodedGroups()

@@ -17,7 +17,7 @@ from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
-from p2prl.learner.training.optimizer_step import OptimizerConfig
+from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.group_work import GroupWork, Prepared
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.text_codec import TextCodec
