@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from p2prl.bench.step.plain_step import PlainStep
 from p2prl.bench.step.step_models import MODELS, step_batch, step_model
 from p2prl.errors import require
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.learner.training.memory_config import OptimizerStates, Precision, weight_dtype
+from p2prl.learner.training.memory_config import MemoryConfig, Precision, weight_dtype
 from p2prl.learner.training.memory_model import TrainingSetup, memory_needs, shape_of
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
@@ -35,7 +35,7 @@ _NEEDS_REFERENCE = frozenset({"dpo"})
 
 @dataclass(frozen=True, kw_only=True)
 class StepBenchConfig:
-    """One benchmark. It has this many fields because each is one option of `p2prl bench step`."""
+    """One benchmark."""
 
     losses: tuple[str, ...] = ()
     """Names of the registry; empty for all of them."""
@@ -44,11 +44,8 @@ class StepBenchConfig:
     completions: int = 4
     tokens: int = 64
     """Of the longest completion."""
-    micro_batch_tokens: int = 0
-    """0 for a quarter of the batch."""
-    precision: Precision = "fp32"
-    states: OptimizerStates = "full"
-    checkpointing: bool = False
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """As in run.toml, but micro-batches of 0 tokens stand for a quarter of the batch."""
     plain: bool = True
     """Compare with a plain step, which must fit."""
     repeats: int = 3
@@ -68,13 +65,18 @@ class StepBenchConfig:
     @property
     def rule(self) -> MicroBatchRule:
         """The micro-batches of the product's step."""
-        tokens = self.micro_batch_tokens or max(1, self.groups * self.completions * self.tokens // 4)
-        return MicroBatchRule(tokens=tokens, checkpointing=self.checkpointing)
+        tokens = self.memory.micro_batch_tokens or max(1, self.groups * self.completions * self.tokens // 4)
+        return MicroBatchRule(tokens=tokens, checkpointing=self.memory.checkpointing == "on")
+
+    @property
+    def precision(self) -> Precision:
+        """The precision on the device."""
+        return self.memory.precision_on(choose_device(self.device).type, "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """Result of one loss. A record: every field is one figure of the table."""
+    """Result of one loss. It has this many fields because each is a figure of the table."""
 
     loss: str
     model: str
@@ -131,7 +133,7 @@ def measure_loss(config: StepBenchConfig, loss: str) -> StepRow:
     held = held_bytes(device)
     peak = peak_bytes_beyond(lambda: trainer.update(batch), held=held, device=device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    setup = TrainingSetup(precision=config.precision, states=config.states, device_type=device.type)
+    setup = TrainingSetup(precision=config.precision, states=config.memory.optimizer_states, device_type=device.type)
     needs = memory_needs(shape_of(model.config, parameters), setup, config.rule)
     row = StepRow(
         loss=loss,
@@ -139,8 +141,8 @@ def measure_loss(config: StepBenchConfig, loss: str) -> StepRow:
         parameters=parameters,
         batch=f"{config.groups} x {config.completions} x {config.tokens}",
         precision=config.precision,
-        states=config.states,
-        checkpointing=config.checkpointing,
+        states=config.memory.optimizer_states,
+        checkpointing=config.rule.checkpointing,
         micro_batch_tokens=config.rule.tokens,
         peak_bytes_beyond_weights=peak,
         predicted_bytes_beyond_weights=needs.gradients + needs.scratch + needs.activations,
@@ -187,7 +189,7 @@ def _trainer(model: Any, config: StepBenchConfig, loss: str) -> Trainer:
         OptimizerConfig(learning_rate=1e-6),
         temperature=1.0,
         reference=ReferenceConfig() if loss in _NEEDS_REFERENCE else None,
-        memory=StepMemory(precision=config.precision, states=config.states, rules=rules),
+        memory=StepMemory(precision=config.precision, states=config.memory.optimizer_states, rules=rules),
     )
 
 

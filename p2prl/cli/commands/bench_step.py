@@ -24,7 +24,7 @@ def bench_step(
     micro_batch_tokens: Annotated[
         int, typer.Option("--micro-batch-tokens", help="Default: a quarter of the batch.")
     ] = 0,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, bf16_stochastic or bf16_kahan.")] = "fp32",
+    precision: Annotated[str, typer.Option("--precision", help="As in run.toml: fp32, bf16, bf16_kahan, …")] = "fp32",
     states: Annotated[str, typer.Option("--optimizer-states", help="full or 8bit.")] = "full",
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Keep only the inputs of layers.")] = False,
     plain: Annotated[bool, typer.Option(help="Compare with a plain step, which must fit.")] = True,
@@ -36,18 +36,23 @@ def bench_step(
 ) -> None:
     """Compare the learner's training step with a plain full-batch step: time, peak memory and gradients, by loss."""
     from p2prl.bench.step.benchmark import StepBenchConfig, run_step_bench
+    from p2prl.config.toml_tables import parse
+    from p2prl.learner.training.memory_config import MemoryConfig
 
     began = time.monotonic()
+    memory = {
+        "precision": precision,
+        "optimizer_states": states,
+        "checkpointing": "on" if checkpointing else "off",
+        "micro_batch_tokens": micro_batch_tokens,
+    }
     config = StepBenchConfig(
         losses=listed(losses),
         model=model,
         groups=groups,
         completions=completions,
         tokens=tokens,
-        micro_batch_tokens=micro_batch_tokens,
-        precision=precision,
-        states=states,
-        checkpointing=checkpointing,
+        memory=parse(MemoryConfig, memory, where="bench step"),
         plain=plain,
         repeats=repeats,
         threads=threads,
