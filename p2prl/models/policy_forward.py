@@ -46,14 +46,19 @@ class ScoredRows:
 class PolicyForward:
     """A causal LM that scores rows and takes gradients through them."""
 
-    def __init__(self, model: Any, *, temperature: float, autocast: torch.dtype | None = None) -> None:
-        """`autocast` is a 16-bit type for the products of a float32 model."""
+    def __init__(
+        self, model: Any, *, temperature: float, autocast: torch.dtype | None = None, packs: bool | None = None
+    ) -> None:
+        """`autocast` is a 16-bit type for the products of a float32 model.
+
+        `packs` joins rows to one instead of padding them; None does so where the attention's kernel then computes less.
+        """
         self._model = model
         self._temperature = temperature
         self._autocast = autocast
         self._head = find_output_head(model, temperature=temperature, compute_dtype=autocast)
         self._layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
-        self._packs = getattr(model.config, "_attn_implementation", "") in _VARLEN_ATTENTION
+        self._packs = model.config._attn_implementation in _VARLEN_ATTENTION if packs is None else packs
 
     @property
     def needs_all_logits(self) -> bool:
