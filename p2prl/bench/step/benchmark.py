@@ -92,7 +92,7 @@ class StepRow:
     predicted_bytes_beyond_weights: int
     """The same by the memory model."""
     seconds: float
-    """Median processor time of a step (wall time on CUDA)."""
+    """Processor time of a step (wall time on CUDA): the median beside a plain one, else of the one step."""
     plain_peak_bytes_beyond_weights: int | None = None
     plain_seconds: float | None = None
     time_of_plain: float | None = None
@@ -131,7 +131,10 @@ def measure_loss(config: StepBenchConfig, loss: str) -> StepRow:
     trainer = _trainer(model, config, loss)
     trainer.update(_shortened(batch))  # allocates the optimizer's state
     held = held_bytes(device)
-    peak = peak_bytes_beyond(lambda: trainer.update(batch), held=held, device=device)
+    seconds: list[float] = []
+    peak = peak_bytes_beyond(
+        lambda: seconds.append(_timed(lambda: trainer.update(batch), device)), held=held, device=device
+    )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     setup = TrainingSetup(precision=config.precision, states=config.memory.optimizer_states, device_type=device.type)
     needs = memory_needs(shape_of(model.config, parameters), setup, config.rule)
@@ -146,7 +149,7 @@ def measure_loss(config: StepBenchConfig, loss: str) -> StepRow:
         micro_batch_tokens=config.rule.tokens,
         peak_bytes_beyond_weights=peak,
         predicted_bytes_beyond_weights=needs.gradients + needs.scratch + needs.activations,
-        seconds=statistics.median(_timed(lambda: trainer.update(batch), device) for _ in range(config.repeats)),
+        seconds=seconds[0],
     )
     return _compared(row, trainer, batch, config) if config.plain else row
 

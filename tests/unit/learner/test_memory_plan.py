@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def saved_bytes(model: Any, precision: Precision, *, checkpointing: bool, tokens
         return tensor
 
     forward = PolicyForward(model, temperature=1.0)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), nullcontext():
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward.score([((1,), tuple(range(2, tokens + 2)))], graph=True, checkpointing=checkpointing)
     assert result.graph is not None
     return sum(storage.nbytes() for storage in kept.values())
