@@ -1,4 +1,4 @@
-"""Hot swap of policies: a thread reads and checks the next one while the engine keeps sampling with the last.
+"""Hot swap of policies: a thread reads and checks the next one while the sampler goes on with the last.
 
 Reading and checking take as long as a few batches of a large model. The sampling thread only has to copy the weights,
 between two batches: a group declares one policy and is replayed with that one.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from p2prl.client.agent import LocalPolicy
 from p2prl.errors import IntegrityError
-from p2prl.models.engine_port import Engine, StagedWeights
+from p2prl.models.sampler_port import Sampler, StagedWeights
 
 
 class HotSwap:
@@ -23,20 +23,20 @@ class HotSwap:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="p2prl-stage") if background else None
         self._begun: tuple[LocalPolicy, Future[StagedWeights]] | None = None
 
-    def ready(self, policy: LocalPolicy, engine: Engine) -> bool:
+    def ready(self, policy: LocalPolicy, sampler: Sampler) -> bool:
         """Whether `policy` can be loaded without waiting. Starts staging it unless another policy is being staged."""
         if self._begun is None or (self._begun[0] is not policy and self._begun[1].done()):
-            self._begin(policy, engine)
+            self._begin(policy, sampler)
         assert self._begun is not None
         return self._begun[0] is policy and self._begun[1].done()
 
-    def take(self, policy: LocalPolicy, engine: Engine) -> StagedWeights:
+    def take(self, policy: LocalPolicy, sampler: Sampler) -> StagedWeights:
         """Return the staged policy and forget it; waits until it is staged.
 
-        Raises `FileNotFoundError` when its weights are gone, and as `Engine.stage` does.
+        Raises `FileNotFoundError` when its weights are gone, and as `Sampler.stage` does.
         """
         if self._begun is None or self._begun[0] is not policy:
-            self._begin(policy, engine)
+            self._begin(policy, sampler)
         assert self._begun is not None
         future, self._begun = self._begun[1], None
         return future.result()
@@ -46,19 +46,19 @@ class HotSwap:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, policy: LocalPolicy, engine: Engine) -> None:
+    def _begin(self, policy: LocalPolicy, sampler: Sampler) -> None:
         if self._executor is not None:
-            self._begun = policy, self._executor.submit(_stage, policy, engine)
+            self._begun = policy, self._executor.submit(_stage, policy, sampler)
             return
         future: Future[StagedWeights] = Future()
         try:
-            future.set_result(_stage(policy, engine))
+            future.set_result(_stage(policy, sampler))
         except Exception as error:  # noqa: BLE001 - kept for `take`, as an executor does
             future.set_exception(error)
         self._begun = policy, future
 
 
-def _stage(policy: LocalPolicy, engine: Engine) -> StagedWeights:
+def _stage(policy: LocalPolicy, sampler: Sampler) -> StagedWeights:
     with Path(policy.path).open("rb") as file:
         try:
             # Mapped, not read, so that gigabytes of weights are in memory once. A file deleted meanwhile stays
@@ -66,4 +66,4 @@ def _stage(policy: LocalPolicy, engine: Engine) -> StagedWeights:
             weights = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise IntegrityError("its weights file is empty") from error
-    return engine.stage(memoryview(weights), policy.manifest.version)
+    return sampler.stage(memoryview(weights), policy.manifest.version)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from p2prl.client.agent import Sample
 from p2prl.clock import Clock
-from p2prl.models.group_work import Prepared
+from p2prl.models.group_work import SamplingTools
+from p2prl.models.sampling import sample_all
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
@@ -52,12 +53,12 @@ class Sampler:
         """Make the batch being decoded, and every later one, raise `GenerationStopped`."""
         self._stopped = True
 
-    def sample(self, prepared: Prepared, order: Sample, *, on_group: Callable[[FinishedGroup], None]) -> Batch:
+    def sample(self, tools: SamplingTools, order: Sample, *, on_group: Callable[[FinishedGroup], None]) -> Batch:
         """Decode the slots of an order; `on_group` gets each group as soon as it is signed.
 
         Raises `GenerationStopped`, or `IntegrityError` when the policy gives no usable logits.
         """
-        engine, work, policy = prepared.engine, prepared.work, order.policy
+        sampler, work, policy = tools.sampler, tools.work, order.policy
         assignments = [
             work.assign(
                 policy=policy.digest,
@@ -69,7 +70,7 @@ class Sampler:
         ]
         requests = [request for assignment in assignments for request in assignment.requests]
         began = self._clock.now()
-        generations = iter(engine.generate(requests, should_stop=lambda: self._stopped))
+        generations = iter(sample_all(sampler, requests, should_stop=lambda: self._stopped))
         seconds = self._clock.now() - began
         groups: list[FinishedGroup] = []
         for assignment in assignments:
@@ -78,7 +79,7 @@ class Sampler:
                 [next(generations) for _ in assignment.requests],
                 version=policy.manifest.version,
                 policy=policy.digest,
-                engine=engine.engine_class,
+                engine=sampler.engine_class,
                 seconds=seconds / order.count,
             )
             created = self._clock.now()

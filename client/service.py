@@ -19,8 +19,8 @@ from p2prl.client.sampler import FinishedGroup, Sampler
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError
-from p2prl.models.engine_port import GenerationStopped
-from p2prl.models.group_work import Prepared
+from p2prl.models.group_work import SamplingTools
+from p2prl.models.sampler_port import GenerationStopped
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import RunBootstrap
@@ -62,11 +62,11 @@ class Volunteer:
         spool_path: Path,
         config: VolunteerConfig,
         clock: Clock,
-        bootstrap: RunBootstrap[Prepared],
+        bootstrap: RunBootstrap[SamplingTools],
         on_progress: Callable[[Progress], None],
         on_notice: Callable[[str], None],
     ) -> None:
-        """`bootstrap` turns the run's files into an engine. `on_notice` gets messages for the user."""
+        """`bootstrap` turns the run's files into a sampler. `on_notice` gets messages for the user."""
         self._clock = clock
         self.bootstrap = bootstrap
         self._on_notice = on_notice
@@ -150,7 +150,7 @@ class Volunteer:
             return Wait("fetching the run's files" if self.bootstrap.manifest else "looking for the run")
         waiting = self._agent.waiting
         return self._agent.next_action(
-            staged=waiting is None or self._hot_swap.ready(waiting, prepared.engine),
+            staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
             outstanding=self._delivery.backlog(self._clock.now()),
             learner_in_reach=self._delivery.learner_in_reach,
         )
@@ -199,11 +199,11 @@ class Volunteer:
 
     def _load(self, policy: LocalPolicy) -> None:
         assert self.bootstrap.prepared is not None
-        engine = self.bootstrap.prepared.engine
+        sampler = self.bootstrap.prepared.sampler
         staged = None
         try:
-            staged = self._hot_swap.take(policy, engine)
-            engine.swap(staged)
+            staged = self._hot_swap.take(policy, sampler)
+            sampler.swap(staged)
         except FileNotFoundError:
             self._agent.policy_lost(policy)
             return

@@ -1,10 +1,10 @@
-"""Weights for replays: the policies on disk, those requested, and the one in the engine."""
+"""Weights for replays: the policies on disk, those requested, and the one in the scorer."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from p2prl.models.engine_port import Engine
+from p2prl.models.scorer_port import Scorer
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import PolicyManifest
 
@@ -37,14 +37,14 @@ class ReplayWeights:
         """The manifest of a policy that is on disk."""
         return self._on_disk[policy][0]
 
-    def load(self, engine: Engine, policy: Digest) -> bool:
-        """Load a policy on disk into the engine. False if its file is gone; raises `IntegrityError` if it is
+    def load(self, scorer: Scorer, policy: Digest) -> bool:
+        """Load a policy on disk into the scorer. False if its file is gone; raises `IntegrityError` if it is
         damaged."""
         if self._loaded == policy:
             return True
-        self._loaded = None  # after a failure, the engine may no longer hold the previous policy
+        self._loaded = None  # after a failure, the scorer may no longer hold the previous policy
         try:
-            engine.load_weights(self._on_disk[policy][1].read_bytes())
+            scorer.load_weights(self._on_disk[policy][1].read_bytes())
         except FileNotFoundError:
             del self._on_disk[policy]
             return False

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError
-from p2prl.models.engine_port import Engine
-from p2prl.models.group_work import Prepared
+from p2prl.models.group_work import ReplayTools
+from p2prl.models.scorer_port import Scorer
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import RunBootstrap
@@ -78,11 +78,11 @@ class Validator:
         run: Digest,
         config: ValidatorConfig,
         clock: Clock,
-        bootstrap: RunBootstrap[Prepared],
+        bootstrap: RunBootstrap[ReplayTools],
         on_audit: Callable[[Audit], None],
         on_notice: Callable[[str], None],
     ) -> None:
-        """`bootstrap` turns the run's files into an engine. `on_notice` gets messages for the user."""
+        """`bootstrap` turns the run's files into a scorer. `on_notice` gets messages for the user."""
         self._identity = identity
         self._run = run
         self._config = config
@@ -163,7 +163,7 @@ class Validator:
             return False
         now = self._clock.now()
         for policy in self._queue.policies():
-            if policy in self._weights and self._load(prepared.engine, policy):
+            if policy in self._weights and self._load(prepared.scorer, policy):
                 self._replay_batch(prepared, policy, network)
                 return True
             if self._weights.ask(policy, now):
@@ -173,18 +173,18 @@ class Validator:
                 self._weights.stop_waiting(policy)
         return False
 
-    def _replay_batch(self, prepared: Prepared, policy: Digest, network: NetworkPort) -> None:
+    def _replay_batch(self, tools: ReplayTools, policy: Digest, network: NetworkPort) -> None:
         groups = self._queue.take(policy, _BATCH)
-        for opened, verdict in zip(groups, judge(prepared, self._weights.manifest_of(policy), groups), strict=True):
+        for opened, verdict in zip(groups, judge(tools, self._weights.manifest_of(policy), groups), strict=True):
             self._counts.replayed += 1
             self._counts.passed += verdict.passed
             if not verdict.passed:
                 self._on_notice(f"group {opened.digest.hex()[:8]} failed its replay: {verdict.reason}")
             network.send(control.Publish(seal(self._identity, verdict, run=self._run, now=self._clock.now())))
 
-    def _load(self, engine: Engine, policy: Digest) -> bool:
+    def _load(self, scorer: Scorer, policy: Digest) -> bool:
         try:
-            return self._weights.load(engine, policy)
+            return self._weights.load(scorer, policy)
         except IntegrityError as error:
             self._on_notice(f"version {self._weights.manifest_of(policy).version} cannot be used: {error}")
             self._queue.drop(policy)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from p2prl.models.group_replay import replay_groups
-from p2prl.models.group_work import Prepared
+from p2prl.models.group_work import ReplayTools
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.manifests import PolicyManifest
@@ -15,11 +15,11 @@ from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
 
 
-def judge(prepared: Prepared, manifest: PolicyManifest, groups: Sequence[Opened]) -> list[Verdict]:
-    """One verdict for each group. All groups declare the policy of `manifest`, and the engine holds its weights."""
+def judge(tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[Opened]) -> list[Verdict]:
+    """One verdict for each group. All groups declare the policy of `manifest`, and the scorer holds its weights."""
     bodies = [body_of(opened, RolloutGroup) for opened in groups]
     inspections = [
-        prepared.work.inspect(body, peer=opened.author, beacon=manifest.beacon)
+        tools.work.inspect(body, peer=opened.author, beacon=manifest.beacon)
         for opened, body in zip(groups, bodies, strict=True)
     ]
     # A group must name its policy's version, or it would be credited to another one.
@@ -28,9 +28,7 @@ def judge(prepared: Prepared, manifest: PolicyManifest, groups: Sequence[Opened]
         for body, inspection in zip(bodies, inspections, strict=True)
     ]
     sound = [i for i, fault in enumerate(faults) if not fault]
-    replays = dict(
-        zip(sound, replay_groups(prepared.engine, [(bodies[i], inspections[i]) for i in sound]), strict=True)
-    )
+    replays = dict(zip(sound, replay_groups(tools.scorer, [(bodies[i], inspections[i]) for i in sound]), strict=True))
     verdicts = []
     for i, (opened, body) in enumerate(zip(groups, bodies, strict=True)):
         replay = replays.get(i)

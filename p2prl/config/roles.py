@@ -24,13 +24,14 @@ from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.models.device import choose_device, use_threads
-from p2prl.models.engine_registry import DEFAULT_ENGINE, build_engine
-from p2prl.models.group_work import GroupWork, Prepared
+from p2prl.models.engine_registry import DEFAULT_ENGINE, build_sampler
+from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.local_base import flatten_local_base
+from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
-from p2prl.models.run_model import read_run_model
+from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.text_codec import TextCodec
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.run_bootstrap import FindBase, Prepare, RunBootstrap
@@ -45,28 +46,39 @@ from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 
-def prepare_engine(
+def prepare_sampling(
     manifest: RunManifest,
     run: Digest,
     files: Mapping[str, Path],
     device: torch.device,
     *,
     engine: str = DEFAULT_ENGINE,
-) -> Prepared:
-    """An engine without weights and the run's slots and checks, from the files a run ships.
+) -> SamplingTools:
+    """A sampler without weights and the run's slots and checks, from the files a run ships.
 
     `engine` is a name of `p2prl/models/engine_registry.py`. It computes in the run's compute dtype: in any other, an
     honest peer's tokens would not replay.
     """
+    model, work = _read_run(manifest, run, files)
+    return SamplingTools(build_sampler(engine, model, device=device, dtype=manifest.engine_dtype), work)
+
+
+def prepare_replay(manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: torch.device) -> ReplayTools:
+    """A scorer without weights and the run's slots and checks, from the files a run ships."""
+    model, work = _read_run(manifest, run, files)
+    policy = PolicyModel(model.build(device=device, dtype=manifest.engine_dtype), model.layout)
+    return ReplayTools(TransformersScorer(policy), work)
+
+
+def _read_run(manifest: RunManifest, run: Digest, files: Mapping[str, Path]) -> tuple[RunModel, GroupWork]:
+    """The run's model and work, before memory is allocated: the run's task may not be installed here."""
     model = read_run_model(
         {name: path.read_bytes() for name, path in files.items()},
         layout_digest=manifest.layout,
         max_weight_bytes=MAX_WEIGHT_BYTES,
         dtype=manifest.engine_dtype,
     )
-    # Before memory is allocated: the run's task may not be installed here.
-    work = GroupWork(manifest, run, model.codec())
-    return Prepared(build_engine(engine, model, device=device, dtype=manifest.engine_dtype), work)
+    return model, GroupWork(manifest, run, model.codec())
 
 
 def build_learner(
@@ -93,7 +105,7 @@ def build_learner(
             run=folder.run,
             training=training,
             layout=layout,
-            replaying=Prepared(TransformersEngine(replaying.model, layout), work),
+            replaying=ReplayTools(TransformersScorer(PolicyModel(replaying.model, layout)), work),
             loss=LossPipeline(folder.loss_config()),
             reference=folder.settings.loss.reference_config(),
             memory=memory,
@@ -150,7 +162,7 @@ def build_volunteer(
     worker_folder: WorkerFolder,
     config: VolunteerConfig,
     *,
-    prepare: Prepare[Prepared],
+    prepare: Prepare[SamplingTools],
     base: Path | None = None,
     on_manifest: Callable[[RunManifest], None],
     on_progress: Callable[[Progress], None],
@@ -158,7 +170,7 @@ def build_volunteer(
 ) -> Volunteer:
     """A volunteer for the run behind a link, working from a worker folder.
 
-    `prepare` makes its engine (`prepare_engine`); `base` is a model directory it may start from.
+    `prepare` makes its sampler (`prepare_sampling`); `base` is a model directory it may start from.
     """
     directory = worker_folder.run_directory(link.run)
 
@@ -183,7 +195,7 @@ def build_validator(
     worker_folder: WorkerFolder,
     config: ValidatorConfig,
     *,
-    prepare: Prepare[Prepared],
+    prepare: Prepare[ReplayTools],
     base: Path | None = None,
     on_manifest: Callable[[RunManifest], None],
     on_audit: Callable[[Audit], None],

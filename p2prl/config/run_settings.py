@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
-from p2prl.protocol.manifests import RunFile, RunManifest
+from p2prl.protocol.manifests import RunFile, RunManifest, Sampling
 from p2prl.tasks.task_registry import task_by_name
 
 
@@ -83,14 +84,15 @@ def open_run(directory: Path) -> RunFolder:
     """Read a run folder and its settings. Raises `ConfigError` when it is not one or its settings do not fit."""
     folder = open_folder(directory)
     settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
-    run = RunFolder(directory, folder.identity, folder.manifest, folder.manifest_raw, settings)
-    run.loss_config()
-    _check_dead_band(settings.learner.dead_band_ulp, folder.manifest.dtype)
-    return run
+    manifest = folder.manifest
+    _check_settings(settings, manifest.sampling, reward=manifest.reward, dtype=manifest.dtype)
+    return RunFolder(directory, folder.identity, manifest, folder.manifest_raw, settings)
 
 
-def _check_dead_band(band_ulp: int, dtype: str) -> None:
-    widest = widest_band_ulp(WORD_TYPES[dtype])
+def _check_settings(settings: RunSettings, sampling: Sampling, *, reward: str, dtype: str) -> None:
+    """`ConfigError` when run.toml does not fit what the run's manifest fixes."""
+    settings.loss.build(sampling, parse_reward(reward))
+    widest, band_ulp = widest_band_ulp(WORD_TYPES[dtype]), settings.learner.dead_band_ulp
     require(
         "dead_band_ulp", band_ulp, band_ulp <= widest, f"within 0..{widest}, as the weights are published in {dtype}"
     )
@@ -103,6 +105,9 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
     """
     refuse_folder_in_use(directory)
     RunReward(plan.reward, [plan.task])
+    # Before the model is loaded or trained, which takes long.
+    checked = parse(RunSettings, tomllib.loads(settings), where="run.toml")
+    _check_settings(checked, plan.sampling, reward=plan.reward, dtype=plan.dtype)
     new = directory.with_name(f".{directory.name}.new-{os.getpid()}")
     try:
         new.mkdir(parents=True)

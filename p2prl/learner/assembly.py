@@ -31,7 +31,7 @@ from p2prl.learner.training.micro_batch_log import DEFAULT_RULE, MicroBatchLog
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training_steps import Training
-from p2prl.models.group_work import Prepared
+from p2prl.models.group_work import ReplayTools
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.weight_layout import WeightLayout
 from p2prl.protocol.digests import Digest
@@ -52,8 +52,8 @@ class LearnerParts:
     """The model to train, with the weights of the newest checkpoint, in float32."""
     layout: WeightLayout
     """Order and word type in which weights are published."""
-    replaying: Prepared
-    """An engine to replay groups with, and the run's slot rules."""
+    replaying: ReplayTools
+    """A scorer to replay groups with, and the run's slot rules."""
     loss: LossPipeline
     reference: ReferenceConfig | None = None
     """Settings of the reference policy; None for a loss without one."""

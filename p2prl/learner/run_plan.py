@@ -56,6 +56,11 @@ class RunPlan:
     seed: int = 0
     """Seed of the first weights of a model made here."""
 
+    @property
+    def sampling(self) -> Sampling:
+        """The run's sampling settings."""
+        return Sampling(self.temperature, self.max_new_tokens, self.group_size)
+
     def __post_init__(self) -> None:
         text = 0 < len(self.goal) <= limits.MAX_TEXT_CHARS and self.goal.isprintable()
         _check("--goal", self.goal[:40], text, f"one line of 1 to {limits.MAX_TEXT_CHARS} characters", "'add numbers'")
@@ -108,7 +113,7 @@ def run_manifest(
         files=tuple(RunFile(name, blob) for name, blob in blobs.items()),
         tokenizer=blobs["tokenizer.json"].root,
         tasks=(TaskShare(plan.task, 1.0),),
-        sampling=Sampling(plan.temperature, plan.max_new_tokens, plan.group_size),
+        sampling=plan.sampling,
         staleness_bound=plan.staleness_bound,
         publish_every=plan.publish_every,
         reward=plan.reward,

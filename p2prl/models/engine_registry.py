@@ -1,6 +1,6 @@
-"""Engines by name: transformers, then those of installed packages.
+"""Sampling engines by name: transformers, then those of installed packages.
 
-The owner of a machine chooses its engine, never the run: every engine must be able to replay the samples of any other.
+The owner of a machine chooses its engine, never the run: the samples of every engine must replay with the scorer.
 A package adds one through the entry-point group `p2prl.engines`.
 """
 
@@ -10,18 +10,18 @@ from typing import Protocol
 
 import torch
 
-from p2prl.models.engine_port import Engine
 from p2prl.models.run_model import RunModel
+from p2prl.models.sampler_port import Sampler
 from p2prl.plugins import Registry
 
 DEFAULT_ENGINE = "transformers"
 
 
-class EngineBuilder(Protocol):
-    """Makes an engine for one run."""
+class SamplerBuilder(Protocol):
+    """Makes a sampler for one run."""
 
-    def __call__(self, run: RunModel, *, device: torch.device, dtype: str) -> Engine:
-        """An engine for `run` that computes on `device` in `dtype`; it is given its first policy later.
+    def __call__(self, run: RunModel, *, device: torch.device, dtype: str) -> Sampler:
+        """A sampler for `run` that computes on `device` in `dtype`; it is given its first policy later.
 
         `dtype` is the one the run computes in: in another, an honest peer's tokens would not replay. `MachineError`
         when this machine cannot run it.
@@ -29,11 +29,11 @@ class EngineBuilder(Protocol):
         ...
 
 
-ENGINES: Registry[EngineBuilder] = Registry(
-    "p2prl.engines", kind="engine", builtin={DEFAULT_ENGINE: "p2prl.models.transformers_engine:build_engine"}
+ENGINES: Registry[SamplerBuilder] = Registry(
+    "p2prl.engines", kind="engine", builtin={DEFAULT_ENGINE: "p2prl.models.transformers_sampler:build_sampler"}
 )
 
 
-def build_engine(name: str, run: RunModel, *, device: torch.device, dtype: str) -> Engine:
-    """Build the engine `name` for one run. `ConfigError` when it is not installed."""
+def build_sampler(name: str, run: RunModel, *, device: torch.device, dtype: str) -> Sampler:
+    """Build the sampler of engine `name` for one run. `ConfigError` when it is not installed."""
     return ENGINES.get(name)(run, device=device, dtype=dtype)

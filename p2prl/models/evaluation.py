@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2prl.errors import ConfigError
-from p2prl.models.engine_port import Engine, GenerationRequest
 from p2prl.models.group_work import GroupWork, SlotAssignment
+from p2prl.models.sampler_port import GenerationRequest, Sampler
+from p2prl.models.sampling import sample_all
 from p2prl.protocol.digests import digest
 
 _BATCH = 256
@@ -31,7 +32,7 @@ class Evaluation:
 
 
 def evaluate(
-    engine: Engine,
+    sampler: Sampler,
     work: GroupWork,
     *,
     prompts: int,
@@ -39,7 +40,7 @@ def evaluate(
     greedy: bool = False,
     on_progress: Callable[[float], None] | None = None,
 ) -> Evaluation:
-    """Sample one completion for each of `prompts` fresh prompts under the engine's weights and score them.
+    """Sample one completion for each of `prompts` fresh prompts under the sampler's weights and score them.
 
     Prompts come from the slots of a key that no peer can have, so training never sees them. The same `seed` gives the
     same prompts and draws.
@@ -54,7 +55,7 @@ def evaluate(
             work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot)
             for slot in range(start, min(start + _BATCH, prompts))
         ]
-        generations = engine.generate([_request(assignment, greedy) for assignment in assignments])
+        generations = sample_all(sampler, [_request(assignment, greedy) for assignment in assignments])
         for assignment, generation in zip(assignments, generations, strict=True):
             rewards.append(work.score(assignment, generation.token_ids).reward)
             tokens += len(generation.token_ids)

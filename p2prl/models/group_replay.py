@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2prl.models.engine_port import Engine
 from p2prl.models.group_work import Inspection
+from p2prl.models.scorer_port import Scorer
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
 
@@ -48,16 +48,16 @@ class Replay:
     worst_margin: float
 
 
-def replay_groups(engine: Engine, work: Sequence[tuple[RolloutGroup, Inspection]]) -> list[Replay]:
-    """Replay groups of the policy that `engine` holds, in one batched prefill.
+def replay_groups(scorer: Scorer, work: Sequence[tuple[RolloutGroup, Inspection]]) -> list[Replay]:
+    """Replay groups of the policy that `scorer` holds, in one batched prefill.
 
-    The tolerance is that of the dtype this engine computes in, which is the run's. The dtype a group claims is ignored,
+    The tolerance is that of the dtype this scorer computes in, which is the run's. The dtype a group claims is ignored,
     because a cheat would claim the most tolerant one.
     """
-    tolerance = TOLERANCES[engine.engine_class.dtype]
+    tolerance = TOLERANCES[scorer.engine_class.dtype]
     requests = [request for _, inspection in work for request in inspection.assignment.requests]
     token_ids = [ids for _, inspection in work for ids in inspection.token_ids]
-    scored = iter(engine.replay(requests, token_ids))
+    scored = iter(scorer.replay(requests, token_ids))
     results = []
     for group, inspection in work:
         rows = [next(scored) for _ in inspection.token_ids]

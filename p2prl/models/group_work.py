@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from p2prl.models.engine_port import Engine, Generation, GenerationRequest
 from p2prl.models.rewards import RunReward
+from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
+from p2prl.models.scorer_port import Scorer
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import RunManifest
@@ -163,8 +164,16 @@ class GroupWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A worker's tools for one run: an engine without weights yet, and the run's slots and checks."""
+class SamplingTools:
+    """A volunteer's tools for one run: a sampler without weights yet, and the run's slots and checks."""
 
-    engine: Engine
+    sampler: Sampler
+    work: GroupWork
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTools:
+    """The tools of a learner or a validator: a scorer without weights yet, and the run's slots and checks."""
+
+    scorer: Scorer
     work: GroupWork

@@ -1,13 +1,18 @@
-"""One model shared by the engines of all simulated peers, so that a swarm fits into one process."""
+"""One model shared by the samplers and scorers of all simulated peers, so that a swarm fits into one process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 
 from blake3 import blake3
 
-from p2prl.models.engine_port import Engine, Generation, GenerationRequest, Scored, StagedWeights, Weights
-from p2prl.models.transformers_engine import UNNAMED
+from p2prl.models.policy_model import UNNAMED, PolicyModel
+from p2prl.models.sampler_port import GenerationRequest, StagedWeights, StepResult, Ticket, Weights
+from p2prl.models.sampling import sample_all
+from p2prl.models.scorer_port import Scored
+from p2prl.models.transformers_sampler import TransformersSampler
+from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.protocol.rollout_group import EngineClass
 
 _STAGED_KEPT = 8
@@ -15,12 +20,15 @@ _STAGED_KEPT = 8
 
 
 class SharedModel:
-    """The model behind every simulated peer's engine. A policy is checked once, and copied in when it changes."""
+    """The model behind every simulated peer. A policy is checked once, and copied in when it changes."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, policy: PolicyModel) -> None:
+        self.engine_class = policy.engine_class
+        self._policy = policy
+        self._sampler = TransformersSampler(policy)
+        self._scorer = TransformersScorer(policy)
         self._staged: dict[tuple[int, bytes], StagedWeights] = {}
-        self._in_engine: StagedWeights | None = None
+        self._in_model: StagedWeights | None = None
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
         """Check a policy, unless it has been checked already."""
@@ -29,20 +37,87 @@ class SharedModel:
         if name not in self._staged:
             if len(self._staged) == _STAGED_KEPT:
                 del self._staged[next(iter(self._staged))]
-            self._staged[name] = self.engine.stage(data, version)
+            self._staged[name] = self._policy.stage(data, version)
         return self._staged[name]
 
-    def claim(self, staged: StagedWeights) -> Engine:
-        """The engine, with this policy loaded."""
-        if self._in_engine is not staged:
-            self._in_engine = None
-            self.engine.swap(staged)
-            self._in_engine = staged
-        return self.engine
+    def load(self, staged: StagedWeights) -> None:
+        """Copy a policy in, unless the model holds it."""
+        if self._in_model is not staged:
+            self._in_model = None
+            self._policy.swap(staged)
+            self._in_model = staged
+
+    def sampler(self, staged: StagedWeights) -> TransformersSampler:
+        """The sampler, with this policy loaded."""
+        self.load(staged)
+        return self._sampler
+
+    def scorer(self, staged: StagedWeights) -> TransformersScorer:
+        """The scorer, with this policy loaded."""
+        self.load(staged)
+        return self._scorer
 
 
-class SharedEngine:
-    """A simulated peer's engine: loads the peer's policy before each computation, as if it had its own model."""
+class SharedSampler:
+    """A simulated volunteer's sampler. Each step decodes everything in flight to its end under the peer's own policy:
+    computation takes no virtual time, and the shared model serves another peer next."""
+
+    def __init__(self, model: SharedModel) -> None:
+        self._model = model
+        self._staged: StagedWeights | None = None
+        self._tickets = itertools.count()
+        self._queued: list[tuple[Ticket, GenerationRequest]] = []
+
+    @property
+    def engine_class(self) -> EngineClass:
+        """The shared model's class."""
+        return self._model.engine_class
+
+    @property
+    def in_flight(self) -> int:
+        """See `Sampler.in_flight`."""
+        return len(self._queued)
+
+    @property
+    def room(self) -> int:
+        """See `Sampler.room`: memory is shared, so there is room for one batch."""
+        return 0 if self._queued else 1
+
+    def stage(self, weights: Weights, version: int) -> StagedWeights:
+        """Check a policy, with the shared model's layout."""
+        return self._model.stage(weights, version)
+
+    def swap(self, staged: StagedWeights) -> None:
+        """Load a checked policy."""
+        self._staged = staged
+        self._model.load(staged)
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[Ticket]:
+        """See `Sampler.submit`."""
+        queued = [(next(self._tickets), request) for request in requests]
+        self._queued += queued
+        return [ticket for ticket, _ in queued]
+
+    def step(self) -> StepResult:
+        """Sample everything in flight."""
+        assert self._staged is not None
+        queued, self._queued = self._queued, []
+        made = sample_all(self._model.sampler(self._staged), [request for _, request in queued])
+        ended = tuple((ticket, generation) for (ticket, _), generation in zip(queued, made, strict=True))
+        return StepResult(sum(len(generation.token_ids) for generation in made), ended)
+
+    def cancel(self) -> None:
+        """See `Sampler.cancel`."""
+        self._queued = []
+
+    def sleep(self) -> None:
+        """See `Sampler.sleep`."""
+        self.cancel()
+        self._staged = None
+
+
+class SharedScorer:
+    """A simulated learner's scorer."""
 
     def __init__(self, model: SharedModel) -> None:
         self._model = model
@@ -50,36 +125,15 @@ class SharedEngine:
 
     @property
     def engine_class(self) -> EngineClass:
-        """The shared engine's class."""
-        return self._model.engine.engine_class
+        """The shared model's class."""
+        return self._model.engine_class
 
     def load_weights(self, weights: Weights) -> None:
         """Load a policy."""
-        self.swap(self.stage(weights, UNNAMED))
-
-    def stage(self, weights: Weights, version: int) -> StagedWeights:
-        """Check a policy, with the shared engine's layout."""
-        return self._model.stage(weights, version)
-
-    def swap(self, staged: StagedWeights) -> None:
-        """Load a checked policy."""
-        self._staged = staged
-        self._claim()
-
-    def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        *,
-        should_stop: Callable[[], bool] | None = None,
-        on_step: Callable[[int], None] | None = None,
-    ) -> list[Generation]:
-        """Sample under this peer's weights."""
-        return self._claim().generate(requests, should_stop=should_stop, on_step=on_step)
+        self._staged = self._model.stage(weights, UNNAMED)
+        self._model.load(self._staged)
 
     def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
         """Replay under this peer's weights."""
-        return self._claim().replay(requests, token_ids)
-
-    def _claim(self) -> Engine:
         assert self._staged is not None
-        return self._model.claim(self._staged)
+        return self._model.scorer(self._staged).replay(requests, token_ids)

@@ -1,4 +1,4 @@
-"""The run of a simulated swarm: its manifest, its initial weights, and the model that all engines share."""
+"""The run of a simulated swarm: its manifest, its initial weights, and the model that all peers share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.models.evaluation import evaluate
-from p2prl.models.group_work import GroupWork, Prepared
+from p2prl.models.group_work import GroupWork, SamplingTools
+from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_files import export_run_files
 from p2prl.models.text_codec import TextCodec
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import WeightLayout, layout_of
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.shared_engine import SharedEngine, SharedModel
+from p2prl.sim.shared_engine import SharedModel, SharedSampler
 from p2prl.sim.virtual_time import START
 
 _EVALUATION_PROMPTS = 1024
@@ -75,18 +76,18 @@ class SimulatedRun:
             files=files,
             layout=layout,
             work=GroupWork(manifest, run, TextCodec(loaded.tokenizer, loaded.model)),
-            model=SharedModel(TransformersEngine(_copy(loaded), layout)),
+            model=SharedModel(PolicyModel(_copy(loaded), layout)),
         )
 
-    def prepare(self, manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
-        """A volunteer's engine; nothing is downloaded or loaded."""
+    def prepare(self, manifest: RunManifest, files: Mapping[str, Path]) -> SamplingTools:
+        """A volunteer's sampler; nothing is downloaded or loaded."""
         del manifest, files
-        return Prepared(SharedEngine(self.model), self.work)
+        return SamplingTools(SharedSampler(self.model), self.work)
 
     def reward_now(self) -> float:
         """Mean reward of the policy as trained so far, on fresh prompts."""
-        engine = TransformersEngine(_copy(self.loaded), self.layout)
-        return evaluate(engine, self.work, prompts=_EVALUATION_PROMPTS, seed=self.seed).reward
+        sampler = TransformersSampler(PolicyModel(_copy(self.loaded), self.layout))
+        return evaluate(sampler, self.work, prompts=_EVALUATION_PROMPTS, seed=self.seed).reward
 
 
 def _copy(loaded: LoadedModel) -> Any:

@@ -25,7 +25,7 @@ from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.models.group_work import Prepared
+from p2prl.models.group_work import ReplayTools
 from p2prl.models.pretrained import LoadedModel
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
@@ -34,7 +34,7 @@ from p2prl.protocol.kinds import Kind, Role
 from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
-from p2prl.sim.shared_engine import SharedEngine
+from p2prl.sim.shared_engine import SharedScorer
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.simulated_run import SimulatedRun
 from p2prl.sim.virtual_network import VirtualNetwork
@@ -179,7 +179,7 @@ class Swarm:
                 run=run.run,
                 training=run.loaded,
                 layout=run.layout,
-                replaying=Prepared(SharedEngine(run.model), run.work),
+                replaying=ReplayTools(SharedScorer(run.model), run.work),
                 loss=LossPipeline.plain(build_loss("gepo_t")),
                 config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
                 clock=self.network.loop_clock,

@@ -1,4 +1,4 @@
-"""A dishonest volunteer: `p2prl join` with an engine that cheats.
+"""A dishonest volunteer: `p2prl join` with a sampler that cheats.
 
     python -m p2prl.testing.cheating_volunteer LINK [options of p2prl join] [--adversary fabricate]
 
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--adversary", choices=sorted(ADVERSARIES), default="fabricate")
     named, rest = parser.parse_known_args(arguments)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(make_join(wrap_engine=ADVERSARIES[named.adversary]))
+    app.command()(make_join(wrap_sampler=ADVERSARIES[named.adversary]))
     run_app(app, program=_PROGRAM, arguments=rest)
 
 

@@ -23,8 +23,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from p2prl.bench.hot_swap.incoming_transfer import receive_chunks
 from p2prl.errors import require
-from p2prl.models.engine_port import GenerationRequest, StagedWeights
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.sampler_port import GenerationRequest, StagedWeights
+from p2prl.models.sampling import sample_all
+from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.net.process import control
 from p2prl.net.process.patch_decoder import rebuild
@@ -98,7 +100,7 @@ class _Bench:
         self._word_type = WORD_TYPES[config.dtype]
         model = _model(config.seed)
         self._layout = layout_of(model, config.dtype)
-        self._engine = TransformersEngine(model, self._layout)
+        self._sampler = TransformersSampler(PolicyModel(model, self._layout))
         first = np.frombuffer(flatten(model, self._layout), dtype=self._word_type.dtype)
         self._versions = [first, _moved(first, config.seed)]
         self._states = [blake3(words.tobytes()).digest() for words in self._versions]
@@ -159,7 +161,7 @@ class _Bench:
             )
         )
         with target.open("rb") as file:
-            staged = self._engine.stage(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), number)
+            staged = self._sampler.stage(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), number)
         self._prepare_s.append(time.monotonic() - began)
         return staged
 
@@ -177,7 +179,7 @@ class _Bench:
             last, kind = now, "quiet" if pending is None else "busy"
             if waiting is not None and waiting.done():
                 staged, waiting, kind = waiting.result(), None, "swap"
-                self._engine.swap(staged)
+                self._sampler.swap(staged)
                 self._swaps_s.append(time.monotonic() - now)
 
         requests = [
@@ -192,7 +194,7 @@ class _Bench:
         ]
         while True:
             last = 0.0
-            self._engine.generate(requests, on_step=on_step)
+            sample_all(self._sampler, requests, on_step=on_step)
             if kind == "swap":  # the batch ended before another token was sampled
                 self._gaps["swap"].append(time.monotonic() - last)
                 kind = "busy"

@@ -9,9 +9,10 @@ from p2prl.config.run_settings import RunFolder
 from p2prl.models.device import choose_device
 from p2prl.models.evaluation import Evaluation, evaluate
 from p2prl.models.group_work import GroupWork
+from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.text_codec import TextCodec
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
 
 
@@ -30,11 +31,11 @@ def evaluate_checkpoint(
     loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype="float32")
     weights = flatten(loaded.model, layout_of(loaded.model, manifest.dtype))
     loaded.model.to(TORCH_DTYPES[manifest.engine_dtype])
-    engine = TransformersEngine(loaded.model, layout_of(loaded.model, manifest.dtype))
-    engine.load_weights(weights)
+    policy = PolicyModel(loaded.model, layout_of(loaded.model, manifest.dtype))
+    policy.load(weights)
     work = GroupWork(folder.manifest, folder.run, TextCodec(loaded.tokenizer, loaded.model))
     return evaluate(
-        engine,
+        TransformersSampler(policy),
         work,
         prompts=prompts,
         seed=seed,

@@ -59,8 +59,6 @@ def init_command(
     )
     refuse_folder_in_use(root / name)
     check_writable(root, remedy="Give another folder with --in.")
-    if group_size == 1:
-        say("With --group-size 1 a loss that compares a group's completions has nothing to compare: give 2 or more.")
 
     with progress_bar("creating the run", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)

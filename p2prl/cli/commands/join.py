@@ -10,11 +10,11 @@ import typer
 from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, Transport, UploadMbit
 
 if TYPE_CHECKING:
-    from p2prl.models.engine_port import Engine
+    from p2prl.models.sampler_port import Sampler
 
 
-def make_join(wrap_engine: Callable[[Engine], Engine] | None = None) -> Callable[..., None]:
-    """Build the command. `wrap_engine` replaces the sampling engine in experiments with dishonest volunteers."""
+def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Callable[..., None]:
+    """Build the command. `wrap_sampler` replaces the sampler in experiments with dishonest volunteers."""
 
     def join(
         link: Link,
@@ -56,7 +56,7 @@ def make_join(wrap_engine: Callable[[Engine], Engine] | None = None) -> Callable
             disk_gb=disk_gb,
             base=base,
             as_json=as_json,
-            wrap_engine=wrap_engine,
+            wrap_sampler=wrap_sampler,
         )
 
     return join

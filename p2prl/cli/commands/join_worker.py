@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,12 @@ from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
+    import torch
+
     from p2prl.client.progress import Progress
-    from p2prl.models.engine_port import Engine
+    from p2prl.models.group_work import SamplingTools
+    from p2prl.models.sampler_port import Sampler
+    from p2prl.net.process.run_bootstrap import Prepare
     from p2prl.protocol.manifests import RunManifest
 
 
@@ -47,7 +52,7 @@ def join_run(
     disk_gb: float,
     base: str,
     as_json: bool,
-    wrap_engine: Callable[[Engine], Engine] | None = None,
+    wrap_sampler: Callable[[Sampler], Sampler] | None = None,
 ) -> None:
     """Volunteer until interrupted or until the run ends. torch is imported after the link is checked."""
     link = parse_link(link_text)
@@ -60,7 +65,7 @@ def join_run(
 
         from p2prl.client.agent import AgentConfig
         from p2prl.client.service import VolunteerConfig
-        from p2prl.config.roles import build_volunteer, prepare_engine
+        from p2prl.config.roles import build_volunteer
         from p2prl.models.device import choose_device, use_threads
 
         chosen = choose_device(device)
@@ -73,9 +78,7 @@ def join_run(
             link,
             worker,
             VolunteerConfig(agent=AgentConfig(slots_per_batch=slots)),
-            prepare=shown_prepare(
-                lambda manifest, files: prepare_engine(manifest, link.run, files, chosen), view, wrap_engine
-            ),
+            prepare=shown_prepare(_preparation(link, chosen, wrap_sampler), view),
             base=model,
             on_manifest=screen.introduce,
             on_progress=screen.on_progress,
@@ -102,6 +105,19 @@ def join_run(
             finished = volunteer.run(NetworkHandle(network))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
+
+
+def _preparation(
+    link: JoinLink, device: torch.device, wrap_sampler: Callable[[Sampler], Sampler] | None
+) -> Prepare[SamplingTools]:
+    """Make the sampler from the run's files, and wrap it if asked."""
+    from p2prl.config.roles import prepare_sampling
+
+    def prepare(manifest: RunManifest, files: Mapping[str, Path]) -> SamplingTools:
+        tools = prepare_sampling(manifest, link.run, files, device)
+        return tools if wrap_sampler is None else replace(tools, sampler=wrap_sampler(tools.sampler))
+
+    return prepare
 
 
 class _Screen:

@@ -53,7 +53,7 @@ def validate_run(
     with view.shown():
         view.phase("importing torch")
 
-        from p2prl.config.roles import build_validator, prepare_engine
+        from p2prl.config.roles import build_validator, prepare_replay
         from p2prl.models.device import choose_device, use_threads
         from p2prl.validator.service import ValidatorConfig
 
@@ -67,7 +67,7 @@ def validate_run(
             link,
             worker,
             ValidatorConfig(rate=rate),
-            prepare=shown_prepare(lambda manifest, files: prepare_engine(manifest, link.run, files, chosen), view),
+            prepare=shown_prepare(lambda manifest, files: prepare_replay(manifest, link.run, files, chosen), view),
             base=model,
             on_manifest=screen.introduce,
             on_audit=screen.on_audit,

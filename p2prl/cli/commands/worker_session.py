@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2prl.cli.exit_codes import INTERRUPTED, RUN_FINISHED
 from p2prl.cli.interrupts import Interrupts
@@ -20,11 +19,11 @@ from p2prl.protocol.manifests import RunManifest
 
 if TYPE_CHECKING:
     from p2prl.config.requirements import Requirements
-    from p2prl.models.engine_port import Engine
-    from p2prl.models.group_work import Prepared
     from p2prl.net.process.run_bootstrap import Prepare
 
 _STATUS_PERIOD_S = 1.0
+
+T = TypeVar("T")
 
 
 class StatusFile:
@@ -61,15 +60,12 @@ def model_directory_of(base: str, view: LiveView) -> Path | None:
     return model_directory(base)
 
 
-def shown_prepare(
-    prepare: Prepare[Prepared], view: LiveView, wrap_engine: Callable[[Engine], Engine] | None = None
-) -> Prepare[Prepared]:
-    """Wrap `prepare` to show a startup phase and to replace its engine with `wrap_engine`'s."""
+def shown_prepare(prepare: Prepare[T], view: LiveView) -> Prepare[T]:
+    """Wrap `prepare` to show a startup phase."""
 
-    def shown(manifest: RunManifest, files: Mapping[str, Path]) -> Prepared:
+    def shown(manifest: RunManifest, files: Mapping[str, Path]) -> T:
         view.phase("loading the engine")
-        prepared = prepare(manifest, files)
-        return prepared if wrap_engine is None else replace(prepared, engine=wrap_engine(prepared.engine))
+        return prepare(manifest, files)
 
     return shown
 

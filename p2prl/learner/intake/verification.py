@@ -14,7 +14,7 @@ from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.group_replay import Replay, replay_groups
-from p2prl.models.group_work import Inspection, Prepared
+from p2prl.models.group_work import Inspection, ReplayTools
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -35,14 +35,14 @@ class Outcome:
 
 
 class Verification:
-    """Checks stored groups against the published policies, with a separate engine."""
+    """Checks stored groups against the published policies, with a separate model."""
 
-    def __init__(self, storage: LearnerStorage, prepared: Prepared, decoded: DecodedGroups) -> None:
+    def __init__(self, storage: LearnerStorage, tools: ReplayTools, decoded: DecodedGroups) -> None:
         self._journal = storage.journal
         self._published = storage.published
         self._staleness_bound = storage.manifest.staleness_bound
-        self._work = prepared.work
-        self._engine = prepared.engine
+        self._work = tools.work
+        self._scorer = tools.scorer
         self._decoded = decoded
         self._loaded: int | None = None
 
@@ -70,7 +70,7 @@ class Verification:
                     to_replay.setdefault(group.version, []).append((index, group, inspection, policy))
         for version, entries in to_replay.items():
             self._load(version)
-            replays = replay_groups(self._engine, [(group, inspection) for _, group, inspection, _ in entries])
+            replays = replay_groups(self._scorer, [(group, inspection) for _, group, inspection, _ in entries])
             for (index, group, inspection, policy), replay in zip(entries, replays, strict=True):
                 state = ReceiptState.REJECTED if replay.reason else ReceiptState.VERIFIED
                 outcomes[index] = Outcome(groups[index], group, state, replay.reason, policy, inspection, replay)
@@ -84,5 +84,5 @@ class Verification:
 
     def _load(self, version: int) -> None:
         if version != self._loaded:
-            self._engine.load_weights(self._published.weights(version))
+            self._scorer.load_weights(self._published.weights(version))
             self._loaded = version

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from p2prl.errors import require
+from p2prl.errors import ConfigError, require
 
 Precision = Literal["fp32", "bf16", "bf16_stochastic", "bf16_kahan"]
 """Types of a training step (`MemoryConfig.precision` without `auto`)."""
@@ -39,6 +39,11 @@ class MemoryConfig:
         tokens, limit = self.micro_batch_tokens, self.limit_gb
         require("learner.memory.micro_batch_tokens", tokens, tokens >= 0, "0 or more")
         require("learner.memory.limit_gb", limit, 0.0 <= limit < float("inf"), "0 or more")
+        if self.precision == "bf16_kahan" and self.optimizer_states == "8bit":
+            raise ConfigError(
+                'precision = "bf16_kahan" and optimizer_states = "8bit" exclude each other',
+                remedy='Set precision = "bf16_stochastic" in [learner.memory].',
+            )
 
     def precision_on(self, device_type: str, engine_dtype: str) -> Precision:
         """The precision on this kind of device, for a run that samples in `engine_dtype`.

@@ -119,11 +119,6 @@ def _build(
 ) -> torch.optim.Optimizer:
     rate, betas, decay = config.learning_rate, (config.beta1, config.beta2), config.weight_decay
     if states == "8bit":
-        if precision == "bf16_kahan":
-            raise ConfigError(
-                'optimizer_states = "8bit" has no Kahan summation',
-                remedy='Set precision = "bf16_stochastic" or "bf16".',
-            )
         stochastic = precision in PURE_BF16
         return build_low_bit_adamw(parameters, lr=rate, betas=betas, weight_decay=decay, stochastic=stochastic)
     if precision in PURE_BF16:

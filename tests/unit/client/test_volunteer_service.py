@@ -10,7 +10,7 @@ import pytest
 
 from p2prl.client.agent import Wait
 from p2prl.errors import IntegrityError
-from p2prl.models.engine_port import StagedWeights, Weights
+from p2prl.models.sampler_port import StagedWeights, Weights
 from p2prl.net.process import control
 from p2prl.protocol.digests import digest
 from p2prl.protocol.ledger_messages import ReceiptState
@@ -70,13 +70,13 @@ def test_sampling_continues_while_the_next_policy_is_staged(rig: VolunteerRig, m
     """A thread reads and checks the next version; the previous one is in use meanwhile."""
     rig.volunteer.close()
     rig.start(background=True)
-    stage, may_go_on, done = rig.small_run.engine.stage, threading.Event(), threading.Event()
+    stage, may_go_on, done = rig.small_run.sampler.stage, threading.Event(), threading.Event()
 
     def slow(weights: Weights, version: int) -> StagedWeights:
         assert version != 1 or may_go_on.wait(30)
         return stage(weights, version)
 
-    monkeypatch.setattr(rig.small_run.engine, "stage", slow)
+    monkeypatch.setattr(rig.small_run.sampler, "stage", slow)
     rig.introduce()
     rig.offer(0)
     rig.turns(3)
@@ -99,13 +99,13 @@ def test_a_policy_that_fails_its_self_check_falls_back_to_the_last(
     rig.introduce()
     rig.offer(0)
     rig.turns(3)
-    stage = rig.small_run.engine.stage
+    stage = rig.small_run.sampler.stage
 
     def wrong(weights: Weights, version: int) -> StagedWeights:
         staged = stage(weights, version)
         return replace(staged, answer=digest("p2prl/test", b"other words")) if version == 1 else staged
 
-    monkeypatch.setattr(rig.small_run.engine, "stage", wrong)
+    monkeypatch.setattr(rig.small_run.sampler, "stage", wrong)
     rig.offer(1)
     sampled = len(rig.groups())
     rig.turns(5)
@@ -122,7 +122,7 @@ def test_weights_with_nan_logits_are_skipped(rig: VolunteerRig, monkeypatch: pyt
         raise IntegrityError("the policy gives logits that are not numbers")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.small_run.engine, "generate", broken)
+        patch.setattr(rig.small_run.sampler, "step", broken)
         rig.turns(4)
     assert rig.notices == ["version 0 cannot be sampled: the policy gives logits that are not numbers"]
     assert rig.groups() == []

@@ -8,7 +8,7 @@ from typing import Any
 from p2prl.client.agent import AgentConfig
 from p2prl.client.progress import Progress
 from p2prl.client.service import Volunteer, VolunteerConfig
-from p2prl.models.group_work import Prepared
+from p2prl.models.group_work import SamplingTools
 from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol import ledger_chain
@@ -77,7 +77,7 @@ class VolunteerRig:
             config=VolunteerConfig(agent=AgentConfig(slots_per_batch=2), background=background),
             clock=self.clock,
             bootstrap=RunBootstrap(
-                lambda _, __: Prepared(self.small_run.engine, self.small_run.work), lambda _, __: None
+                lambda _, __: SamplingTools(self.small_run.sampler, self.small_run.work), lambda _, __: None
             ),
             on_progress=self.progress.append,
             on_notice=self.notices.append,

@@ -93,6 +93,29 @@ def test_completions_longer_than_the_context_are_refused(tmp_path: Path, model: 
     assert entries(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "settings", "named"),
+    [
+        ({"group_size": 1}, SETTINGS, "one completion per prompt"),
+        ({}, SETTINGS.replace("groups_per_update", "groups_per_updat"), "groups_per_updat"),
+        ({}, SETTINGS.replace("dead_band_ulp = 0", "dead_band_ulp = 8388609"), "dead_band_ulp"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_the_model_is_made(
+    tmp_path: Path, change: dict[str, int], settings: str, named: str
+) -> None:
+    stages: list[str] = []
+    with pytest.raises(ConfigError, match=named):
+        init_run(
+            tmp_path / "run",
+            replace(PLAN, **change),  # type: ignore[arg-type]
+            settings=settings,
+            on_progress=lambda stage, share: stages.append(stage),
+        )
+    assert stages == []
+    assert entries(tmp_path) == []
+
+
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     plan = replace(PLAN, model="/no/such/directory")
     with pytest.raises(ConfigError, match="/no/such/directory") as caught:

@@ -15,12 +15,13 @@ from p2prl.algorithms.reward_shaping import RewardConfig
 from p2prl.config import run_settings
 from p2prl.config.loss_table import LossConfig
 from p2prl.config.presets import preset_by_name
-from p2prl.config.roles import prepare_engine
+from p2prl.config.roles import prepare_replay, prepare_sampling
 from p2prl.config.run_settings import RunFolder, init_run
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.models.engine_registry import ENGINES
 from p2prl.models.pretrained import load_pretrained
+from p2prl.models.sampling import sample_all
 from p2prl.models.warm_start import WarmstartConfig
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.protocol.manifests import Sampling
@@ -121,20 +122,22 @@ def test_the_task_makes_a_run_and_its_demonstrations_earn_rewards(run: RunFolder
     assert spec.process_scorer.judge("30127=", "72203", finished=True).steps == (1.0, 1.0, 0.0, 1.0, 1.0)
 
 
-def test_the_engine_and_transformers_replay_each_other(run: RunFolder) -> None:
+def test_the_engine_samples_what_transformers_samples(run: RunFolder) -> None:
     files = {file.name: run.directory / "files" / file.name for file in run.manifest.files}
-    plain = prepare_engine(run.manifest, run.run, files, CPU, engine="plain")
-    usual = prepare_engine(run.manifest, run.run, files, CPU)
+    plain = prepare_sampling(run.manifest, run.run, files, CPU, engine="plain")
+    usual = prepare_sampling(run.manifest, run.run, files, CPU)
+    scorer = prepare_replay(run.manifest, run.run, files, CPU).scorer
     model = load_pretrained(str(run.directory / "model"), device=CPU, dtype="float32").model
     weights = bytes(flatten(model, layout_of(model, run.manifest.dtype)))
     assignment = usual.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0)
-    for sampler, checker in ((plain.engine, usual.engine), (usual.engine, plain.engine)):
+    scorer.load_weights(weights)
+    made = {}
+    for sampler in (plain.sampler, usual.sampler):
         sampler.swap(sampler.stage(weights, 3))
-        checker.load_weights(weights)
-        made = sampler.generate(assignment.requests)
-        assert {generation.spans for generation in made} == {((0, 3),)}
-        scored = checker.replay(assignment.requests, [generation.token_ids for generation in made])
+        completions = made[sampler.engine_class.engine] = sample_all(sampler, assignment.requests)
+        assert {generation.spans for generation in completions} == {((0, 3),)}
+        scored = scorer.replay(assignment.requests, [generation.token_ids for generation in completions])
         assert max(max(each.margins) for each in scored) < 1e-3
-        for each, generation in zip(scored, made, strict=True):
+        for each, generation in zip(scored, completions, strict=True):
             assert each.logprobs == pytest.approx(generation.logprobs, abs=1e-4)
-    assert plain.engine.engine_class.engine == "plain"
+    assert [each.token_ids for each in made["plain"]] == [each.token_ids for each in made["transformers"]]

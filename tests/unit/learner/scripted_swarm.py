@@ -18,11 +18,12 @@ from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.group_work import GroupWork, Prepared
+from p2prl.models.group_work import GroupWork, ReplayTools
+from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.models.weight_layout import flatten
 from p2prl.net.process import control
@@ -110,7 +111,7 @@ def make_learner(
             run=small_run.run,
             training=training,
             layout=small_run.layout,
-            replaying=Prepared(TransformersEngine(replaying.model, small_run.layout), work),
+            replaying=ReplayTools(TransformersScorer(PolicyModel(replaying.model, small_run.layout)), work),
             loss=LossPipeline(around or LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")})),
             config=LearnerConfig(**config),
             clock=TickingClock(),

@@ -16,11 +16,14 @@ from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.group_work import GroupWork, Prepared
+from p2prl.models.group_work import GroupWork, ReplayTools
+from p2prl.models.policy_model import PolicyModel
 from p2prl.models.run_files import export_run_files
+from p2prl.models.sampling import sample_all
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.transformers_sampler import TransformersSampler
+from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import flatten, layout_of, weights_digest
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
@@ -63,7 +66,9 @@ class SmallRun:
         self.manifest_raw = seal(self.learner, self.manifest, run=bytes(32), now=NOW)
         self.run = envelope_digest(self.manifest_raw)
         self.work = GroupWork(self.manifest, self.run, TextCodec(self.loaded.tokenizer, self.loaded.model))
-        self.engine = TransformersEngine(self.loaded.model, self.layout)
+        policy = PolicyModel(self.loaded.model, self.layout)
+        self.sampler = TransformersSampler(policy)
+        self.scorer = TransformersScorer(policy)
         self.storage = LearnerStorage(LearnerPaths(directory), self.manifest)
         self.journal = self.storage.journal
         self.blobs = self.storage.blobs
@@ -95,16 +100,16 @@ class SmallRun:
 
     def group(self, policy: PolicyVersion, peer: Identity, slot: int) -> RolloutGroup:
         """The honest group of a slot."""
-        self.engine.load_weights(self.published.weights(policy.manifest.version))
+        self.scorer.load_weights(self.published.weights(policy.manifest.version))
         assignment = self.work.assign(
             policy=policy.digest, beacon=policy.manifest.beacon, peer=peer.public_key, slot=slot
         )
         return self.work.pack(
             assignment,
-            self.engine.generate(assignment.requests),
+            sample_all(self.sampler, assignment.requests),
             version=policy.manifest.version,
             policy=policy.digest,
-            engine=self.engine.engine_class,
+            engine=self.sampler.engine_class,
             seconds=0.5,
         )
 
@@ -121,7 +126,7 @@ class SmallRun:
 
     def check(self, *groups: StoredGroup, step: int = 0) -> list[Outcome]:
         """Check groups with a fresh verification."""
-        verification = Verification(self.storage, Prepared(self.engine, self.work), DecodedGroups())
+        verification = Verification(self.storage, ReplayTools(self.scorer, self.work), DecodedGroups())
         return verification.check(groups, step)
 
 

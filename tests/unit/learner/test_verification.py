@@ -1,4 +1,4 @@
-"""Verification: every fault of a group is named, and honest groups get the engine's own numbers."""
+"""Verification: every fault of a group is named, and honest groups get the scorer's own numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from p2prl.learner.intake.receipt_signing import receipt_of
 from p2prl.learner.journal.groups import GroupState, StoredGroup
-from p2prl.models.engine_port import Scored
+from p2prl.models.scorer_port import Scored
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
@@ -166,13 +166,13 @@ def test_replay_that_is_not_finite_is_rejected(
 ) -> None:
     policy = small_run.publish(0, step=0)
     group = small_run.group(policy, PEER, 0)
-    honest = small_run.engine.replay
+    honest = small_run.scorer.replay
 
     def broken(*arguments: Any) -> list[Scored]:
         first, *others = honest(*arguments)
         return [replace(first, logprobs=(value, *first.logprobs[1:])), *others]
 
-    monkeypatch.setattr(small_run.engine, "replay", broken)
+    monkeypatch.setattr(small_run.scorer, "replay", broken)
     (outcome,) = small_run.check(small_run.sealed(group, PEER))
     assert (outcome.state, outcome.reason) == (ReceiptState.REJECTED, RejectionReason.LOGPROB_MISMATCH)
 

@@ -8,14 +8,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from p2prl.models import transformers_engine
-from p2prl.models.engine_port import GenerationRequest
+from p2prl.models import transformers_scorer
+from p2prl.models.policy_model import UNNAMED, PolicyModel
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_file_checks import ARCHITECTURES
 from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import read_run_model
+from p2prl.models.sampler_port import GenerationRequest
+from p2prl.models.sampling import sample_all
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_engine import TransformersEngine, build_engine
+from p2prl.models.transformers_sampler import TransformersSampler, build_sampler
+from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import flatten, layout_of
 
 REQUESTS = [
@@ -61,20 +64,21 @@ def _model(kind: str) -> Any:
 def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model(kind)
     layout = layout_of(model, "float32")
-    engine = TransformersEngine(model, layout)
-    made = engine.generate(REQUESTS)
+    policy = PolicyModel(model, layout)
+    sampler, scorer = TransformersSampler(policy), TransformersScorer(policy)
+    made = sample_all(sampler, REQUESTS)
     token_ids = [a.token_ids for a in made]
     assert len(set(token_ids)) > 4
-    assert [engine.generate([request])[0].token_ids for request in REQUESTS] == token_ids
+    assert [sample_all(sampler, [request])[0].token_ids for request in REQUESTS] == token_ids
 
     for elements in (1 << 24, 300):  # in one pass, and in spans over a cache
-        monkeypatch.setattr(transformers_engine, "MAX_NOISE_ELEMENTS", elements)
-        for scored, generation in zip(engine.replay(REQUESTS, token_ids), made, strict=True):
+        monkeypatch.setattr(transformers_scorer, "MAX_NOISE_ELEMENTS", elements)
+        for scored, generation in zip(scorer.replay(REQUESTS, token_ids), made, strict=True):
             assert max(scored.margins) <= 1e-4
             assert scored.logprobs == pytest.approx(generation.logprobs, abs=1e-4)
 
     files = export_run_files(LoadedModel(model=model, tokenizer=tiny_model().tokenizer))
     run = read_run_model(files, layout_digest=layout.digest, max_weight_bytes=1 << 24, dtype="float32")
-    rebuilt = build_engine(run, device=torch.device("cpu"), dtype="float32")
-    rebuilt.load_weights(flatten(model, layout))
-    assert rebuilt.generate(REQUESTS) == made
+    rebuilt = build_sampler(run, device=torch.device("cpu"), dtype="float32")
+    rebuilt.swap(rebuilt.stage(flatten(model, layout), UNNAMED))
+    assert sample_all(rebuilt, REQUESTS) == made

@@ -10,10 +10,12 @@ import pytest
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.device import choose_device
-from p2prl.models.engine_port import Generation, GenerationRequest
 from p2prl.models.evaluation import _GREEDY_TEMPERATURE, evaluate
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.sampler_port import Generation, GenerationRequest, StepResult, Ticket
+from p2prl.models.sampling import sample_all
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.transformers_sampler import TransformersSampler
 from tests.unit.learner.small_run import SmallRun
 
 
@@ -25,48 +27,57 @@ def world(tmp_path: Path) -> Iterator[SmallRun]:
 
 
 def test_seed_fixes_the_result(world: SmallRun) -> None:
-    first, again, other = (evaluate(world.engine, world.work, prompts=300, seed=s) for s in (3, 3, 4))
+    first, again, other = (evaluate(world.sampler, world.work, prompts=300, seed=s) for s in (3, 3, 4))
     assert first == again
     assert first != other
 
 
 class Recorder:
-    """An engine that returns the shortest completion and records its requests."""
+    """A sampler that returns the shortest completion and records its requests."""
 
     def __init__(self, stop: int) -> None:
         self.stop = stop
         self.requests: list[GenerationRequest] = []
 
-    def generate(self, requests: list[GenerationRequest]) -> list[Generation]:
+    def submit(self, requests: list[GenerationRequest]) -> list[Ticket]:
         self.requests += requests
-        return [Generation((self.stop,), (0.0,), True) for _ in requests]
+        self.tickets = list(range(len(requests)))
+        return self.tickets
+
+    def step(self) -> StepResult:
+        made = Generation((self.stop,), (0.0,), True)
+        return StepResult(len(self.tickets), tuple((ticket, made) for ticket in self.tickets))
+
+    def cancel(self) -> None:
+        pass
 
 
 def test_each_prompt_is_sampled_once(world: SmallRun) -> None:
     (stop,) = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0).requests[0].stop_ids
-    engine, shares = Recorder(stop), list[float]()
-    result = evaluate(engine, world.work, prompts=520, seed=1, on_progress=shares.append)  # type: ignore[arg-type]
-    assert len(engine.requests) == result.prompts == 520
-    assert len({request.seed for request in engine.requests}) == 520
+    sampler, shares = Recorder(stop), list[float]()
+    result = evaluate(sampler, world.work, prompts=520, seed=1, on_progress=shares.append)  # type: ignore[arg-type]
+    assert len(sampler.requests) == result.prompts == 520
+    assert len({request.seed for request in sampler.requests}) == 520
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert (result.reward, result.standard_error, result.tokens_mean) == (0.0, 0.0, 1.0)
 
 
 def test_standard_error_of_the_mean(world: SmallRun) -> None:
-    result = evaluate(world.engine, world.work, prompts=256, seed=2)
+    result = evaluate(world.sampler, world.work, prompts=256, seed=2)
     assert 0.0 <= result.reward <= 1.0
     assert result.standard_error <= 0.5 / math.sqrt(255)  # rewards lie within 0..1
 
 
 def test_greedy_ignores_the_noise(world: SmallRun) -> None:
     model = tiny_model(seed=9).model
-    engine = TransformersEngine(model, world.layout)
+    sampler = TransformersSampler(PolicyModel(model, world.layout))
     prompt = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0).requests[0].prompt_ids
-    greedy = evaluate(engine, world.work, prompts=32, seed=5, greedy=True)
-    assert greedy == evaluate(engine, world.work, prompts=32, seed=5, greedy=True)
+    greedy = evaluate(sampler, world.work, prompts=32, seed=5, greedy=True)
+    assert greedy == evaluate(sampler, world.work, prompts=32, seed=5, greedy=True)
     drawn = [
-        engine.generate(
+        sample_all(
+            sampler,
             [
                 GenerationRequest(
                     prompt_ids=prompt,
@@ -75,7 +86,7 @@ def test_greedy_ignores_the_noise(world: SmallRun) -> None:
                     temperature=_GREEDY_TEMPERATURE,
                     stop_ids=frozenset({99}),
                 )
-            ]
+            ],
         )[0].token_ids
         for seed in range(8)
     ]
@@ -84,7 +95,7 @@ def test_greedy_ignores_the_noise(world: SmallRun) -> None:
 
 def test_zero_prompts_and_unknown_devices_are_refused(world: SmallRun) -> None:
     with pytest.raises(ConfigError, match="prompts"):
-        evaluate(world.engine, world.work, prompts=0, seed=1)
+        evaluate(world.sampler, world.work, prompts=0, seed=1)
     with pytest.raises(ConfigError, match="not a device"):
         choose_device("abacus")
     with pytest.raises(MachineError, match="no usable xpu"):

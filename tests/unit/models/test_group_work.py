@@ -10,6 +10,7 @@ import pytest
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.models.group_replay import TOLERANCES, replay_groups
+from p2prl.models.sampling import sample_all
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import DTYPE_BYTES
@@ -49,9 +50,9 @@ def test_packed_group_passes_inspection_and_replay(world: SmallRun) -> None:
     inspection = world.work.inspect(group, peer=ME.public_key, beacon=policy.manifest.beacon)
     assert inspection.reason == ""
     assert inspection.rewards == tuple(completion.reward for completion in group.completions)
-    again = world.engine.generate(inspection.assignment.requests)
+    again = sample_all(world.sampler, inspection.assignment.requests)
     assert inspection.token_ids == tuple(generation.token_ids for generation in again)
-    (replay,) = replay_groups(world.engine, [(group, inspection)])
+    (replay,) = replay_groups(world.scorer, [(group, inspection)])
     assert (replay.reason, replay.mismatched) == ("", 0)
     assert replay.tokens == sum(len(ids) for ids in inspection.token_ids)
     assert replay.worst_margin <= TOLERANCES["float32"].margin
@@ -84,9 +85,9 @@ def test_groups_replay_alike_alone_and_in_a_batch(world: SmallRun) -> None:
     for slot in range(4):
         group = world.group(policy, ME, slot)
         pairs.append((group, world.work.inspect(group, peer=ME.public_key, beacon=policy.manifest.beacon)))
-    together = replay_groups(world.engine, pairs)
+    together = replay_groups(world.scorer, pairs)
     for pair, joint in zip(pairs, together, strict=True):
-        (alone,) = replay_groups(world.engine, [pair])
+        (alone,) = replay_groups(world.scorer, [pair])
         assert (alone.reason, alone.tokens, alone.mismatched) == (joint.reason, joint.tokens, joint.mismatched)
         for mine, theirs in zip(alone.behavior_logprobs, joint.behavior_logprobs, strict=True):
             assert np.allclose(mine, theirs, atol=1e-5)
@@ -96,11 +97,11 @@ def test_groups_replay_alike_alone_and_in_a_batch(world: SmallRun) -> None:
 def test_group_of_two_policies_is_not_packed(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
     assignment = world.work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=0)
-    sampled = world.engine.generate(assignment.requests)
+    sampled = sample_all(world.sampler, assignment.requests)
     mixed = [replace(sampled[0], spans=((0, 4), (1, 5))), *sampled[1:]]
     for generations in (mixed, [replace(g, spans=((0, i),)) for i, g in enumerate(sampled)]):
         with pytest.raises(LocalProtocolError, match="two policies"):
             world.work.pack(
-                assignment, generations, version=5, policy=policy.digest, engine=world.engine.engine_class, seconds=1.0
+                assignment, generations, version=5, policy=policy.digest, engine=world.sampler.engine_class, seconds=1.0
             )
     world.close()

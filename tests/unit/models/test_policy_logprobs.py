@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from p2prl.errors import LocalProtocolError
-from p2prl.models.engine_port import GenerationRequest
 from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.sampler_port import GenerationRequest
+from p2prl.models.sampling import sample_all
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import layout_of
 
 PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9, 10), (1, 2, 3)]
@@ -27,7 +29,7 @@ def test_logprobs_equal_the_engines(prompts: list[tuple[int, ...]], temperature:
         )
         for i, prompt in enumerate(prompts)
     ]
-    made = TransformersEngine(model, layout_of(model, "float32")).generate(requests)
+    made = sample_all(TransformersSampler(PolicyModel(model, layout_of(model, "float32"))), requests)
     policy_logprobs, mask = completion_logprobs(model, prompts, [a.token_ids for a in made], temperature)
     assert policy_logprobs.shape == mask.shape == (4, max(len(a.token_ids) for a in made))
     for row, covered, generation in zip(policy_logprobs.tolist(), mask.tolist(), made, strict=True):

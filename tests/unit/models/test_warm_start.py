@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.models.engine_port import GenerationRequest
+from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import LoadedModel
+from p2prl.models.sampler_port import GenerationRequest
+from p2prl.models.sampling import sample_all
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.tasks.chain4 import CHAIN4, demonstration
@@ -19,7 +21,7 @@ SHORT = WarmstartConfig(steps=4, batch=16, warmup_steps=1)
 
 def accuracy(loaded: LoadedModel, *, prompts: int, temperature: float = 1.0) -> float:
     """Share of fresh prompts that one sampled completion each gets right."""
-    engine = TransformersEngine(loaded.model, layout_of(loaded.model, "float32"))
+    sampler = TransformersSampler(PolicyModel(loaded.model, layout_of(loaded.model, "float32")))
     codec, task, first = TextCodec(loaded.tokenizer, loaded.model), CHAIN4.task, 1 << 62  # far from training prompts
     texts = [task.prompt(first + i) for i in range(prompts)]
     requests = [
@@ -33,7 +35,7 @@ def accuracy(loaded: LoadedModel, *, prompts: int, temperature: float = 1.0) -> 
         for i, text in enumerate(texts)
     ]
     right = 0.0
-    for text, made in zip(texts, engine.generate(requests), strict=True):
+    for text, made in zip(texts, sample_all(sampler, requests), strict=True):
         ids = made.token_ids[:-1] if made.finished else made.token_ids
         right += task.score(text, codec.decode(ids), made.finished).reward
     return right / prompts

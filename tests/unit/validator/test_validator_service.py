@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.models.group_work import Prepared
+from p2prl.models.group_work import ReplayTools
 from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import digest
@@ -125,7 +125,7 @@ def audit(
         run=world.run,
         config=ValidatorConfig(rate=1.0),
         clock=HandClock(),
-        bootstrap=RunBootstrap(lambda _, __: Prepared(world.engine, world.work), lambda _, __: None),
+        bootstrap=RunBootstrap(lambda _, __: ReplayTools(world.scorer, world.work), lambda _, __: None),
         on_audit=audits.append,
         on_notice=notices.append,
     )

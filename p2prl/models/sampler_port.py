@@ -1,14 +1,15 @@
-"""The engine interface: sample completions from a policy, and replay completions of other peers.
+"""The sampler interface: decode completions of a policy, many at a time, in whatever order they end.
 
-An engine holds one policy at a time. Its draws depend only on the weights, the prompt and the seed
+A sampler holds one policy at a time. Its draws depend only on the weights, the prompt and the seed
 (`p2prl/models/gumbel_noise.py`), not on the rest of the batch, so a validator can check every single token against the
-slot's seed. An adapter wraps one inference library and is the only file that imports it. Engines are looked up by name:
-`p2prl/models/engine_registry.py`.
+slot's seed. It decodes only while `step` is called, so its caller decides when to read messages, to load weights or to
+stop. An adapter wraps one inference library and is the only file that imports it. Samplers are looked up by the name of
+their engine: `p2prl/models/engine_registry.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,9 +20,12 @@ from p2prl.protocol.rollout_group import EngineClass
 Weights = bytes | bytearray | memoryview
 """A weight byte string in the order of the run's layout."""
 
+Ticket = int
+"""Names a submitted request; a sampler never uses one twice."""
+
 
 class GenerationStopped(P2PRLError):  # noqa: N818 - requested by the caller, so not an error
-    """`should_stop` returned true between two tokens. Nothing of the call is kept."""
+    """The caller stopped sampling between two tokens. Nothing of the call is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,14 +73,14 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """Replay of a completion that a peer claims to have sampled from the engine's policy."""
+class StepResult:
+    """Result of one step."""
 
-    logprobs: tuple[float, ...]
-    """Log-prob of each token at the sampling temperature."""
+    tokens: int
+    """Tokens sampled in this step, over all completions."""
 
-    margins: tuple[float, ...]
-    """Distance of each token's noisy logit below the best one: 0 where the token is the seeded draw, else positive."""
+    ended: tuple[tuple[Ticket, Generation], ...] = ()
+    """Completions that ended in this step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,51 +97,61 @@ class StagedWeights:
     """Digest that the engine's own weights must have afterwards."""
 
 
-class Engine(Protocol):
-    """Samples and replays under one policy at a time."""
+class Sampler(Protocol):
+    """Samples under one policy at a time."""
 
     @property
     def engine_class(self) -> EngineClass:
         """The library, dtype and device that compute the tokens; groups declare it."""
         ...
 
-    def load_weights(self, weights: Weights) -> None:
-        """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted whose completion has not been returned."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """More requests that would be decoded at once, with the memory there is; 0 or less when it is full. Further
+        requests may be submitted, and wait for room."""
         ...
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
-        """Check a policy for `swap`, from any thread, while this engine keeps sampling.
+        """Check a policy for `swap`, from any thread, while this sampler keeps sampling.
 
         `IntegrityError` when the bytes do not fit the layout or hold weights that are not finite.
         """
         ...
 
     def swap(self, staged: StagedWeights) -> None:
-        """Load a staged policy in place, and check its digest.
+        """Load a staged policy in place, between two steps, and check its digest.
 
-        `on_step` may call it between two tokens of a `generate` in progress: later tokens come from the new policy,
-        and the spans report it. `IntegrityError` when the weights in the engine are not the staged ones afterwards, or
-        give no finite logits. The engine then holds no policy, and cannot sample until it gets one.
+        Later tokens of completions in flight come from the new policy, and the spans report it. `IntegrityError` when
+        the weights in the engine are not the staged ones afterwards, or give no finite logits. The engine then holds no
+        policy, and cannot sample until it gets one.
         """
         ...
 
-    def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        *,
-        should_stop: Callable[[], bool] | None = None,
-        on_step: Callable[[int], None] | None = None,
-    ) -> list[Generation]:
-        """Sample every request, in the order given.
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[Ticket]:
+        """Queue requests, one ticket each, in order.
 
-        Between tokens, `should_stop` may end the call (`GenerationStopped`), and `on_step` gets the number of tokens
-        sampled since its last call.
+        `IntegrityError` without a policy; `ConfigError` when a prompt lies outside the vocabulary or a completion
+        outside the context.
         """
         ...
 
-    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
-        """Score the completions `token_ids` of `requests` with one batched prefill.
+    def step(self) -> StepResult:
+        """Sample about one token of each completion in flight. Returns at once when there is none.
 
-        `IntegrityError` when a token id is outside the model's vocabulary or a completion is empty.
+        `IntegrityError` when the policy gives logits that are not numbers; all completions in flight are then dropped.
         """
+        ...
+
+    def cancel(self) -> None:
+        """Drop all completions in flight and everything queued."""
+        ...
+
+    def sleep(self) -> None:
+        """Drop all completions in flight and free as much device memory as the library can. The engine then holds no
+        policy; `swap` wakes it."""
         ...

@@ -11,10 +11,13 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
-from p2prl.models import transformers_engine
-from p2prl.models.engine_port import Engine, Generation, GenerationRequest, GenerationStopped
+from p2prl.models import transformers_sampler, transformers_scorer
 from p2prl.models.gumbel_noise import gumbel
-from p2prl.models.transformers_engine import TransformersEngine
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.sampler_port import Generation, GenerationRequest, GenerationStopped
+from p2prl.models.sampling import sample_all
+from p2prl.models.transformers_sampler import TransformersSampler
+from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.protocol.digests import chunk_digest
 
@@ -46,8 +49,16 @@ def _model(kind: str, seed: int = 3) -> Any:
         )
 
 
-def _engine(model: Any, **options: int) -> TransformersEngine:
-    return TransformersEngine(model, layout_of(model, "float32"), **options)
+def _policy(model: Any) -> PolicyModel:
+    return PolicyModel(model, layout_of(model, "float32"))
+
+
+def _sampler(model: Any, **options: int) -> TransformersSampler:
+    return TransformersSampler(_policy(model), **options)
+
+
+def _scorer(model: Any) -> TransformersScorer:
+    return TransformersScorer(_policy(model))
 
 
 def _requests(count: int = 24) -> list[GenerationRequest]:
@@ -91,7 +102,7 @@ def _same(made: Generation, expected: Generation) -> bool:
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
 def test_batches_sample_what_single_requests_sample(kind: str) -> None:
     model, requests = _model(kind), _requests()
-    made = _engine(model).generate(requests)
+    made = sample_all(_sampler(model), requests)
     assert all(_same(a, _sample_alone(model, request)) for a, request in zip(made, requests, strict=True))
     assert {a.finished for a in made} == {True, False}
     assert len({len(a.token_ids) for a in made}) > 3
@@ -101,9 +112,9 @@ def test_batches_sample_what_single_requests_sample(kind: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 40, 10_000])
 def test_batch_size_and_compaction_change_no_token(share: float, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, requests = _model("llama"), _requests()
-    expected = _engine(model).generate(requests)
-    monkeypatch.setattr(transformers_engine, "_COMPACT_SHARE", share)
-    made = _engine(model, max_batch_tokens=tokens).generate(requests[::-1])[::-1]
+    expected = sample_all(_sampler(model), requests)
+    monkeypatch.setattr(transformers_sampler, "_COMPACT_SHARE", share)
+    made = sample_all(_sampler(model, max_batch_tokens=tokens), requests[::-1])[::-1]
     assert all(_same(a, b) for a, b in zip(made, expected, strict=True))
 
 
@@ -111,10 +122,10 @@ def test_batch_size_and_compaction_change_no_token(share: float, tokens: int, mo
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
 def test_honest_replay_has_margin_zero(kind: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, requests = _model(kind), _requests()
-    engine: Engine = _engine(model)
-    made = engine.generate(requests)
-    monkeypatch.setattr(transformers_engine, "MAX_NOISE_ELEMENTS", elements)  # small: cut into spans over a cache
-    scored = engine.replay(requests, [a.token_ids for a in made])
+    sampler, scorer = _sampler(model), _scorer(model)
+    made = sample_all(sampler, requests)
+    monkeypatch.setattr(transformers_scorer, "MAX_NOISE_ELEMENTS", elements)  # small: cut into spans over a cache
+    scored = scorer.replay(requests, [a.token_ids for a in made])
     for a, b in zip(made, scored, strict=True):
         assert b.logprobs == pytest.approx(a.logprobs, abs=1e-4)
         assert len(b.margins) == len(a.token_ids)
@@ -123,7 +134,7 @@ def test_honest_replay_has_margin_zero(kind: str, elements: int, monkeypatch: py
 
 
 def _worst_margins(model: Any, requests: list[GenerationRequest], token_ids: list[tuple[int, ...]]) -> list[float]:
-    return [max(scored.margins) for scored in _engine(model).replay(requests, token_ids)]
+    return [max(scored.margins) for scored in _scorer(model).replay(requests, token_ids)]
 
 
 def test_replay_catches_other_seed_and_temperature() -> None:
@@ -131,18 +142,18 @@ def test_replay_catches_other_seed_and_temperature() -> None:
     for change in ({"seed": 5}, {"temperature": 2.5}, {"temperature": 0.1}):
         cheats = [dataclasses.replace(r, max_new_tokens=12, **change) for r in requests]
         honest = [dataclasses.replace(r, max_new_tokens=12) for r in requests]
-        made = [a.token_ids for a in _engine(model).generate(cheats)]
+        made = [a.token_ids for a in sample_all(_sampler(model), cheats)]
         assert sum(margin > 0.01 for margin in _worst_margins(model, honest, made)) > 20
 
 
 def test_replay_catches_every_edited_token() -> None:
     model, requests = _model("llama"), _requests(8)
-    made = [a.token_ids for a in _engine(model).generate(requests)]
+    made = [a.token_ids for a in sample_all(_sampler(model), requests)]
     for i, ids in enumerate(made):
         for place, other in itertools.product(range(len(ids)), (0, 7, 14)):
             if ids[place] != other:
                 edited = (*ids[:place], other, *ids[place + 1 :])
-                scored = _engine(model).replay([requests[i]], [edited])[0]
+                scored = _scorer(model).replay([requests[i]], [edited])[0]
                 assert scored.margins[place] > 0.0
                 assert max(scored.margins[:place], default=0.0) <= 1e-4
 
@@ -150,26 +161,27 @@ def test_replay_catches_every_edited_token() -> None:
 def test_replay_catches_other_weights() -> None:
     honest, other = _model("llama"), _model("llama", seed=4)
     requests = _requests(32)
-    made = [a.token_ids for a in _engine(honest).generate(requests)]
+    made = [a.token_ids for a in sample_all(_sampler(honest), requests)]
     assert sum(margin > 0.01 for margin in _worst_margins(other, requests, made)) > 25
-    engine = _engine(other)
-    engine.load_weights(memoryview(flatten(honest, layout_of(honest, "float32"))))
-    assert max(max(scored.margins) for scored in engine.replay(requests, made)) <= 1e-4
+    scorer = _scorer(other)
+    scorer.load_weights(memoryview(flatten(honest, layout_of(honest, "float32"))))
+    assert max(max(scored.margins) for scored in scorer.replay(requests, made)) <= 1e-4
 
 
 def test_unfit_weights_leave_the_policy() -> None:
     model, requests = _model("llama"), _requests(4)
-    engine = _engine(model)
-    before = engine.generate(requests)
+    policy = _policy(model)
+    sampler, scorer = TransformersSampler(policy), TransformersScorer(policy)
+    before = sample_all(sampler, requests)
     with pytest.raises(IntegrityError, match="bytes"):
-        engine.load_weights(b"short")
-    assert engine.generate(requests) == before
+        scorer.load_weights(b"short")
+    assert sample_all(sampler, requests) == before
 
 
 def test_generation_reports_tokens_and_stops() -> None:
-    engine, requests = _engine(_model("llama")), _requests()
+    sampler, requests = _sampler(_model("llama")), _requests()
     steps: list[int] = []
-    made = engine.generate(requests, on_step=steps.append)
+    made = sample_all(sampler, requests, on_step=steps.append)
     assert sum(steps) == sum(len(a.token_ids) for a in made)
     asked: list[None] = []
 
@@ -178,9 +190,9 @@ def test_generation_reports_tokens_and_stops() -> None:
         return len(asked) == 3
 
     with pytest.raises(GenerationStopped):
-        engine.generate(requests, should_stop=stop_at_third)
+        sample_all(sampler, requests, should_stop=stop_at_third)
     assert len(asked) == 3
-    assert engine.generate(requests) == made
+    assert sample_all(sampler, requests) == made
 
 
 def test_nan_logits_are_not_sampled() -> None:
@@ -189,29 +201,30 @@ def test_nan_logits_are_not_sampled() -> None:
         model.model.norm.weight.fill_(3e38)
         model.model.embed_tokens.weight.mul_(1e3)
     with pytest.raises(IntegrityError, match="not numbers"):
-        _engine(model).generate(_requests(2))
+        sample_all(_sampler(model), _requests(2))
 
 
 def test_illegal_requests_are_refused() -> None:
-    engine, request = _engine(_model("llama")), _requests(1)[0]
+    policy, request = _policy(_model("llama")), _requests(1)[0]
+    sampler, scorer = TransformersSampler(policy), TransformersScorer(policy)
     for change in ({"prompt_ids": ()}, {"seed": 2**63}, {"max_new_tokens": 0}, {"temperature": 0.0}):
         with pytest.raises(ConfigError):
             dataclasses.replace(request, **change)
     with pytest.raises(ConfigError, match="vocabulary"):
-        engine.generate([dataclasses.replace(request, prompt_ids=(VOCABULARY,))])
+        sample_all(sampler, [dataclasses.replace(request, prompt_ids=(VOCABULARY,))])
     with pytest.raises(ConfigError, match="context"):
-        engine.generate([dataclasses.replace(request, max_new_tokens=47)])
+        sample_all(sampler, [dataclasses.replace(request, max_new_tokens=47)])
     for ids in ((), (VOCABULARY,), (-1,), (1,) * (request.max_new_tokens + 1)):
         with pytest.raises(IntegrityError):
-            engine.replay([request], [ids])
+            scorer.replay([request], [ids])
     with pytest.raises(LocalProtocolError):
-        engine.replay([request], [])
-    assert engine.generate([]) == []
-    assert engine.replay([], []) == []
+        scorer.replay([request], [])
+    assert sample_all(sampler, []) == []
+    assert scorer.replay([], []) == []
 
 
 def test_engine_class_of_the_model() -> None:
-    described = _engine(_model("llama")).engine_class
+    described = _policy(_model("llama")).engine_class
     assert (described.engine, described.dtype, described.device) == ("transformers", "float32", "cpu")
 
 
@@ -238,62 +251,63 @@ def _sample_through_a_swap(first: Any, second: Any, request: GenerationRequest, 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
 def test_policy_swap_between_two_tokens(kind: str) -> None:
     first, second = _model(kind, seed=3), _model(kind, seed=4)
-    engine = _engine(_model(kind, seed=5))
-    engine.swap(engine.stage(flatten(first, layout_of(first, "float32")), 7))
-    staged = engine.stage(flatten(second, layout_of(second, "float32")), 8)
+    sampler = _sampler(_model(kind, seed=5))
+    sampler.swap(sampler.stage(flatten(first, layout_of(first, "float32")), 7))
+    staged = sampler.stage(flatten(second, layout_of(second, "float32")), 8)
     steps = itertools.count(1)
 
     def swap_after_three(_: int) -> None:
         if next(steps) == 3:
-            engine.swap(staged)
+            sampler.swap(staged)
 
     requests = [dataclasses.replace(request, prompt_ids=(1, 2, 3)) for request in _requests(6)]
-    got = engine.generate(requests, on_step=swap_after_three)
+    got = sample_all(sampler, requests, on_step=swap_after_three)
     for request, generation in zip(requests, got, strict=True):
         assert list(generation.token_ids) == _sample_through_a_swap(first, second, request, 3)
         assert generation.spans == (((0, 7), (3, 8)) if len(generation.token_ids) > 3 else ((0, 7),))
-    again = engine.generate(requests)
+    again = sample_all(sampler, requests)
     assert [generation.spans for generation in again] == [((0, 8),)] * len(requests)
     assert [list(g.token_ids) for g in again] == [list(_sample_alone(second, r).token_ids) for r in requests]
 
 
 def test_staging_leaves_the_policy() -> None:
     model, other = _model("gpt2"), _model("gpt2", seed=4)
-    engine = _engine(model)
+    sampler = _sampler(model)
     before = flatten(model, layout_of(model, "float32"))
     weights = flatten(other, layout_of(other, "float32"))
-    engine.stage(weights, 1)
+    sampler.stage(weights, 1)
     assert flatten(model, layout_of(model, "float32")) == before
     weights[:4] = b"\x00\x00\xc0\x7f"  # NaN
     with pytest.raises(IntegrityError, match="not all finite"):
-        engine.stage(weights, 1)
-    assert engine.generate(_requests(2))
+        sampler.stage(weights, 1)
+    assert sample_all(sampler, _requests(2))
 
 
 def test_staged_digest_is_the_weights_digest_in_the_same_dtype() -> None:
     model = _model("gpt2")
     layout = layout_of(model, "float32")
     weights = flatten(model, layout)
-    assert _engine(model).stage(weights, 1).answer == chunk_digest(bytes(weights))
-    narrow = _engine(model.bfloat16())  # words of 32 bits come in, words of 16 are held
+    assert _sampler(model).stage(weights, 1).answer == chunk_digest(bytes(weights))
+    narrow = _sampler(model.bfloat16())  # words of 32 bits come in, words of 16 are held
     assert narrow.stage(weights, 1).answer == chunk_digest(bytes(flatten(model, layout_of(model, "bfloat16"))))
     narrow.swap(narrow.stage(weights, 1))
 
 
 def test_failed_swap_stops_sampling_until_the_next_policy() -> None:
     model = _model("gpt2")
-    engine = _engine(model)
+    policy = _policy(model)
+    sampler, scorer = TransformersSampler(policy), TransformersScorer(policy)
     good = bytes(flatten(model, layout_of(model, "float32")))
     torn = bytearray(good)
-    staged = engine.stage(torn, 2)
+    staged = sampler.stage(torn, 2)
     torn[40] ^= 1  # as a file would be that moves on before it is read again
     with pytest.raises(IntegrityError, match="not those it was given"):
-        engine.swap(staged)
-    for work in (lambda: engine.generate(_requests(1)), lambda: engine.replay(_requests(1), [[1]])):
+        sampler.swap(staged)
+    for work in (lambda: sample_all(sampler, _requests(1)), lambda: scorer.replay(_requests(1), [[1]])):
         with pytest.raises(IntegrityError, match="no policy"):
             work()
-    engine.swap(engine.stage(good, 3))
-    assert engine.generate(_requests(1))[0].spans[0] == (0, 3)
+    sampler.swap(sampler.stage(good, 3))
+    assert sample_all(sampler, _requests(1))[0].spans[0] == (0, 3)
 
 
 def test_huge_weights_fail_the_forward_pass() -> None:
@@ -301,8 +315,8 @@ def test_huge_weights_fail_the_forward_pass() -> None:
     with torch.no_grad():
         model.transformer.wte.weight.fill_(3e38)
         model.transformer.h[0].mlp.c_fc.weight.fill_(3e38)
-    engine = _engine(_model("gpt2", seed=4))
+    sampler = _sampler(_model("gpt2", seed=4))
     with pytest.raises(IntegrityError, match="not finite"):
-        engine.swap(engine.stage(flatten(model, layout_of(model, "float32")), 1))
+        sampler.swap(sampler.stage(flatten(model, layout_of(model, "float32")), 1))
     with pytest.raises(IntegrityError, match="no policy"):
-        engine.generate(_requests(1))
+        sample_all(sampler, _requests(1))

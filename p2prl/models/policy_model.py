@@ -1,0 +1,122 @@
+"""A transformers model that holds one policy at a time: load weights, check them, and run the forward pass.
+
+`TransformersSampler` and `TransformersScorer` compute with it. Both may share one, as in a simulated swarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from p2prl.errors import ConfigError, IntegrityError
+from p2prl.models.gumbel_noise import check_noise
+from p2prl.models.pretrained import quiet_transformers
+from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
+from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
+from p2prl.protocol.limits import MAX_NAME_CHARS
+from p2prl.protocol.rollout_group import EngineClass
+
+UNNAMED = -1
+"""The version in spans when weights were loaded without one."""
+
+_KNOWN_PROMPT_TOKENS = 4
+"""Tokens 0, 1, … of the forward pass after a swap: enough for every layer to attend to something."""
+
+
+class PolicyModel:
+    """A causal LM in evaluation mode, and the policy of `layout` in it."""
+
+    def __init__(self, model: Any, layout: WeightLayout) -> None:
+        """`MachineError` when the model's device does not reproduce the sampling noise."""
+        quiet_transformers()
+        self._model = model.eval()
+        self._layout = layout
+        parameter = next(model.parameters())
+        self.device: torch.device = parameter.device
+        config = model.config.get_text_config()
+        self.vocabulary: int = config.vocab_size
+        self._context: int | None = getattr(config, "max_position_embeddings", None)
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        self.engine_class = EngineClass(
+            engine="transformers",
+            version=transformers.__version__,
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            device=name[:MAX_NAME_CHARS],
+        )
+        self.version = UNNAMED
+        """The version of the policy in the model, for spans."""
+        self._has_policy = True
+        check_noise(self.device)
+
+    def load(self, weights: Weights) -> None:
+        """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""
+        self._fill(self.stage(weights, UNNAMED))
+
+    def stage(self, weights: Weights, version: int) -> StagedWeights:
+        """See `Sampler.stage`."""
+        answer = check_weights(self._model, self._layout, weights)
+        return StagedWeights(version=version, weights=weights, answer=answer)
+
+    @torch.inference_mode()
+    def swap(self, staged: StagedWeights) -> None:
+        """See `Sampler.swap`."""
+        self._fill(staged)
+        prompt = torch.arange(min(_KNOWN_PROMPT_TOKENS, self.vocabulary), device=self.device)[None]
+        if not bool(torch.isfinite(self.forward(prompt, cache=None, keep=1)).all()):
+            self._has_policy = False
+            raise IntegrityError(f"version {staged.version} gives logits that are not finite")
+
+    def drop_policy(self) -> None:
+        """Forget the policy: nothing is computed until the next one is loaded."""
+        self._has_policy = False
+
+    def check_ready(self, requests: Sequence[GenerationRequest]) -> None:
+        """`IntegrityError` without a policy, `ConfigError` when a request does not fit the model."""
+        if not self._has_policy:
+            raise IntegrityError("the engine holds no policy because the last one failed its check")
+        for request in requests:
+            if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.vocabulary:
+                raise ConfigError("a prompt holds token ids outside the model's vocabulary")
+            size = len(request.prompt_ids) + request.max_new_tokens
+            if self._context is not None and size > self._context:
+                raise ConfigError(
+                    f"prompt and completion of {size} tokens exceed the model's context of {self._context}",
+                    remedy="Shorten the prompts or lower max_new_tokens.",
+                )
+
+    def new_cache(self) -> DynamicCache:
+        """An empty key-value cache for this model."""
+        return DynamicCache(config=self._model.config)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        cache: DynamicCache | None,
+        keep: int,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (N, `keep`, V) at the last `keep` positions."""
+        logits: Tensor = self._model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=keep,
+        ).logits
+        return logits
+
+    def _fill(self, staged: StagedWeights) -> None:
+        self._has_policy = False
+        copy_weights(self._model, self._layout, staged.weights)
+        if held_digest(self._model, self._layout) != staged.answer:
+            raise IntegrityError("the weights in the engine are not those it was given")
+        self._has_policy = True
+        self.version = staged.version

@@ -1,0 +1,44 @@
+"""The scorer interface: replay completions that other peers sampled, token by token, with one batched prefill.
+
+A scorer needs the logits of the complete vocabulary, which inference servers do not give out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2prl.models.sampler_port import GenerationRequest, Weights
+from p2prl.protocol.rollout_group import EngineClass
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Replay of a completion that a peer claims to have sampled from the scorer's policy."""
+
+    logprobs: tuple[float, ...]
+    """Log-prob of each token at the sampling temperature."""
+
+    margins: tuple[float, ...]
+    """Distance of each token's noisy logit below the best one: 0 where the token is the seeded draw, else positive."""
+
+
+class Scorer(Protocol):
+    """Replays under one policy at a time."""
+
+    @property
+    def engine_class(self) -> EngineClass:
+        """The library, dtype and device that compute the scores."""
+        ...
+
+    def load_weights(self, weights: Weights) -> None:
+        """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""
+        ...
+
+    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
+        """Score the completions `token_ids` of `requests`.
+
+        `IntegrityError` when a token id is outside the model's vocabulary or a completion is empty.
+        """
+        ...
