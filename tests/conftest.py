@@ -18,6 +18,7 @@ SLOW = (
     "sim/",
     "property/test_patches_words.py",
     "unit/bench/",
+    "unit/cli/commands/test_export_run.py",
     "unit/cli/test_metrics_glossary.py",
     "unit/house/test_examples.py",
     "unit/house/test_light_distribution.py",

@@ -15,6 +15,7 @@ _EXAMPLES = {
     "p2prl board": ("p2prl board runs/my-run", "p2prl board LINK --port 0", "p2prl board runs/my-run --json"),
     "p2prl status": ("p2prl status", "p2prl status runs/my-run"),
     "p2prl eval": ("p2prl eval runs/my-run", "p2prl eval runs/my-run --greedy --prompts 512"),
+    "p2prl export": ("p2prl export runs/my-run", "p2prl export runs/my-run --step 150 --push OWNER/NAME --private"),
     "p2prl demo": ("p2prl demo", "p2prl demo --volunteers 2 --cheats 1 --updates 60"),
     "p2prl sim": (
         "p2prl sim --volunteers 4 --delay lognormal:5:60 --seed 3",

@@ -48,10 +48,10 @@ from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 def prepare_sampling(
     manifest: RunManifest,
-    run: Digest,
     files: Mapping[str, Path],
-    device: torch.device,
     *,
+    run: Digest,
+    device: torch.device,
     engine: str = DEFAULT_ENGINE,
 ) -> SamplingTools:
     """A sampler without weights and the run's slots and checks, from the files a run ships.
@@ -63,7 +63,9 @@ def prepare_sampling(
     return SamplingTools(build_sampler(engine, model, device=device, dtype=manifest.engine_dtype), work)
 
 
-def prepare_replay(manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: torch.device) -> ReplayTools:
+def prepare_replay(
+    manifest: RunManifest, files: Mapping[str, Path], *, run: Digest, device: torch.device
+) -> ReplayTools:
     """A scorer without weights and the run's slots and checks, from the files a run ships."""
     model, work = _read_run(manifest, run, files)
     policy = PolicyModel(model.build(device=device, dtype=manifest.engine_dtype), model.layout)

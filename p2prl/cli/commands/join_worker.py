@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,6 @@ from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
-    import torch
-
     from p2prl.client.progress import Progress
     from p2prl.models.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
@@ -65,7 +64,7 @@ def join_run(
 
         from p2prl.client.agent import AgentConfig
         from p2prl.client.service import VolunteerConfig
-        from p2prl.config.roles import build_volunteer
+        from p2prl.config.roles import build_volunteer, prepare_sampling
         from p2prl.models.device import choose_device, use_threads
 
         chosen = choose_device(device)
@@ -74,11 +73,12 @@ def join_run(
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
         screen = _Screen(view, link, worker, str(chosen))
+        prepare = partial(prepare_sampling, run=link.run, device=chosen)
         volunteer = build_volunteer(
             link,
             worker,
             VolunteerConfig(agent=AgentConfig(slots_per_batch=slots)),
-            prepare=shown_prepare(_preparation(link, chosen, wrap_sampler), view),
+            prepare=shown_prepare(_wrapping(prepare, wrap_sampler), view),
             base=model,
             on_manifest=screen.introduce,
             on_progress=screen.on_progress,
@@ -107,17 +107,18 @@ def join_run(
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
 
 
-def _preparation(
-    link: JoinLink, device: torch.device, wrap_sampler: Callable[[Sampler], Sampler] | None
+def _wrapping(
+    prepare: Prepare[SamplingTools], wrap_sampler: Callable[[Sampler], Sampler] | None
 ) -> Prepare[SamplingTools]:
-    """Make the sampler from the run's files, and wrap it if asked."""
-    from p2prl.config.roles import prepare_sampling
+    """`prepare`, with its sampler wrapped if asked."""
+    if wrap_sampler is None:
+        return prepare
 
-    def prepare(manifest: RunManifest, files: Mapping[str, Path]) -> SamplingTools:
-        tools = prepare_sampling(manifest, link.run, files, device)
-        return tools if wrap_sampler is None else replace(tools, sampler=wrap_sampler(tools.sampler))
+    def wrapped(manifest: RunManifest, files: Mapping[str, Path]) -> SamplingTools:
+        tools = prepare(manifest, files)
+        return replace(tools, sampler=wrap_sampler(tools.sampler))
 
-    return prepare
+    return wrapped
 
 
 class _Screen:
