@@ -31,6 +31,7 @@ def bench_step(
     repeats: Annotated[int, typer.Option("--repeats", help="Steps of each kind; the median counts.")] = 3,
     threads: Annotated[int, typer.Option("--threads", help="CPU threads.")] = 1,
     device: Annotated[str, typer.Option("--device", help="A torch device, or auto.")] = "cpu",
+    cards: Annotated[bool, typer.Option("--cards", help="Only predict what fits on cards of 8 to 141 GB.")] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -39,6 +40,11 @@ def bench_step(
     from p2prl.config.toml_tables import parse
     from p2prl.learner.training.memory_config import MemoryConfig
 
+    if cards:
+        from p2prl.bench.step.cards import cards_table
+
+        print_table(cards_table())
+        return
     began = time.monotonic()
     memory = {
         "precision": precision,

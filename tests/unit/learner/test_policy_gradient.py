@@ -62,7 +62,7 @@ def full_batch(model: Any, loss: LossPipeline, batch: Rollouts) -> Estimate:
     model.zero_grad()
     logprobs, _ = completion_logprobs(model, [row[0] for row in ROWS], [row[1] for row in ROWS], 1.0)
     estimate = loss.estimate(logprobs.reshape(batch.mask_BGT.shape), batch)
-    estimate.loss.backward()
+    estimate.loss.backward()  # type: ignore[no-untyped-call]
     return estimate
 
 

@@ -35,7 +35,7 @@ def oracle(
     leaves = [t.detach().double().requires_grad_() for t in (hidden, weight, *(() if bias is None else (bias,)))]
     logits = leaves[0] @ leaves[1].T + (0.0 if bias is None else leaves[2])
     logprobs = torch.log_softmax(logits / temperature, dim=-1).gather(1, tokens[:, None])[:, 0]
-    (logprobs * coefficients.double()).sum().backward()
+    (logprobs * coefficients.double()).sum().backward()  # type: ignore[no-untyped-call]
     return logprobs.detach(), [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
