@@ -28,6 +28,7 @@ _EXAMPLES = {
     "p2prl bench patch": ("p2prl bench patch --words 65536", "p2prl bench patch --run runs/demo"),
     "p2prl bench swap": ("p2prl bench swap --swaps 3",),
     "p2prl bench step": ("p2prl bench step --losses gepo_t,dpo --model 29m --tokens 128",),
+    "p2prl bench draw": ("p2prl bench draw --batches 8",),
     "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify my-run.ledger"),
     "p2prl ledger dump": ("p2prl ledger dump runs/my-run my-run.ledger",),
     "p2prl key show": ("p2prl key show",),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models.gumbel_noise import check_noise
+from p2prl.models.output_layer import OutputLayer, find_output_layer
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
+from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.rollout_group import EngineClass
@@ -51,7 +53,7 @@ class PolicyModel:
         self.version = UNNAMED
         """The version of the policy in the model, for spans."""
         self._has_policy = True
-        check_noise(self.device)
+        check_draw(self.device, self.vocabulary)
 
     def load(self, weights: Weights) -> None:
         """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""
@@ -66,8 +68,7 @@ class PolicyModel:
     def swap(self, staged: StagedWeights) -> None:
         """See `Sampler.swap`."""
         self._fill(staged)
-        prompt = torch.arange(min(_KNOWN_PROMPT_TOKENS, self.vocabulary), device=self.device)[None]
-        if not bool(torch.isfinite(self.forward(prompt, cache=None, keep=1)).all()):
+        if not bool(torch.isfinite(self.forward(self._known_prompt(), cache=None, keep=1)).all()):
             self._has_policy = False
             raise IntegrityError(f"version {staged.version} gives logits that are not finite")
 
@@ -88,6 +89,12 @@ class PolicyModel:
                     f"prompt and completion of {size} tokens exceed the model's context of {self._context}",
                     remedy="Shorten the prompts or lower max_new_tokens.",
                 )
+
+    @cached_property
+    @torch.inference_mode()
+    def output_layer(self) -> OutputLayer | None:
+        """The model's output layer, if its logits are the output of one."""
+        return find_output_layer(self._model, self._known_prompt())
 
     def new_cache(self) -> DynamicCache:
         """An empty key-value cache for this model."""
@@ -120,3 +127,6 @@ class PolicyModel:
             raise IntegrityError("the weights in the engine are not those it was given")
         self._has_policy = True
         self.version = staged.version
+
+    def _known_prompt(self) -> Tensor:
+        return torch.arange(min(_KNOWN_PROMPT_TOKENS, self.vocabulary), device=self.device)[None]

@@ -16,10 +16,10 @@ from transformers.cache_utils import DynamicCache
 
 from p2prl.errors import IntegrityError
 from p2prl.models.batching import DEFAULT_BATCH_TOKENS, batches
-from p2prl.models.gumbel_noise import StepNoise
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
+from p2prl.models.seeded_draw.draw import draw_with_logprobs
 from p2prl.protocol.rollout_group import EngineClass
 
 _COMPACT_SHARE = 0.75
@@ -130,15 +130,14 @@ class TransformersSampler:
     def _decode(self, rows: list[_Row]) -> Iterator[int]:
         """Sample `rows` to their ends, yielding the number of tokens sampled in each step."""
         logits_NV, cache, mask_NL = self._prefill([row.request.prompt_ids for row in rows])
-        seeds_N = torch.tensor([row.request.seed for row in rows], dtype=torch.int64, device=self._policy.device)
-        temperatures_N = torch.tensor([row.request.temperature for row in rows], device=self._policy.device)
-        noise = StepNoise(seeds_N, logits_NV.shape[-1])
+        seeds_N = torch.tensor([row.request.seed for row in rows], dtype=torch.int64)
+        temperatures_N = torch.tensor([row.request.temperature for row in rows])
         step = 0
         while True:
-            scaled_NV = logits_NV.float() / temperatures_N[:, None]
-            tokens_N = (scaled_NV + noise.at(step)).argmax(dim=-1)
-            picked_N = torch.log_softmax(scaled_NV, dim=-1).gather(1, tokens_N[:, None])[:, 0]
-            _record(rows, tokens_N.tolist(), picked_N.tolist(), self._policy.version)
+            tokens_N, logprobs_N = draw_with_logprobs(
+                logits_NV, temperatures_N, seeds_N, torch.full_like(seeds_N, step)
+            )
+            _record(rows, tokens_N.tolist(), logprobs_N.tolist(), self._policy.version)
             yield sum(len(row.token_ids) == step + 1 for row in rows)
             alive = [i for i, row in enumerate(rows) if not row.ended]
             if not alive:
@@ -147,8 +146,7 @@ class TransformersSampler:
                 kept = torch.tensor(alive, device=self._policy.device)
                 cache.batch_select_indices(kept)
                 rows = [rows[i] for i in alive]
-                noise.keep(kept)
-                tokens_N, temperatures_N = tokens_N[kept], temperatures_N[kept]
+                seeds_N, temperatures_N, tokens_N = seeds_N[alive], temperatures_N[alive], tokens_N[kept]
                 mask_NL = None if mask_NL is None else mask_NL[kept]
             positions_N1 = None
             if mask_NL is not None:

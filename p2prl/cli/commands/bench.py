@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from p2prl.cli.commands.bench_draw import bench_draw
 from p2prl.cli.commands.bench_patch import bench_patch
 from p2prl.cli.commands.bench_ppo import bench_ppo
 from p2prl.cli.commands.bench_rewards import bench_rewards
@@ -21,3 +22,4 @@ bench_app.command("spread", epilog=epilog("p2prl bench spread"))(bench_spread)
 bench_app.command("patch", epilog=epilog("p2prl bench patch"))(bench_patch)
 bench_app.command("swap", epilog=epilog("p2prl bench swap"))(bench_swap)
 bench_app.command("step", epilog=epilog("p2prl bench step"))(bench_step)
+bench_app.command("draw", epilog=epilog("p2prl bench draw"))(bench_draw)

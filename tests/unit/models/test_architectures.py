@@ -72,7 +72,7 @@ def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest
     assert [sample_all(sampler, [request])[0].token_ids for request in REQUESTS] == token_ids
 
     for elements in (1 << 24, 300):  # in one pass, and in spans over a cache
-        monkeypatch.setattr(transformers_scorer, "MAX_NOISE_ELEMENTS", elements)
+        monkeypatch.setattr(transformers_scorer, "_LOGITS", elements)
         for scored, generation in zip(scorer.replay(REQUESTS, token_ids), made, strict=True):
             assert max(scored.margins) <= 1e-4
             assert scored.logprobs == pytest.approx(generation.logprobs, abs=1e-4)

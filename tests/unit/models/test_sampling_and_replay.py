@@ -124,7 +124,7 @@ def test_honest_replay_has_margin_zero(kind: str, elements: int, monkeypatch: py
     model, requests = _model(kind), _requests()
     sampler, scorer = _sampler(model), _scorer(model)
     made = sample_all(sampler, requests)
-    monkeypatch.setattr(transformers_scorer, "MAX_NOISE_ELEMENTS", elements)  # small: cut into spans over a cache
+    monkeypatch.setattr(transformers_scorer, "_LOGITS", elements)  # small: cut into spans over a cache
     scored = scorer.replay(requests, [a.token_ids for a in made])
     for a, b in zip(made, scored, strict=True):
         assert b.logprobs == pytest.approx(a.logprobs, abs=1e-4)
