@@ -60,11 +60,6 @@ class PolicyForward:
         self._layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
         self._packs = model.config._attn_implementation in _VARLEN_ATTENTION if packs is None else packs
 
-    @property
-    def needs_all_logits(self) -> bool:
-        """Whether the logits of a whole micro-batch are held at once."""
-        return self._head is None
-
     def autocast(self) -> AbstractContextManager[Any]:
         """Context in which the model computes its products in the 16-bit type, if there is one."""
         if self._autocast is None:

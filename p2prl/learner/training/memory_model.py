@@ -28,6 +28,9 @@ _SCRATCH_BYTES = {"cpu": 150_000_000}
 _LARGE_SCRATCH_BYTES = 1_500_000_000
 """The same with a GPU's larger tiles, and the workspaces of its libraries."""
 
+_LOGIT_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings of transformers models that change logits after the head. What a model does is found when it is built."""
+
 _PUBLISHED_COPIES = 2
 """A version's bytes and its patch, held in the machine's memory while it is published."""
 
@@ -68,7 +71,7 @@ def shape_of(config: Any, parameters: int) -> ModelShape:
         intermediate=getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden,
         layers=text.num_hidden_layers,
         query=heads * head,
-        own_logits=any(getattr(text, name, None) for name in ("final_logit_softcapping", "logit_scale")),
+        own_logits=any(getattr(text, name, None) for name in _LOGIT_SETTINGS),
     )
 
 
