@@ -23,6 +23,7 @@ from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
+from p2prl.models.attention import use_attention
 from p2prl.models.device import choose_device, use_threads
 from p2prl.models.engine_registry import DEFAULT_ENGINE, build_sampler
 from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
@@ -93,6 +94,7 @@ def build_learner(
     # Whatever the published dtype: AdamW's small steps would be lost if 16 bits were rounded to nearest.
     held_in = weight_dtype(memory.precision)
     training = load_pretrained(str(folder.newest_weights()), device=device, dtype=held_in)
+    use_attention(training.model, folder.settings.learner.memory.attention)
     replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     work = GroupWork(folder.manifest, folder.run, TextCodec(replaying.tokenizer, replaying.model))

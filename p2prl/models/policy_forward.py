@@ -26,7 +26,7 @@ from p2prl.models.policy_logprobs import pad_right
 Row = tuple[Sequence[int], Sequence[int]]
 """Prompt and completion, neither empty."""
 
-_VARLEN_ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+_VARLEN_ATTENTION = ("flash_attention_2",)
 """Attention implementations that take rows joined to one, told apart by their positions, and compute no padding."""
 
 

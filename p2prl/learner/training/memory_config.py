@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from p2prl.errors import ConfigError, require
+from p2prl.models.attention import Attention
 
 Precision = Literal["fp32", "bf16", "bf16_stochastic", "bf16_kahan"]
 """Types of a training step (`MemoryConfig.precision` without `auto`)."""
@@ -30,6 +31,9 @@ class MemoryConfig:
     checkpointing: Literal["auto", "on", "off"] = "auto"
     """Activation checkpointing: less memory for about a third more time. auto: only where micro-batches would be too
     small without it."""
+    attention: Attention = "sdpa"
+    """sdpa: torch's kernels, rows padded to the longest of a micro-batch. flash_attention_2: rows joined without
+    padding, with the package flash-attn on CUDA, in a 16-bit precision."""
     micro_batch_tokens: int = 0
     """Most tokens of a micro-batch; 0 finds it from the free memory at the first start of the run."""
     limit_gb: float = 0.0
@@ -39,6 +43,11 @@ class MemoryConfig:
         tokens, limit = self.micro_batch_tokens, self.limit_gb
         require("learner.memory.micro_batch_tokens", tokens, tokens >= 0, "0 or more")
         require("learner.memory.limit_gb", limit, 0.0 <= limit < float("inf"), "0 or more")
+        if self.attention == "flash_attention_2" and self.precision == "fp32":
+            raise ConfigError(
+                'attention = "flash_attention_2" computes in 16 bits, and precision is "fp32"',
+                remedy='Set precision = "bf16" or attention = "sdpa" in [learner.memory].',
+            )
         if self.precision == "bf16_kahan" and self.optimizer_states == "8bit":
             raise ConfigError(
                 'precision = "bf16_kahan" and optimizer_states = "8bit" exclude each other',

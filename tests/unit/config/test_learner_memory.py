@@ -13,7 +13,7 @@ from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import build_learner
 from p2prl.config.run_settings import RunFolder, init_run, open_run
-from p2prl.errors import MachineError
+from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
@@ -80,3 +80,12 @@ def test_settings_are_read_from_run_toml(folder: RunFolder) -> None:
     )
     path.write_text(text)
     assert open_run(folder.directory).settings.learner.memory == MemoryConfig(precision="bf16")
+
+
+def test_attention_without_its_package_is_refused_rather_than_fetched(folder: RunFolder) -> None:
+    flash = with_memory(folder, attention="flash_attention_2")
+    with pytest.raises(ConfigError, match=r"flash-attn|CUDA alone") as caught:
+        build_learner(flash, on_metrics=lambda _: None, on_notice=lambda _: None)
+    assert "sdpa" in caught.value.remedy
+    with pytest.raises(ConfigError, match="16 bits"):
+        MemoryConfig(attention="flash_attention_2", precision="fp32")
