@@ -24,7 +24,7 @@ from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.models.attention import use_attention
-from p2prl.models.device import choose_device, use_threads
+from p2prl.models.device import choose_device, repeat_exactly, use_threads
 from p2prl.models.engine_registry import DEFAULT_ENGINE, build_sampler
 from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.local_base import flatten_local_base
@@ -90,6 +90,7 @@ def build_learner(
     """The learner of a run folder, resumed to the exact step it had reached."""
     device = choose_device(folder.settings.device)
     use_threads(folder.settings.threads)
+    repeat_exactly(device)
     memory = plan_learner_memory(folder, device, on_notice)
     # Whatever the published dtype: AdamW's small steps would be lost if 16 bits were rounded to nearest.
     held_in = weight_dtype(memory.precision)
