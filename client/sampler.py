@@ -10,8 +10,8 @@ from p2prl.clock import Clock
 from p2prl.models.group_work import SamplingTools
 from p2prl.models.sampling import sample_all
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.signed_group import seal_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class FinishedGroup:
     """A signed rollout group."""
 
     raw: bytes
+    body: bytes
+    """Empty when the envelope `raw` holds the group."""
     slot: int
     tokens: int
     """Completion tokens."""
@@ -83,9 +85,11 @@ class Sampler:
                 seconds=seconds / order.count,
             )
             created = self._clock.now()
+            raw, body = seal_group(self._identity, group, run=self._run, now=created)
             groups.append(
                 FinishedGroup(
-                    raw=seal(self._identity, group, run=self._run, now=created),
+                    raw=raw,
+                    body=body,
                     slot=assignment.slot,
                     tokens=sum(len(completion.tokens) // 4 for completion in group.completions),
                     reward=sum(completion.reward for completion in group.completions) / len(group.completions),

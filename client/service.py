@@ -80,6 +80,7 @@ class Volunteer:
             run=run,
             redeliver_s=config.redeliver_s,
             on_rejected=self._on_rejected,
+            on_notice=on_notice,
         )
         self._progress = ProgressReporter(self._spool, on_progress)
         self._sampler = Sampler(identity, run, clock)
@@ -171,6 +172,11 @@ class Volunteer:
                     self._run_end.on_policy(manifest.step)
                 case control.EnvelopeArrived(envelope=raw):
                     self._on_envelope(open_envelope(raw, now=None))
+                case control.GroupBodyWanted(digest=digest):
+                    for answer in self._delivery.on_body_wanted(digest):
+                        self._net.send(answer)
+                case control.PublishRefused(digest=digest, reason=reason):
+                    self._delivery.on_refused(digest, reason)
                 case control.LedgerArrived(from_height=height, entries=entries) if self.bootstrap.manifest is not None:
                     learner = self.bootstrap.manifest.learner
                     self._delivery.on_ledger(height, entries, learner=learner, now=self._clock.now())
@@ -221,7 +227,7 @@ class Volunteer:
 
         def keep(group: FinishedGroup) -> None:
             """Store the group before publishing it."""
-            self._spool.add(
+            kept = self._spool.add(
                 envelope_digest(group.raw),
                 group.raw,
                 version=version,
@@ -229,8 +235,12 @@ class Volunteer:
                 tokens=group.tokens,
                 reward=group.reward,
                 now=group.created,
+                body=group.body,
             )
-            self._net.send(control.Publish(group.raw))
+            if not kept:
+                self._on_notice(f"slot {group.slot} of version {version} was given up: the disk has no room for it")
+            for message in self._delivery.announce(group.raw, group.body) if kept else ():
+                self._net.send(message)
 
         try:
             batch = self._sampler.sample(self.bootstrap.prepared, order, on_group=keep)

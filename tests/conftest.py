@@ -24,6 +24,7 @@ SLOW = (
     "unit/house/test_light_distribution.py",
     "unit/house/test_packaging.py",
     "unit/learner/test_crash_recovery.py",
+    "unit/models/test_vllm_sampler.py",
     "unit/models/test_warm_start.py",
     "unit/testing/",
 )

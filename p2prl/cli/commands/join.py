@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, Transport, UploadMbit
+from p2prl.cli.options import (
+    AsJson,
+    Base,
+    Device,
+    Engine,
+    Home,
+    Link,
+    Listen,
+    MonthlyGb,
+    Threads,
+    Transport,
+    UploadMbit,
+)
 
 if TYPE_CHECKING:
     from p2prl.models.sampler_port import Sampler
@@ -20,6 +32,7 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
         link: Link,
         home: Home = None,
         device: Device = "auto",
+        engine: Engine = "auto",
         threads: Threads = 0,
         listen: Listen = None,
         transport: Transport = "hivemind",
@@ -47,6 +60,7 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
             link,
             home=home,
             device=device,
+            engine=engine,
             threads=threads,
             listen=listen,
             transport=transport,

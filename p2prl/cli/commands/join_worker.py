@@ -31,6 +31,7 @@ from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
     from p2prl.client.progress import Progress
+    from p2prl.models.engine_registry import ChosenEngine
     from p2prl.models.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.run_bootstrap import Prepare
@@ -42,6 +43,7 @@ def join_run(
     *,
     home: Path | None,
     device: str,
+    engine: str,
     threads: int,
     listen: list[str] | None,
     transport: str,
@@ -66,14 +68,16 @@ def join_run(
         from p2prl.client.service import VolunteerConfig
         from p2prl.config.roles import build_volunteer, prepare_sampling
         from p2prl.models.device import choose_device, use_threads
+        from p2prl.models.engine_registry import choose_engine
 
         chosen = choose_device(device)
         use_threads(threads)
+        chosen_engine = choose_engine(engine, chosen)
         model = model_directory_of(base, view)
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
-        screen = _Screen(view, link, worker, str(chosen))
-        prepare = partial(prepare_sampling, run=link.run, device=chosen)
+        screen = _Screen(view, link, worker, str(chosen), chosen_engine)
+        prepare = partial(prepare_sampling, run=link.run, device=chosen, engine=chosen_engine.name)
         volunteer = build_volunteer(
             link,
             worker,
@@ -91,12 +95,11 @@ def join_run(
         )
         with interrupts.handled():
             view.phase("finding the run")
-            addresses = tuple(listen or DEFAULT_LISTEN)
             network = peer_network(
                 link,
                 worker,
                 Role.VOLUNTEER,
-                addresses,
+                tuple(listen or DEFAULT_LISTEN),
                 caps,
                 disk_gb=disk_gb,
                 has_base=model is not None,
@@ -124,12 +127,13 @@ def _wrapping(
 class _Screen:
     """Shows a volunteer's progress in the live view and in its status file."""
 
-    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str) -> None:
+    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, engine: ChosenEngine) -> None:
         self.status = StatusFile(worker, link, "volunteer")
         self._view = view
         self._link = link
         self._worker = worker
         self._device = device
+        self._engine = engine
         self._speed = SmoothRate()
 
     def introduce(self, manifest: RunManifest) -> None:
@@ -139,7 +143,7 @@ class _Screen:
             manifest,
             Role.VOLUNTEER,
             self._worker.run_directory(self._link.run),
-            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device),
+            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device, self._engine),
         )
 
     def on_progress(self, progress: Progress) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 from p2prl.learner.intake.intake import Intake
 from p2prl.learner.journal.ledger import LedgerTable
@@ -32,6 +34,9 @@ class Inbox:
             match message:
                 case control.EnvelopeArrived(envelope=raw):
                     envelopes.append(raw)
+                case control.GroupFetched(envelope=header, path=path):
+                    with contextlib.suppress(FileNotFoundError):  # it expired meanwhile, and is announced again
+                        self._intake.receive_body(header, Path(path).read_bytes())
                 case control.LedgerWanted(peer=peer, from_height=from_height):
                     entries = self._ledger.entries(from_height, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
                     self._sender.network.send(control.SendLedger(peer, from_height, ledger_chain.page_of(entries)))

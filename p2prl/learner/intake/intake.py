@@ -5,12 +5,13 @@ Everything is written to the journal before it is sent, in one transaction with 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from p2prl.clock import Clock
+from p2prl.errors import RemoteProtocolError
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.receipt_signing import sign_receipts, sign_storage_receipts
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
@@ -19,15 +20,21 @@ from p2prl.learner.intake.verified_group import VerifiedGroup, read_verified
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
+from p2prl.net.process import control
 from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import ReceiptState, Verdict
-from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
+from p2prl.protocol.signed_group import SignedGroup, assemble_group
 
 TURNED_AWAY = ("unknown_policy", "too_many")
-"""Reasons not to store a group: it names no policy of this learner; its peer has too many groups waiting for a
-check."""
+"""Reasons not to store a group: it names no policy of this learner; too many groups wait for a check, of its peer or of
+all."""
+
+_MALFORMED_REMEMBERED = 1_024
+"""Malformed bodies that are not fetched again. Each has cost its author the upload of a large group."""
 
 GROUPS_PER_CHECK = 64
 """Groups checked in one call, so that messages are answered in between."""
@@ -67,6 +74,7 @@ class Intake:
         self._ready_target = ready_target
         self._on_verified = on_verified
         self._turned_away: Counter[str] = Counter(dict.fromkeys(TURNED_AWAY, 0))
+        self._malformed: OrderedDict[Digest, None] = OrderedDict()
 
     @property
     def ready_groups(self) -> int:
@@ -82,8 +90,25 @@ class Intake:
         """Store and acknowledge the groups among these, and take the verdicts. True when the ledger has grown."""
         opened = [open_envelope(raw, now=None) for raw in envelopes]
         self._receive_groups([each for each in opened if each.kind is Kind.ROLLOUT_GROUP])
+        self._receive_headers([each for each in opened if each.kind is Kind.GROUP_HEADER])
         # After the groups: a verdict may have come with the group it is about.
         return self._receive_verdicts([each for each in opened if each.kind is Kind.VERDICT])
+
+    def receive_body(self, header: bytes, body: bytes) -> None:
+        """Store and acknowledge a large group whose body was fetched, then let the network drop its copy."""
+        opened = open_envelope(header, now=None)
+        try:
+            group = assemble_group(opened, body)
+        except RemoteProtocolError:
+            self._malformed[opened.digest] = None
+            if len(self._malformed) > _MALFORMED_REMEMBERED:
+                self._malformed.popitem(last=False)
+        else:
+            with self._journal.transaction():
+                if self._journal.groups.store(_row_of(group, body), self._clock.now()):
+                    self._decoded.keep(group)
+            self._acknowledge([opened.digest])
+        self._sender.network.send(control.ReleaseGroup(opened.digest))
 
     def refill_buffer(self) -> None:
         """Put the verified groups of the journal back into the buffer, after a start."""
@@ -97,7 +122,7 @@ class Intake:
 
     def has_unchecked(self) -> bool:
         """Whether a stored group waits for its check."""
-        return bool(self._journal.groups.in_state(GroupState.STORED, 1))
+        return self._journal.groups.has(GroupState.STORED)
 
     def wanted(self) -> int:
         """Number of verified groups the buffer lacks."""
@@ -126,25 +151,55 @@ class Intake:
         now = self._clock.now()
         with self._journal.transaction():
             stored = [opened.digest for opened in arrived if self._store(opened, now)]
-        for envelope in sign_storage_receipts(self._sender, stored):
-            self._sender.send(envelope)
+        self._acknowledge(stored)
 
     def _store(self, opened: Opened, now: float) -> bool:
         """Store a group unless it is already stored; False when it is turned away."""
         if self._journal.groups.knows(opened.digest):
             return True
         group = body_of(opened, RolloutGroup)
-        if self._storage.published.get(group.version, group.policy) is None and not (
-            self._journal.policies.was_published(group.version, group.policy)
+        if not self._has_room(opened, group.version, group.policy):
+            return False
+        signed = SignedGroup(opened, group, len(opened.raw))
+        self._decoded.keep(signed)
+        return self._journal.groups.store(_row_of(signed, b""), now)
+
+    def _receive_headers(self, arrived: Sequence[Opened]) -> None:
+        """Fetch the bodies of large groups that would be stored. What is being fetched counts against a budget of the
+        network process, so the limits here may be exceeded by no more than that."""
+        known = [opened.digest for opened in arrived if self._journal.groups.knows(opened.digest)]
+        self._acknowledge(known)
+        for opened in arrived:
+            if opened.digest in known or opened.digest in self._malformed:
+                continue
+            header = body_of(opened, GroupHeader)
+            if self._has_room(opened, header.version, header.policy, body_bytes=header.body.size_bytes):
+                self._sender.network.send(control.FetchGroup(opened.digest))
+
+    def _has_room(self, opened: Opened, version: int, policy: bytes, *, body_bytes: int = 0) -> bool:
+        """Whether a new group may be stored: the learner published its policy, and not too many wait for a check."""
+        groups = self._journal.groups
+        if self._storage.published.get(version, policy) is None and not (
+            self._journal.policies.was_published(version, policy)
         ):
             self._turned_away["unknown_policy"] += 1
             return False
-        if self._journal.groups.unchecked_count(opened.author) >= limits.MAX_UNCHECKED_GROUPS_PER_PEER:
+        too_large = body_bytes and (
+            groups.unchecked_body_bytes(opened.author) + body_bytes > limits.MAX_UNCHECKED_BYTES_PER_PEER
+        )
+        if (
+            too_large
+            or groups.unchecked_count(opened.author) >= limits.MAX_UNCHECKED_GROUPS_PER_PEER
+            or groups.unchecked_exceed(limits.MAX_UNCHECKED_BYTES - len(opened.raw) - body_bytes)
+        ):
             self._turned_away["too_many"] += 1
             return False
-        stored = StoredGroup(opened.digest, opened.author, group.version, group.slot, opened.raw, b"", b"")
-        self._decoded.keep(opened.digest, group, envelope_bytes=len(opened.raw))
-        return self._journal.groups.store(stored, now)
+        return True
+
+    def _acknowledge(self, stored: Sequence[Digest]) -> None:
+        """Publish storage receipts for groups on disk."""
+        for envelope in sign_storage_receipts(self._sender, stored):
+            self._sender.send(envelope)
 
     def _receive_verdicts(self, verdicts: Sequence[Opened]) -> bool:
         """Put verdicts on stored groups into the ledger."""
@@ -176,3 +231,9 @@ class Intake:
             rewards=rewards,
             verified_at=self._clock.now(),
         )
+
+
+def _row_of(group: SignedGroup, body: bytes) -> StoredGroup:
+    return StoredGroup(
+        group.digest, group.author, group.group.version, group.group.slot, group.envelope.raw, b"", b"", body
+    )

@@ -24,6 +24,7 @@ from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.patch_decoder import PatchDecoder
+from p2prl.protocol.kinds import Role
 
 log = logging.getLogger("p2prl.net")
 
@@ -99,6 +100,8 @@ class NetworkHandle:
                     self._restart()
                 elif isinstance(message, control.Failed):
                     _raise(message)
+                elif isinstance(message, control.PublishRefused) and self._config.node.role is not Role.VOLUNTEER:
+                    raise errors.LocalProtocolError(message.reason)  # a volunteer's spool may hold anything
                 else:
                     self._note(message)
                     messages.append(message)
