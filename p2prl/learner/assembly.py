@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from p2prl.clock import Clock
+from p2prl.learner.checkpoints import newest_checkpoint_step
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
@@ -29,8 +30,10 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import InlineStage, Stage, ThreadStage
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training.loss_pipeline import LossPipeline
+from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.metrics_log import MetricsLog
-from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.micro_batch_log import DEFAULT_RULE, MicroBatchLog
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training_stage import TrainingStage
 from p2prl.learner.training_steps import Training
@@ -64,6 +67,8 @@ class LearnerParts:
     loss: LossPipeline
     reference: ReferenceConfig | None = None
     """Settings of the reference policy; None for a loss without one."""
+    memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(rule=DEFAULT_RULE, most_tokens=DEFAULT_RULE.tokens))
+    """Number types of the training model, which must be held in them, and its micro-batches."""
     config: LearnerConfig
     clock: Clock
     random_bytes: Callable[[int], bytes]
@@ -83,12 +88,14 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound)
     sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
     replay_stage, training_stage = _stages(parts.threads, sender)
+    rules = MicroBatchLog(parts.paths.micro_batches)
     trainer = Trainer(
         parts.training.model,
         parts.loss,
         config.optimiser,
         temperature=manifest.sampling.temperature,
         reference=parts.reference,
+        memory=StepMemory(precision=parts.memory.precision, states=parts.memory.states, rules=rules),
     )
     training = Training(
         trainer=trainer,
@@ -100,7 +107,9 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         config=config,
         stage=TrainingStage(training_stage),
     )
+    rules.begin(parts.memory, checkpoint_step=newest_checkpoint_step(parts.paths.checkpoints))
     resume(storage, trainer, training, parts.on_notice)
+    rules.continue_at(trainer.step, parts.memory)
     pacing = _pacing(parts, storage, step=trainer.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, storage)
     intake = Intake(storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, sender=sender, clock=clock)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from p2prl.errors import require
-from p2prl.learner.training.optimizer_step import OptimizerConfig
+from p2prl.learner.training.memory_config import MemoryConfig
+from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import FP32
 
@@ -37,6 +38,8 @@ class LearnerConfig:
     float32."""
     optimiser: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and its learning rate."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """Precision, optimizer states and micro-batches of a training step (docs/benchmarks/memory.md)."""
 
     def __post_init__(self) -> None:
         for name in ("groups_per_update", "checkpoint_every", "chunk_pieces"):

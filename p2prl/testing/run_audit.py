@@ -22,7 +22,9 @@ from p2prl.config.run_settings import RunFolder, open_run
 from p2prl.learner.checkpoints import complete_checkpoints
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.memory_config import weight_dtype
+from p2prl.learner.training.micro_batch_log import MicroBatchLog
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.weight_layout import flatten, layout_of, weights_digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
@@ -233,7 +235,10 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        loaded = load_pretrained(str(folder.directory / "model"), device=torch.device("cpu"), dtype="float32")
+        settings = folder.settings.learner.memory
+        precision = settings.precision_on("cpu", folder.manifest.engine_dtype)
+        held_in = weight_dtype(precision)
+        loaded = load_pretrained(str(folder.directory / "model"), device=torch.device("cpu"), dtype=held_in)
         layout = layout_of(loaded.model, folder.manifest.dtype)
         trainer = Trainer(
             loaded.model,
@@ -241,6 +246,11 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
             folder.settings.learner.optimiser,
             temperature=folder.manifest.sampling.temperature,
             reference=folder.settings.loss.reference_config(),
+            memory=StepMemory(
+                precision=precision,
+                states=settings.optimizer_states,
+                rules=MicroBatchLog(folder.paths.micro_batches),
+            ),
         )
         kept = _kept(folder.directory)
         published = {manifest.step: manifest for manifest in manifests}
@@ -260,7 +270,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
             if step < len(batches):
                 trainer.update([_group(kept[digest], step, step_of_version) for digest in batches[step]])
         newest = load_pretrained(
-            str(complete_checkpoints(folder.paths.checkpoints)[-1]), device=torch.device("cpu"), dtype="float32"
+            str(complete_checkpoints(folder.paths.checkpoints)[-1]), device=torch.device("cpu"), dtype=held_in
         )
         assert flatten(newest.model, layout) == flatten(trainer.model, layout), (
             "the checkpoint differs from the trained model"

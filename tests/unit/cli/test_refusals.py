@@ -118,9 +118,11 @@ def test_a_damaged_run_toml_is_refused_before_the_run_is_locked(run: Path, tmp_p
     assert not (folder / "lock").exists()
 
 
-def test_a_group_of_one_is_warned_about(tmp_path: Path) -> None:
-    result = invoke("init", "x", "--in", tmp_path, "--model", "/nowhere", "--group-size", 1)
-    assert "nothing to compare" in result.stderr
+def test_a_group_of_one_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    refusal = invoke("init", "x", "--in", tmp_path, "--model", "/nowhere", "--group-size", 1).exception
+    assert "one completion per prompt" in str(refusal)
+    assert "--group-size 2" in refusal.remedy
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_ledger_without_a_signed_head_says_what_that_means(run: Path) -> None:
