@@ -11,12 +11,13 @@ Shapes: M positions, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from p2prl.models.linear_head import find_linear_head
 
 _TILE_POSITIONS = {"cpu": 512}
 """Positions of a tile by device type; other devices take `_LARGE_TILE`. Measured on a CPU with V = 151,936: 512 x 4,096
@@ -27,12 +28,6 @@ _LARGE_TILE_POSITIONS = 8192
 
 _TILE_WORDS = {"cpu": 4096}
 _LARGE_TILE_WORDS = 8192
-
-_PROBE_TOKENS = 8
-"""Positions of the known-answer comparison."""
-
-_PROBE_SPREAD = 50.0
-"""Scale of the logits it plants. Real logits reach some tens, where a soft cap bends them visibly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,37 +118,11 @@ class OutputHead:
 
 
 def find_output_head(model: Any, *, temperature: float, compute_dtype: torch.dtype | None = None) -> OutputHead | None:
-    """The output head of a causal LM; None when its logits are more than a linear layer of the last hidden states.
-
-    Soft caps, scales and masks after or before the head are found by a known answer, whatever the weights: logits of
-    a wide spread are planted as the head's output, and must come out of the model unchanged; the head's input must be
-    the hidden states of the base model.
-    """
-    head = model.get_output_embeddings()
-    if type(head) is not nn.Linear or not head.weight.is_leaf or model.base_model is model:
-        return None
-    if not _is_plain(model, head):
+    """The output head of a causal LM; None when its logits are more than a linear layer of the last hidden states."""
+    head = find_linear_head(model)
+    if head is None or not head.weight.is_leaf:
         return None
     return OutputHead(head.weight, head.bias, temperature, compute_dtype or head.weight.dtype)
-
-
-def _is_plain(model: Any, head: nn.Linear) -> bool:
-    device = head.weight.device
-    tokens = (torch.arange(_PROBE_TOKENS, device=device) % head.out_features)[None]
-    wave = torch.arange(_PROBE_TOKENS * head.out_features, device=device, dtype=torch.float32)
-    planted = (_PROBE_SPREAD * torch.sin(wave)).reshape(1, _PROBE_TOKENS, -1).to(head.weight.dtype)
-    inputs: list[Tensor] = []
-
-    def plant(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        inputs.append(arguments[0])
-        return planted[:, -output.shape[1] :]
-
-    with torch.no_grad(), ExitStack() as hooks:
-        hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        handle = head.register_forward_hook(plant)
-        hooks.callback(handle.remove)
-        logits = model(input_ids=tokens, use_cache=False).logits
-    return len(inputs) == 1 and torch.equal(inputs[0], hidden) and torch.equal(logits, planted)
 
 
 def _inside(tokens: Tensor, words: slice) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from p2prl.models.linear_head import find_linear_head
 from p2prl.models.policy_logprobs import pad_right
 
 _ROWS_PER_PROMPT = 4
@@ -78,24 +79,7 @@ class OutputLayer:
         return None if bias is None else bias[first:end]
 
 
-def find_output_layer(model: Any, prompt: Tensor) -> OutputLayer | None:
-    """The output layer of a Hugging Face causal LM, or None if its logits are anything but that layer's output.
-
-    Seen from one forward pass of `prompt` (1, L): the layer's input must be the body's last hidden state, and its
-    output, unchanged, the model's logits. Models that scale or cap their logits fail this.
-    """
-    linear, body = model.get_output_embeddings(), model.base_model
-    if type(linear) is not nn.Linear or body is model:
-        return None
-    seen: list[tuple[Tensor, Tensor, Tensor]] = []
-    hook = linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output, output.clone())))
-    try:
-        logits = model(input_ids=prompt, use_cache=False).logits
-    finally:
-        hook.remove()
-    states = body(input_ids=prompt, use_cache=False).last_hidden_state
-    if len(seen) != 1:
-        return None
-    given, output, untouched = seen[0]
-    is_plain = output.data_ptr() == logits.data_ptr() and torch.equal(untouched, logits) and torch.equal(given, states)
-    return OutputLayer(body, linear) if is_plain else None
+def find_output_layer(model: Any) -> OutputLayer | None:
+    """The output layer of a Hugging Face causal LM, or None if its logits are anything but that layer's output."""
+    linear = find_linear_head(model)
+    return None if linear is None else OutputLayer(model.base_model, linear)

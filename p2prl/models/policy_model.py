@@ -103,7 +103,7 @@ class PolicyModel:
     @torch.inference_mode()
     def output_layer(self) -> OutputLayer | None:
         """The model's output layer, if its logits are the output of one."""
-        return find_output_layer(self.model, self._known_prompt())
+        return find_output_layer(self.model)
 
     def new_cache(self) -> DynamicCache:
         """An empty key-value cache for this model."""
