@@ -1,15 +1,18 @@
 """The volunteer's next action: load a policy, sample slots, or wait. A pure state machine.
 
-It samples with the newest policy it has, and switches to a newer one between batches, never within one. It never waits
-for a learner. It pauses only when a learner is in reach and has a backlog of this volunteer's groups, because groups
-that the learner cannot use soon become stale rollouts.
+It keeps slots in flight under the newest policy it has; their groups are complete in any order. A group declares one
+policy, so once a newer one is staged it submits nothing more, and switches when the last group is complete. It never
+waits for a learner. It pauses only when a learner is in reach and has a backlog of this volunteer's groups, because
+groups that the learner cannot use soon become stale rollouts.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from p2prl.client.batch_size import BatchSize
+from p2prl.client.slots_in_flight import SlotsInFlight
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import PolicyManifest
 
@@ -18,10 +21,11 @@ from p2prl.protocol.manifests import PolicyManifest
 class AgentConfig:
     """Pacing of a volunteer."""
 
-    slots_per_batch: int = 0
-    """Slots decoded together; 0 measures the best number."""
+    slots_in_flight: int = 0
+    """Slots sampled at a time; 0 measures the best number."""
     backlog: int = 24
-    """Groups without a receipt at which a connected volunteer pauses; never fewer than four batches."""
+    """Groups without a receipt at which a connected volunteer pauses; never fewer than four times the slots in
+    flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Decode `count` slots from `first` on, with the loaded policy."""
+    """Submit these slots, if any, with the loaded policy, and decode what is in flight for a while."""
 
     policy: LocalPolicy
-    first: int
-    count: int
+    slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,15 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._batch_size = BatchSize.chosen(config.slots_per_batch)
+        self._target = SlotsInFlight.chosen(config.slots_in_flight)
         self._newest: LocalPolicy | None = None
         self._loaded: LocalPolicy | None = None
+        self._in_flight: set[int] = set()
+        self._made: set[int] = set()
         self._next_slot = 0
         self._finished = False
+        self._stopping = False
+        self._draining = False
         self._in_demand = True
 
     @property
@@ -91,6 +98,16 @@ class Agent:
         """Whether the learner has ended the run."""
         return self._finished
 
+    @property
+    def done(self) -> bool:
+        """Whether it was told to stop, and nothing in flight is of use any more."""
+        return self._stopping and (self._finished or not self._in_flight)
+
+    @property
+    def in_flight(self) -> int:
+        """Slots submitted and not complete."""
+        return len(self._in_flight)
+
     def policy_ready(self, policy: LocalPolicy) -> None:
         """The weights of a version are on disk. Versions older than the newest are ignored."""
         if self._newest is None or policy.manifest.version > self._newest.manifest.version:
@@ -99,41 +116,90 @@ class Agent:
     def policy_lost(self, policy: LocalPolicy) -> None:
         """A policy is unusable: its file is missing or damaged, or its logits are not finite. Wait for a newer one."""
         if self._loaded is policy:
-            self._loaded = None
+            self.emptied()
         if self._newest is policy:
             self._newest = self._loaded
 
     def emptied(self) -> None:
-        """The engine no longer holds a policy: load one again before sampling."""
+        """The engine no longer holds a policy, and nothing is in flight: load one again before sampling."""
         self._loaded = None
+        self._in_flight.clear()
 
-    def loaded_policy(self, policy: LocalPolicy, *, next_slot: int) -> None:
-        """The engine holds `policy`; `next_slot` is its first slot without a group."""
+    def loaded_policy(self, policy: LocalPolicy, *, made: Collection[int]) -> None:
+        """The engine holds `policy`; `made` are its slots that have a group."""
         self._loaded = policy
-        self._next_slot = next_slot
+        self._made = set(made)
+        self._next_slot = 0
+        self._draining = False
 
-    def sampled(self, first: int, count: int, *, tokens: int, seconds: float) -> None:
-        """Groups of these slots are in the spool; they have `tokens` and took `seconds` to decode."""
-        self._next_slot = max(self._next_slot, first + count)
-        self._batch_size.measured(count, tokens=tokens, seconds=seconds, in_demand=self._in_demand)
-        self._in_demand = True
+    def submitted(self, slots: Iterable[int]) -> None:
+        """These slots are in flight."""
+        self._in_flight.update(slots)
+
+    def completed(self, slots: Iterable[int]) -> None:
+        """The groups of these slots are in the spool."""
+        self._in_flight.difference_update(slots := set(slots))
+        self._made |= slots
+
+    def decoded(self, busy: float, *, tokens: int, steps: int, seconds: float) -> None:
+        """Decoding gave `tokens`; it began with the completions of `busy` slots in flight."""
+        self._target.measured(busy, tokens=tokens, steps=steps, seconds=seconds, in_demand=self._in_demand)
 
     def run_finished(self, finished: bool) -> None:
         """Set whether the learner has ended the run, by its newest signed head. It may resume the run later."""
         self._finished = finished
 
-    def next_action(self, *, outstanding: int, learner_in_reach: bool, staged: bool = True) -> Action:
-        """The action to take now. `outstanding` is the number of groups without a receipt.
+    def stop(self) -> None:
+        """Complete what is in flight, and submit nothing more."""
+        self._stopping = True
+
+    def next_action(
+        self, *, outstanding: int, learner_in_reach: bool, busy: float = 0.0, room: int = 1, staged: bool = True
+    ) -> Action:
+        """The action to take now. `outstanding` is the number of groups without a receipt; `busy` is the number of
+        completions in flight and `room` that of further ones that fit the engine's memory, both in slots.
 
         Until the waiting policy is `staged`, sampling continues with the one in the engine.
         """
         if self._finished:
             return Wait("the run is finished")
+        if self._stopping:
+            return self._go_on("stopping")
         if self._newest is None:
             return Wait("waiting for the first weights")
-        if self._loaded is None or (staged and self._loaded is not self._newest):
-            return Load(self._newest)
-        if learner_in_reach and outstanding >= max(self._config.backlog, 4 * self._batch_size.count):
-            self._in_demand = False
-            return Wait("the learner has a backlog of our groups")
-        return Sample(self._loaded, self._next_slot, self._batch_size.count)
+        if self._newest is self._loaded:
+            self._draining = False
+        elif self._loaded is None or staged or self._draining:
+            # Once begun it goes on, even if a still newer policy has to be staged: else versions that come faster than
+            # groups are complete would put off the switch without end.
+            self._draining = True
+            return self._go_on("") if self._in_flight else Load(self._newest)
+        assert self._loaded is not None
+        self._in_demand = not learner_in_reach or outstanding < max(self._config.backlog, 4 * self._target.count)
+        if not self._in_demand:
+            return self._go_on("the learner has a backlog of our groups")
+        return Sample(self._loaded, tuple(itertools.islice(self._free_slots(), self._wanted(busy, room))))
+
+    def _go_on(self, reason: str) -> Sample | Wait:
+        """Decode what is in flight; wait for `reason` when nothing is."""
+        return Sample(self._loaded, ()) if self._in_flight and self._loaded is not None else Wait(reason)
+
+    def _wanted(self, busy: float, room: int) -> int:
+        """Slots to submit now.
+
+        Completions are counted, not groups: one long completion keeps its group open while the others' rows are free.
+        An empty engine gets one slot whatever its room.
+        """
+        missing = round(self._target.count - busy)
+        if busy and missing < self._target.lot:
+            return 0
+        if self._config.slots_in_flight:
+            return max(0, missing)
+        return max(0 if busy else 1, min(missing, room))
+
+    def _free_slots(self) -> Iterable[int]:
+        """Slots without a group, the lowest first: none is left out, also after a crash."""
+        taken = (self._made, self._in_flight)
+        while any(self._next_slot in slots for slots in taken):
+            self._next_slot += 1
+        return (slot for slot in itertools.count(self._next_slot) if not any(slot in slots for slots in taken))

@@ -17,7 +17,7 @@ from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import body_of
+from p2prl.protocol.envelope import body_of, envelope_digest
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipt, Receipts, StorageReceipt
 
@@ -39,17 +39,29 @@ _SETTLING_S = 30.0
 
 
 class Delivery:
-    """Groups not settled yet, and when to resend them."""
+    """Groups not settled yet, and when to resend them.
+
+    It has more than twelve attributes because each of several timers and counters is one of them.
+    """
 
     def __init__(
-        self, spool: Spool, *, author: bytes, run: Digest, redeliver_s: float, on_rejected: Callable[[Receipt], None]
+        self,
+        spool: Spool,
+        *,
+        author: bytes,
+        run: Digest,
+        redeliver_s: float,
+        on_rejected: Callable[[Receipt], None],
+        on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`author` is this volunteer's public key. `on_rejected` gets each receipt of a group that earned nothing."""
+        """`author` is this volunteer's public key. `on_rejected` gets each receipt of a group that earned nothing,
+        `on_notice` messages for the user."""
         self._spool = spool
         self._author = author
         self._run = run
         self._redeliver_s = redeliver_s
         self._on_rejected = on_rejected
+        self._on_notice = on_notice
         self._learner_in_reach = False
         self._redeliver_at = 0.0
         self._redelivered = 0
@@ -70,6 +82,23 @@ class Delivery:
         if in_reach and not self._learner_in_reach:
             self._redeliver_at = 0.0
         self._learner_in_reach = in_reach
+
+    def announce(self, raw: bytes, body: bytes) -> list[control.ToNetwork]:
+        """Messages that publish a group just stored. `body` is empty when the envelope holds the group."""
+        publish = control.Publish(raw)
+        return [control.HoldGroup(envelope_digest(raw), body), publish] if body else [publish]
+
+    def on_body_wanted(self, digest: bytes) -> list[control.ToNetwork]:
+        """A peer requests the body of a group, and the network no longer has it in memory."""
+        if body := self._spool.body(digest):
+            return [control.HoldGroup(digest, body)]
+        self.on_refused(digest, "its body is not in the spool")
+        return []
+
+    def on_refused(self, digest: bytes, reason: str) -> None:
+        """No peer would accept this group: give it up, so that it stops nothing else."""
+        if self._spool.give_up(digest, "not_sendable"):
+            self._on_notice(f"group {digest.hex()[:8]} cannot be sent and was given up: {reason}")
 
     def on_storage_receipt(self, receipt: StorageReceipt) -> None:
         """The learner has these groups on disk."""

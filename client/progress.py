@@ -11,6 +11,9 @@ from p2prl.net.process import control
 _REPORT_S = 0.2
 """Progress is reported this often at most: counting the spool costs more than a small model's batch."""
 
+_RATE_S = 1.0
+"""Decoding time that tokens per second are counted over."""
+
 _REWARD_WEIGHT = 0.1
 """Weight of the newest group in the moving average of rewards."""
 
@@ -37,7 +40,7 @@ class Progress:
     reward_recent: float | None
     """Moving average of the groups' mean rewards."""
     tokens_per_s: float
-    """Of the last batch."""
+    """Over the last second of decoding."""
     fetching: tuple[int, int, int]
     """(version, chunks held, chunks in all) of the newest download; version −1 when idle."""
     weight_bytes_from_learner: int
@@ -68,6 +71,8 @@ class ProgressReporter:
         self._spool = spool
         self._on_progress = on_progress
         self._tokens_per_s = 0.0
+        self._tokens = 0
+        self._seconds = 0.0
         self._reward_recent: float | None = None
         self._add_rewards(spool.newest_rewards(_REMEMBERED_REWARDS))
         self._report_at = 0.0
@@ -83,10 +88,15 @@ class ProgressReporter:
         if version > self.announced_version:
             self.announced_version, self.announced_step = version, step
 
-    def add_batch(self, rewards: Iterable[float], *, tokens: int, seconds: float) -> None:
-        """Note a batch: the mean reward of each group, its tokens and its decoding time."""
+    def add_decoding(self, rewards: Iterable[float], *, tokens: int, seconds: float) -> None:
+        """Note a turn of decoding: the mean reward of each finished group, the tokens sampled and the time it took."""
         self._add_rewards(rewards)
-        self._tokens_per_s = tokens / max(seconds, 1e-9)
+        self._tokens += tokens
+        self._seconds += seconds
+        if self._seconds >= _RATE_S or not self._tokens_per_s:
+            self._tokens_per_s = self._tokens / max(self._seconds, 1e-9)
+        if self._seconds >= _RATE_S:
+            self._tokens, self._seconds = 0, 0.0
 
     def report(
         self, now: float, *, state: str, version: int, status: control.Status | None, final: bool = False

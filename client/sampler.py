@@ -1,17 +1,20 @@
-"""Sampling of work slots: assign the slots of a batch, decode them, pack and sign one rollout group each."""
+"""Sampling of work slots: submit their requests, and pack and sign each group as soon as it is complete."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from p2prl.client.agent import Sample
+from p2prl.client.agent import LocalPolicy
 from p2prl.clock import Clock
-from p2prl.models.group_work import SamplingTools
-from p2prl.models.sampling import sample_all
+from p2prl.models.group_work import SamplingTools, SlotAssignment
+from p2prl.models.sampler_port import Generation, Ticket
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.signed_group import seal_group
+
+_TURN_S = 0.1
+"""Decoding returns after this long, so that messages are read and groups are sent in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class FinishedGroup:
     """A signed rollout group."""
 
     raw: bytes
+    body: bytes
+    """Empty when the envelope `raw` holds the group."""
     slot: int
     tokens: int
     """Completion tokens."""
@@ -29,68 +34,105 @@ class FinishedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Totals of the slots decoded together."""
+class Decoded:
+    """Totals of one turn of decoding."""
 
-    rewards: Sequence[float]
-    """Mean reward of each group."""
+    groups: tuple[FinishedGroup, ...]
+    """Groups that were completed."""
     tokens: int
-    """Completion tokens of all groups."""
+    """Tokens sampled, of whichever group."""
+    steps: int
     seconds: float
-    """Time the decoding took."""
 
 
-class Sampler:
+@dataclass(slots=True)
+class _Slot:
+    """A slot in flight."""
+
+    assignment: SlotAssignment
+    policy: LocalPolicy
+    tickets: list[Ticket]
+    ended: dict[Ticket, Generation] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Its share of the decoding time."""
+
+
+class SlotSampler:
     """Samples slots of one run as one volunteer."""
 
     def __init__(self, identity: Identity, run: Digest, clock: Clock) -> None:
         self._identity = identity
         self._run = run
         self._clock = clock
+        self._by_ticket: dict[Ticket, _Slot] = {}
+        self._slots: dict[int, _Slot] = {}
         self._stopped = False
 
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Slots in flight."""
+        return tuple(self._slots)
+
     def stop(self) -> None:
-        """Make the batch being decoded, and every later one, raise `GenerationStopped`."""
+        """Return from `decode` after the step being computed, and decode nothing more."""
         self._stopped = True
 
-    def sample(self, tools: SamplingTools, order: Sample, *, on_group: Callable[[FinishedGroup], None]) -> Batch:
-        """Decode the slots of an order; `on_group` gets each group as soon as it is signed.
+    def submit(self, tools: SamplingTools, policy: LocalPolicy, slots: Iterable[int]) -> None:
+        """Put slots in flight. The policy is the sampler's, until the last of them is complete."""
+        for number in slots:
+            assignment = tools.work.assign(
+                policy=policy.digest, beacon=policy.manifest.beacon, peer=self._identity.public_key, slot=number
+            )
+            slot = _Slot(assignment, policy, tools.sampler.submit(assignment.requests))
+            self._slots[number] = slot
+            self._by_ticket.update(dict.fromkeys(slot.tickets, slot))
 
-        Raises `GenerationStopped`, or `IntegrityError` when the policy gives no usable logits.
+    def decode(self, tools: SamplingTools, *, on_group: Callable[[FinishedGroup], None]) -> Decoded:
+        """Decode for about `_TURN_S`; `on_group` gets each group as soon as it is signed.
+
+        `IntegrityError` when the policy gives no usable logits; nothing is in flight afterwards.
         """
-        sampler, work, policy = tools.sampler, tools.work, order.policy
-        assignments = [
-            work.assign(
-                policy=policy.digest,
-                beacon=policy.manifest.beacon,
-                peer=self._identity.public_key,
-                slot=order.first + i,
-            )
-            for i in range(order.count)
-        ]
-        requests = [request for assignment in assignments for request in assignment.requests]
-        began = self._clock.now()
-        generations = iter(sample_all(sampler, requests, should_stop=lambda: self._stopped))
-        seconds = self._clock.now() - began
+        began = now = self._clock.now()
         groups: list[FinishedGroup] = []
-        for assignment in assignments:
-            group = work.pack(
-                assignment,
-                [next(generations) for _ in assignment.requests],
-                version=policy.manifest.version,
-                policy=policy.digest,
-                engine=sampler.engine_class,
-                seconds=seconds / order.count,
-            )
-            created = self._clock.now()
-            groups.append(
-                FinishedGroup(
-                    raw=seal(self._identity, group, run=self._run, now=created),
-                    slot=assignment.slot,
-                    tokens=sum(len(completion.tokens) // 4 for completion in group.completions),
-                    reward=sum(completion.reward for completion in group.completions) / len(group.completions),
-                    created=created,
-                )
-            )
-            on_group(groups[-1])
-        return Batch([group.reward for group in groups], sum(group.tokens for group in groups), seconds)
+        tokens = steps = 0
+        while self._slots and not self._stopped and now - began < _TURN_S:
+            result = tools.sampler.step()
+            tokens += result.tokens
+            steps += 1
+            before, now = now, self._clock.now()
+            for slot in self._slots.values():
+                slot.seconds += (now - before) / len(self._slots)
+            for ticket, generation in result.ended:
+                slot = self._by_ticket.pop(ticket)
+                slot.ended[ticket] = generation
+                if len(slot.ended) == len(slot.tickets):
+                    del self._slots[slot.assignment.slot]
+                    groups.append(self._pack(tools, slot))
+                    on_group(groups[-1])
+        return Decoded(tuple(groups), tokens, steps, now - began)
+
+    def drop(self, tools: SamplingTools) -> None:
+        """Drop everything in flight."""
+        tools.sampler.cancel()
+        self._by_ticket.clear()
+        self._slots.clear()
+
+    def _pack(self, tools: SamplingTools, slot: _Slot) -> FinishedGroup:
+        group = tools.work.pack(
+            slot.assignment,
+            [slot.ended[ticket] for ticket in slot.tickets],
+            version=slot.policy.manifest.version,
+            policy=slot.policy.digest,
+            engine=tools.sampler.engine_class,
+            seconds=slot.seconds,
+        )
+        created = self._clock.now()
+        raw, body = seal_group(self._identity, group, run=self._run, now=created)
+        return FinishedGroup(
+            raw=raw,
+            body=body,
+            slot=slot.assignment.slot,
+            tokens=sum(len(completion.tokens) // 4 for completion in group.completions),
+            reward=sum(completion.reward for completion in group.completions) / len(group.completions),
+            created=created,
+        )

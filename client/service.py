@@ -15,12 +15,11 @@ from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sa
 from p2prl.client.delivery import Delivery
 from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
-from p2prl.client.sampler import FinishedGroup, Sampler
+from p2prl.client.sampler import FinishedGroup, SlotSampler
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError
 from p2prl.models.group_work import SamplingTools
-from p2prl.models.sampler_port import GenerationStopped
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import RunBootstrap
@@ -80,11 +79,12 @@ class Volunteer:
             run=run,
             redeliver_s=config.redeliver_s,
             on_rejected=self._on_rejected,
+            on_notice=on_notice,
         )
         self._progress = ProgressReporter(self._spool, on_progress)
-        self._sampler = Sampler(identity, run, clock)
+        self._sampler = SlotSampler(identity, run, clock)
         self._network: NetworkPort | None = None
-        self._stopping = False
+        self._parked = False
 
     # --- lifecycle----------------------------------------------------------------------------------------------
 
@@ -94,12 +94,13 @@ class Volunteer:
         return self._agent.held_version
 
     def finish(self) -> None:
-        """Complete the slots being decoded, keep them, and return from `run`."""
-        self._stopping = True
+        """Complete the slots in flight, keep their groups, and return from `run`."""
+        self._agent.stop()
 
     def park(self) -> None:
         """Stop decoding now; finished groups stay in the spool."""
-        self._stopping = True
+        self._parked = True
+        self._agent.stop()
         self._sampler.stop()
 
     def run(self, network: NetworkPort) -> bool:
@@ -107,7 +108,7 @@ class Volunteer:
         self.attach(network)
         started = self._clock.now()
         try:
-            while not self._stopping and not self._is_over():
+            while not self._parked and not self._agent.done and not self._is_over():
                 self.bootstrap.check_patience(self._clock.now() - started)
                 self.turn(wait_s=_POLL_S)
             self._report(self._next_action(), final=True)
@@ -127,8 +128,8 @@ class Volunteer:
         match action:
             case Load(policy=policy):
                 self._load(policy)
-            case Sample():
-                self._sample(action)
+            case Sample(policy=policy, slots=slots):
+                self._sample(policy, slots)
             case Wait():
                 pass
         for message in self._delivery.due(self._clock.now(), run_known=self.bootstrap.manifest is not None):
@@ -153,6 +154,8 @@ class Volunteer:
             staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
             outstanding=self._delivery.backlog(self._clock.now()),
             learner_in_reach=self._delivery.learner_in_reach,
+            busy=prepared.sampler.in_flight / prepared.work.group_size,
+            room=prepared.sampler.room // prepared.work.group_size,
         )
 
     # --- messages ----------------------------------------------------------------------------------------------
@@ -171,6 +174,11 @@ class Volunteer:
                     self._run_end.on_policy(manifest.step)
                 case control.EnvelopeArrived(envelope=raw):
                     self._on_envelope(open_envelope(raw, now=None))
+                case control.GroupBodyWanted(digest=digest):
+                    for answer in self._delivery.on_body_wanted(digest):
+                        self._net.send(answer)
+                case control.PublishRefused(digest=digest, reason=reason):
+                    self._delivery.on_refused(digest, reason)
                 case control.LedgerArrived(from_height=height, entries=entries) if self.bootstrap.manifest is not None:
                     learner = self.bootstrap.manifest.learner
                     self._delivery.on_ledger(height, entries, learner=learner, now=self._clock.now())
@@ -213,15 +221,16 @@ class Volunteer:
             if staged is not None:
                 self._agent.emptied()
             return
-        self._agent.loaded_policy(policy, next_slot=self._spool.next_slot(policy.manifest.version))
+        self._agent.loaded_policy(policy, made=self._spool.slots(policy.manifest.version))
 
-    def _sample(self, order: Sample) -> None:
-        assert self.bootstrap.prepared is not None
-        version = order.policy.manifest.version
+    def _sample(self, policy: LocalPolicy, slots: tuple[int, ...]) -> None:
+        tools = self.bootstrap.prepared
+        assert tools is not None
+        version = policy.manifest.version
 
         def keep(group: FinishedGroup) -> None:
             """Store the group before publishing it."""
-            self._spool.add(
+            kept = self._spool.add(
                 envelope_digest(group.raw),
                 group.raw,
                 version=version,
@@ -229,19 +238,27 @@ class Volunteer:
                 tokens=group.tokens,
                 reward=group.reward,
                 now=group.created,
+                body=group.body,
             )
-            self._net.send(control.Publish(group.raw))
+            if not kept:
+                self._on_notice(f"slot {group.slot} of version {version} was given up: the disk has no room for it")
+            for message in self._delivery.announce(group.raw, group.body) if kept else ():
+                self._net.send(message)
+            self._agent.completed([group.slot])
 
         try:
-            batch = self._sampler.sample(self.bootstrap.prepared, order, on_group=keep)
-        except GenerationStopped:
-            return
+            self._sampler.submit(tools, policy, slots)
+            self._agent.submitted(slots)
+            busy = tools.sampler.in_flight / tools.work.group_size
+            made = self._sampler.decode(tools, on_group=keep)
         except IntegrityError as error:  # the policy's fault: the next version may be usable again
             self._on_notice(f"version {version} cannot be sampled: {error}")
-            self._agent.policy_lost(order.policy)
+            self._sampler.drop(tools)
+            self._agent.policy_lost(policy)
             return
-        self._progress.add_batch(batch.rewards, tokens=batch.tokens, seconds=batch.seconds)
-        self._agent.sampled(order.first, order.count, tokens=batch.tokens, seconds=batch.seconds)
+        rewards = [group.reward for group in made.groups]
+        self._progress.add_decoding(rewards, tokens=made.tokens, seconds=made.seconds)
+        self._agent.decoded(busy, tokens=made.tokens, steps=made.steps, seconds=made.seconds)
 
     def _report(self, action: Action, *, final: bool = False) -> None:
         loaded = self._agent.loaded

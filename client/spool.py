@@ -1,8 +1,9 @@
 """The volunteer's spool: finished groups on disk until the learner has issued their receipts.
 
 A group is on disk before it is published. It moves `generated → delivered → verified | rejected | expired`: the
-first step on the learner's signed storage receipt, the second on its signed receipt. Everything is keyed by the
-envelope's digest, so repeating any step after a crash is harmless, and SIGKILL loses at most the slots being decoded.
+first step on the learner's signed storage receipt, the second on its signed receipt. A group too large for one envelope
+has its body in a table of its own, dropped with the envelope. Everything is keyed by the envelope's digest, so
+repeating any step after a crash is harmless, and SIGKILL loses at most the slots being decoded.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ CREATE TABLE IF NOT EXISTS groups (
     created REAL NOT NULL,
     UNIQUE (version, slot)
 );
+CREATE TABLE IF NOT EXISTS bodies (digest BLOB PRIMARY KEY, size INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TRIGGER IF NOT EXISTS drop_body AFTER UPDATE OF raw ON groups WHEN NEW.raw IS NULL
+    BEGIN DELETE FROM bodies WHERE digest = NEW.digest; END;
 CREATE INDEX IF NOT EXISTS waiting ON groups (state, created);
 CREATE TABLE IF NOT EXISTS ledger_read (height INTEGER NOT NULL, head BLOB NOT NULL);
 INSERT INTO ledger_read SELECT 0, zeroblob(32) WHERE NOT EXISTS (SELECT 1 FROM ledger_read);
@@ -49,6 +53,14 @@ class SpoolState(StrEnum):
     EXPIRED = "expired"
     """Too old for the learner, or dropped here for lack of space."""
 
+
+GIVEN_UP = {
+    "too_late": "It was older than any learner accepts before one had stored it.",
+    "spool_full": "The spool had no room left for groups that no learner has stored.",
+    "disk_full": "The disk had no room for it.",
+    "not_sendable": "No peer would accept it: it is too large for the run, damaged, or signed with another key.",
+}
+"""Reasons why this machine expired a group, beside those of the learner's receipts."""
 
 _OPEN = (SpoolState.GENERATED, SpoolState.DELIVERED)
 
@@ -92,19 +104,64 @@ class Spool:
         self._db.close()
 
     def add(
-        self, digest: bytes, raw: bytes, *, version: int, slot: int, tokens: int, reward: float, now: float
-    ) -> None:
-        """Store a finished group. It is on disk when this returns. Raises `MachineError` when the disk is full."""
-        self._write(
-            "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward, now),
-        )
+        self,
+        digest: bytes,
+        raw: bytes,
+        *,
+        version: int,
+        slot: int,
+        tokens: int,
+        reward: float,
+        now: float,
+        body: bytes = b"",
+    ) -> bool:
+        """Store a finished group. It is on disk when this returns. Raises `MachineError` when the disk is full.
 
-    def next_slot(self, version: int) -> int:
-        """The first slot of a version that has no group yet: slots are sampled without gaps, also across restarts."""
-        row = self._db.execute("SELECT MAX(slot) FROM groups WHERE version = ?", (version,)).fetchone()
-        return 0 if row[0] is None else int(row[0]) + 1
+        A large group for which alone there is no room is recorded as expired: False.
+        """
+        row = (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward, now)
+        try:
+            self._insert(row, body)
+        except MachineError:
+            if not body:
+                raise
+            self._insert(row, b"")
+            self.give_up(digest, "disk_full")
+            return False
+        return True
+
+    def _insert(self, row: tuple[object, ...], body: bytes) -> None:
+        self._write("BEGIN IMMEDIATE", ())
+        try:
+            added = self._write(
+                "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+            if added and body:
+                self._write("INSERT INTO bodies (digest, size, body) VALUES (?, ?, ?)", (row[0], len(body), body))
+            self._write("COMMIT", ())
+        except BaseException:
+            if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
+                self._db.execute("ROLLBACK")
+            raise
+
+    def body(self, digest: bytes) -> bytes:
+        """The body of a group that no learner has confirmed; empty if it has none."""
+        row = self._db.execute("SELECT body FROM bodies WHERE digest = ?", (digest,)).fetchone()
+        return b"" if row is None else bytes(row[0])
+
+    def give_up(self, digest: bytes, reason: str) -> bool:
+        """Expire a group that cannot be sent, and delete its bytes. Returns whether it was ours and unconfirmed."""
+        changed = self._write(
+            "UPDATE groups SET state = ?, reason = ?, raw = NULL WHERE digest = ? AND state = ?",
+            (SpoolState.EXPIRED, reason, digest, SpoolState.GENERATED),
+        )
+        return changed > 0
+
+    def slots(self, version: int) -> set[int]:
+        """Slots of a version that have a group. Others are sampled, the lowest first, also after a crash."""
+        return {int(row[0]) for row in self._db.execute("SELECT slot FROM groups WHERE version = ?", (version,))}
 
     def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:
         """Envelopes no learner has confirmed, oldest first; newer ones may still be in flight."""
@@ -178,10 +235,13 @@ class Spool:
             "UPDATE groups SET state = ?, reason = 'too_late', raw = NULL WHERE state IN (?, ?) AND created < ?",
             (SpoolState.EXPIRED, *_OPEN, now - self._config.max_age_s),
         )
-        row = self._db.execute("SELECT TOTAL(LENGTH(raw)) FROM groups").fetchone()
+        row = self._db.execute(
+            "SELECT (SELECT TOTAL(LENGTH(raw)) FROM groups) + (SELECT TOTAL(size) FROM bodies)"
+        ).fetchone()
         excess = row[0] - self._config.max_bytes
         for digest, size in self._db.execute(
-            "SELECT digest, LENGTH(raw) FROM groups WHERE raw IS NOT NULL ORDER BY created"
+            "SELECT g.digest, LENGTH(g.raw) + COALESCE(b.size, 0) FROM groups AS g LEFT JOIN bodies AS b"
+            " ON b.digest = g.digest WHERE g.raw IS NOT NULL ORDER BY g.created"
         ).fetchall():
             if excess <= 0:
                 break

@@ -20,7 +20,7 @@ from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt,
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
-from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 Body = TypeVar("Body", bound=Wire)
@@ -36,6 +36,7 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.LEDGER_HEAD: LedgerHead,
     Kind.POLICY_HEAD: PolicyHead,
     Kind.INTRODUCTION: Introduction,
+    Kind.GROUP_HEADER: GroupHeader,
 }
 """The struct of each signed message."""
 
@@ -50,6 +51,7 @@ DOMAINS: dict[Kind, str] = {
     Kind.LEDGER_HEAD: "p2prl/ledger-head/v1",
     Kind.POLICY_HEAD: "p2prl/policy-head/v1",
     Kind.INTRODUCTION: "p2prl/introduction/v1",
+    Kind.GROUP_HEADER: "p2prl/group-header/v1",
 }
 """The versioned domain of each signature. A new meaning takes a new string."""
 

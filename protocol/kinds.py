@@ -38,6 +38,7 @@ class Kind(IntEnum):
     LEDGER_HEAD = 39
     POLICY_HEAD = 40
     INTRODUCTION = 41
+    GROUP_HEADER = 42
 
 
 TOMBSTONES: frozenset[int] = frozenset()

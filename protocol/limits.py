@@ -52,6 +52,12 @@ MAX_CLOCK_SKEW_S = 30.0
 MAX_GROUP_SIZE = 64
 """Completions in one group. Group baselines gain nothing from more; it bounds the replay one envelope can demand."""
 
+MAX_GROUP_BYTES = 12 * 1024 * 1024 + 64 * 1024
+"""One group, encoded: 64 completions of 32,768 tokens at 6 bytes a token, the longest prompt, 30 KB for the rest."""
+
+GROUP_PART_BYTES = 128 * 1024
+"""One part of a group too large for an envelope: 1 s of a 1 Mbit/s uplink. Its name in the header costs .03 %."""
+
 MAX_PROMPT_TOKENS = 8_192
 """Tokens in one prompt: bounds the prefill one envelope can demand."""
 
@@ -109,3 +115,11 @@ MAX_STALENESS = 1 << 20
 MAX_UNCHECKED_GROUPS_PER_PEER = 256
 """Groups of one peer that may wait at the learner for verification. An honest volunteer has about 32 in flight, and
 offers 64 again after an outage. Further groups get no storage receipt and are offered again later."""
+
+MAX_UNCHECKED_BYTES_PER_PEER = 64 * 1024 * 1024
+"""Bytes of one peer's large groups that may wait at the learner for verification: five of the largest size. As much as
+256 groups that each fill an envelope."""
+
+MAX_UNCHECKED_BYTES = 2 * 1024 * 1024 * 1024
+"""Bytes of all groups that may wait, over all peers, since keys are free: the disk that a flood of valid signatures can
+fill."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+
 from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import Digest, chunk_digest, digest
 from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
@@ -48,6 +50,7 @@ from p2prl.protocol.manifests import (
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+from p2prl.protocol.signed_group import seal_group
 from p2prl.protocol.wire_codec import Wire
 from p2prl.protocol.work_slots import SlotKey, slot_work
 
@@ -107,6 +110,13 @@ def rollout_group(policy: Digest) -> RolloutGroup:
     )
 
 
+def large_group(policy: Digest) -> RolloutGroup:
+    """The same slot with two completions of 32,768 tokens, whose ids count from 0: more than an envelope holds."""
+    tokens = b"".join(token.to_bytes(4, "little") for token in range(limits.MAX_COMPLETION_TOKENS))
+    completion = Completion(tokens, bytes((0, 188)) * limits.MAX_COMPLETION_TOKENS, False, 0.0)
+    return msgspec.structs.replace(rollout_group(policy), completions=(completion,) * 2)
+
+
 def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
     """One message of every kind that travels on a link."""
     return (
@@ -157,6 +167,7 @@ def vectors() -> dict[str, object]:
         "ledger_head": seal(LEARNER, LedgerHead(2, top, 1, True), run=run, now=NOW),
         "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
+        "group_header": seal_group(VOLUNTEER, large_group(envelope_digest(policy_envelope)), run=run, now=NOW)[0],
     }
     key = SlotKey(run=run, beacon=policy.beacon, policy=name, peer=VOLUNTEER.public_key, slot=7)
     work = slot_work(key, RUN_MANIFEST.tasks, 3)

@@ -14,6 +14,7 @@ import re
 import sys
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
@@ -24,6 +25,7 @@ from p2prl.client.progress import Progress
 from p2prl.config.presets import PRESETS
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import platform_home
+from p2prl.models.engine_registry import AUTO, choose_engine
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import Sampling, TaskShare
 from p2prl.testing.sample_ledgers import identity, manifest
@@ -103,11 +105,12 @@ def picture() -> str:
     )
     volunteer, progress = identity("volunteer"), example_progress()
     needs = requirements_of(run, Role.VOLUNTEER)
+    engine = choose_engine(AUTO, torch.device("cpu"))
     console = Console(
         file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True, color_system="truecolor", highlight=False
     )
     console.print(COMMAND, markup=False, style="bold")
-    for text in volunteer_introduction(run, needs, volunteer, platform_home() / "seat-1", "cpu"):
+    for text in volunteer_introduction(run, needs, volunteer, platform_home() / "seat-1", "cpu", engine):
         for line in wrapped(text, COLUMNS):
             console.print(line, markup=False)
     console.print()

@@ -18,11 +18,13 @@ SLOW = (
     "sim/",
     "property/test_patches_words.py",
     "unit/bench/",
+    "unit/cli/commands/test_export_run.py",
     "unit/cli/test_metrics_glossary.py",
     "unit/house/test_examples.py",
     "unit/house/test_light_distribution.py",
     "unit/house/test_packaging.py",
     "unit/learner/test_crash_recovery.py",
+    "unit/models/test_vllm_sampler.py",
     "unit/models/test_warm_start.py",
     "unit/testing/",
 )

@@ -1,39 +1,59 @@
-"""Queue of groups that a validator has selected for replay, by the policy they declare. Pure and bounded."""
+"""Queue of groups that a validator has selected for replay, by the policy they declare. Pure, bounded in bytes."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import Opened
+from p2prl.protocol.signed_group import SignedGroup
+
+_TAKEN_BYTES = 32 * 1024 * 1024
+"""Bytes of groups taken at once, and one group more: a replay holds their tokens in memory several times over."""
 
 
 class ReplayQueue:
     """Selected groups, oldest first."""
 
-    def __init__(self, *, max_groups: int = 1024) -> None:
-        """Past `max_groups` the oldest are dropped: a validator only samples, so no verdict is mandatory."""
+    def __init__(self, *, max_groups: int = 1024, max_bytes: int = 128 * 1024 * 1024) -> None:
+        """Past `max_groups` or `max_bytes` the oldest are dropped: a validator only samples, so no verdict is
+        mandatory."""
         self._max_groups = max_groups
-        self._waiting: OrderedDict[Digest, tuple[Digest, Opened]] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._waiting: OrderedDict[Digest, tuple[Digest, SignedGroup]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, opened: Opened, policy: Digest) -> None:
-        """Queue a group that declares a policy."""
-        self._waiting[opened.digest] = (policy, opened)
-        if len(self._waiting) > self._max_groups:
-            self._waiting.popitem(last=False)
+    def add(self, group: SignedGroup) -> None:
+        """Queue a group under the policy that it declares."""
+        if group.digest in self._waiting:
+            return
+        self._waiting[group.digest] = (Digest(group.group.policy), group)
+        self._bytes += group.size_bytes
+        while len(self._waiting) > self._max_groups or self._bytes > self._max_bytes:
+            self._remove(next(iter(self._waiting)))
 
     def policies(self) -> list[Digest]:
         """Policies needed, oldest group first, each once."""
         return list(dict.fromkeys(policy for policy, _ in self._waiting.values()))
 
-    def take(self, policy: Digest, limit: int) -> list[Opened]:
-        """Remove and return up to `limit` groups that declare a policy."""
-        chosen = [name for name, (declared, _) in self._waiting.items() if declared == policy][:limit]
-        return [self._waiting.pop(name)[1] for name in chosen]
+    def take(self, policy: Digest, limit: int) -> list[SignedGroup]:
+        """Remove and return up to `limit` groups that declare a policy, fewer if they are large."""
+        declared = [name for name, (other, _) in self._waiting.items() if other == policy][:limit]
+        chosen: list[SignedGroup] = []
+        for name in declared:
+            chosen.append(self._remove(name))
+            if sum(group.size_bytes for group in chosen) >= _TAKEN_BYTES:
+                break
+        return chosen
 
     def drop(self, policy: Digest) -> None:
         """Remove the groups of a policy whose weights are unavailable."""
-        self.take(policy, len(self._waiting))
+        for name in [name for name, (other, _) in self._waiting.items() if other == policy]:
+            self._remove(name)
+
+    def _remove(self, name: Digest) -> SignedGroup:
+        group = self._waiting.pop(name)[1]
+        self._bytes -= group.size_bytes
+        return group

@@ -6,12 +6,13 @@ the weights come from the policy manifest that the group names.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.clock import Clock
-from p2prl.errors import IntegrityError
+from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.models.group_work import ReplayTools
 from p2prl.models.scorer_port import Scorer
 from p2prl.net.process import control
@@ -19,13 +20,13 @@ from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
+from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.run_end import RunEnd
+from p2prl.protocol.signed_group import GROUP_KINDS, assemble_group, read_group
 from p2prl.protocol.wire_codec import decode
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
@@ -109,7 +110,7 @@ class Validator:
                 self._bootstrap.check_patience(self._clock.now() - started)
                 worked = self._replay(network)
                 for message in network.poll(0.0 if worked else _POLL_S):
-                    self._receive(message)
+                    self._receive(message, network)
                 self._bootstrap.offer_base(network)
                 self._on_audit(self._audit())
             return self._is_over()
@@ -130,7 +131,7 @@ class Validator:
             version=self._weights.newest_version,
         )
 
-    def _receive(self, message: control.FromNetwork) -> None:
+    def _receive(self, message: control.FromNetwork, network: NetworkPort) -> None:
         match message:
             case control.RunKnown() | control.FileReady():
                 self._bootstrap.take(message)
@@ -141,17 +142,25 @@ class Validator:
             case control.VersionAnnounced(step=step):
                 self._run_end.on_policy(step)
             case control.EnvelopeArrived(envelope=raw):
-                self._on_envelope(open_envelope(raw, now=None))
+                self._on_envelope(open_envelope(raw, now=None), network)
+            case control.GroupFetched(envelope=header, path=path):
+                with contextlib.suppress(FileNotFoundError, RemoteProtocolError):  # expired, or malformed: no verdict
+                    self._queue.add(read_group(header, Path(path).read_bytes()))
+                network.send(control.ReleaseGroup(envelope_digest(header)))
             case control.Warned(message=text, remedy=remedy):
                 self._on_notice(f"{text}. {remedy}".strip())
             case _:
                 pass
 
-    def _on_envelope(self, opened: Opened) -> None:
-        if opened.kind is Kind.ROLLOUT_GROUP:
+    def _on_envelope(self, opened: Opened, network: NetworkPort) -> None:
+        if opened.kind in GROUP_KINDS:
             self._counts.seen += 1
-            if is_selected(opened.digest, self._identity.secret_seed, self._config.rate):
-                self._queue.add(opened, Digest(body_of(opened, RolloutGroup).policy))
+            if not is_selected(opened.digest, self._identity.secret_seed, self._config.rate):
+                return
+            if opened.kind is Kind.GROUP_HEADER:
+                network.send(control.FetchGroup(opened.digest))
+            else:
+                self._queue.add(assemble_group(opened, b""))
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
@@ -175,11 +184,11 @@ class Validator:
 
     def _replay_batch(self, tools: ReplayTools, policy: Digest, network: NetworkPort) -> None:
         groups = self._queue.take(policy, _BATCH)
-        for opened, verdict in zip(groups, judge(tools, self._weights.manifest_of(policy), groups), strict=True):
+        for signed, verdict in zip(groups, judge(tools, self._weights.manifest_of(policy), groups), strict=True):
             self._counts.replayed += 1
             self._counts.passed += verdict.passed
             if not verdict.passed:
-                self._on_notice(f"group {opened.digest.hex()[:8]} failed its replay: {verdict.reason}")
+                self._on_notice(f"group {signed.digest.hex()[:8]} failed its replay: {verdict.reason}")
             network.send(control.Publish(seal(self._identity, verdict, run=self._run, now=self._clock.now())))
 
     def _load(self, scorer: Scorer, policy: Digest) -> bool:

@@ -8,35 +8,32 @@ from collections.abc import Sequence
 
 from p2prl.models.group_replay import replay_groups
 from p2prl.models.group_work import ReplayTools
-from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.signed_group import SignedGroup
 
 
-def judge(tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[Opened]) -> list[Verdict]:
+def judge(tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup]) -> list[Verdict]:
     """One verdict for each group. All groups declare the policy of `manifest`, and the scorer holds its weights."""
-    bodies = [body_of(opened, RolloutGroup) for opened in groups]
-    inspections = [
-        tools.work.inspect(body, peer=opened.author, beacon=manifest.beacon)
-        for opened, body in zip(groups, bodies, strict=True)
-    ]
+    bodies = [signed.group for signed in groups]
+    inspections = [tools.work.inspect(signed.group, peer=signed.author, beacon=manifest.beacon) for signed in groups]
     # A group must name its policy's version, or it would be credited to another one.
     faults = [
         inspection.reason if body.version == manifest.version else RejectionReason.UNKNOWN_POLICY
         for body, inspection in zip(bodies, inspections, strict=True)
     ]
     sound = [i for i, fault in enumerate(faults) if not fault]
-    replays = dict(zip(sound, replay_groups(tools.scorer, [(bodies[i], inspections[i]) for i in sound]), strict=True))
+    work = [(bodies[i], inspections[i]) for i in sound]
+    replays = dict(zip(sound, replay_groups(tools.scorer, work, run_dtype=tools.work.dtype), strict=True))
     verdicts = []
-    for i, (opened, body) in enumerate(zip(groups, bodies, strict=True)):
+    for i, (signed, body) in enumerate(zip(groups, bodies, strict=True)):
         replay = replays.get(i)
         reason = faults[i] or (replay.reason if replay else "")
         verdicts.append(
             Verdict(
-                group=opened.digest,
-                peer=opened.author,
+                group=signed.digest,
+                peer=signed.author,
                 version=body.version,
                 passed=not reason,
                 reason=str(reason),

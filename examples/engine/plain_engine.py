@@ -14,15 +14,16 @@ from typing import Any
 import torch
 
 from p2prl.errors import IntegrityError
-from p2prl.models.gumbel_noise import check_noise, gumbel
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
+from p2prl.models.seeded_draw.draw import check_draw, draw_with_logprobs
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.rollout_group import EngineClass
 
 
-def build_sampler(run: RunModel, *, device: torch.device, dtype: str) -> PlainSampler:
+def build_sampler(run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None) -> PlainSampler:
     """The entry point. A sampler that reads files instead of a torch model finds them in `run.files`."""
+    del memory_bytes  # one completion at a time, without a cache, needs little besides the weights
     return PlainSampler(run.build(device=device, dtype=dtype), run.layout)
 
 
@@ -50,7 +51,7 @@ class PlainSampler:
         parameter = next(model.parameters())
         self._device: torch.device = parameter.device
         self._dtype = str(parameter.dtype).removeprefix("torch.")
-        check_noise(self._device)
+        check_draw(self._device, model.config.vocab_size)
 
     @property
     def engine_class(self) -> EngineClass:
@@ -94,14 +95,14 @@ class PlainSampler:
         row = self._waiting[0]
         request, position = row.request, len(row.tokens)
         input_ids = torch.tensor([[*request.prompt_ids, *row.tokens]], device=self._device)
-        scaled_V = self._model(input_ids=input_ids).logits[0, -1].float() / request.temperature
-        seed = torch.tensor([request.seed], device=self._device)
-        noise_V = gumbel(seed, torch.tensor([[position]], device=self._device), len(scaled_V))[0, 0]
-        token = int((scaled_V + noise_V).argmax())
+        logits_1V = self._model(input_ids=input_ids).logits[:, -1]
+        temperature, seed = torch.tensor([request.temperature]), torch.tensor([request.seed])
+        token_1, logprob_1 = draw_with_logprobs(logits_1V, temperature, seed, torch.tensor([position]))
+        token = int(token_1)
         if not row.spans or row.spans[-1][1] != self._version:
             row.spans.append((position, self._version))
         row.tokens.append(token)
-        row.logprobs.append(float(torch.log_softmax(scaled_V, dim=-1)[token]))
+        row.logprobs.append(float(logprob_1))
         finished = token in request.stop_ids
         if not finished and len(row.tokens) < request.max_new_tokens:
             return StepResult(1)

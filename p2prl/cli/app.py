@@ -13,6 +13,7 @@ from p2prl.cli.commands.bench import bench_app
 from p2prl.cli.commands.board import board
 from p2prl.cli.commands.demo import demo
 from p2prl.cli.commands.eval import eval_
+from p2prl.cli.commands.export import export
 from p2prl.cli.commands.init import init
 from p2prl.cli.commands.join import make_join
 from p2prl.cli.commands.key import key_app
@@ -65,4 +66,5 @@ app.add_typer(bench_app, name="bench", rich_help_panel=OPERATE)
 app.command("board", rich_help_panel=INSPECT, epilog=epilog("p2prl board"))(board)
 app.command("status", rich_help_panel=INSPECT, epilog=epilog("p2prl status"))(status)
 app.command("eval", rich_help_panel=INSPECT, epilog=epilog("p2prl eval"))(eval_)
+app.command("export", rich_help_panel=INSPECT, epilog=epilog("p2prl export"))(export)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=INSPECT)

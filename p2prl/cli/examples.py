@@ -15,6 +15,7 @@ _EXAMPLES = {
     "p2prl board": ("p2prl board runs/my-run", "p2prl board LINK --port 0", "p2prl board runs/my-run --json"),
     "p2prl status": ("p2prl status", "p2prl status runs/my-run"),
     "p2prl eval": ("p2prl eval runs/my-run", "p2prl eval runs/my-run --greedy --prompts 512"),
+    "p2prl export": ("p2prl export runs/my-run", "p2prl export runs/my-run --step 150 --push OWNER/NAME --private"),
     "p2prl demo": ("p2prl demo", "p2prl demo --volunteers 2 --cheats 1 --updates 60"),
     "p2prl sim": (
         "p2prl sim --volunteers 4 --delay lognormal:5:60 --seed 3",
@@ -26,6 +27,13 @@ _EXAMPLES = {
     "p2prl bench spread": ("p2prl bench spread --schemes p2prl,star --peers 64 --mib 16",),
     "p2prl bench patch": ("p2prl bench patch --words 65536", "p2prl bench patch --run runs/demo"),
     "p2prl bench swap": ("p2prl bench swap --swaps 3",),
+    "p2prl bench engine": (
+        "p2prl bench engine --models 29m --batches 8 --repeats 3",
+        "p2prl bench engine --pairs --groups 100",
+    ),
+    "p2prl bench step": ("p2prl bench step --losses gepo_t,dpo --model 29m --tokens 128",),
+    "p2prl bench draw": ("p2prl bench draw --batches 8",),
+    "p2prl bench replay": ("p2prl bench replay --models 29M",),
     "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify my-run.ledger"),
     "p2prl ledger dump": ("p2prl ledger dump runs/my-run my-run.ledger",),
     "p2prl key show": ("p2prl key show",),

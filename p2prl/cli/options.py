@@ -13,6 +13,13 @@ Home = Annotated[
     typer.Option("--home", help="Folder of keys and unfinished work. Default: $P2PRL_HOME or your data folder."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda, cuda:1, mps or cpu. auto takes the fastest.")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="auto, transformers, vllm (extra `vllm`), or one from an installed package. auto takes vLLM on CUDA.",
+    ),
+]
 Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads for the model; 0 leaves it to torch.")]
 Listen = Annotated[
     list[str] | None,

@@ -13,6 +13,7 @@ import torch
 from p2prl.client.progress import Progress
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
+from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.network_options import UploadCaps, blobs_of_worker, remember_run
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
@@ -21,7 +22,9 @@ from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.models.device import choose_device, use_threads
+from p2prl.learner.training.memory_config import weight_dtype
+from p2prl.models.attention import use_attention
+from p2prl.models.device import choose_device, repeat_exactly, use_threads
 from p2prl.models.engine_registry import DEFAULT_ENGINE, build_sampler
 from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.local_base import flatten_local_base
@@ -46,22 +49,26 @@ from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
 def prepare_sampling(
     manifest: RunManifest,
-    run: Digest,
     files: Mapping[str, Path],
-    device: torch.device,
     *,
+    run: Digest,
+    device: torch.device,
     engine: str = DEFAULT_ENGINE,
+    memory_bytes: int | None = None,
 ) -> SamplingTools:
     """A sampler without weights and the run's slots and checks, from the files a run ships.
 
     `engine` is a name of `p2prl/models/engine_registry.py`. It computes in the run's compute dtype: in any other, an
-    honest peer's tokens would not replay.
+    honest peer's tokens would not replay. `memory_bytes` is the most memory it may use, weights included.
     """
     model, work = _read_run(manifest, run, files)
-    return SamplingTools(build_sampler(engine, model, device=device, dtype=manifest.engine_dtype), work)
+    sampler = build_sampler(engine, model, device=device, dtype=manifest.engine_dtype, memory_bytes=memory_bytes)
+    return SamplingTools(sampler, work)
 
 
-def prepare_replay(manifest: RunManifest, run: Digest, files: Mapping[str, Path], device: torch.device) -> ReplayTools:
+def prepare_replay(
+    manifest: RunManifest, files: Mapping[str, Path], *, run: Digest, device: torch.device
+) -> ReplayTools:
     """A scorer without weights and the run's slots and checks, from the files a run ships."""
     model, work = _read_run(manifest, run, files)
     policy = PolicyModel(model.build(device=device, dtype=manifest.engine_dtype), model.layout)
@@ -85,8 +92,12 @@ def build_learner(
     """The learner of a run folder, resumed to the exact step it had reached."""
     device = choose_device(folder.settings.device)
     use_threads(folder.settings.threads)
-    # Master weights in fp32, regardless of the published dtype: AdamW's small steps would be lost in 16 bits.
-    training = load_pretrained(str(folder.newest_weights()), device=device, dtype="float32")
+    repeat_exactly(device)
+    memory = plan_learner_memory(folder, device, on_notice)
+    # Whatever the published dtype: AdamW's small steps would be lost if 16 bits were rounded to nearest.
+    held_in = weight_dtype(memory.precision)
+    training = load_pretrained(str(folder.newest_weights()), device=device, dtype=held_in)
+    use_attention(training.model, folder.settings.learner.memory.attention)
     replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     work = GroupWork(folder.manifest, folder.run, TextCodec(replaying.tokenizer, replaying.model))
@@ -104,11 +115,13 @@ def build_learner(
             replaying=ReplayTools(TransformersScorer(PolicyModel(replaying.model, layout)), work),
             loss=LossPipeline(folder.loss_config()),
             reference=folder.settings.loss.reference_config(),
+            memory=memory,
             config=folder.settings.learner,
             clock=SystemClock(),
             random_bytes=os.urandom,
             on_metrics=on_metrics,
             on_notice=on_notice,
+            threads=torch.get_num_threads(),
         )
     )
 

@@ -8,6 +8,7 @@ RUN/files/          configuration and tokenizer, as volunteers download them
 RUN/checkpoints/    the newest weights, Hugging Face directories
 RUN/journal.db      groups, batches, published policies and the ledger
 RUN/blobs/          published weights and patches
+RUN/micro-batches.jsonl  how updates are split into micro-batches
 RUN/metrics.jsonl   one line per update
 RUN/status.json     state of the learner, for `p2prl status`
 RUN/link            the join link, once the learner has been up

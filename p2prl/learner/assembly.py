@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from p2prl.clock import Clock
+from p2prl.learner.checkpoints import newest_checkpoint_step
 from p2prl.learner.intake.decoded_groups import DecodedGroups
+from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
+from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
-from p2prl.learner.intake.verification import Verification
+from p2prl.learner.intake.verification import Admission, Replayer
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.pacing import Pacing
@@ -22,18 +27,26 @@ from p2prl.learner.schedule import Schedule, ScheduleConfig
 from p2prl.learner.service import Learner
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.stages import InlineStage, Stage, ThreadStage
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training.loss_pipeline import LossPipeline
+from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.metrics_log import MetricsLog
-from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.micro_batch_log import DEFAULT_RULE, MicroBatchLog
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training_stage import TrainingStage
 from p2prl.learner.training_steps import Training
+from p2prl.models.device import use_threads
 from p2prl.models.group_work import ReplayTools
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.weight_layout import WeightLayout
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
+
+_GROUPS_PER_CHECK = 64
+"""Groups checked at once, so that messages are answered in between."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +67,8 @@ class LearnerParts:
     loss: LossPipeline
     reference: ReferenceConfig | None = None
     """Settings of the reference policy; None for a loss without one."""
+    memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(rule=DEFAULT_RULE, most_tokens=DEFAULT_RULE.tokens))
+    """Number types of the training model, which must be held in them, and its micro-batches."""
     config: LearnerConfig
     clock: Clock
     random_bytes: Callable[[int], bytes]
@@ -62,6 +77,8 @@ class LearnerParts:
     """Gets the metrics of every update."""
     on_notice: Callable[[str], None]
     """Gets messages for the user."""
+    threads: int = 0
+    """CPU threads of the training thread, as torch counts them; 0 runs training and replay in the caller's thread."""
 
 
 def assemble_learner(parts: LearnerParts) -> Learner:
@@ -69,12 +86,16 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     manifest, config, clock = parts.manifest, parts.config, parts.clock
     storage = LearnerStorage(parts.paths, manifest)
     buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound)
+    sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
+    replay_stage, training_stage = _stages(parts.threads, sender)
+    rules = MicroBatchLog(parts.paths.micro_batches)
     trainer = Trainer(
         parts.training.model,
         parts.loss,
         config.optimiser,
         temperature=manifest.sampling.temperature,
         reference=parts.reference,
+        memory=StepMemory(precision=parts.memory.precision, states=parts.memory.states, rules=rules),
     )
     training = Training(
         trainer=trainer,
@@ -84,28 +105,33 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         buffer=buffer,
         log=MetricsLog(parts.paths.metrics, clock, on_metrics=parts.on_metrics, on_notice=parts.on_notice),
         config=config,
+        stage=TrainingStage(training_stage),
     )
+    rules.begin(parts.memory, checkpoint_step=newest_checkpoint_step(parts.paths.checkpoints))
     resume(storage, trainer, training, parts.on_notice)
+    rules.continue_at(trainer.step, parts.memory)
     pacing = _pacing(parts, storage, step=trainer.step)
-    sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
-    decoded = DecodedGroups()
-    intake = Intake(
-        storage=storage,
-        verification=Verification(storage, parts.replaying, decoded),
-        decoded=decoded,
+    decoded, backlog = DecodedGroups(), _backlog(parts, storage)
+    intake = Intake(storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, sender=sender, clock=clock)
+    intake.refill()
+    checks = GroupChecks(
+        journal=storage.journal,
+        backlog=backlog,
         buffer=buffer,
-        sender=sender,
-        clock=clock,
+        admission=Admission(storage, decoded),
+        replayer=Replayer(parts.replaying),
+        settlement=Settlement(
+            storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
+        ),
+        stage=replay_stage,
         ready_target=config.ready_groups,
-        on_verified=pacing.group_verified,
     )
-    intake.refill_buffer()
     inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice)
     return Learner(
         storage=storage,
         sender=sender,
         inbox=inbox,
-        intake=intake,
+        checks=checks,
         training=training,
         pacing=pacing,
         publisher=PolicyPublisher(
@@ -116,8 +142,38 @@ def assemble_learner(parts: LearnerParts) -> Learner:
             clock=clock,
             random_bytes=parts.random_bytes,
         ),
-        shutdown=Shutdown(inbox, intake, sender, clock),
+        shutdown=Shutdown(inbox, checks, sender, clock),
     )
+
+
+def _stages(threads: int, sender: SigningSender) -> tuple[Stage, Stage]:
+    """The stages of replay and of training.
+
+    Training gets all of torch's threads and replay half: replay costs a fraction of an update and waits for groups most
+    of the time, so reserving cores for it would leave them idle, and half keeps it from taking more than its share
+    while both compute. Training starts last because some libraries have one setting for the whole process.
+    """
+    if not threads:
+        return InlineStage(), InlineStage()
+    shares = {"p2prl-replay": max(1, threads // 2), "p2prl-training": threads}
+    replay, training = (
+        ThreadStage(name, on_start=partial(use_threads, share), on_done=sender.wake) for name, share in shares.items()
+    )
+    return replay, training
+
+
+def _backlog(parts: LearnerParts, storage: LearnerStorage) -> ReplayBacklog:
+    """The backlog. Batches of a thread are small, so that an update's worth of groups is ready soon."""
+    config = parts.config
+    if parts.threads:
+        backlog = BacklogConfig(
+            batch_groups=min(_GROUPS_PER_CHECK, config.groups_per_update),
+            budget_groups=int(config.replay_budget * config.groups_per_update),
+            newest_first=True,
+        )
+    else:
+        backlog = BacklogConfig(batch_groups=_GROUPS_PER_CHECK, budget_groups=0, newest_first=False)
+    return ReplayBacklog(backlog, verified=storage.journal.groups.verified_by_peer())
 
 
 def _pacing(parts: LearnerParts, storage: LearnerStorage, *, step: int) -> Pacing:

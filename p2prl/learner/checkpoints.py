@@ -15,6 +15,12 @@ def newest_checkpoint(checkpoints: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def newest_checkpoint_step(checkpoints: Path) -> int:
+    """Step of the newest complete checkpoint; 0 before the first."""
+    newest = newest_checkpoint(checkpoints)
+    return 0 if newest is None else _step(newest)
+
+
 def complete_checkpoints(checkpoints: Path) -> list[Path]:
     """Checkpoints of a run, oldest first, without one that a crash left unfinished."""
     return sorted(path for path in checkpoints.glob("step-*") if path.suffix != ".new")
@@ -25,4 +31,8 @@ def prune_checkpoints(checkpoints: Path) -> int:
     found = complete_checkpoints(checkpoints)
     for old in found[:-_CHECKPOINTS_KEPT]:
         shutil.rmtree(old)
-    return int(found[-_CHECKPOINTS_KEPT:][0].name.removeprefix("step-"))
+    return _step(found[-_CHECKPOINTS_KEPT:][0])
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))

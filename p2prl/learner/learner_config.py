@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from p2prl.errors import require
-from p2prl.learner.training.optimizer_step import OptimizerConfig
+from p2prl.learner.training.memory_config import MemoryConfig
+from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import FP32
 
@@ -23,6 +24,9 @@ class LearnerConfig:
     """Updates between checkpoints. A crash replays the updates since the last one, which costs time but no work."""
     ready_updates: float = 1.5
     """Verified groups to keep ready, as a multiple of `groups_per_update`; more only makes them staler."""
+    replay_budget: float = 0.25
+    """Groups replayed per update beyond those the buffer lacks, as a share of `groups_per_update`. They are of peers
+    with few verified groups first, so that newcomers are judged although others outrun training."""
     chunk_pieces: int = 32
     """Chunks a version's weights are cut into, so that volunteers relay while they still download."""
     publish: Literal["manifest", "auto"] = "manifest"
@@ -34,6 +38,8 @@ class LearnerConfig:
     float32."""
     optimiser: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and its learning rate."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """Precision, optimizer states and micro-batches of a training step (docs/benchmarks/memory.md)."""
 
     def __post_init__(self) -> None:
         for name in ("groups_per_update", "checkpoint_every", "chunk_pieces"):
@@ -43,6 +49,8 @@ class LearnerConfig:
         require("dead_band_ulp", self.dead_band_ulp, 0 <= self.dead_band_ulp <= widest, f"within 0..{widest}")
         # Below 1 an update's worth would never be ready, and the learner would wait forever.
         require("ready_updates", self.ready_updates, 1.0 <= self.ready_updates <= 1000.0, "within 1..1000")
+
+        require("replay_budget", self.replay_budget, 0.0 <= self.replay_budget <= 4.0, "within 0..4")
 
     @property
     def ready_groups(self) -> int:

@@ -35,3 +35,8 @@ class LearnerPaths:
     def metrics(self) -> Path:
         """One JSON object per update."""
         return self.run / "metrics.jsonl"
+
+    @property
+    def micro_batches(self) -> Path:
+        """Micro-batch rules by step."""
+        return self.run / "micro-batches.jsonl"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import mmap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,9 +12,6 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.swarm.policies.catalog import PolicyVersion
-
-_CACHED_WEIGHTS = 4
-"""Versions whose weights stay in memory; one learner update reads two or three."""
 
 
 def versions_kept(manifest: RunManifest) -> int:
@@ -29,7 +26,6 @@ class PublishedPolicies:
         self._blobs = blobs
         self._by_version: dict[int, PolicyVersion] = {}
         self._first: PolicyVersion | None = None
-        self._weights: OrderedDict[int, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_version)
@@ -93,28 +89,23 @@ class PublishedPolicies:
         policy = self._by_version.get(version)
         return policy if policy is not None and policy.digest == digest else None
 
-    def weights(self, version: int) -> bytes:
-        """The weights of a version in the window."""
-        if version not in self._weights:
-            path: Path = self._blobs.path(self._by_version[version].manifest.weights.root)
-            try:
-                self._weights[version] = path.read_bytes()
-            except OSError as error:
-                raise MachineError(
-                    f"weights of version {version} are missing: {error}",
-                    remedy="Do not delete files under the run's blobs directory while the learner runs.",
-                ) from error
-            if len(self._weights) > _CACHED_WEIGHTS:
-                self._weights.popitem(last=False)
-        self._weights.move_to_end(version)
-        return self._weights[version]
+    def weights(self, version: int) -> memoryview:
+        """The weights of a version in the window, mapped from disk; they stay readable when the file is deleted."""
+        path: Path = self._blobs.path(self._by_version[version].manifest.weights.root)
+        try:
+            with path.open("rb") as file:
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise MachineError(
+                f"weights of version {version} are missing: {error}",
+                remedy="Do not delete files under the run's blobs directory while the learner runs.",
+            ) from error
 
     def drop_before_step(self, step: int) -> None:
         """Drop versions published before `step`, never the newest: groups sampled with them are too stale."""
         for version, policy in list(self._by_version.items()):
             if policy.manifest.step < step and policy is not self.newest:
                 del self._by_version[version]
-                self._weights.pop(version, None)
 
 
 def _read(raw: bytes) -> PolicyVersion:

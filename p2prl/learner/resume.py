@@ -20,6 +20,7 @@ def resume(storage: LearnerStorage, trainer: Trainer, training: Training, on_not
     checkpoint = newest_checkpoint(storage.paths.checkpoints)
     if checkpoint is not None:
         trainer.restore(checkpoint)
+        training.resume_at(trainer.step)
     storage.restore_published(trainer.step)
     figures = {"publish_every": storage.manifest.publish_every} | turned_away_figures(dict.fromkeys(TURNED_AWAY, 0))
     replayed = 0

@@ -18,6 +18,7 @@ from p2prl.protocol.manifests import (
     blob_of,
     chunk_bytes_for,
 )
+from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.tasks.task_registry import task_by_name
 
 if TYPE_CHECKING:
@@ -83,6 +84,24 @@ class RunPlan:
         legal = least <= self.staleness_bound <= limits.MAX_STALENESS
         span = f"from {least} (--publish-every less 1) to {limits.MAX_STALENESS}"
         _check("--staleness", self.staleness_bound, legal, span, max(64, least))
+        check_groups_travel(self.group_size, self.max_new_tokens)
+
+
+def check_groups_travel(group_size: int, max_new_tokens: int, *, most_bytes: int = limits.MAX_GROUP_BYTES) -> None:
+    """Raise `ConfigError` when groups of these sampling settings may be larger than the wire carries."""
+    largest = largest_group_bytes(group_size, max_new_tokens)
+    if largest > most_bytes:
+        without_tokens = largest_group_bytes(group_size, 0)
+        token_bytes = largest - without_tokens
+        longest = max_new_tokens * max(0, most_bytes - without_tokens) // token_bytes
+        raise ConfigError(
+            f"a group of these settings cannot be sent: --group-size {group_size} x --max-new-tokens {max_new_tokens} "
+            f"x 6 bytes = {token_bytes:,} bytes, and {without_tokens:,} for the longest prompt and the rest, exceed "
+            f"the {most_bytes:,} bytes of the largest group",
+            remedy=f"Use a smaller --group-size, or --max-new-tokens {longest}."
+            if longest
+            else "Use a smaller --group-size.",
+        )
 
 
 def _check(option: str, value: object, legal: bool, legal_values: str, example: object) -> None:

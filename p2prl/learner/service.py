@@ -1,7 +1,8 @@
 """The learner's main loop: take messages, check groups, train, publish, and announce the end of the run.
 
-A thin shell around the intake (receives and checks groups), pacing (decides what is due), training (computes updates),
-the publisher (publishes versions) and the journal. `assembly` builds the parts and resumes the run.
+A thin shell around the intake (receives groups), the checks (replay and settle them), pacing (decides what is due),
+training (computes updates), the publisher (publishes versions) and the journal. Replay and training run behind stages,
+so with threads none of them keeps messages waiting. `assembly` builds the parts and resumes the run.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
-from p2prl.learner.intake.intake import GROUPS_PER_CHECK, Intake, turned_away_figures
+from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.pacing import Pacing
-from p2prl.learner.publishing.policy_publisher import PolicyPublisher
+from p2prl.learner.publishing.policy_publisher import PolicyPublisher, VersionFiles
 from p2prl.learner.schedule import Action
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training_steps import Training
+from p2prl.learner.training_time import Activity
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 
@@ -37,7 +40,7 @@ class Learner:
         storage: LearnerStorage,
         sender: SigningSender,
         inbox: Inbox,
-        intake: Intake,
+        checks: GroupChecks,
         training: Training,
         pacing: Pacing,
         publisher: PolicyPublisher,
@@ -46,7 +49,7 @@ class Learner:
         self._storage = storage
         self._sender = sender
         self._inbox = inbox
-        self._intake = intake
+        self._checks = checks
         self._training = training
         self._pacing = pacing
         self._publisher = publisher
@@ -113,41 +116,88 @@ class Learner:
                 on_up(network.addresses)
             while not self._stopping and self.turn(wait_s=_IDLE_POLL_S) is not Action.FINISH:
                 pass
+            self._finish_stages()
             self._training.checkpoint()
+            self._training.finish(wait=True)
             if not self._stopping:
                 self._shutdown.announce_end(step=self.step)
-        finally:
+        except KeyboardInterrupt:
+            network.close()
+            raise  # at once: the threads end with the process, and the journal resumes their jobs
+        except BaseException:
             network.close()
             self.close()
+            raise
+        network.close()
+        self.close()
 
     def turn(self, *, wait_s: float) -> Action:
-        """Answer messages, check groups, and do the one action that is due. Waits only when there is nothing to do."""
-        action = self._pacing.next_action(self._intake.ready_groups)
-        idle = action is Action.COLLECT and not (self._intake.wanted() and self._intake.has_unchecked())
+        """Answer messages, check groups, and begin the one action that is due. Waits only when there is nothing to do.
+
+        The action is `COLLECT` as well while the training stage is busy.
+        """
+        self._finish_jobs()
+        action = Action.COLLECT if self._training.busy else self._pacing.next_action(self._checks.ready_groups)
+        idle = action is Action.COLLECT and not self._checks.is_due(self.step)
         self._read(wait_s if idle else 0.0)
-        if self._intake.check(min(GROUPS_PER_CHECK, self._intake.wanted()), step=self.step):
-            self._sender.send_ledger_head(step=self.step, finished=False)
+        if self._checks.start(step=self.step):
+            self._send_head()
+        self._finish_checks()
         if action is Action.PUBLISH:
             self._publish()
         elif action is Action.STEP:
             self._step()
+        elif action is Action.COLLECT:
+            self._training.waits_for(Activity.WAIT_REPLAY if self._checks.has_unsettled else Activity.WAIT_GROUPS)
+        self._training.finish()
         self._publisher.heads.renew()
         return action
 
     def close(self) -> None:
-        """Close the files; everything is already on disk."""
+        """End the threads and close the files; everything is already on disk."""
+        self._checks.close()
+        self._training.close()
         self._storage.close()
 
     def _read(self, timeout_s: float) -> None:
         self._inbox.read(timeout_s, step=self.step, finished=self.finished)
 
+    def _finish_jobs(self) -> None:
+        self._finish_checks()
+        self._training.finish()
+
+    def _finish_checks(self) -> None:
+        if self._checks.finish(step=self.step):
+            self._send_head()
+
+    def _finish_stages(self) -> None:
+        """Complete the jobs in progress, and answer messages meanwhile."""
+        while self._training.busy:
+            self._read(_IDLE_POLL_S)
+            self._finish_jobs()
+        if self._checks.finish(step=self.step, wait=True):
+            self._send_head()
+
+    def _send_head(self) -> None:
+        self._sender.send_ledger_head(step=self.step, finished=False)
+
     def _publish(self) -> None:
-        self._publisher.publish(self.model, step=self.step)
-        self._pacing.version_published(self.version)
+        step = self.step
+        if self._publisher.resend(step=step):
+            self._pacing.version_published(self.version)
+            return
+
+        def written(files: VersionFiles) -> None:
+            self._publisher.publish(files, step=step)
+            self._pacing.version_published(self.version)
+
+        self._training.run_with_model(Activity.PUBLISH, self._publisher.writer(), written)
 
     def _step(self) -> None:
-        figures = turned_away_figures(self._intake.turned_away) | self._publisher.figures
-        batch = self._training.take_step(figures | {"publish_every": self._pacing.publish_every})
-        if batch:
-            self._pacing.batch_trained(batch)
-            self._training.checkpoint_if_due()
+        figures = self._inbox.figures | self._checks.figures | self._publisher.figures
+        if self._training.begin_update(figures | {"publish_every": self._pacing.publish_every}, then=self._updated):
+            self._checks.update_begun()
+
+    def _updated(self, batch: list[VerifiedGroup]) -> None:
+        self._pacing.batch_trained(batch)
+        self._training.checkpoint_if_due()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from p2prl.clock import Clock
+from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
-from p2prl.learner.intake.intake import GROUPS_PER_CHECK, Intake
 from p2prl.learner.signing_sender import SigningSender
 
 _QUIET_S = 6.0
@@ -20,9 +20,9 @@ _LONGEST_S = 15.0
 class Shutdown:
     """Keeps a finished learner reachable until the groups in flight have their receipts."""
 
-    def __init__(self, inbox: Inbox, intake: Intake, sender: SigningSender, clock: Clock) -> None:
+    def __init__(self, inbox: Inbox, checks: GroupChecks, sender: SigningSender, clock: Clock) -> None:
         self._inbox = inbox
-        self._intake = intake
+        self._checks = checks
         self._sender = sender
         self._clock = clock
 
@@ -35,13 +35,13 @@ class Shutdown:
             if now - announced_at >= _REPEAT_S:
                 announced_at = now
                 self._announce(step)
-            if self._intake.has_unchecked():
+            if self._checks.has_unsettled:
                 self._check_all(step)
                 quiet_since = now
 
     def _check_all(self, step: int) -> None:
         """Check every stored group and issue its receipt."""
-        while self._intake.check(GROUPS_PER_CHECK, step=step):
+        while self._checks.settle_next(step=step):
             self._announce(step)
 
     def _announce(self, step: int) -> None:

@@ -33,6 +33,11 @@ class SigningSender:
         assert self._network is not None
         return self._network
 
+    def wake(self) -> None:
+        """End a poll of the network that waits, from any thread."""
+        if self._network is not None:
+            self._network.wake()
+
     def sign(self, body: Wire) -> bytes:
         """Seal a body in an envelope of this run, signed now."""
         return seal(self._identity, body, run=self._run, now=self._clock.now())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,18 @@ from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training.metrics_log import MetricsLog
 from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
 from p2prl.learner.training.probation import ProbationConfig
+from p2prl.learner.training_stage import TrainingStage
+from p2prl.learner.training_time import Activity
+
+UpdateResult = tuple[dict[str, Any], tuple[str, ...]]
+"""Metrics of an update, and its notices."""
 
 
 class Training:
-    """Takes groups from the buffer, trains on them and records it in the journal."""
+    """Takes groups from the buffer, trains on them behind a stage, and records it in the journal.
+
+    Only jobs on the stage touch the trainer. Everything else runs in the main thread, which owns journal and buffer.
+    """
 
     def __init__(
         self,
@@ -30,6 +38,7 @@ class Training:
         buffer: RolloutBuffer,
         log: MetricsLog,
         config: LearnerConfig,
+        stage: TrainingStage,
     ) -> None:
         self._trainer = trainer
         self._tokenizer = tokenizer
@@ -38,19 +47,31 @@ class Training:
         self._buffer = buffer
         self._log = log
         self._config = config
+        self._stage = stage
+        self._step = trainer.step
 
     @property
     def step(self) -> int:
-        """Updates done."""
-        return self._trainer.step
+        """Updates done and logged."""
+        return self._step
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job runs on the training stage."""
+        return self._stage.busy
 
     @property
     def model(self) -> Any:
-        """The model, at the current step."""
+        """The model, at the current step; only while the stage is not busy."""
+        assert not self.busy
         return self._trainer.model
 
-    def take_step(self, figures: Mapping[str, Any]) -> list[VerifiedGroup]:
-        """Train on the oldest groups in the buffer; returns them, or nothing when too few are fresh enough.
+    def resume_at(self, step: int) -> None:
+        """The trainer was restored to a checkpoint's step."""
+        self._step = step
+
+    def begin_update(self, figures: Mapping[str, Any], *, then: Callable[[list[VerifiedGroup]], None]) -> bool:
+        """Train on the oldest groups in the buffer; False when too few are fresh enough. `then` gets them afterwards.
 
         `figures` are the metrics of the other parts of the learner, logged with those of the update.
         """
@@ -59,24 +80,32 @@ class Training:
             for stale in self._buffer.drop_stale(self.step):
                 journal.groups.mark_unused(stale.digest)
             if len(self._buffer) < self._config.groups_per_update:
-                return []
+                return False
             batch = self._buffer.take(self._config.groups_per_update)
             journal.batches.begin(self.step, [group.digest for group in batch])
-        self.train(batch, figures)
-        return batch
+
+        def done(result: UpdateResult) -> None:
+            self._log_update(batch, result, {**figures, **self._stage.take_shares()})
+            then(batch)
+
+        self._stage.run(Activity.UPDATE, self.update_of(batch), done)
+        return True
 
     def train(self, batch: Sequence[VerifiedGroup], figures: Mapping[str, Any]) -> None:
-        """Compute the update of a recorded batch and log it."""
-        groups = [_training_group(group, step=self.step, trust=self._trust(group.peer)) for group in batch]
-        metrics = self._trainer.update(groups) | {
-            "groups": len(batch),
-            "version": self._storage.version,
-            "peers": len({group.peer for group in batch}),
-            "ready_groups": len(self._buffer),
-            "staleness": sorted(group.staleness for group in groups),
-            **figures,
-        }
-        self._log.add(self.step, metrics, self._trainer.notices)
+        """Compute the update of a recorded batch at once and log it, after a start."""
+        self._log_update(batch, self.update_of(batch)(), figures)
+
+    def update_of(self, batch: Sequence[VerifiedGroup]) -> Callable[[], UpdateResult]:
+        """The job that computes the update of a batch."""
+        trainer, step = self._trainer, self.step
+        trust = {peer: self._trust(peer) for peer in {group.peer for group in batch}}
+
+        def update() -> UpdateResult:
+            groups = [_training_group(group, step=step, trust=trust[group.peer]) for group in batch]
+            metrics = trainer.update(groups)
+            return metrics | {"staleness": sorted(group.staleness for group in groups)}, trainer.notices
+
+        return update
 
     def checkpoint_if_due(self) -> None:
         """Write a checkpoint every `checkpoint_every` updates."""
@@ -84,16 +113,49 @@ class Training:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Write a checkpoint of this step unless there is one, and drop data needed only for earlier replays."""
+        """Write a checkpoint of this step unless there is one, then drop data needed only for earlier replays."""
         paths = self._storage.paths
         target = paths.checkpoint(self.step)
         if target.exists():
             return
         paths.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._trainer.save(target, self._tokenizer)
-        oldest_kept = prune_checkpoints(paths.checkpoints)
-        with self._storage.journal.transaction():
-            self._storage.journal.batches.forget_before(oldest_kept)
+
+        def done(_: None) -> None:
+            oldest_kept = prune_checkpoints(paths.checkpoints)
+            with self._storage.journal.transaction():
+                self._storage.journal.batches.forget_before(oldest_kept)
+
+        self._stage.run(Activity.CHECKPOINT, lambda: self._trainer.save(target, self._tokenizer), done)
+
+    def run_with_model(self, activity: Activity, work: Callable[[Any], Any], then: Callable[[Any], None]) -> None:
+        """Run `work` on the model between two updates, on the training stage; `then` gets its result."""
+        self._stage.run(activity, lambda: work(self._trainer.model), then)
+
+    def waits_for(self, activity: Activity) -> None:
+        """The reason why no job runs, for the metrics."""
+        if not self.busy:
+            self._stage.switch(activity)
+
+    def finish(self, *, wait: bool = False) -> None:
+        """Complete the jobs that have ended; with `wait`, all that were begun."""
+        while self._stage.finish(wait=wait):
+            pass
+
+    def close(self) -> None:
+        """Free the stage."""
+        self._stage.close()
+
+    def _log_update(self, batch: Sequence[VerifiedGroup], result: UpdateResult, figures: Mapping[str, Any]) -> None:
+        self._step += 1
+        metrics, notices = result
+        document = metrics | {
+            "groups": len(batch),
+            "version": self._storage.version,
+            "peers": len({group.peer for group in batch}),
+            "ready_groups": len(self._buffer),
+            **figures,
+        }
+        self._log.add(self.step, document, notices)
 
     def _trust(self, peer: bytes) -> float:
         """Trust of a peer at this step, 0 to 1, from how many of its groups were trained on before."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from p2prl.errors import ConfigError, MachineError
@@ -31,3 +33,17 @@ def use_threads(count: int) -> None:
     """Limit this process's CPU threads for tensor work; 0 leaves the choice to torch."""
     if count:
         torch.set_num_threads(count)
+
+
+def repeat_exactly(device: torch.device) -> None:
+    """Let kernels give the same bits each time, where they can: on CUDA some add up in the order threads finish.
+
+    A learner that replays updates after a crash needs it. On other devices kernels do so anyway.
+    """
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling them only costs time: nothing here reads uninitialized tensors.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Sampling engines by name: transformers, then those of installed packages.
+"""Sampling engines by name: transformers, vLLM, then those of installed packages.
 
 The owner of a machine chooses its engine, never the run: the samples of every engine must replay with the scorer.
 A package adds one through the entry-point group `p2prl.engines`.
@@ -6,22 +6,31 @@ A package adds one through the entry-point group `p2prl.engines`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from p2prl.errors import ConfigError
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Sampler
+from p2prl.models.vllm_library import import_vllm
 from p2prl.plugins import Registry
 
+AUTO = "auto"
+"""Stands for the fastest engine that is installed."""
+
 DEFAULT_ENGINE = "transformers"
+_VLLM = "vllm"
 
 
 class SamplerBuilder(Protocol):
     """Makes a sampler for one run."""
 
-    def __call__(self, run: RunModel, *, device: torch.device, dtype: str) -> Sampler:
+    def __call__(self, run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None) -> Sampler:
         """A sampler for `run` that computes on `device` in `dtype`; it is given its first policy later.
+
+        `memory_bytes` is the most memory to use, weights included; None leaves the choice to the engine.
 
         `dtype` is the one the run computes in: in another, an honest peer's tokens would not replay. `MachineError`
         when this machine cannot run it.
@@ -30,10 +39,41 @@ class SamplerBuilder(Protocol):
 
 
 ENGINES: Registry[SamplerBuilder] = Registry(
-    "p2prl.engines", kind="engine", builtin={DEFAULT_ENGINE: "p2prl.models.transformers_sampler:build_sampler"}
+    "p2prl.engines",
+    kind="engine",
+    builtin={
+        DEFAULT_ENGINE: "p2prl.models.transformers_sampler:build_sampler",
+        _VLLM: "p2prl.models.vllm_sampler:build_sampler",
+    },
 )
 
 
-def build_sampler(name: str, run: RunModel, *, device: torch.device, dtype: str) -> Sampler:
+@dataclass(frozen=True, slots=True)
+class ChosenEngine:
+    """An engine's name, and why it was chosen, in words for the machine's owner."""
+
+    name: str
+    reason: str
+
+
+def choose_engine(name: str, device: torch.device) -> ChosenEngine:
+    """The engine that `name` or `AUTO` stands for on this device. `ConfigError` when it is not installed."""
+    if name != AUTO:
+        ENGINES.get(name)
+        if name == _VLLM:
+            import_vllm()
+        return ChosenEngine(name, "as asked with --engine")
+    if device.type != "cuda":
+        return ChosenEngine(DEFAULT_ENGINE, "as the device is not CUDA")
+    try:
+        import_vllm()
+    except ConfigError:
+        return ChosenEngine(DEFAULT_ENGINE, "as vLLM, the fastest on CUDA, is not installed")
+    return ChosenEngine(_VLLM, "as the fastest on CUDA")
+
+
+def build_sampler(
+    name: str, run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None
+) -> Sampler:
     """Build the sampler of engine `name` for one run. `ConfigError` when it is not installed."""
-    return ENGINES.get(name)(run, device=device, dtype=dtype)
+    return ENGINES.get(name)(run, device=device, dtype=dtype, memory_bytes=memory_bytes)

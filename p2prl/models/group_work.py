@@ -60,6 +60,16 @@ class GroupWork:
                 remedy="Install the release, and any task package, that the run was created with.",
             ) from error
 
+    @property
+    def dtype(self) -> str:
+        """The dtype the run computes in."""
+        return self._manifest.engine_dtype
+
+    @property
+    def group_size(self) -> int:
+        """Completions of a slot."""
+        return self._manifest.sampling.group_size
+
     def assign(self, *, policy: bytes, beacon: bytes, peer: bytes, slot: int) -> SlotAssignment:
         """The one valid work of a slot. `RemoteProtocolError` when the run's files make a prompt no group may hold."""
         sampling = self._manifest.sampling

@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models.gumbel_noise import check_noise
+from p2prl.models.output_layer import OutputLayer, find_output_layer
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
+from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.rollout_group import EngineClass
@@ -34,13 +36,17 @@ class PolicyModel:
     def __init__(self, model: Any, layout: WeightLayout) -> None:
         """`MachineError` when the model's device does not reproduce the sampling noise."""
         quiet_transformers()
-        self._model = model.eval()
+        self.model = model.eval()
+        """The causal LM."""
         self._layout = layout
         parameter = next(model.parameters())
         self.device: torch.device = parameter.device
-        config = model.config.get_text_config()
-        self.vocabulary: int = config.vocab_size
-        self._context: int | None = getattr(config, "max_position_embeddings", None)
+        self.dtype: torch.dtype = parameter.dtype
+        self.config: Any = model.config.get_text_config()
+        """Of the decoder."""
+        self.vocabulary: int = self.config.vocab_size
+        self.layers: int = self.config.num_hidden_layers
+        self.context: int | None = getattr(self.config, "max_position_embeddings", None)
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         self.engine_class = EngineClass(
             engine="transformers",
@@ -50,8 +56,13 @@ class PolicyModel:
         )
         self.version = UNNAMED
         """The version of the policy in the model, for spans."""
+        self.loads = 0
+        """Policies loaded so far: keys and values computed before the last load are another policy's."""
         self._has_policy = True
-        check_noise(self.device)
+        # TF32 rounds products to 10 bits: far from every engine that does not, and not what float32 means in a class.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        check_draw(self.device, self.vocabulary)
 
     def load(self, weights: Weights) -> None:
         """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""
@@ -59,15 +70,14 @@ class PolicyModel:
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
         """See `Sampler.stage`."""
-        answer = check_weights(self._model, self._layout, weights)
+        answer = check_weights(self.model, self._layout, weights)
         return StagedWeights(version=version, weights=weights, answer=answer)
 
     @torch.inference_mode()
     def swap(self, staged: StagedWeights) -> None:
         """See `Sampler.swap`."""
         self._fill(staged)
-        prompt = torch.arange(min(_KNOWN_PROMPT_TOKENS, self.vocabulary), device=self.device)[None]
-        if not bool(torch.isfinite(self.forward(prompt, cache=None, keep=1)).all()):
+        if not bool(torch.isfinite(self.forward(self._known_prompt(), cache=None, keep=1)).all()):
             self._has_policy = False
             raise IntegrityError(f"version {staged.version} gives logits that are not finite")
 
@@ -83,27 +93,33 @@ class PolicyModel:
             if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.vocabulary:
                 raise ConfigError("a prompt holds token ids outside the model's vocabulary")
             size = len(request.prompt_ids) + request.max_new_tokens
-            if self._context is not None and size > self._context:
+            if self.context is not None and size > self.context:
                 raise ConfigError(
-                    f"prompt and completion of {size} tokens exceed the model's context of {self._context}",
+                    f"prompt and completion of {size} tokens exceed the model's context of {self.context}",
                     remedy="Shorten the prompts or lower max_new_tokens.",
                 )
 
+    @cached_property
+    @torch.inference_mode()
+    def output_layer(self) -> OutputLayer | None:
+        """The model's output layer, if its logits are the output of one."""
+        return find_output_layer(self.model)
+
     def new_cache(self) -> DynamicCache:
         """An empty key-value cache for this model."""
-        return DynamicCache(config=self._model.config)
+        return DynamicCache(config=self.model.config)
 
     def forward(
         self,
         input_ids: Tensor,
         *,
-        cache: DynamicCache | None,
+        cache: Cache | None,
         keep: int,
-        mask: Tensor | None = None,
+        mask: Tensor | dict[str, Tensor] | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
         """Logits (N, `keep`, V) at the last `keep` positions."""
-        logits: Tensor = self._model(
+        logits: Tensor = self.model(
             input_ids=input_ids,
             attention_mask=mask,
             position_ids=positions,
@@ -115,8 +131,12 @@ class PolicyModel:
 
     def _fill(self, staged: StagedWeights) -> None:
         self._has_policy = False
-        copy_weights(self._model, self._layout, staged.weights)
-        if held_digest(self._model, self._layout) != staged.answer:
+        self.loads += 1
+        copy_weights(self.model, self._layout, staged.weights)
+        if held_digest(self.model, self._layout) != staged.answer:
             raise IntegrityError("the weights in the engine are not those it was given")
         self._has_policy = True
         self.version = staged.version
+
+    def _known_prompt(self) -> Tensor:
+        return torch.arange(min(_KNOWN_PROMPT_TOKENS, self.vocabulary), device=self.device)[None]

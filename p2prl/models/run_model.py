@@ -70,6 +70,25 @@ class RunModel:
         model.generation_config = self.skeleton.generation_config
         return model.eval()
 
+    def outline(self) -> Any:
+        """The causal LM in float32 on the CPU, in evaluation mode, with its weights on the meta device.
+
+        Tables that are no weights, such as rotary frequencies, are computed.
+        """
+        with initialization.no_init_weights():  # pages of the weights are allocated but never written
+            model = _from_config(self.skeleton.config, "float32")
+        model.tie_weights()
+        saved = model.state_dict(keep_vars=True)  # holds every tensor until the end, so that its id stays its own
+        absent: dict[int, Any] = {}
+        for tensor in saved.values():
+            meta = tensor.detach().to("meta")
+            is_parameter = isinstance(tensor, nn.Parameter)
+            absent[id(tensor)] = nn.Parameter(meta, requires_grad=False) if is_parameter else meta
+        for module in model.modules():
+            for held in (module._parameters, module._buffers):
+                held.update({name: absent[id(tensor)] for name, tensor in held.items() if id(tensor) in absent})
+        return model.eval()
+
 
 def read_run_model(files: Mapping[str, bytes], *, layout_digest: bytes, max_weight_bytes: int, dtype: str) -> RunModel:
     """Check a run's files and read its model from them, without allocating its weights.

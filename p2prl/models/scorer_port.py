@@ -17,11 +17,17 @@ from p2prl.protocol.rollout_group import EngineClass
 class Scored:
     """Replay of a completion that a peer claims to have sampled from the scorer's policy."""
 
+    margins: tuple[float, ...]
+    """Distance of each token's noisy logit below the best one: 0 where the token is the seeded draw, else positive."""
+
     logprobs: tuple[float, ...]
     """Log-prob of each token at the sampling temperature."""
 
-    margins: tuple[float, ...]
-    """Distance of each token's noisy logit below the best one: 0 where the token is the seeded draw, else positive."""
+    best_logprobs: tuple[float, ...]
+    """Log-prob of the seeded draw at each position: the token's own where its margin is 0."""
+
+    sizes: tuple[float, ...]
+    """Root mean square of each position's logits, at the sampling temperature; a sample of the vocabulary will do."""
 
 
 class Scorer(Protocol):
@@ -30,6 +36,11 @@ class Scorer(Protocol):
     @property
     def engine_class(self) -> EngineClass:
         """The library, dtype and device that compute the scores."""
+        ...
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model: rounding noise grows with them."""
         ...
 
     def load_weights(self, weights: Weights) -> None:

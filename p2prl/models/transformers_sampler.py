@@ -1,68 +1,66 @@
 """The sampler on Hugging Face transformers: any causal language model, on any device torch has.
 
-Decoding pads prompts on the left and keeps a key-value cache. Memory is bounded: batches are split by tokens.
+Most models are decoded with continuous batching (`p2prl/models/slot_decoder.py`), as a comparison of logits decides
+when the first policy is there; others in batches (`p2prl/models/batch_decoder.py`). The number of rows follows the free
+memory. When memory runs out nevertheless, completions in flight keep their tokens and go on with fewer at once.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
-from p2prl.errors import IntegrityError
-from p2prl.models.batching import DEFAULT_BATCH_TOKENS, batches
-from p2prl.models.gumbel_noise import StepNoise
+from p2prl.errors import IntegrityError, MachineError
+from p2prl.models.batch_decoder import BatchDecoder
+from p2prl.models.batching import DEFAULT_BATCH_TOKENS
+from p2prl.models.out_of_memory import is_out_of_memory, release_memory
 from p2prl.models.policy_model import PolicyModel
+from p2prl.models.row_limit import MOST_ROWS, RowLimit, cache_budget
 from p2prl.models.run_model import RunModel
-from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
+from p2prl.models.sampled_row import SampledRow
+from p2prl.models.sampler_port import GenerationRequest, StagedWeights, StepResult, Ticket, Weights
+from p2prl.models.slot_decoder import SlotDecoder
+from p2prl.models.slot_model import check_slots
 from p2prl.protocol.rollout_group import EngineClass
 
-_COMPACT_SHARE = 0.75
-"""The batch is compacted once no more than this share of its rows is still being sampled."""
-
-_ROWS = 64
-"""Completions decoded at once at most."""
+_Decoder = SlotDecoder | BatchDecoder
 
 
-@dataclass(slots=True)
-class _Row:
-    """One completion being sampled."""
-
-    ticket: Ticket
-    request: GenerationRequest
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    finished: bool = False
-
-    @property
-    def ended(self) -> bool:
-        return self.finished or len(self.token_ids) == self.request.max_new_tokens
-
-    def generation(self) -> Generation:
-        return Generation(tuple(self.token_ids), tuple(self.logprobs), self.finished, tuple(self.spans))
-
-
-def build_sampler(run: RunModel, *, device: torch.device, dtype: str) -> TransformersSampler:
+def build_sampler(
+    run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None
+) -> TransformersSampler:
     """The sampler of a run: see `SamplerBuilder`."""
-    return TransformersSampler(PolicyModel(run.build(device=device, dtype=dtype), run.layout))
+    policy = PolicyModel(run.build(device=device, dtype=dtype), run.layout)
+    return TransformersSampler(policy, memory_bytes=memory_bytes)
 
 
 class TransformersSampler:
     """A `Sampler` that computes with `policy`."""
 
-    def __init__(self, policy: PolicyModel, *, max_batch_tokens: int = DEFAULT_BATCH_TOKENS) -> None:
+    def __init__(
+        self,
+        policy: PolicyModel,
+        *,
+        memory_bytes: int | None = None,
+        max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
+        most_rows: int = MOST_ROWS,
+    ) -> None:
+        """`memory_bytes` is the most memory to use, weights included. `max_batch_tokens` bounds the batches of models
+        that are not decoded in slots."""
         self._policy = policy
-        self._max_batch_tokens = max_batch_tokens
+        self._memory_bytes = memory_bytes
+        self._most_rows = most_rows
         self._tickets = itertools.count()
-        self._queued: list[_Row] = []
-        self._decoding: list[_Row] = []
-        self._steps: Iterator[int] = iter(())
+        self._queued: deque[SampledRow] = deque()
+        self._batches = BatchDecoder(policy, max_batch_tokens=max_batch_tokens)
+        self._decoder: _Decoder = self._batches
+        self._limit: RowLimit | None = None
+        """None until the first policy was there to choose the decoder with."""
+        self._most_tokens = 1
+        """Of the longest completion in flight, with its prompt."""
 
     @property
     def engine_class(self) -> EngineClass:
@@ -72,12 +70,12 @@ class TransformersSampler:
     @property
     def in_flight(self) -> int:
         """See `Sampler.in_flight`."""
-        return len(self._queued) + len(self._decoding)
+        return len(self._queued) + len(self._decoding())
 
     @property
     def room(self) -> int:
         """See `Sampler.room`."""
-        return _ROWS - self.in_flight
+        return self._rows_allowed() - self.in_flight
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
         """See `Sampler.stage`."""
@@ -90,108 +88,85 @@ class TransformersSampler:
     def submit(self, requests: Sequence[GenerationRequest]) -> list[Ticket]:
         """See `Sampler.submit`."""
         self._policy.check_ready(requests)
-        rows = [_Row(next(self._tickets), request) for request in requests]
+        rows = [SampledRow(next(self._tickets), request) for request in requests]
+        if not self.in_flight:
+            self._most_tokens = 1
+        self._most_tokens = max([self._most_tokens, *(row.most_tokens for row in rows)])
         self._queued += rows
         return [row.ticket for row in rows]
 
     @torch.inference_mode()
     def step(self) -> StepResult:
         """See `Sampler.step`."""
-        if not self._decoding:
-            if not self._queued:
-                return StepResult(0)
-            self._begin_batch()
+        if not self._queued and not self._decoder.rows:
+            return StepResult(0)
         try:
             self._policy.check_ready(())
-            tokens = next(self._steps)
+            return self._step()
         except IntegrityError:
             self.cancel()
+            self._decoder.clear()  # its keys and values may not be numbers either
             raise
-        ended = [row for row in self._decoding if row.ended]
-        self._decoding = [row for row in self._decoding if not row.ended]
-        return StepResult(tokens, tuple((row.ticket, row.generation()) for row in ended))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._give_way(error)
+            return StepResult(0)
 
     def cancel(self) -> None:
         """See `Sampler.cancel`."""
-        self._queued, self._decoding, self._steps = [], [], iter(())
+        self._queued.clear()
+        self._decoder.drop_rows()
 
     def sleep(self) -> None:
         """See `Sampler.sleep`."""
         self.cancel()
+        self._decoder.clear()
         self._policy.drop_policy()
+        release_memory()
 
-    def _begin_batch(self) -> None:
-        sizes = [(len(row.request.prompt_ids), row.request.max_new_tokens) for row in self._queued]
-        chosen = next(batches(sizes, self._max_batch_tokens))
-        self._decoding = [self._queued[i] for i in chosen]
-        self._queued = [row for i, row in enumerate(self._queued) if i not in set(chosen)]
-        self._steps = self._decode(list(self._decoding))
+    def _decoding(self) -> list[SampledRow]:
+        return [row for row in self._decoder.rows if not row.ended]
 
-    def _decode(self, rows: list[_Row]) -> Iterator[int]:
-        """Sample `rows` to their ends, yielding the number of tokens sampled in each step."""
-        logits_NV, cache, mask_NL = self._prefill([row.request.prompt_ids for row in rows])
-        seeds_N = torch.tensor([row.request.seed for row in rows], dtype=torch.int64, device=self._policy.device)
-        temperatures_N = torch.tensor([row.request.temperature for row in rows], device=self._policy.device)
-        noise = StepNoise(seeds_N, logits_NV.shape[-1])
-        step = 0
-        while True:
-            scaled_NV = logits_NV.float() / temperatures_N[:, None]
-            tokens_N = (scaled_NV + noise.at(step)).argmax(dim=-1)
-            picked_N = torch.log_softmax(scaled_NV, dim=-1).gather(1, tokens_N[:, None])[:, 0]
-            _record(rows, tokens_N.tolist(), picked_N.tolist(), self._policy.version)
-            yield sum(len(row.token_ids) == step + 1 for row in rows)
-            alive = [i for i, row in enumerate(rows) if not row.ended]
-            if not alive:
-                return
-            if len(alive) <= _COMPACT_SHARE * len(rows):
-                kept = torch.tensor(alive, device=self._policy.device)
-                cache.batch_select_indices(kept)
-                rows = [rows[i] for i in alive]
-                noise.keep(kept)
-                tokens_N, temperatures_N = tokens_N[kept], temperatures_N[kept]
-                mask_NL = None if mask_NL is None else mask_NL[kept]
-            positions_N1 = None
-            if mask_NL is not None:
-                mask_NL = torch.cat([mask_NL, mask_NL.new_ones(len(rows), 1)], dim=1)
-                positions_N1 = mask_NL.sum(dim=1, keepdim=True) - 1
-            logits_NV = self._policy.forward(
-                tokens_N[:, None], cache=cache, mask=mask_NL, positions=positions_N1, keep=1
-            )[:, -1]
-            step += 1
+    def _step(self) -> StepResult:
+        if self._limit is None:
+            self._choose_decoder()
+        self._decoder.admit(self._queued, self._rows_allowed())
+        rows = self._decoding()
+        tokens = self._decoder.step()
+        if self._limit is not None:
+            self._limit.stepped()
+        return StepResult(tokens, tuple((row.ticket, row.generation()) for row in rows if row.ended))
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, DynamicCache, Tensor | None]:
-        """Next-token logits (N, V), the cache and the mask (N, P) of left-padded prompts; no mask if none is padded.
+    def _choose_decoder(self) -> None:
+        check = check_slots(self._policy)
+        if check is not None:
+            weights = sum(parameter.nbytes for parameter in self._policy.model.parameters())
+            budget = cache_budget(self._policy.device, weight_bytes=weights, memory_bytes=self._memory_bytes)
+            self._limit = RowLimit(
+                budget_bytes=budget,
+                token_bytes=check.token_bytes,
+                vocabulary=self._policy.vocabulary,
+                most_rows=self._most_rows,
+            )
+            if check.works:
+                self._decoder = SlotDecoder(self._policy)
 
-        A prompt that several rows share, as in a group, is computed once.
-        """
-        unique = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-        longest = max(map(len, unique))
-        padded = [[0] * (longest - len(prompt)) + list(prompt) for prompt in unique]
-        mask = positions = None
-        if any(len(prompt) != longest for prompt in unique):
-            mask = torch.tensor([[i >= longest - len(prompt) for i in range(longest)] for prompt in unique])
-            mask = mask.to(device=self._policy.device, dtype=torch.int64)
-            positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        cache = self._policy.new_cache()
-        input_ids = torch.tensor(padded, dtype=torch.int64, device=self._policy.device)
-        logits = self._policy.forward(input_ids, cache=cache, mask=mask, positions=positions, keep=1)[:, -1]
-        if len(unique) < len(prompts):
-            owners = torch.tensor([unique[prompt] for prompt in prompts], device=self._policy.device)
-            cache.batch_select_indices(owners)
-            logits = logits[owners]
-            mask = None if mask is None else mask[owners]
-        return logits, cache, mask
+    def _rows_allowed(self) -> int:
+        if self._limit is None:
+            return self._most_rows
+        return self._limit.rows(self._most_tokens)
 
-
-def _record(rows: Sequence[_Row], tokens: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-    """Append one step's tokens, sampled under `version`, to the rows that have not ended."""
-    for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-        if row.ended:
-            continue
-        if not math.isfinite(logprob):
-            raise IntegrityError("the policy gives logits that are not numbers")
-        if not row.spans or row.spans[-1][1] != version:
-            row.spans.append((len(row.token_ids), version))
-        row.token_ids.append(token)
-        row.logprobs.append(logprob)
-        row.finished = token in row.request.stop_ids
+    def _give_way(self, error: Exception) -> None:
+        """Memory ran out: go on with half as many completions at once. All keep their tokens."""
+        rows = self._decoding()
+        tried = min(len(rows) + len(self._queued), self._rows_allowed())
+        if self._limit is None or tried <= 1:
+            raise MachineError(
+                f"memory ran out with one completion in flight: {error}",
+                remedy="Close other programs, or sample for a run with a smaller model or shorter completions.",
+            ) from error
+        self._decoder.clear()
+        self._queued.extendleft(reversed(rows))
+        self._limit.ran_out(tried)
+        release_memory()

@@ -1,23 +1,37 @@
 """The scorer on Hugging Face transformers.
 
-Replaying pads on the right and needs neither mask nor cache. Memory is bounded: batches are split by tokens, and logits
-by positions, so that neither a long completion nor a large vocabulary can exhaust a machine.
+Replaying pads on the right and needs neither mask nor cache. Logits are computed at the completions' positions alone,
+from final hidden states where the model allows it. Memory is bounded: batches are split by tokens, and logits by
+positions and by parts of the vocabulary, so that neither a long completion nor a large vocabulary can exhaust a
+machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from p2prl.errors import IntegrityError, LocalProtocolError
 from p2prl.models.batching import DEFAULT_BATCH_TOKENS, batches
-from p2prl.models.gumbel_noise import MAX_NOISE_ELEMENTS, gumbel
+from p2prl.models.output_layer import OutputLayer
 from p2prl.models.policy_logprobs import pad_right
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import GenerationRequest, Weights
 from p2prl.models.scorer_port import Scored
+from p2prl.models.seeded_draw.draw import MarginsInParts, margins, part_width
 from p2prl.protocol.rollout_group import EngineClass
+
+_LOGITS = 1 << 24
+"""Most logits of complete rows computed at once: 64 MiB in float32."""
+
+_PART_LOGITS = 1 << 22
+"""Most logits of a part of the vocabulary computed at once: 16 MiB in float32 stay in the last cache."""
+
+_SIZE_SAMPLE = 4096
+"""Tokens whose logits give a position's size: it is known to 2 %, without another pass over the vocabulary."""
 
 
 class TransformersScorer:
@@ -31,6 +45,11 @@ class TransformersScorer:
     def engine_class(self) -> EngineClass:
         """See `Scorer.engine_class`."""
         return self._policy.engine_class
+
+    @property
+    def layers(self) -> int:
+        """See `Scorer.layers`."""
+        return self._policy.layers
 
     def load_weights(self, weights: Weights) -> None:
         """See `Scorer.load_weights`."""
@@ -54,31 +73,93 @@ class TransformersScorer:
 
     def _score(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
         """Log-probs and margins of one batch."""
-        device = self._policy.device
-        rows = [[*request.prompt_ids, *ids] for request, ids in zip(requests, token_ids, strict=True)]
-        ids_NL = pad_right(rows, device)
-        seeds_N = torch.tensor([request.seed for request in requests], dtype=torch.int64, device=device)
-        temperatures_N = torch.tensor([request.temperature for request in requests], device=device)
-        prompts_N = torch.tensor([len(request.prompt_ids) for request in requests], device=device)
-        first, last = int(prompts_N.min()) - 1, ids_NL.shape[1] - 1  # logits at first..last − 1 predict completions
-        width = max(1, MAX_NOISE_ELEMENTS // (len(rows) * self._policy.vocabulary))
+        positions = _Positions.of(requests, token_ids)
+        layer = self._policy.output_layer
+        prompts = [request.prompt_ids for request in requests]
+        if layer is None:
+            rows = [[*prompt, *ids] for prompt, ids in zip(prompts, token_ids, strict=True)]
+            scores_4M = self._score_spans(pad_right(rows, self._policy.device), positions)
+        else:
+            scores_4M = self._score_states(layer, layer.states_before(prompts, token_ids), positions)
+        lengths = [len(ids) for ids in token_ids]
+        return [Scored(*map(tuple, part.tolist())) for part in torch.split(scores_4M, lengths, dim=1)]
+
+    def _score_states(self, layer: OutputLayer, states_MD: Tensor, positions: _Positions) -> Tensor:
+        """Fields of `Scored` (4, M) from final hidden states: chunks of positions, parts of the vocabulary."""
+        vocabulary = self._policy.vocabulary
+        width = part_width(self._policy.device, vocabulary)
+        count = max(1, _LOGITS // vocabulary if width is None else _PART_LOGITS // width)
+        scores = []
+        for start in range(0, len(states_MD), count):
+            chunk = slice(start, start + count)
+            if width is None:
+                scores.append(_scores(layer.logits(states_MD[chunk], 0, vocabulary), positions, chunk))
+                continue
+            parts = MarginsInParts(*positions.settings(chunk))
+            squares: list[Tensor] = []
+            for first in range(0, vocabulary, width):
+                logits = layer.logits(states_MD[chunk], first, min(first + width, vocabulary))
+                parts.add(logits, first)
+                squares.append(_size_sample(logits, vocabulary).square())
+            sizes = torch.cat(squares, dim=1).mean(dim=1).sqrt() / positions.temperatures[chunk]
+            scores.append(torch.stack([*parts.result(), sizes]))
+        return torch.cat(scores, dim=1)
+
+    def _score_spans(self, ids_NL: Tensor, positions: _Positions) -> Tensor:
+        """Fields of `Scored` (4, M) from the model's own logits, a span of places at a time."""
+        first, last = int(positions.places.min()), int(positions.places.max()) + 1
+        width = max(1, _LOGITS // (len(ids_NL) * self._policy.vocabulary))
         cache = self._policy.new_cache() if last - first > width else None
-        logprobs, margins = [], []
+        scores = torch.empty(4, len(positions.places))
         fed = 0
         for start in range(first, last, width):
             end = min(start + width, last)
-            logits = self._policy.forward(ids_NL[:, fed:end], cache=cache, keep=end - start)
+            logits_NKV = self._policy.forward(ids_NL[:, fed:end], cache=cache, keep=end - start)
             fed = end
-            targets = ids_NL[:, start + 1 : end + 1, None]
-            # Left of a row's completion the step is negative: computed at 0 and removed below.
-            steps = torch.arange(start + 1, end + 1, device=device) - prompts_N[:, None]
-            scaled = logits.float() / temperatures_N[:, None, None]
-            logprobs.append(torch.log_softmax(scaled, dim=-1).gather(2, targets)[:, :, 0])
-            noisy = scaled + gumbel(seeds_N, steps.clamp(min=0), scaled.shape[-1])
-            margins.append(noisy.amax(dim=-1) - noisy.gather(2, targets)[:, :, 0])
-        all_logprobs, all_margins = torch.cat(logprobs, dim=1).tolist(), torch.cat(margins, dim=1).tolist()
-        results = []
-        for i, (request, ids) in enumerate(zip(requests, token_ids, strict=True)):
-            own = slice(len(request.prompt_ids) - 1 - first, len(request.prompt_ids) - 1 - first + len(ids))
-            results.append(Scored(tuple(all_logprobs[i][own]), tuple(all_margins[i][own])))
-        return results
+            inside = torch.nonzero((positions.places >= start) & (positions.places < end))[:, 0]
+            logits_MV = logits_NKV[positions.rows[inside], positions.places[inside] - start]
+            scores[:, inside] = _scores(logits_MV, positions, inside)
+        return scores
+
+
+def _scores(logits_MV: Tensor, positions: _Positions, which: slice | Tensor) -> Tensor:
+    """Fields of `Scored` (4, M), on the CPU, of some positions and their complete logits."""
+    squares = _size_sample(logits_MV, logits_MV.shape[1]).float().square()
+    sizes = squares.mean(dim=1).sqrt().cpu() / positions.temperatures[which]
+    return torch.stack([*(each.cpu() for each in margins(logits_MV, *positions.settings(which))), sizes])
+
+
+def _size_sample(logits: Tensor, vocabulary: int) -> Tensor:
+    """Evenly spaced logits of each row."""
+    return logits[:, :: max(1, vocabulary // _SIZE_SAMPLE)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """The M positions of a batch whose logits predict a token of a completion, row after row; (M,) each."""
+
+    rows: Tensor
+    places: Tensor
+    """Index of the position within its row."""
+    temperatures: Tensor
+    seeds: Tensor
+    steps: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(cls, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> _Positions:
+        lengths = torch.tensor([len(ids) for ids in token_ids])
+        steps = torch.cat([torch.arange(len(ids)) for ids in token_ids])
+        prompts = torch.tensor([len(request.prompt_ids) for request in requests])
+        return cls(
+            rows=torch.arange(len(requests)).repeat_interleave(lengths),
+            places=prompts.repeat_interleave(lengths) - 1 + steps,
+            temperatures=torch.tensor([request.temperature for request in requests]).repeat_interleave(lengths),
+            seeds=torch.tensor([request.seed for request in requests], dtype=torch.int64).repeat_interleave(lengths),
+            steps=steps,
+            targets=torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int64),
+        )
+
+    def settings(self, part: slice | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Arguments of `margins` for some of the positions."""
+        return self.temperatures[part], self.seeds[part], self.steps[part], self.targets[part]

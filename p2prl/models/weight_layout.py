@@ -26,11 +26,13 @@ from p2prl.protocol.manifests import DTYPE_BYTES, TensorSpec, layout_digest
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Dtypes of weights on the wire."""
 
-_NUMPY_WORDS: dict[str, np.dtype[Any]] = {
+NUMPY_WORDS: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<u4"),
     "bfloat16": np.dtype("<u2"),
     "float16": np.dtype("<u2"),
 }
+"""Bit patterns of weights on the wire, little-endian."""
+
 _BITS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
 
 _BLOCK_WORDS = 1 << 20
@@ -96,7 +98,7 @@ def weight_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[An
     """The weights as arrays of little-endian words, a few MiB at a time, without a second copy of a large model."""
     for spec, tensor in _match(model, layout):
         flat = tensor.detach().reshape(-1)
-        word = _NUMPY_WORDS[spec.dtype]
+        word = NUMPY_WORDS[spec.dtype]
         for start in range(0, flat.numel(), _BLOCK_WORDS):
             block = flat[start : start + _BLOCK_WORDS].to(device="cpu", dtype=TORCH_DTYPES[spec.dtype])
             bits = block.contiguous().view(_BITS[spec.dtype]).numpy()
@@ -155,7 +157,7 @@ def _blocks(targets: list[tuple[TensorSpec, Tensor]], view: memoryview) -> Itera
     offset = 0
     for spec, tensor in targets:
         flat = tensor.detach().view(-1)
-        word = _NUMPY_WORDS[spec.dtype]
+        word = NUMPY_WORDS[spec.dtype]
         for start in range(0, flat.numel(), _BLOCK_WORDS):
             count = min(_BLOCK_WORDS, flat.numel() - start)
             # Copied first: torch would wrap the received, read-only bytes in a tensor it believes it may write to.

@@ -18,7 +18,7 @@ from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtoc
 from p2prl.protocol import limits
 from p2prl.protocol.wire_codec import Wire, decode, encode
 from p2prl.scoreboard.documents.api_views import require_run
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun, LedgerSource, open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import KnownRun, LedgerSource, Snapshot, open_run_manifest
 from p2prl.scoreboard.ledger_recount import Recount, recount
 
 FORMAT = "p2prl/ledger-export/v1"
@@ -45,12 +45,12 @@ class _Header(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 _pack = msgspec.msgpack.Encoder().encode
 
 
-def dump_items(source: LedgerSource) -> Iterator[bytes]:
-    """Yield the file in pieces: the header, then each entry up to the source's current height.
+def dump_items(source: LedgerSource, *, snapshot: Snapshot | None = None) -> Iterator[bytes]:
+    """Yield the file in pieces: the header, then each entry up to the height of `snapshot`, by default the current one.
 
     Raises `NotReadyError` before the first piece when the run is not known yet.
     """
-    snapshot = source.snapshot()
+    snapshot = snapshot or source.snapshot()
     run, board = require_run(snapshot)
     header = _pack(encode(_Header(FORMAT, run.raw, snapshot.signed_head)))
 
@@ -61,12 +61,13 @@ def dump_items(source: LedgerSource) -> Iterator[bytes]:
     return items()
 
 
-def write_dump(source: LedgerSource, path: Path) -> int:
+def write_dump(source: LedgerSource, path: Path, *, snapshot: Snapshot | None = None) -> int:
     """Write a source's ledger and newest signed head to `path`, completely or not at all; returns the entries written.
 
+    The ledger ends at the height of `snapshot`, by default the current one.
     Raises `MachineError` when the file cannot be written and `NotReadyError` when the run is not known yet.
     """
-    items = dump_items(source)
+    items = dump_items(source, snapshot=snapshot)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     written = 0
     try:

@@ -24,6 +24,7 @@ class SharedModel:
 
     def __init__(self, policy: PolicyModel) -> None:
         self.engine_class = policy.engine_class
+        self.layers = policy.layers
         self._policy = policy
         self._sampler = TransformersSampler(policy)
         self._scorer = TransformersScorer(policy)
@@ -127,6 +128,11 @@ class SharedScorer:
     def engine_class(self) -> EngineClass:
         """The shared model's class."""
         return self._model.engine_class
+
+    @property
+    def layers(self) -> int:
+        """The shared model's layers."""
+        return self._model.layers
 
     def load_weights(self, weights: Weights) -> None:
         """Load a policy."""

@@ -34,7 +34,9 @@ class SimulatedPort:
 
         def act() -> None:
             if self.network.is_up(self.peer):
-                bridge.apply_message(self.network.node(self.peer), message, self.network.now)
+                answer = bridge.apply_message(self.network.node(self.peer), message, self.network.now)
+                if answer is not None:
+                    self.inbox.append(answer)
                 self.network.wake(self.peer)
 
         if self.hold_s > 0:
@@ -48,6 +50,9 @@ class SimulatedPort:
         messages = list(self.inbox)
         self.inbox.clear()
         return messages
+
+    def wake(self) -> None:
+        """Nothing waits on virtual time."""
 
     def close(self) -> None:
         """Nothing to close."""

@@ -222,7 +222,7 @@ class Swarm:
             # Delayed groups are neither lost nor refused: they are not resent, and do not block anyone.
             config=VolunteerConfig(
                 redeliver_s=4 * 3600.0,
-                agent=AgentConfig(slots_per_batch=2, backlog=1_000_000),
+                agent=AgentConfig(slots_in_flight=2, backlog=1_000_000),
             ),
             clock=self.network.loop_clock,
             bootstrap=RunBootstrap(self._run.prepare, lambda *_: None),

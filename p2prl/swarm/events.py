@@ -93,6 +93,25 @@ class EnvelopeArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupFetched:
+    """The body of a group that the owner wanted (`Node.fetch_group`) is on disk, and every part hashes to its name.
+
+    The owner reads it and calls `Node.release_group`.
+    """
+
+    opened: Opened
+    root: Digest
+    """Root of the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBodyWanted:
+    """A peer requests parts of an own group that is no longer in memory; supply it with `Node.hold_group`."""
+
+    group: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerWanted:
     """A peer asks for ledger entries from a height on; answer with `Node.send_ledger`."""
 
@@ -156,6 +175,8 @@ Event = (
     | LearnerSilent
     | FileReady
     | EnvelopeArrived
+    | GroupFetched
+    | GroupBodyWanted
     | LedgerWanted
     | LedgerArrived
     | PeersChanged

@@ -11,11 +11,21 @@ from collections.abc import Iterable
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits
-from p2prl.protocol.digests import Digest
+from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery, Offer, Push, Want
+from p2prl.protocol.link_messages import (
+    Chunk,
+    ChunkRefused,
+    ChunkRequest,
+    Hello,
+    LedgerPage,
+    LedgerQuery,
+    Offer,
+    Push,
+    Want,
+)
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.awaiting_manifest import AwaitingManifest
 from p2prl.swarm.events import ClockOff, Command, Event, LedgerArrived, LedgerWanted, WireMismatch
@@ -35,9 +45,17 @@ class Node:
     """One peer's part in one run."""
 
     def __init__(
-        self, identity: Identity, run: Digest, store: BlobStore, rng: Randomness, config: NodeConfig, now: float
+        self,
+        identity: Identity,
+        run: Digest,
+        store: BlobStore,
+        rng: Randomness,
+        config: NodeConfig,
+        now: float,
+        group_store: BlobStore | None = None,
     ) -> None:
-        self._core = NodeCore(identity, run, store, rng, config, now)
+        """`group_store` keeps bodies of groups; without one they are beside the weights in `store`."""
+        self._core = NodeCore(identity, run, store, rng, config, now, group_store)
         self._phase: Phase = AwaitingManifest(self._core)
         self._born = now
         self._next_retry = now + _RETRY_S
@@ -65,6 +83,8 @@ class Node:
             self._phase.admit_own(opened, now)
         except StaleWorkError:
             return  # an earlier manifest or head of ours
+        if opened.kind is Kind.GROUP_HEADER:
+            self._core.groups.note(opened, None)
         self._core.gossip.spread(opened, source=None)
 
     def fetch_policy(self, name: Digest, now: float) -> None:
@@ -79,6 +99,18 @@ class Node:
         """Report the outcome of `PatchesReady`: the weights are where the store looks for them, or another route is
         needed (`ok` False)."""
         self._phase.rebuilt(name, ok, now)
+
+    def hold_group(self, name: Digest, body: bytes) -> None:
+        """Serve the body of an own group whose header is published now or was before."""
+        self._core.groups.hold(name, body)
+
+    def fetch_group(self, name: Digest, now: float) -> None:
+        """Download the body of a group by its header envelope's digest; `GroupFetched` reports it."""
+        self._core.groups.fetch(name, now)
+
+    def release_group(self, name: Digest, now: float) -> None:
+        """The owner has read a fetched body, or has no use for it."""
+        self._core.groups.release(name, now)
 
     def set_ledger_height(self, height: int) -> None:
         """Set how many ledger entries this node can serve, as its hellos announce."""
@@ -126,6 +158,7 @@ class Node:
     def allow_uploads(self, allowed: bool) -> None:
         """Set whether weights are uploaded from now on; cheap to repeat."""
         self._core.relay.allow_uploads(allowed)
+        self._core.groups.allow_relaying(allowed)
 
     def connected(self, peer: PeerId, now: float) -> None:
         """A link to `peer` is up."""
@@ -147,7 +180,7 @@ class Node:
 
     def upload_done(self, peer: PeerId) -> None:
         """A bulk frame to `peer` has been sent, or has failed."""
-        self._core.relay.upload_done(peer)
+        self._core.upload_done(peer)
 
     def receive(self, frame: bytes, source: PeerId, now: float) -> None:
         """Handle a frame from `source`. Never raises on any bytes."""
@@ -176,6 +209,7 @@ class Node:
         for peer in core.connections.handle_timer(now):
             core.remove_peer(peer)
         core.relay.handle_timer(now)
+        core.groups.handle_timer(now)
         if now >= self._next_retry:
             self._next_retry = now + _RETRY_S
             core.gossip.retry_wants()
@@ -194,6 +228,7 @@ class Node:
         own = min(
             core.connections.next_deadline(),
             core.gossip.next_deadline(),
+            core.groups.next_deadline(),
             self._next_retry,
             self._phase.next_deadline(),
         )
@@ -202,6 +237,7 @@ class Node:
     def commands(self, now: float) -> list[Command]:
         """Take the commands for the shell: frames to send, peers to dial, directory use."""
         self._phase.advance(now)
+        self._core.collect_groups()
         return self._core.take_commands(now)
 
     def next_event(self) -> Event | None:
@@ -218,6 +254,7 @@ class Node:
                 self._on_hello(message, source, now)
             case Offer():
                 core.gossip.on_offer(message, source)
+                core.groups.announced(message.digests, source)
             case Want():
                 core.gossip.on_want(message, source)
             case Push(envelope=raw):
@@ -228,8 +265,22 @@ class Node:
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
                     core.events.append(LedgerArrived(source, height, entries))
+            case _ if self._is_of_group(message, source, now):
+                pass
             case _:
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
+
+    def _is_of_group(self, message: Wire, source: PeerId, now: float) -> bool:
+        """Handle a chunk message about a part of a group; False for every other message."""
+        groups, link = self._core.groups, self._core.connections.links.get(source)
+        match message:
+            case ChunkRequest(chunk=part) if link is not None and link.role is not None:
+                return groups.on_request(source, received_digest(part), now)
+            case Chunk(data=data):
+                return groups.on_part(source, data, now)
+            case ChunkRefused(chunk=part, retry_ms=retry_ms):
+                return groups.on_refused(source, received_digest(part), retry_ms, now)
+        return False
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
         core = self._core

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.gossip.forwarding import GossipConfig
+from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.relay.config import RelayConfig
 
@@ -29,6 +30,7 @@ class NodeConfig:
     connections: ConnectionsConfig = field(default_factory=ConnectionsConfig)
     gossip: GossipConfig = field(default_factory=GossipConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)
+    groups: GroupBodyConfig = field(default_factory=GroupBodyConfig)
 
     @property
     def follows_newest(self) -> bool:

@@ -9,11 +9,22 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
-from p2prl.swarm.events import Command, EnvelopeArrived, Event, PeerBanned, PeersChanged
+from p2prl.swarm.events import (
+    Command,
+    EnvelopeArrived,
+    Event,
+    GroupBodyWanted,
+    GroupFetched,
+    PeerBanned,
+    PeersChanged,
+    Send,
+)
 from p2prl.swarm.gossip.final_head import FinalHead
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
+from p2prl.swarm.groups.group_bodies import GroupBodies
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.outbox import take_frames
 from p2prl.swarm.peers.connections import Connections
@@ -24,10 +35,20 @@ from p2prl.swarm.relay.download import UnrequestedChunkError
 
 
 class NodeCore:
-    """Links, gossip, ledger pages and chunk relay of a node, and the events for its owner."""
+    """Links, gossip, ledger pages, group bodies and chunk relay of a node, and the events for its owner.
+
+    It has more than twelve attributes because every part of a node meets here.
+    """
 
     def __init__(
-        self, identity: Identity, run: Digest, store: BlobStore, rng: Randomness, config: NodeConfig, now: float
+        self,
+        identity: Identity,
+        run: Digest,
+        store: BlobStore,
+        rng: Randomness,
+        config: NodeConfig,
+        now: float,
+        group_store: BlobStore | None = None,
     ) -> None:
         self.config = config
         self.rng = rng
@@ -37,6 +58,9 @@ class NodeCore:
         self.ledger = LedgerSync(rng)
         self.final_head = FinalHead()
         self.relay = Relay(store, rng, config.relay)
+        self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner)
+        self._bulk: dict[PeerId, deque[bool]] = {}
+        """Bulk frames that the shell is sending to each peer: whether it is a part of a group."""
         self.events: deque[Event] = deque()
         self._reported_roles: tuple[tuple[str, int], ...] = ()
 
@@ -71,6 +95,7 @@ class NodeCore:
         self.final_head.remove_peer(peer)
         self.gossip.remove_peer(peer)
         self.relay.remove_neighbor(peer)
+        self.groups.remove_peer(peer)
         self.report_roles()
 
     def punish(self, peer: PeerId, error: RemoteProtocolError, now: float) -> None:
@@ -87,20 +112,49 @@ class NodeCore:
         """
         if self.config.role is not Role.LEARNER:
             self.gossip.spread_again(name, source=source)
-        elif (opened := open_envelope(raw, now=now)).kind is Kind.ROLLOUT_GROUP:
+            if self.gossip.kind_of_recent(name) is Kind.GROUP_HEADER:
+                self.groups.note(open_envelope(raw, now=now), source)
+        elif (opened := open_envelope(raw, now=now)).kind in GROUP_KINDS:
+            if opened.kind is Kind.GROUP_HEADER:
+                self.groups.note(opened, source)
             self.events.append(EnvelopeArrived(opened, source))
 
     def send(self, peer: PeerId, message: Wire) -> None:
         """Send a control message to a peer."""
         self.gossip.outbox.append((peer, message))
 
+    def collect_groups(self) -> None:
+        """Report bodies that are complete, and own ones that are needed again."""
+        self.events.extend(GroupFetched(header.opened, header.ref.root) for header in self.groups.take_completed())
+        self.events.extend(GroupBodyWanted(name) for name in self.groups.take_wanted())
+
+    def upload_done(self, peer: PeerId) -> None:
+        """The shell has sent the oldest bulk frame to a peer, or failed to."""
+        frames = self._bulk.get(peer)
+        is_part = frames.popleft() if frames else False
+        if not frames:
+            self._bulk.pop(peer, None)
+        if is_part:
+            self.groups.upload_done(peer)
+        else:
+            self.relay.upload_done(peer)
+
     def take_commands(self, now: float) -> list[Command]:
         """Empty the outboxes: peers to dial, directory use, and frames to send."""
         self.relay.flush(now)
         self.gossip.flush(now)
+        self.groups.flush(now)
         outboxes = (self.connections.outbox, self.gossip.outbox, self.ledger.outbox, self.relay.outbox)
         sends = take_frames(outboxes, linked=self.connections.links)
+        parts = take_frames((self.groups.outbox,), linked=self.connections.links)
         self.gossip.drained()
-        commands: list[Command] = [*self.connections.commands, *sends]
+        self._note_bulk(sends, is_part=False)
+        self._note_bulk(parts, is_part=True)
+        commands: list[Command] = [*self.connections.commands, *sends, *parts]
         self.connections.commands.clear()
         return commands
+
+    def _note_bulk(self, sends: list[Send], *, is_part: bool) -> None:
+        for send in sends:
+            if send.bulk:
+                self._bulk.setdefault(send.peer, deque()).append(is_part)

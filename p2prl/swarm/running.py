@@ -17,6 +17,8 @@ from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.peer_messages import Introduction
+from p2prl.protocol.rollout_group import largest_group_bytes
+from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.swarm.events import EnvelopeArrived, RunKnown
 from p2prl.swarm.gossip.audience import AUDIENCE
 from p2prl.swarm.gossip.validation import check_envelope
@@ -41,6 +43,7 @@ class Running:
         manifest.check()
         self._core = core
         self._learner_key = manifest.learner
+        self._group_bytes = largest_group_bytes(manifest.sampling.group_size, manifest.sampling.max_new_tokens)
         core.local.learner = peer_id_of(manifest.learner)
         self._policies = PolicySync(manifest, core.relay, core.gossip, core.config)
         self._introductions = Introductions(core.rng, now) if core.config.role is Role.LEARNER else None
@@ -81,16 +84,21 @@ class Running:
             return self
         opened = open_envelope(raw, now=now)
         self._admit(opened, now)
+        if opened.kind is Kind.GROUP_HEADER:
+            core.groups.note(opened, source)
         core.gossip.spread(opened, source=source)
         if core.config.role in AUDIENCE[opened.kind]:
             core.events.append(EnvelopeArrived(opened, source))
         return self
 
     def admit_own(self, opened: Opened, now: float) -> None:
-        """Take in an own version or head, or the learner's ledger head. Raises `StaleWorkError` when it is too old."""
+        """Take in an own version, head or group, or the learner's ledger head.
+
+        Raises `StaleWorkError` when a version or head is too old, `RemoteProtocolError` when no peer would accept it.
+        """
         if opened.kind in _POLICY_KINDS:
             self._admit_policy(opened, now, own=True)
-        elif opened.kind is Kind.LEDGER_HEAD:
+        elif opened.kind is Kind.LEDGER_HEAD or opened.kind in GROUP_KINDS:
             self._admit(opened, now)
 
     def retry(self, now: float) -> None:
@@ -144,7 +152,7 @@ class Running:
     def _admit(self, opened: Opened, now: float) -> None:
         """Check and take in an envelope before it is forwarded. Raises `RemoteProtocolError`."""
         core = self._core
-        check_envelope(opened, run=core.local.run, learner=self._learner_key)
+        check_envelope(opened, run=core.local.run, learner=self._learner_key, group_bytes=self._group_bytes)
         core.final_head.note_head(opened, now)
         if opened.kind in _POLICY_KINDS:
             self._admit_policy(opened, now, own=False)

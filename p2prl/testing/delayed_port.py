@@ -13,7 +13,7 @@ from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, open_envelope
-from p2prl.protocol.kinds import Kind
+from p2prl.protocol.signed_group import GROUP_KINDS
 
 
 class DelayedPort:
@@ -56,6 +56,10 @@ class DelayedPort:
             passed += self._due()
         return passed
 
+    def wake(self) -> None:
+        """End a poll that waits."""
+        self._port.wake()
+
     def close(self) -> None:
         """Leave the network. Groups being held are lost; their authors offer them again."""
         self._port.close()
@@ -63,7 +67,7 @@ class DelayedPort:
     def _hold(self, envelope: bytes) -> bool:
         """Hold a group that is not due yet; returns whether it was held. A group offered again is not held again."""
         opened = open_envelope(envelope, now=None)
-        if opened.kind is not Kind.ROLLOUT_GROUP or opened.digest in self._released:
+        if opened.kind not in GROUP_KINDS or opened.digest in self._released:
             return False
         if opened.digest not in self._waiting:
             self._arrived += 1

@@ -22,7 +22,9 @@ from p2prl.config.run_settings import RunFolder, open_run
 from p2prl.learner.checkpoints import complete_checkpoints
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.memory_config import weight_dtype
+from p2prl.learner.training.micro_batch_log import MicroBatchLog
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.weight_layout import flatten, layout_of, weights_digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
@@ -31,14 +33,16 @@ from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, entry_digest
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.signed_group import read_group
 from p2prl.testing.swarm_processes import rows
 
 _TRIGGERS = """
-CREATE TABLE witness_groups (digest BLOB PRIMARY KEY, raw BLOB, behavior BLOB, rewards BLOB);
+CREATE TABLE witness_groups (digest BLOB PRIMARY KEY, raw BLOB, behavior BLOB, rewards BLOB, body BLOB);
 CREATE TABLE witness_states (digest BLOB, old TEXT, new TEXT);
 CREATE TRIGGER witness_forgotten BEFORE UPDATE OF raw ON groups
     WHEN OLD.state = 'used' AND OLD.raw IS NOT NULL AND NEW.raw IS NULL
-    BEGIN INSERT INTO witness_groups VALUES (OLD.digest, OLD.raw, OLD.behavior, OLD.rewards); END;
+    BEGIN INSERT INTO witness_groups VALUES (OLD.digest, OLD.raw, OLD.behavior, OLD.rewards,
+        (SELECT body FROM group_bodies WHERE digest = OLD.digest)); END;
 CREATE TRIGGER witness_arrival AFTER INSERT ON groups
     BEGIN INSERT INTO witness_states VALUES (NEW.digest, '', NEW.state); END;
 CREATE TRIGGER witness_state AFTER UPDATE OF state ON groups
@@ -179,8 +183,7 @@ def _policies(folder: RunFolder) -> list[PolicyManifest]:
         assert manifest.previous == previous
         previous = envelope_digest(raw)
     names = {version: envelope_digest(raw) for version, _, raw in found}
-    for raw, _, _ in _kept(folder.directory).values():
-        group = body_of(open_envelope(raw, now=None), RolloutGroup)
+    for group, _, _ in _kept(folder.directory).values():
         assert names[group.version] == group.policy, f"a second manifest of version {group.version} was used"
     return manifests
 
@@ -213,11 +216,18 @@ def _metrics(run: Path, *, updates: int, versions: int) -> None:
     assert all(0 <= line["version"] < versions for line in lines)
 
 
-def _kept(run: Path) -> dict[bytes, tuple[bytes, bytes, bytes]]:
-    """Bytes, log-probs and rewards of every group that was trained on."""
-    used = "SELECT digest, raw, behavior, rewards FROM groups WHERE state = 'used' AND raw IS NOT NULL"
-    found = rows(run / "journal.db", f"{used} UNION ALL SELECT digest, raw, behavior, rewards FROM witness_groups")
-    return {digest: (raw, behavior, rewards) for digest, raw, behavior, rewards in found}
+def _kept(run: Path) -> dict[bytes, tuple[RolloutGroup, bytes, bytes]]:
+    """Every group that was trained on, with the log-probs and rewards of the learner."""
+    used = (
+        "SELECT g.digest, g.raw, g.behavior, g.rewards, b.body FROM groups AS g"
+        " LEFT JOIN group_bodies AS b ON b.digest = g.digest WHERE g.state = 'used' AND g.raw IS NOT NULL"
+    )
+    witnessed = "SELECT digest, raw, behavior, rewards, body FROM witness_groups"
+    found = rows(run / "journal.db", f"{used} UNION ALL {witnessed}")
+    return {
+        digest: (read_group(raw, body or b"").group, behavior, rewards)
+        for digest, raw, behavior, rewards, body in found
+    }
 
 
 def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[PolicyManifest]) -> int:
@@ -225,7 +235,10 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        loaded = load_pretrained(str(folder.directory / "model"), device=torch.device("cpu"), dtype="float32")
+        settings = folder.settings.learner.memory
+        precision = settings.precision_on("cpu", folder.manifest.engine_dtype)
+        held_in = weight_dtype(precision)
+        loaded = load_pretrained(str(folder.directory / "model"), device=torch.device("cpu"), dtype=held_in)
         layout = layout_of(loaded.model, folder.manifest.dtype)
         trainer = Trainer(
             loaded.model,
@@ -233,6 +246,11 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
             folder.settings.learner.optimiser,
             temperature=folder.manifest.sampling.temperature,
             reference=folder.settings.loss.reference_config(),
+            memory=StepMemory(
+                precision=precision,
+                states=settings.optimizer_states,
+                rules=MicroBatchLog(folder.paths.micro_batches),
+            ),
         )
         kept = _kept(folder.directory)
         published = {manifest.step: manifest for manifest in manifests}
@@ -252,7 +270,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
             if step < len(batches):
                 trainer.update([_group(kept[digest], step, step_of_version) for digest in batches[step]])
         newest = load_pretrained(
-            str(complete_checkpoints(folder.paths.checkpoints)[-1]), device=torch.device("cpu"), dtype="float32"
+            str(complete_checkpoints(folder.paths.checkpoints)[-1]), device=torch.device("cpu"), dtype=held_in
         )
         assert flatten(newest.model, layout) == flatten(trainer.model, layout), (
             "the checkpoint differs from the trained model"
@@ -271,9 +289,8 @@ def _banded(fresh: Any, published: Any, band_ulp: int) -> Any:
     return np.where(abs(now - before) > band_ulp, fresh, published)
 
 
-def _group(kept: tuple[bytes, bytes, bytes], step: int, step_of_version: dict[int, int]) -> TrainingGroup:
-    raw, behavior, rewards = kept
-    group: Any = body_of(open_envelope(raw, now=None), RolloutGroup)
+def _group(kept: tuple[RolloutGroup, bytes, bytes], step: int, step_of_version: dict[int, int]) -> TrainingGroup:
+    group, behavior, rewards = kept
     logprobs = np.frombuffer(behavior, dtype="<f4").tolist()
     completions, ends = [], 0
     spans = []

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, Transport, UploadMbit
+from p2prl.cli.options import (
+    AsJson,
+    Base,
+    Device,
+    Engine,
+    Home,
+    Link,
+    Listen,
+    MonthlyGb,
+    Threads,
+    Transport,
+    UploadMbit,
+)
 
 if TYPE_CHECKING:
     from p2prl.models.sampler_port import Sampler
@@ -20,12 +32,21 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
         link: Link,
         home: Home = None,
         device: Device = "auto",
+        engine: Engine = "auto",
         threads: Threads = 0,
         listen: Listen = None,
         transport: Transport = "hivemind",
         slots: Annotated[
-            int, typer.Option("--slots", min=0, help="Slots decoded together; 0 chooses by measuring this machine.")
+            int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
         ] = 0,
+        vram_gb: Annotated[
+            float,
+            typer.Option(
+                "--vram-gb",
+                min=0.0,
+                help="Most memory of the device for weights and samples, GB; 0: what is free.",
+            ),
+        ] = 0.0,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
         disk_gb: Annotated[
@@ -47,10 +68,12 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
             link,
             home=home,
             device=device,
+            engine=engine,
             threads=threads,
             listen=listen,
             transport=transport,
             slots=slots,
+            vram_gb=vram_gb,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,
             disk_gb=disk_gb,

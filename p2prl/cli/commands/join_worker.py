@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,8 @@ from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
-    import torch
-
     from p2prl.client.progress import Progress
+    from p2prl.models.engine_registry import ChosenEngine
     from p2prl.models.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.run_bootstrap import Prepare
@@ -43,10 +43,12 @@ def join_run(
     *,
     home: Path | None,
     device: str,
+    engine: str,
     threads: int,
     listen: list[str] | None,
     transport: str,
     slots: int,
+    vram_gb: float,
     upload_mbit: float,
     monthly_gb: float,
     disk_gb: float,
@@ -65,20 +67,26 @@ def join_run(
 
         from p2prl.client.agent import AgentConfig
         from p2prl.client.service import VolunteerConfig
-        from p2prl.config.roles import build_volunteer
+        from p2prl.config.roles import build_volunteer, prepare_sampling
         from p2prl.models.device import choose_device, use_threads
+        from p2prl.models.engine_registry import choose_engine
 
         chosen = choose_device(device)
         use_threads(threads)
+        chosen_engine = choose_engine(engine, chosen)
         model = model_directory_of(base, view)
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
-        screen = _Screen(view, link, worker, str(chosen))
+        screen = _Screen(view, link, worker, str(chosen), chosen_engine)
+        granted = int(vram_gb * 1e9) or None
+        prepare = partial(
+            prepare_sampling, run=link.run, device=chosen, engine=chosen_engine.name, memory_bytes=granted
+        )
         volunteer = build_volunteer(
             link,
             worker,
-            VolunteerConfig(agent=AgentConfig(slots_per_batch=slots)),
-            prepare=shown_prepare(_preparation(link, chosen, wrap_sampler), view),
+            VolunteerConfig(agent=AgentConfig(slots_in_flight=slots)),
+            prepare=shown_prepare(_wrapping(prepare, wrap_sampler), view),
             base=model,
             on_manifest=screen.introduce,
             on_progress=screen.on_progress,
@@ -91,44 +99,39 @@ def join_run(
         )
         with interrupts.handled():
             view.phase("finding the run")
-            addresses = tuple(listen or DEFAULT_LISTEN)
+            addresses, has_base = tuple(listen or DEFAULT_LISTEN), model is not None
             network = peer_network(
-                link,
-                worker,
-                Role.VOLUNTEER,
-                addresses,
-                caps,
-                disk_gb=disk_gb,
-                has_base=model is not None,
-                transport=transport,
+                link, worker, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=has_base, transport=transport
             )
             finished = volunteer.run(NetworkHandle(network))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
 
 
-def _preparation(
-    link: JoinLink, device: torch.device, wrap_sampler: Callable[[Sampler], Sampler] | None
+def _wrapping(
+    prepare: Prepare[SamplingTools], wrap_sampler: Callable[[Sampler], Sampler] | None
 ) -> Prepare[SamplingTools]:
-    """Make the sampler from the run's files, and wrap it if asked."""
-    from p2prl.config.roles import prepare_sampling
+    """`prepare`, with its sampler wrapped if asked."""
+    if wrap_sampler is None:
+        return prepare
 
-    def prepare(manifest: RunManifest, files: Mapping[str, Path]) -> SamplingTools:
-        tools = prepare_sampling(manifest, link.run, files, device)
-        return tools if wrap_sampler is None else replace(tools, sampler=wrap_sampler(tools.sampler))
+    def wrapped(manifest: RunManifest, files: Mapping[str, Path]) -> SamplingTools:
+        tools = prepare(manifest, files)
+        return replace(tools, sampler=wrap_sampler(tools.sampler))
 
-    return prepare
+    return wrapped
 
 
 class _Screen:
     """Shows a volunteer's progress in the live view and in its status file."""
 
-    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str) -> None:
+    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, engine: ChosenEngine) -> None:
         self.status = StatusFile(worker, link, "volunteer")
         self._view = view
         self._link = link
         self._worker = worker
         self._device = device
+        self._engine = engine
         self._speed = SmoothRate()
 
     def introduce(self, manifest: RunManifest) -> None:
@@ -138,7 +141,7 @@ class _Screen:
             manifest,
             Role.VOLUNTEER,
             self._worker.run_directory(self._link.run),
-            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device),
+            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device, self._engine),
         )
 
     def on_progress(self, progress: Progress) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def validate_run(
             link,
             worker,
             ValidatorConfig(rate=rate),
-            prepare=shown_prepare(lambda manifest, files: prepare_replay(manifest, link.run, files, chosen), view),
+            prepare=shown_prepare(partial(prepare_replay, run=link.run, device=chosen), view),
             base=model,
             on_manifest=screen.introduce,
             on_audit=screen.on_audit,

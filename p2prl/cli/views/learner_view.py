@@ -8,6 +8,16 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+_IDLE = {
+    "training/waiting_groups": "waiting for volunteers",
+    "training/waiting_replay": "waiting for replay",
+    "training/publishing": "publishing",
+    "training/checkpoint": "saving",
+}
+"""Reasons why the training thread computes no update, by key of the metrics log."""
+
+_SHOWN_SHARE = 0.01
+
 
 def update_line(name: str, metrics: Mapping[str, Any], *, planned: int, first: bool) -> str:
     """The newest update in one line. `planned` is the run's number of updates, 0 for no end.
@@ -34,5 +44,16 @@ def update_panel(name: str, metrics: Mapping[str, Any], *, planned: int, first: 
     pace = "" if first else f"   {metrics['seconds']:.2f} s an update"
     volunteers = f"{metrics['peers']} volunteer{'' if metrics['peers'] == 1 else 's'}"
     table.add_row("batch", f"{metrics['groups']} groups of {volunteers}{pace}")
+    if limit := _idle(metrics):
+        table.add_row("training", limit)
     table.add_row("stop", "Ctrl-C finishes this update and saves; run the same command to resume")
     return table
+
+
+def _idle(metrics: Mapping[str, Any]) -> str:
+    """How busy the training thread was, and the largest reason why not; empty where it was not measured."""
+    if "training/busy" not in metrics:
+        return ""
+    reason = max(_IDLE, key=lambda key: float(metrics.get(key, 0.0)))
+    busy, idle = float(metrics["training/busy"]), float(metrics.get(reason, 0.0))
+    return f"{busy:.0%} busy" + (f", {idle:.0%} {_IDLE[reason]}" if idle >= _SHOWN_SHARE else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from p2prl.config.requirements import Requirements, size_text
 from p2prl.config.worker_folder import platform_home
@@ -11,14 +12,18 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.display_names import display_name
 
+if TYPE_CHECKING:
+    from p2prl.models.engine_registry import ChosenEngine
+
 
 def volunteer_introduction(
-    manifest: RunManifest, needs: Requirements, identity: Identity, folder: Path, device: str
+    manifest: RunManifest, needs: Requirements, identity: Identity, folder: Path, device: str, engine: ChosenEngine
 ) -> list[str]:
     """Lines for the owner of a machine about to volunteer. `folder` is the worker folder."""
     return [
         *_run_lines(manifest, needs),
         f"  You do    sample answers on {device}. Nobody sends code to your machine.",
+        f"  Engine    {engine.name}, {engine.reason}",
         "  Sent      generated tokens, their log-probs and timing, signed by the key below. No host name, no files.",
         *_identity_lines(identity, folder),
         "  Credit    for groups that the learner verifies; see your rank with p2prl board and the same link",

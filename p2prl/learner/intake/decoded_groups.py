@@ -6,12 +6,12 @@ from collections import OrderedDict
 
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.signed_group import SignedGroup, read_group
 
 _KEPT_BYTES = 64 * 1024 * 1024
-"""Envelope bytes of the groups kept: some thousand groups of usual size. Without a bound, many keys that each deliver
-the limit of one peer would fill the learner's memory."""
+"""Bytes of the groups kept: some thousand of usual size, five of the largest. Without a bound, many keys that each
+deliver the limit of one peer would fill the learner's memory."""
 
 
 class DecodedGroups:
@@ -21,12 +21,12 @@ class DecodedGroups:
         self._kept: OrderedDict[Digest, tuple[RolloutGroup, int]] = OrderedDict()
         self._bytes = 0
 
-    def keep(self, digest: Digest, group: RolloutGroup, *, envelope_bytes: int) -> None:
+    def keep(self, group: SignedGroup) -> None:
         """Keep a group until it is taken."""
-        if digest in self._kept:
+        if group.digest in self._kept:
             return
-        self._kept[digest] = group, envelope_bytes
-        self._bytes += envelope_bytes
+        self._kept[group.digest] = group.group, group.size_bytes
+        self._bytes += group.size_bytes
         while self._bytes > _KEPT_BYTES:
             _, (_, dropped_bytes) = self._kept.popitem(last=False)
             self._bytes -= dropped_bytes
@@ -34,7 +34,7 @@ class DecodedGroups:
     def take(self, stored: StoredGroup) -> RolloutGroup:
         """Remove and return a group; decode it from its row when it is not kept, as after a restart."""
         if stored.digest not in self._kept:
-            return body_of(open_envelope(stored.raw, now=None), RolloutGroup)
-        group, envelope_bytes = self._kept.pop(stored.digest)
-        self._bytes -= envelope_bytes
+            return read_group(stored.raw, stored.body).group
+        group, size_bytes = self._kept.pop(stored.digest)
+        self._bytes -= size_bytes
         return group

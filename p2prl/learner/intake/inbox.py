@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
-from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.intake import Intake, turned_away_figures
 from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.net.process import control
@@ -22,6 +24,11 @@ class Inbox:
         self._sender = sender
         self._on_notice = on_notice
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Groups turned away, as keys of the metrics log."""
+        return turned_away_figures(self._intake.turned_away)
+
     def read(self, timeout_s: float, *, step: int, finished: bool) -> None:
         """Take the messages that arrived, waiting up to `timeout_s` for the first, and answer them.
 
@@ -32,6 +39,9 @@ class Inbox:
             match message:
                 case control.EnvelopeArrived(envelope=raw):
                     envelopes.append(raw)
+                case control.GroupFetched(envelope=header, path=path):
+                    with contextlib.suppress(FileNotFoundError):  # it expired meanwhile, and is announced again
+                        self._intake.receive_body(header, Path(path).read_bytes())
                 case control.LedgerWanted(peer=peer, from_height=from_height):
                     entries = self._ledger.entries(from_height, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
                     self._sender.network.send(control.SendLedger(peer, from_height, ledger_chain.page_of(entries)))

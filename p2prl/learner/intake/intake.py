@@ -1,36 +1,38 @@
-"""Intake of groups and verdicts: store and acknowledge on arrival, check when there is room, then issue receipts.
+"""Intake of groups and verdicts: store and acknowledge on arrival; checks follow when there is room.
 
 Everything is written to the journal before it is sent, in one transaction with the state change it reports.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 
 from p2prl.clock import Clock
+from p2prl.errors import RemoteProtocolError
 from p2prl.learner.intake.decoded_groups import DecodedGroups
-from p2prl.learner.intake.receipt_signing import sign_receipts, sign_storage_receipts
+from p2prl.learner.intake.receipt_signing import sign_storage_receipts
+from p2prl.learner.intake.replay_backlog import ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
-from p2prl.learner.intake.verification import Outcome, Verification
-from p2prl.learner.intake.verified_group import VerifiedGroup, read_verified
+from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
+from p2prl.net.process import control
 from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import ReceiptState, Verdict
-from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.ledger_messages import Verdict
+from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
+from p2prl.protocol.signed_group import SignedGroup, assemble_group
 
 TURNED_AWAY = ("unknown_policy", "too_many")
-"""Reasons not to store a group: it names no policy of this learner; its peer has too many groups waiting for a
-check."""
+"""Reasons not to store a group: it names no policy of this learner; too many groups wait for a check, of its peer or of
+all."""
 
-GROUPS_PER_CHECK = 64
-"""Groups checked in one call, so that messages are answered in between."""
+_MALFORMED_REMEMBERED = 1_024
+"""Malformed bodies that are not fetched again. Each has cost its author the upload of a large group."""
 
 _ALL = 1_000_000
 """No limit in practice: the buffer holds some dozens of groups."""
@@ -48,30 +50,21 @@ class Intake:
         self,
         *,
         storage: LearnerStorage,
-        verification: Verification,
         decoded: DecodedGroups,
         buffer: RolloutBuffer,
+        backlog: ReplayBacklog,
         sender: SigningSender,
         clock: Clock,
-        ready_target: int,
-        on_verified: Callable[[VerifiedGroup], None],
     ) -> None:
-        """`ready_target` is how many verified groups to keep in the buffer; `on_verified` gets each of them."""
         self._storage = storage
         self._journal = storage.journal
-        self._verification = verification
         self._decoded = decoded
         self._buffer = buffer
+        self._backlog = backlog
         self._sender = sender
         self._clock = clock
-        self._ready_target = ready_target
-        self._on_verified = on_verified
         self._turned_away: Counter[str] = Counter(dict.fromkeys(TURNED_AWAY, 0))
-
-    @property
-    def ready_groups(self) -> int:
-        """Verified groups in the buffer."""
-        return len(self._buffer)
+        self._malformed: OrderedDict[Digest, None] = OrderedDict()
 
     @property
     def turned_away(self) -> dict[str, int]:
@@ -82,11 +75,30 @@ class Intake:
         """Store and acknowledge the groups among these, and take the verdicts. True when the ledger has grown."""
         opened = [open_envelope(raw, now=None) for raw in envelopes]
         self._receive_groups([each for each in opened if each.kind is Kind.ROLLOUT_GROUP])
+        self._receive_headers([each for each in opened if each.kind is Kind.GROUP_HEADER])
         # After the groups: a verdict may have come with the group it is about.
         return self._receive_verdicts([each for each in opened if each.kind is Kind.VERDICT])
 
-    def refill_buffer(self) -> None:
-        """Put the verified groups of the journal back into the buffer, after a start."""
+    def receive_body(self, header: bytes, body: bytes) -> None:
+        """Store and acknowledge a large group whose body was fetched, then let the network drop its copy."""
+        opened = open_envelope(header, now=None)
+        try:
+            group = assemble_group(opened, body)
+        except RemoteProtocolError:
+            self._malformed[opened.digest] = None
+            if len(self._malformed) > _MALFORMED_REMEMBERED:
+                self._malformed.popitem(last=False)
+        else:
+            with self._journal.transaction():
+                self._keep(group, body, self._clock.now())
+            self._acknowledge([opened.digest])
+        self._sender.network.send(control.ReleaseGroup(opened.digest))
+
+    def refill(self) -> None:
+        """Put the stored groups of the journal back into the backlog, and the verified ones into the buffer, after a
+        start."""
+        for waiting in self._journal.groups.waiting():
+            self._backlog.add(WaitingGroup(*waiting))
         for stored in self._journal.groups.in_state(GroupState.VERIFIED, limit=_ALL):
             group = read_verified(stored, self._storage.published)
             if group is not None:
@@ -95,56 +107,66 @@ class Intake:
             with self._journal.transaction():
                 self._journal.groups.mark_unused(stored.digest)
 
-    def has_unchecked(self) -> bool:
-        """Whether a stored group waits for its check."""
-        return bool(self._journal.groups.in_state(GroupState.STORED, 1))
-
-    def wanted(self) -> int:
-        """Number of verified groups the buffer lacks."""
-        return max(0, self._ready_target - len(self._buffer))
-
-    def check(self, most: int, *, step: int) -> bool:
-        """Check up to `most` stored groups, sign their receipts and publish them. False when none waited."""
-        pending = self._journal.groups.unchecked(most)
-        if not pending:
-            return False
-        outcomes = self._verification.check(pending, step)
-        receipts = sign_receipts(self._sender, step, outcomes)
-        with self._journal.transaction():
-            verified = [group for outcome in outcomes if (group := self._record(outcome)) is not None]
-            self._journal.ledger.append(receipts)
-            self._journal.ledger.release_verdicts([outcome.stored.digest for outcome in outcomes])
-        for group in verified:
-            self._buffer.add(group)
-            self._on_verified(group)
-        self._sender.send(receipts)
-        return True
-
     def _receive_groups(self, arrived: Sequence[Opened]) -> None:
         if not arrived:
             return
         now = self._clock.now()
         with self._journal.transaction():
             stored = [opened.digest for opened in arrived if self._store(opened, now)]
-        for envelope in sign_storage_receipts(self._sender, stored):
-            self._sender.send(envelope)
+        self._acknowledge(stored)
 
     def _store(self, opened: Opened, now: float) -> bool:
         """Store a group unless it is already stored; False when it is turned away."""
         if self._journal.groups.knows(opened.digest):
             return True
         group = body_of(opened, RolloutGroup)
-        if self._storage.published.get(group.version, group.policy) is None and not (
-            self._journal.policies.was_published(group.version, group.policy)
+        if not self._has_room(opened, group.version, group.policy):
+            return False
+        self._keep(SignedGroup(opened, group, len(opened.raw)), b"", now)
+        return True
+
+    def _keep(self, group: SignedGroup, body: bytes, now: float) -> None:
+        """Store a group and queue it for its check, unless it is stored."""
+        if self._journal.groups.store(_row_of(group, body), now):
+            self._decoded.keep(group)
+            self._backlog.add(WaitingGroup(group.digest, group.author, group.group.version, group.size_bytes))
+
+    def _receive_headers(self, arrived: Sequence[Opened]) -> None:
+        """Fetch the bodies of large groups that would be stored. What is being fetched counts against a budget of the
+        network process, so the limits here may be exceeded by no more than that."""
+        known = [opened.digest for opened in arrived if self._journal.groups.knows(opened.digest)]
+        self._acknowledge(known)
+        for opened in arrived:
+            if opened.digest in known or opened.digest in self._malformed:
+                continue
+            header = body_of(opened, GroupHeader)
+            if self._has_room(opened, header.version, header.policy, body_bytes=header.body.size_bytes):
+                self._sender.network.send(control.FetchGroup(opened.digest))
+
+    def _has_room(self, opened: Opened, version: int, policy: bytes, *, body_bytes: int = 0) -> bool:
+        """Whether a new group may be stored: the learner published its policy, and not too many wait for a check."""
+        groups = self._journal.groups
+        if self._storage.published.get(version, policy) is None and not (
+            self._journal.policies.was_published(version, policy)
         ):
             self._turned_away["unknown_policy"] += 1
             return False
-        if self._journal.groups.unchecked_count(opened.author) >= limits.MAX_UNCHECKED_GROUPS_PER_PEER:
+        too_large = body_bytes and (
+            groups.unchecked_body_bytes(opened.author) + body_bytes > limits.MAX_UNCHECKED_BYTES_PER_PEER
+        )
+        if (
+            too_large
+            or groups.unchecked_count(opened.author) >= limits.MAX_UNCHECKED_GROUPS_PER_PEER
+            or groups.unchecked_exceed(limits.MAX_UNCHECKED_BYTES - len(opened.raw) - body_bytes)
+        ):
             self._turned_away["too_many"] += 1
             return False
-        stored = StoredGroup(opened.digest, opened.author, group.version, group.slot, opened.raw, b"", b"")
-        self._decoded.keep(opened.digest, group, envelope_bytes=len(opened.raw))
-        return self._journal.groups.store(stored, now)
+        return True
+
+    def _acknowledge(self, stored: Sequence[Digest]) -> None:
+        """Publish storage receipts for groups on disk."""
+        for envelope in sign_storage_receipts(self._sender, stored):
+            self._sender.send(envelope)
 
     def _receive_verdicts(self, verdicts: Sequence[Opened]) -> bool:
         """Put verdicts on stored groups into the ledger."""
@@ -157,22 +179,8 @@ class Intake:
                 ledger.add_verdict(body_of(opened, Verdict), opened.author, opened.raw)
         return ledger.height > height
 
-    def _record(self, outcome: Outcome) -> VerifiedGroup | None:
-        """Write an outcome to the journal; the group when it was verified."""
-        digest, policy, replay, inspection = outcome.stored.digest, outcome.policy, outcome.replay, outcome.inspection
-        if outcome.state is not ReceiptState.VERIFIED or policy is None or replay is None or inspection is None:
-            state = GroupState.EXPIRED if outcome.state is ReceiptState.EXPIRED else GroupState.REJECTED
-            self._journal.groups.mark_refused(digest, state=state, reason=outcome.reason)
-            return None
-        behavior = np.concatenate([np.asarray(row, dtype="<f4") for row in replay.behavior_logprobs]).tobytes()
-        rewards = np.asarray(inspection.rewards, dtype="<f4").tobytes()
-        self._journal.groups.mark_verified(digest, behavior=behavior, rewards=rewards)
-        return VerifiedGroup(
-            digest=digest,
-            peer=outcome.stored.peer,
-            group=outcome.group,
-            policy_step=policy.manifest.step,
-            behavior=behavior,
-            rewards=rewards,
-            verified_at=self._clock.now(),
-        )
+
+def _row_of(group: SignedGroup, body: bytes) -> StoredGroup:
+    return StoredGroup(
+        group.digest, group.author, group.group.version, group.group.slot, group.envelope.raw, b"", b"", body
+    )

@@ -1,8 +1,9 @@
-"""Check every stored group before training: its policy, its staleness, its slot, and a replay of every token.
+"""Check stored groups before training: policy, staleness, slot, contents, and a replay of every token.
 
-Order of checks: the learner must have published the policy, and it must be within the staleness bound; prompt, tokens
-and lengths must be those of the slot; then one batched prefill per policy version replays every token against its
-seed. Rewards and behavior log-probs are the learner's own; a volunteer's claims are never trained on.
+Order of checks: the learner must have published the policy, and it must be within the staleness bound; no other group
+may fill the slot; prompt, tokens and lengths must be those of the slot; then one batched prefill per policy version
+replays every token against its seed. Rewards and behavior log-probs are the learner's own; a volunteer's claims are
+never trained on. `Admission` does what needs the journal, `Replayer` the rest, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -34,47 +35,45 @@ class Outcome:
     replay: Replay | None = None
 
 
-class Verification:
-    """Checks stored groups against the published policies, with a separate model."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An admitted group: everything its replay needs."""
 
-    def __init__(self, storage: LearnerStorage, tools: ReplayTools, decoded: DecodedGroups) -> None:
+    stored: StoredGroup
+    group: RolloutGroup
+    policy: PolicyVersion
+    weights: memoryview
+    """The policy's weights, mapped from disk: a version that is deleted meanwhile stays readable."""
+
+
+class Admission:
+    """Decides which stored groups are worth a replay. Needs the journal, but no model."""
+
+    def __init__(self, storage: LearnerStorage, decoded: DecodedGroups) -> None:
         self._journal = storage.journal
         self._published = storage.published
         self._staleness_bound = storage.manifest.staleness_bound
-        self._work = tools.work
-        self._scorer = tools.scorer
         self._decoded = decoded
-        self._loaded: int | None = None
 
-    def check(self, groups: Sequence[StoredGroup], step: int) -> list[Outcome]:
-        """One outcome per group, in order. Loads each policy version once."""
-        outcomes: dict[int, Outcome] = {}
-        to_replay: dict[int, list[tuple[int, RolloutGroup, Inspection, PolicyVersion]]] = {}
-        slots_here: set[tuple[bytes, int, int]] = set()
-        for index, stored in enumerate(groups):
-            group = self._decoded.take(stored)
-            policy = self._published.get(group.version, group.policy)
-            slot = (stored.peer, group.version, group.slot)
-            if policy is None:
-                outcomes[index] = self._without_policy(stored, group)
-            elif step - policy.manifest.step > self._staleness_bound:
-                outcomes[index] = Outcome(stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE, policy)
-            elif slot in slots_here or self._journal.groups.slot_taken(*slot, by_other_than=stored.digest):
-                outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT)
-            else:
-                inspection = self._work.inspect(group, peer=stored.peer, beacon=policy.manifest.beacon)
-                if inspection.reason:
-                    outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, inspection.reason)
-                else:
-                    slots_here.add(slot)
-                    to_replay.setdefault(group.version, []).append((index, group, inspection, policy))
-        for version, entries in to_replay.items():
-            self._load(version)
-            replays = replay_groups(self._scorer, [(group, inspection) for _, group, inspection, _ in entries])
-            for (index, group, inspection, policy), replay in zip(entries, replays, strict=True):
-                state = ReceiptState.REJECTED if replay.reason else ReceiptState.VERIFIED
-                outcomes[index] = Outcome(groups[index], group, state, replay.reason, policy, inspection, replay)
-        return [outcomes[index] for index in range(len(groups))]
+    def is_usable(self, version: int, step: int) -> bool:
+        """Whether groups of a version may still be trained on at `step`."""
+        policy = self._published.at(version)
+        return policy is not None and step - policy.manifest.step <= self._staleness_bound
+
+    def admit(self, groups: Sequence[StoredGroup], step: int) -> list[Candidate | Outcome]:
+        """For each group, in order: a candidate, or the outcome if it needs no replay."""
+        return [self._admit(stored, step) for stored in groups]
+
+    def _admit(self, stored: StoredGroup, step: int) -> Candidate | Outcome:
+        group = self._decoded.take(stored)
+        policy = self._published.get(group.version, group.policy)
+        if policy is None:
+            return self._without_policy(stored, group)
+        if not self.is_usable(group.version, step):
+            return Outcome(stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE, policy)
+        if self._journal.groups.slot_taken(stored.peer, group.version, group.slot, by_other_than=stored.digest):
+            return Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT)
+        return Candidate(stored, group, policy, self._published.weights(group.version))
 
     def _without_policy(self, stored: StoredGroup, group: RolloutGroup) -> Outcome:
         """Expired if the version has left the window, which is nobody's fault; rejected if it was never published."""
@@ -82,7 +81,47 @@ class Verification:
             return Outcome(stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
         return Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.UNKNOWN_POLICY)
 
-    def _load(self, version: int) -> None:
-        if version != self._loaded:
-            self._scorer.load_weights(self._published.weights(version))
-            self._loaded = version
+
+class Replayer:
+    """Inspects and replays admitted groups with a model of its own. Touches nothing of the main thread's."""
+
+    def __init__(self, tools: ReplayTools) -> None:
+        self._work = tools.work
+        self._scorer = tools.scorer
+        self._loaded: bytes | None = None
+
+    def check(self, admitted: Sequence[Candidate | Outcome]) -> list[Outcome]:
+        """One outcome per group, in order. Loads each policy version once."""
+        outcomes: dict[int, Outcome] = {}
+        to_replay: dict[bytes, list[tuple[int, Candidate, Inspection]]] = {}
+        slots_here: set[tuple[bytes, int, int]] = set()
+        for index, entry in enumerate(admitted):
+            if isinstance(entry, Outcome):
+                outcomes[index] = entry
+                continue
+            stored, group = entry.stored, entry.group
+            slot = (stored.peer, group.version, group.slot)
+            if slot in slots_here:
+                outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT)
+                continue
+            inspection = self._work.inspect(group, peer=stored.peer, beacon=entry.policy.manifest.beacon)
+            if inspection.reason:
+                outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, inspection.reason)
+            else:
+                slots_here.add(slot)
+                to_replay.setdefault(entry.policy.digest, []).append((index, entry, inspection))
+        for digest, entries in to_replay.items():
+            self._load(digest, entries[0][1].weights)
+            work = [(candidate.group, inspection) for _, candidate, inspection in entries]
+            replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype)
+            for (index, candidate, inspection), replay in zip(entries, replays, strict=True):
+                state = ReceiptState.REJECTED if replay.reason else ReceiptState.VERIFIED
+                stored, group, policy = candidate.stored, candidate.group, candidate.policy
+                outcomes[index] = Outcome(stored, group, state, replay.reason, policy, inspection, replay)
+        return [outcomes[index] for index in range(len(admitted))]
+
+    def _load(self, digest: bytes, weights: memoryview) -> None:
+        if digest != self._loaded:
+            self._loaded = None
+            self._scorer.load_weights(weights)
+            self._loaded = digest

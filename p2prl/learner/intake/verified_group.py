@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.signed_group import read_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class VerifiedGroup:
 
 def read_verified(stored: StoredGroup, published: PublishedPolicies) -> VerifiedGroup | None:
     """Read a verified group from the journal after a restart; None when its policy has left the window."""
-    group = body_of(open_envelope(stored.raw, now=None), RolloutGroup)
+    group = read_group(stored.raw, stored.body).group
     policy = published.get(group.version, group.policy)
     if policy is None:
         return None

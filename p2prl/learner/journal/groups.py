@@ -1,7 +1,8 @@
 """Groups table of the journal: every rollout group the learner stored, and its state.
 
 A group's bytes are deleted as soon as nothing can need them: those of a rejected or expired group at once, those of a
-trained group when a checkpoint covers its update.
+trained group when a checkpoint covers its update. A group too large for one envelope has its body in a table of its
+own, dropped with the envelope.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 
 SCHEMA = """
@@ -27,6 +29,14 @@ CREATE TABLE IF NOT EXISTS groups (
     rewards BLOB,
     used_step INTEGER
 );
+CREATE TABLE IF NOT EXISTS group_bodies (
+    digest BLOB PRIMARY KEY,
+    peer BLOB NOT NULL,
+    size INTEGER NOT NULL,
+    body BLOB NOT NULL
+);
+CREATE TRIGGER IF NOT EXISTS drop_group_body AFTER UPDATE OF raw ON groups WHEN NEW.raw IS NULL
+    BEGIN DELETE FROM group_bodies WHERE digest = NEW.digest; END;
 CREATE INDEX IF NOT EXISTS groups_state ON groups (state, arrived);
 CREATE INDEX IF NOT EXISTS groups_waiting ON groups (state, peer, arrived);
 CREATE INDEX IF NOT EXISTS groups_slot ON groups (peer, version, slot);
@@ -63,6 +73,8 @@ class StoredGroup:
     """Little-endian float32 log-probs at the declared version, completions concatenated; empty until verified."""
     rewards: bytes
     """Little-endian float32, one per completion; empty until verified."""
+    body: bytes = b""
+    """Body of a group whose envelope is only a header."""
 
 
 class GroupTable:
@@ -77,6 +89,11 @@ class GroupTable:
             "INSERT OR IGNORE INTO groups (digest, peer, version, slot, raw, arrived) VALUES (?, ?, ?, ?, ?, ?)",
             (group.digest, group.peer, group.version, group.slot, group.raw, now),
         )
+        if cursor.rowcount > 0 and group.body:
+            self._db.execute(
+                "INSERT INTO group_bodies (digest, peer, size, body) VALUES (?, ?, ?, ?)",
+                (group.digest, group.peer, len(group.body), group.body),
+            )
         return cursor.rowcount > 0
 
     def knows(self, digest: bytes) -> bool:
@@ -85,33 +102,31 @@ class GroupTable:
 
     def by_digest(self, digests: Iterable[bytes]) -> list[StoredGroup]:
         """These groups, in this order."""
-        found = []
-        for digest in digests:
-            row = self._db.execute(
-                "SELECT digest, peer, version, slot, raw, behavior, rewards FROM groups WHERE digest = ?", (digest,)
-            ).fetchone()
-            found.append(_group(row))
-        return found
+        return [self._group(digest) for digest in digests]
 
     def in_state(self, state: GroupState, limit: int) -> list[StoredGroup]:
         """Groups of a state in order of arrival."""
         rows = self._db.execute(
-            "SELECT digest, peer, version, slot, raw, behavior, rewards FROM groups WHERE state = ?"
-            " ORDER BY arrived, rowid LIMIT ?",
-            (state, limit),
-        )
-        return [_group(row) for row in rows]
+            "SELECT digest FROM groups WHERE state = ? ORDER BY arrived, rowid LIMIT ?", (state, limit)
+        ).fetchall()
+        return [self._group(row[0]) for row in rows]
 
-    def unchecked(self, limit: int) -> list[StoredGroup]:
-        """Groups to check next, round-robin over the peers, oldest first, so a flood delays only its own peer."""
+    def waiting(self) -> list[tuple[Digest, bytes, int, int]]:
+        """(digest, peer, version, bytes) of each group that waits for its check, in order of arrival."""
         rows = self._db.execute(
-            "SELECT g.digest, g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards FROM"
-            " (SELECT rowid AS id, arrived, ROW_NUMBER() OVER (PARTITION BY peer ORDER BY arrived, rowid) AS turn"
-            " FROM groups WHERE state = ?) AS q JOIN groups AS g ON g.rowid = q.id"
-            " ORDER BY q.turn, q.arrived, q.id LIMIT ?",
-            (GroupState.STORED, limit),
+            "SELECT g.digest, g.peer, g.version, LENGTH(g.raw) + COALESCE(b.size, 0) FROM groups AS g"
+            " LEFT JOIN group_bodies AS b ON b.digest = g.digest WHERE g.state = ? ORDER BY g.arrived, g.rowid",
+            (GroupState.STORED,),
         )
-        return [_group(row) for row in rows]
+        return [(Digest(digest), peer, version, size) for digest, peer, version, size in rows]
+
+    def verified_by_peer(self) -> dict[bytes, int]:
+        """Number of groups of each peer that passed their checks."""
+        rows = self._db.execute(
+            "SELECT peer, COUNT(*) FROM groups WHERE state IN (?, ?, ?) GROUP BY peer",
+            (GroupState.VERIFIED, GroupState.USED, GroupState.UNUSED),
+        )
+        return {peer: int(count) for peer, count in rows}
 
     def unchecked_count(self, peer: bytes) -> int:
         """Groups of a peer that wait for their check."""
@@ -119,6 +134,29 @@ class GroupTable:
             "SELECT COUNT(*) FROM groups WHERE state = ? AND peer = ?", (GroupState.STORED, peer)
         ).fetchone()
         return int(row[0])
+
+    def unchecked_body_bytes(self, peer: bytes) -> int:
+        """Bytes of a peer's bodies that wait for their check."""
+        row = self._db.execute(
+            "SELECT TOTAL(b.size) FROM group_bodies AS b JOIN groups AS g ON g.digest = b.digest"
+            " WHERE g.state = ? AND b.peer = ?",
+            (GroupState.STORED, peer),
+        ).fetchone()
+        return int(row[0])
+
+    def unchecked_exceed(self, most_bytes: int) -> bool:
+        """Whether all groups that wait for their check have more than `most_bytes` together."""
+        (count,) = self._db.execute("SELECT COUNT(*) FROM groups WHERE state = ?", (GroupState.STORED,)).fetchone()
+        (bodies,) = self._db.execute(
+            "SELECT TOTAL(b.size) FROM group_bodies AS b JOIN groups AS g ON g.digest = b.digest WHERE g.state = ?",
+            (GroupState.STORED,),
+        ).fetchone()
+        if count * limits.MAX_ENVELOPE_BYTES + bodies <= most_bytes:  # counting reads an index, adding up reads rows
+            return False
+        (envelopes,) = self._db.execute(
+            "SELECT TOTAL(LENGTH(raw)) FROM groups WHERE state = ?", (GroupState.STORED,)
+        ).fetchone()
+        return bool(envelopes + bodies > most_bytes)
 
     def slot_taken(self, peer: bytes, version: int, slot: int, *, by_other_than: bytes) -> bool:
         """Whether another verified group already fills this slot."""
@@ -152,7 +190,13 @@ class GroupTable:
         rows = self._db.execute("SELECT state, COUNT(*) FROM groups GROUP BY state")
         return {str(state): int(count) for state, count in rows}
 
-
-def _group(row: tuple[bytes, bytes, int, int, bytes | None, bytes | None, bytes | None]) -> StoredGroup:
-    digest, peer, version, slot, raw, behavior, rewards = row
-    return StoredGroup(Digest(digest), peer, version, slot, raw or b"", behavior or b"", rewards or b"")
+    def _group(self, digest: bytes) -> StoredGroup:
+        row = self._db.execute(
+            "SELECT g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards, b.body FROM groups AS g"
+            " LEFT JOIN group_bodies AS b ON b.digest = g.digest WHERE g.digest = ?",
+            (digest,),
+        ).fetchone()
+        peer, version, slot, raw, behavior, rewards, body = row
+        return StoredGroup(
+            Digest(digest), peer, version, slot, raw or b"", behavior or b"", rewards or b"", body or b""
+        )

@@ -1,60 +1,37 @@
 """One optimizer step from one batch of verified groups, and checkpoints that resume it exactly.
 
-The step depends only on the batch, the weights, and the state of the optimizer and the loss pipeline: no dropout, no
-random draw. So a learner that replays recorded batches after a crash reaches the same parameters.
+The step depends only on the batch, the weights, the recorded micro-batch rule, and the state of the optimizer and the
+loss pipeline: no dropout, and random rounding by the step's number alone. So a learner that replays recorded batches
+after a crash reaches the same parameters.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from p2prl.algorithms.ratios import widest
-from p2prl.disk_full import write_error
-from p2prl.errors import MachineError, require
-from p2prl.learner.training.loss_pipeline import LossPipeline, Rollouts
+from p2prl.errors import MachineError
+from p2prl.learner.training.loss_pipeline import Estimate, LossPipeline, Rollouts
+from p2prl.learner.training.memory_config import OptimizerStates, Precision
+from p2prl.learner.training.micro_batch_log import MicroBatchLog
+from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.policy_gradient import BatchLogprobs
 from p2prl.learner.training.reference_policy import Reference, ReferenceConfig
-from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.learner.training.trainer_checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from p2prl.learner.training.weight_optimizer import OptimizerConfig, WeightOptimizer
+from p2prl.models.out_of_memory import is_out_of_memory, release_memory
 
-_REFERENCE_FILE = "reference.safetensors"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptimizerConfig:
-    """AdamW and its learning-rate schedule."""
-
-    learning_rate: float = 5e-4
-    """Peak learning rate. 5e-4 suits the 59k-parameter chain4 model; use 1e-6 for billions of parameters."""
-    beta1: float = 0.9
-    """Decay of the gradient's running mean, per update."""
-    beta2: float = 0.99
-    """Decay of the squared gradient's running mean, per update. Less than the usual .999: off-policy gradients change
-    direction faster."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay, as a factor on the learning rate; 0 for none."""
-    warmup_updates: int = 10
-    """Updates over which the learning rate rises linearly, while Adam's second moment is still inaccurate."""
-    gradient_clip: float = 1.0
-    """Largest gradient norm; a larger gradient is scaled down to it."""
-
-    def __post_init__(self) -> None:
-        require("learning_rate", self.learning_rate, 0.0 < self.learning_rate < math.inf, "above 0")
-        require("beta1", self.beta1, 0.0 <= self.beta1 < 1.0, "within 0..1, 1 excluded")
-        require("beta2", self.beta2, 0.0 <= self.beta2 < 1.0, "within 0..1, 1 excluded")
-        require("weight_decay", self.weight_decay, 0.0 <= self.weight_decay < math.inf, "0 or more")
-        require("warmup_updates", self.warmup_updates, self.warmup_updates >= 0, "0 or more")
-        require("gradient_clip", self.gradient_clip, 0.0 < self.gradient_clip < math.inf, "above 0")
+_LESS_MEMORY = (
+    "Set learner.memory.checkpointing to on or optimizer_states to 8bit in run.toml, free some memory, or train on a"
+    " larger device; the run resumes before this update."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +49,16 @@ class TrainingGroup:
     """Trust of its peer, 0 to 1; below 1 the peer is on probation."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMemory:
+    """Number types and micro-batches of a trainer. The model must be held in `weight_dtype(precision)`."""
+
+    precision: Precision = "fp32"
+    states: OptimizerStates = "full"
+    rules: MicroBatchLog = field(default_factory=MicroBatchLog)
+    """Micro-batches by step; halved when memory runs out."""
+
+
 class Trainer:
     """A model under training."""
 
@@ -83,21 +70,21 @@ class Trainer:
         *,
         temperature: float,
         reference: ReferenceConfig | None = None,
+        memory: StepMemory | None = None,
     ) -> None:
         # Never in training mode: dropout would draw random numbers that a replay after a crash could not reproduce.
         self._model = model.eval()
         self._loss = loss
-        self._reference = None if reference is None else Reference(model, reference)
         self._config = config
-        self._temperature = temperature
+        memory = memory or StepMemory()
+        autocast = torch.bfloat16 if memory.precision == "bf16" else None
+        self._policy = BatchLogprobs(model, temperature=temperature, autocast=autocast)
+        self._reference = None
+        if reference is not None:
+            self._reference = Reference(model, reference, temperature=temperature, autocast=autocast)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-            foreach=False,  # one summation order on every machine and every build
-        )
+        self._optimizer = WeightOptimizer(self._parameters, config, precision=memory.precision, states=memory.states)
+        self._rules = memory.rules
         self.step = 0
         self.notices: tuple[str, ...] = ()
 
@@ -108,28 +95,25 @@ class Trainer:
 
     def update(self, groups: Sequence[TrainingGroup]) -> dict[str, Any]:
         """Take one optimizer step. Returns the metrics of the update (`docs/metrics.md`)."""
-        prompts = [group.prompt_ids for group in groups for _ in group.completions]
-        completions = [ids for group in groups for ids in group.completions]
-        rollouts = self._rollouts(groups, prompts, completions)
-        learning_rate = self._config.learning_rate * min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
-        self._optimizer.zero_grad(set_to_none=True)
-        flat_logprobs, _ = completion_logprobs(self._model, prompts, completions, self._temperature)
-        policy_logprobs_BGT = flat_logprobs.reshape(rollouts.mask_BGT.shape)
-        if not bool(torch.isfinite(policy_logprobs_BGT.detach()).all()):
-            raise self._not_finite("the policy")
-        estimate = self._loss.estimate(policy_logprobs_BGT, rollouts)
-        estimate.loss.backward()  # type: ignore[no-untyped-call]
+        notices: list[str] = []
+        rollouts, policy_logprobs_BGT, estimate = self.gradient(groups, notices)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)
         if not math.isfinite(float(norm)):
             raise self._not_finite("the gradient")
-        learning_rate *= estimate.rate_factor
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
+        warm = min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
+        learning_rate = self._config.learning_rate * warm * estimate.rate_factor
+        try:
+            self._optimizer.step(learning_rate, number=self.step)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # Some weights may have moved, so only the checkpoint and the journal can repeat this step.
+            raise MachineError(f"memory ran out in the optimizer at update {self.step}", remedy=_LESS_MEMORY) from error
+        self._zero_gradients()
         if self._reference is not None:
             self._reference.follow(self._parameters)
         self.step += 1
-        self.notices = estimate.notices
+        self.notices = (*notices, *estimate.notices)
         return _metrics(rollouts, policy_logprobs_BGT) | {
             "step": float(self.step),
             "loss": float(estimate.loss.detach()),
@@ -138,6 +122,52 @@ class Trainer:
             **estimate.metrics,
         }
 
+    def gradient(
+        self, groups: Sequence[TrainingGroup], notices: list[str] | None = None
+    ) -> tuple[Rollouts, Tensor, Estimate]:
+        """Compute the gradient of a batch in the parameters: its rollouts, policy log-probs (B, G, T) and estimate.
+
+        When memory runs out, it begins again with half the tokens in a micro-batch, and so do all later steps.
+        `notices` gets messages for the user.
+        """
+        while True:
+            rule = self._rules.at(self.step)
+            before = self._loss.state()
+            try:
+                return self._gradient_by(groups, rule)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if rule.tokens <= _longest_row(groups):
+                    raise MachineError(
+                        f"memory ran out at update {self.step} with a single completion", remedy=_LESS_MEMORY
+                    ) from error
+            # Outside of the handler, whose traceback holds the tensors of the failed attempt.
+            self._loss.restore(before)
+            self._zero_gradients()
+            release_memory()
+            rule = rule.halved(used=_longest_row(groups) * len(groups) * len(groups[0].completions))
+            self._rules.change(rule, from_step=self.step)
+            if notices is not None:
+                notices.append(f"memory ran out; micro-batches have up to {rule.tokens:,} tokens from now on")
+
+    def _gradient_by(self, groups: Sequence[TrainingGroup], rule: MicroBatchRule) -> tuple[Rollouts, Tensor, Estimate]:
+        rows = [(group.prompt_ids, ids) for group in groups for ids in group.completions]
+        rollouts = self._rollouts(groups, rule)
+        self._zero_gradients()
+
+        def estimate(logprobs_NT: Tensor) -> Estimate:
+            if not bool(torch.isfinite(logprobs_NT.detach()).all()):
+                raise self._not_finite("the policy")
+            return self._loss.estimate(logprobs_NT.reshape(rollouts.mask_BGT.shape), rollouts)
+
+        logprobs_NT, result = self._policy.backward(rows, rule, estimate)
+        return rollouts, logprobs_NT.reshape(rollouts.mask_BGT.shape), result
+
+    def _zero_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
     def _not_finite(self, what: str) -> MachineError:
         return MachineError(
             f"{what} at update {self.step} is not finite",
@@ -145,61 +175,31 @@ class Trainer:
         )
 
     def save(self, directory: Path, tokenizer: Any) -> None:
-        """Write a checkpoint atomically: a Hugging Face model directory with the optimizer state."""
-        new = directory.with_name(directory.name + ".new")
-        shutil.rmtree(new, ignore_errors=True)
-        try:
-            self._model.save_pretrained(new, safe_serialization=True)
-            tokenizer.save_pretrained(new)
-            save_file(self._optimizer_tensors(), new / "optimizer.safetensors")
-            if self._reference is not None:
-                save_file(self._reference.tensors(), new / _REFERENCE_FILE)
-            (new / "trainer.json").write_text(json.dumps({"step": self.step, "estimator": self._loss.state()}))
-            for path in new.iterdir():
-                _sync(path)
-            shutil.rmtree(directory, ignore_errors=True)
-            new.rename(directory)
-            _sync(directory.parent)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(new, ignore_errors=True)  # an unfinished checkpoint occupies space the journal needs
-            raise write_error(
-                error, f"the checkpoint {directory}", kept="training resumes from the last checkpoint and the journal"
-            ) from error
+        """Write a checkpoint atomically."""
+        state = TrainerState(
+            step=self.step,
+            loss=self._loss.state(),
+            optimizer=self._optimizer.tensors(),
+            reference=None if self._reference is None else self._reference.tensors(),
+        )
+        save_checkpoint(directory, self._model, tokenizer, state)
 
     def restore(self, directory: Path) -> None:
         """Load a checkpoint except its weights, which the model already holds.
 
         A checkpoint written without a reference leaves the reference at those weights.
         """
-        tensors = load_file(directory / "optimizer.safetensors")
-        for index, parameter in enumerate(self._parameters):
-            state = self._optimizer.state[parameter]
-            if f"{index}.step" in tensors:
-                state["step"] = tensors[f"{index}.step"]
-                state["exp_avg"] = tensors[f"{index}.exp_avg"].to(parameter.device)
-                state["exp_avg_sq"] = tensors[f"{index}.exp_avg_sq"].to(parameter.device)
-        if self._reference is not None and (directory / _REFERENCE_FILE).exists():
-            self._reference.restore(load_file(directory / _REFERENCE_FILE))
-        state = json.loads((directory / "trainer.json").read_text())
-        self._loss.restore(state.get("estimator", {}))
-        self.step = int(state["step"])
+        state = load_checkpoint(directory)
+        self._optimizer.restore(state.optimizer)
+        if self._reference is not None and state.reference is not None:
+            self._reference.restore(state.reference)
+        self._loss.restore(state.loss)
+        self.step = state.step
 
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        tensors = {}
-        for index, parameter in enumerate(self._parameters):
-            for name, value in self._optimizer.state[parameter].items():
-                tensors[f"{index}.{name}"] = value.detach().cpu().contiguous()
-        return tensors
-
-    def _rollouts(
-        self,
-        groups: Sequence[TrainingGroup],
-        prompts: Sequence[tuple[int, ...]],
-        completions: Sequence[tuple[int, ...]],
-    ) -> Rollouts:
+    def _rollouts(self, groups: Sequence[TrainingGroup], rule: MicroBatchRule) -> Rollouts:
         device = self._parameters[0].device
         size = len(groups[0].completions)
-        longest = max(len(ids) for ids in completions)
+        longest = max(len(ids) for group in groups for ids in group.completions)
         behavior_BGT = torch.zeros(len(groups), size, longest)
         mask_BGT = torch.zeros(len(groups), size, longest, dtype=torch.bool)
         for b, group in enumerate(groups):
@@ -208,7 +208,8 @@ class Trainer:
                 mask_BGT[b, g, : len(logprobs)] = True
         reference_BGT = None
         if self._reference is not None:
-            reference_BGT = self._reference.logprobs(prompts, completions, self._temperature).reshape(mask_BGT.shape)
+            rows = [(group.prompt_ids, ids) for group in groups for ids in group.completions]
+            reference_BGT = self._reference.logprobs(rows, rule).reshape(mask_BGT.shape)
         return Rollouts(
             behavior_logprobs_BGT=behavior_BGT.to(device),
             mask_BGT=mask_BGT.to(device),
@@ -217,6 +218,11 @@ class Trainer:
             trust_B=torch.tensor([group.trust for group in groups], device=device),
             reference_logprobs_BGT=reference_BGT,
         )
+
+
+def _longest_row(groups: Sequence[TrainingGroup]) -> int:
+    """Tokens of the longest row: the smallest micro-batch."""
+    return max(len(group.prompt_ids) + len(ids) - 1 for group in groups for ids in group.completions)
 
 
 def _metrics(rollouts: Rollouts, policy_logprobs_BGT: Tensor) -> dict[str, float]:
@@ -232,11 +238,3 @@ def _metrics(rollouts: Rollouts, policy_logprobs_BGT: Tensor) -> dict[str, float
         "staleness_p95": float(staleness[min(len(staleness) - 1, math.ceil(0.95 * len(staleness)) - 1)]),
         "staleness_max": float(staleness[-1]),
     }
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from p2prl.algorithms.guards import ema_update
 from p2prl.errors import require
-from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.policy_gradient import BatchLogprobs
+from p2prl.models.policy_forward import Row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,16 +31,16 @@ class ReferenceConfig:
 class Reference:
     """A frozen copy of the model. Costs one more forward pass per update and the model's size in memory."""
 
-    def __init__(self, model: Any, config: ReferenceConfig) -> None:
+    def __init__(
+        self, model: Any, config: ReferenceConfig, *, temperature: float, autocast: torch.dtype | None = None
+    ) -> None:
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._policy = BatchLogprobs(self._model, temperature=temperature, autocast=autocast)
         self._config = config
 
-    def logprobs(
-        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]], temperature: float
-    ) -> Tensor:
-        """Log-probs (N, T) of completions, nats; no gradient."""
-        with torch.no_grad():
-            return completion_logprobs(self._model, prompts, completions, temperature)[0]
+    def logprobs(self, rows: Sequence[Row], rule: MicroBatchRule) -> Tensor:
+        """Log-probs (N, T) of the rows' completions, nats; no gradient."""
+        return self._policy.score(rows, rule)
 
     def follow(self, parameters: Sequence[Tensor]) -> None:
         """Move one step towards the policy's parameters."""

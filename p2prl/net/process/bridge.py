@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.wire_codec import encode
 from p2prl.swarm import events
@@ -38,16 +40,29 @@ class NetworkPort(Protocol):
         """Messages that arrived, waiting up to `timeout_s` for the first."""
         ...
 
+    def wake(self) -> None:
+        """End a `poll` that waits, or the next one, at once. From any thread."""
+        ...
+
     def close(self) -> None:
         """Leave the network."""
         ...
 
 
-def apply_message(node: Node, message: control.ToNetwork, now: float) -> None:
-    """Make the call on the node that one of the role's messages requests."""
+def apply_message(node: Node, message: control.ToNetwork, now: float) -> control.PublishRefused | None:
+    """Make the call on the node that one of the role's messages requests. Returns an answer for the role, if any."""
     match message:
         case control.Publish(envelope=raw):
-            node.publish(raw, now)
+            try:
+                node.publish(raw, now)
+            except (RemoteProtocolError, LocalProtocolError) as error:
+                return control.PublishRefused(envelope_digest(raw), str(error))
+        case control.HoldGroup(digest=name, body=body):
+            node.hold_group(Digest(name), body)
+        case control.FetchGroup(digest=name):
+            node.fetch_group(Digest(name), now)
+        case control.ReleaseGroup(digest=name):
+            node.release_group(Digest(name), now)
         case control.FetchPolicy(digest=name):
             node.fetch_policy(Digest(name), now)
         case control.StartFrom(weights_digest=name):
@@ -62,12 +77,18 @@ def apply_message(node: Node, message: control.ToNetwork, now: float) -> None:
             node.send_ledger(PeerId(peer), height, entries)
         case control.Start():
             pass
+    return None
 
 
 def message_of(
-    event: events.Event, *, path_of: Callable[[bytes], Path], status: Callable[[], control.Status]
+    event: events.Event,
+    *,
+    path_of: Callable[[bytes], Path],
+    group_path_of: Callable[[bytes], Path] | None = None,
+    status: Callable[[], control.Status],
 ) -> control.FromNetwork:
-    """The control message for an event. `path_of` returns a blob's path, `status` a fresh status."""
+    """The control message for an event. `path_of` returns a blob's path, `group_path_of` that of a group's body where
+    bodies have a folder of their own, and `status` a fresh status."""
     match event:
         case events.RunKnown(raw=raw):
             return control.RunKnown(raw)
@@ -97,6 +118,10 @@ def message_of(
             )
         case events.EnvelopeArrived(opened=opened):
             return control.EnvelopeArrived(opened.raw)
+        case events.GroupFetched(opened=opened, root=root):
+            return control.GroupFetched(opened.raw, str((group_path_of or path_of)(root)))
+        case events.GroupBodyWanted(group=name):
+            return control.GroupBodyWanted(name)
         case events.LedgerWanted(peer=peer, from_height=height):
             return control.LedgerWanted(peer, height)
         case events.LedgerArrived(from_height=height, entries=entries):

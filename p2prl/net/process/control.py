@@ -39,6 +39,25 @@ class Publish(Message, frozen=True, array_like=True, tag=True):
     envelope: bytes
 
 
+class HoldGroup(Message, frozen=True, array_like=True, tag=True):
+    """Serve the body of an own group, by its header envelope's digest: before it is published, and when wanted."""
+
+    digest: bytes
+    body: bytes
+
+
+class FetchGroup(Message, frozen=True, array_like=True, tag=True):
+    """Download the body of a group by its header envelope's digest."""
+
+    digest: bytes
+
+
+class ReleaseGroup(Message, frozen=True, array_like=True, tag=True):
+    """The role has read a fetched body, or has no use for it."""
+
+    digest: bytes
+
+
 class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
     """Download one policy version by its manifest envelope's digest."""
 
@@ -80,7 +99,9 @@ class SendLedger(Message, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
-ToNetwork = Start | Publish | FetchPolicy | StartFrom | VersionRebuilt | SetLedgerHeight | AskLedger | SendLedger
+GroupOrder = HoldGroup | FetchGroup | ReleaseGroup
+PolicyOrder = FetchPolicy | StartFrom | VersionRebuilt
+ToNetwork = Start | Publish | GroupOrder | PolicyOrder | SetLedgerHeight | AskLedger | SendLedger
 
 
 # --- from the network process -------------------------------------------------------------------------------------
@@ -146,6 +167,26 @@ class EnvelopeArrived(Message, frozen=True, array_like=True, tag=True):
     """A verified envelope."""
 
     envelope: bytes
+
+
+class GroupFetched(Message, frozen=True, array_like=True, tag=True):
+    """The body of the group with this header is at `path`, verified part by part. Answer with `ReleaseGroup`."""
+
+    envelope: bytes
+    path: str
+
+
+class GroupBodyWanted(Message, frozen=True, array_like=True, tag=True):
+    """A neighbor requests parts of an own group that is no longer in memory; answer with `HoldGroup`."""
+
+    digest: bytes
+
+
+class PublishRefused(Message, frozen=True, array_like=True, tag=True):
+    """An envelope was not published: no peer would accept it."""
+
+    digest: bytes
+    reason: str
 
 
 class LedgerWanted(Message, frozen=True, array_like=True, tag=True):
@@ -215,20 +256,9 @@ class Failed(Message, frozen=True, array_like=True, tag=True):
     remedy: str
 
 
-FromNetwork = (
-    NetworkUp
-    | RunKnown
-    | FileReady
-    | VersionAnnounced
-    | VersionReady
-    | PatchesReady
-    | EnvelopeArrived
-    | LedgerWanted
-    | LedgerArrived
-    | Status
-    | Warned
-    | Failed
-)
+RunReport = NetworkUp | RunKnown | FileReady | VersionAnnounced | VersionReady | PatchesReady
+GroupReport = EnvelopeArrived | GroupFetched | GroupBodyWanted | PublishRefused
+FromNetwork = RunReport | GroupReport | LedgerWanted | LedgerArrived | Status | Warned | Failed
 
 
 def _encode_path(value: Any) -> str:

@@ -1,4 +1,8 @@
-"""The role's end of the socket pair to its network process: sends without blocking, reads in a thread."""
+"""The role's end of the socket pair to its network process: sends without blocking, reads in a thread.
+
+What the socket does not accept at once, as the body of a large group, is sent by a thread that ends when all is sent: a
+role in a batch of minutes calls nothing here.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,10 @@ _MAX_WAITING_BYTES = 64 * 1024 * 1024
 """Messages queued for a network process that reads none. Past it new ones are dropped: spool and journal resend."""
 
 
+_DRAIN_WAIT_S = 1.0
+"""Longest wait for a socket that accepts nothing, before it is checked again whether anything is left to send."""
+
+
 class ControlChannel:
     """Messages to and from one network process. A restarted process gets a new channel."""
 
@@ -25,6 +33,8 @@ class ControlChannel:
         self._on_message = on_message
         self._outgoing = bytearray()
         self._sending = threading.Lock()
+        self._drains = False
+        """Whether a thread sends what is left."""
         self._thread = threading.Thread(target=self._read, name="p2prl-network", daemon=True)
         self._thread.start()
 
@@ -49,10 +59,26 @@ class ControlChannel:
                 while self._outgoing:
                     del self._outgoing[: self._socket.send(self._outgoing, socket.MSG_DONTWAIT)]
             except BlockingIOError:
-                return  # the rest goes with the next message or poll
+                if not self._drains:
+                    self._drains = True
+                    threading.Thread(target=self._drain, name="p2prl-control", daemon=True).start()
             except OSError:
                 log.debug("network process is gone; %d bytes dropped", len(self._outgoing))
                 self._outgoing.clear()
+
+    def _drain(self) -> None:
+        """Send what is left as the socket accepts it."""
+        while True:
+            with self._sending:
+                if not self._outgoing:
+                    self._drains = False
+                    return
+            try:
+                select.select([], [self._socket], [], _DRAIN_WAIT_S)
+            except (OSError, ValueError):  # it was closed meanwhile
+                with self._sending:
+                    self._outgoing.clear()
+            self.flush()
 
     def hang_up(self, *, timeout_s: float) -> None:
         """Send what is left, waiting at most `timeout_s`, and close the socket: the network process then ends."""

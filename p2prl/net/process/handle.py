@@ -24,6 +24,7 @@ from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.patch_decoder import PatchDecoder
+from p2prl.protocol.kinds import Role
 
 log = logging.getLogger("p2prl.net")
 
@@ -43,6 +44,10 @@ _RETRY_S = 0.02
 """Longest wait for messages while some of ours are still unread."""
 
 
+class _Wake:
+    """Put into the inbox to end a poll."""
+
+
 class NetworkHandle:
     """Owns the network process."""
 
@@ -52,7 +57,7 @@ class NetworkHandle:
         self._on_start = on_start
         self._restarts = 0
         self._closing = False
-        self._inbox: queue.SimpleQueue[control.FromNetwork | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[control.FromNetwork | _Wake | None] = queue.SimpleQueue()
         self._last_status: control.Status | None = None
         self._heard_at = time.monotonic()
         self._decoder = PatchDecoder(self._on_decoded)
@@ -97,14 +102,22 @@ class NetworkHandle:
             while True:
                 if message is None:
                     self._restart()
+                elif isinstance(message, _Wake):
+                    pass
                 elif isinstance(message, control.Failed):
                     _raise(message)
+                elif isinstance(message, control.PublishRefused) and self._config.node.role is not Role.VOLUNTEER:
+                    raise errors.LocalProtocolError(message.reason)  # a volunteer's spool may hold anything
                 else:
                     self._note(message)
                     messages.append(message)
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return messages or self._presume_alone()
+
+    def wake(self) -> None:
+        """See `NetworkPort.wake`."""
+        self._inbox.put(_Wake())
 
     def close(self) -> None:
         """Stop the network process and wait for it."""

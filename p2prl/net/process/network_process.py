@@ -79,6 +79,7 @@ class NetworkProcess:
         # A learner never leaves its own run: it stays for the peers that speak its wire version.
         self._versions = VersionCheck(() if config.node.role is Role.LEARNER else config.bootstrap)
         self._blobs = DiskBlobStore(config.blob_dir)
+        self._groups = DiskBlobStore(config.blob_dir / "groups")
         self._budget = UploadBudget(
             self._clock,
             cap_bytes_s=config.node.relay.upload_bytes_s,
@@ -92,11 +93,16 @@ class NetworkProcess:
             random.Random(seed),  # noqa: S311 - shuffles neighbors and chunks; secrets never come from it
             config.node,
             self._clock.now(),
+            self._groups,
         )
         self._kept = KeptVersions(config.blob_dir)
         if config.manifest:
             self._node.begin(config.manifest, self._kept.found(config.manifest) if config.node.rebuilds else ())
         transport = await self._start_transport(identity, config)
+        # Bodies that an earlier process left are resumed when their volunteers announce them again, or deleted.
+        sweep = asyncio.get_running_loop().call_later(
+            config.node.groups.patience_s, self._groups.keep_only, frozenset()
+        )
         try:
             self._driver = NodeDriver(
                 self._node,
@@ -113,7 +119,9 @@ class NetworkProcess:
         finally:
             await transport.close()
             self._budget.save()
+            sweep.cancel()
             self._blobs.close()
+            self._groups.close()
 
     async def _work(self, transport: Transport, bootstrap: tuple[str, ...]) -> None:
         """Run until the role hangs up, the node fails or the transport stops."""
@@ -180,7 +188,9 @@ class NetworkProcess:
     async def _handle_messages(self) -> None:
         """Apply the role's messages until it hangs up, then flush the last ones to the neighbors."""
         while (message := await self._next_message()) is not None:
-            bridge.apply_message(self._node, message, self._clock.now())
+            answer = bridge.apply_message(self._node, message, self._clock.now())
+            if answer is not None:
+                self._report(answer)
             self._driver.wake()
         await self._driver.flush_control(_FLUSH_S)
 
@@ -229,7 +239,9 @@ class NetworkProcess:
             self._kept.keep(event.raw, event.manifest)
         elif isinstance(event, events.BaseReleased):
             self._blobs.drop(event.digest)
-        self._report(bridge.message_of(event, path_of=self._blobs.path, status=self._status))
+        self._report(
+            bridge.message_of(event, path_of=self._blobs.path, group_path_of=self._groups.path, status=self._status)
+        )
 
     def _report(self, message: control.FromNetwork) -> None:
         if not self._writer.is_closing():

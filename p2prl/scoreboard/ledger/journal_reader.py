@@ -53,10 +53,20 @@ class JournalReader:
         row = self._read(lambda: self._db.execute("SELECT MAX(step) + 1 FROM batches").fetchall())[0]
         return None if row[0] is None else int(row[0])
 
+    def policy_at(self, step: int) -> bytes | None:
+        """The envelope of the policy manifest published at a step, if any."""
+        rows = self._read(lambda: self._db.execute("SELECT raw FROM policies WHERE step = ?", (step,)).fetchall())
+        return bytes(rows[0][0]) if rows else None
+
+    def versions_until(self, step: int) -> int:
+        """Number of versions published up to a step."""
+        query = "SELECT COUNT(*) FROM policies WHERE step <= ?"
+        return int(self._read(lambda: self._db.execute(query, (step,)).fetchall())[0][0])
+
     def _read(self, query: Callable[[], list[_T]]) -> list[_T]:
         try:
             return query()
         except sqlite3.Error as error:
             raise MachineError(
-                f"the journal {self._path} cannot be read: {error}", remedy="Restart the board."
+                f"the journal {self._path} cannot be read: {error}", remedy="Run the command again."
             ) from error

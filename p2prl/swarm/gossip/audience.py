@@ -15,6 +15,7 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.POLICY_HEAD: frozenset(Role),
     Kind.PEER_RECORD: frozenset(),
     Kind.INTRODUCTION: frozenset(),
+    Kind.GROUP_HEADER: frozenset({Role.LEARNER, Role.VALIDATOR}),
 }
 """Roles a message kind is meant for. Peer records live in the directory, run manifests are asked for by digest, and an
 introduction is pushed to the one peer it names."""
@@ -22,11 +23,12 @@ introduction is pushed to the one peer it names."""
 PUSHED_BY_AUTHOR: dict[Kind, frozenset[Role]] = {
     **AUDIENCE,
     Kind.ROLLOUT_GROUP: frozenset({Role.LEARNER}),
+    Kind.GROUP_HEADER: frozenset({Role.LEARNER}),
 }
 """Roles to which an author pushes without offering first. Validators take a sample: groups are only offered to them."""
 
 PUSHED_BY_FORWARDERS = frozenset({Kind.POLICY_MANIFEST, Kind.POLICY_HEAD})
 """Kinds that every peer wants at once: forwarders push them too."""
 
-BOUND_FOR_LEARNER = frozenset({Kind.ROLLOUT_GROUP, Kind.VERDICT})
+BOUND_FOR_LEARNER = frozenset({Kind.ROLLOUT_GROUP, Kind.GROUP_HEADER, Kind.VERDICT})
 """Kinds that must reach a learner: a node without a link to one hands them to a few carriers."""

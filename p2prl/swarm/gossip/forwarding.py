@@ -17,7 +17,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.kinds import Role
+from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.gossip.announcements import Announcements
@@ -87,6 +87,10 @@ class Gossip:
         """Whether an envelope of this digest has not been accepted yet."""
         return name not in self._seen
 
+    def kind_of_recent(self, name: Digest) -> Kind | None:
+        """Kind of an envelope that was accepted lately and is still kept."""
+        return self._store.kind_of_recent(name)
+
     def ask(self, name: Digest, peers: Iterable[PeerId]) -> None:
         """Ask these peers for an envelope by digest."""
         for peer in peers:
@@ -134,7 +138,7 @@ class Gossip:
         Earlier carriers may have had no route to a learner that exists now. Costs offers only, and only for kinds
         bound for the learner.
         """
-        if self._store.kind_of_recent(name) not in BOUND_FOR_LEARNER:
+        if self.kind_of_recent(name) not in BOUND_FOR_LEARNER:
             return
         others = [p for p, role in self._roles.items() if p != source]
         learners = [p for p in others if self._roles[p] is Role.LEARNER]

@@ -10,16 +10,17 @@ from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipts, Verdict
 from p2prl.protocol.peer_messages import Introduction
-from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, check_group_size
 
 _LEARNER_ONLY = frozenset({Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD, Kind.INTRODUCTION})
 """Kinds that only the run's learner signs, besides its manifests."""
 
 
-def check_envelope(opened: Opened, *, run: bytes, learner: bytes) -> None:
+def check_envelope(opened: Opened, *, run: bytes, learner: bytes, group_bytes: int) -> None:
     """Raise `RemoteProtocolError` unless an envelope of this run may be forwarded.
 
-    `run` is the run manifest's digest and `learner` the public key that signed it.
+    `run` is the run manifest's digest, `learner` the public key that signed it, and `group_bytes` the size of the
+    largest group that the run's sampling settings allow.
     """
     if opened.run != run:
         raise RemoteProtocolError("envelope of another run")
@@ -28,8 +29,9 @@ def check_envelope(opened: Opened, *, run: bytes, learner: bytes) -> None:
             raise RemoteProtocolError(f"{opened.kind.name.lower()} not signed by the run's learner")
         if isinstance(opened.body, (Receipts, Introduction)):
             opened.body.check()
-    elif opened.kind is Kind.ROLLOUT_GROUP:
-        body_of(opened, RolloutGroup).check()
+    elif isinstance(opened.body, (RolloutGroup, GroupHeader)):
+        check_group_size(opened.body, envelope_bytes=len(opened.raw), most=group_bytes)
+        opened.body.check()
     elif opened.kind is Kind.VERDICT:
         body_of(opened, Verdict).check()
     elif opened.kind not in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):

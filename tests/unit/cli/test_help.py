@@ -47,7 +47,7 @@ def processor_seconds(arguments: list[str]) -> float:
 LIGHT = ("status_read", "key_files", "board_serve", "ledger_check", "join_worker", "validate_worker", "seed_worker")
 
 
-@pytest.mark.parametrize("module", [*LIGHT, "init_run", "learn_run", "eval_run"])
+@pytest.mark.parametrize("module", [*LIGHT, "init_run", "learn_run", "eval_run", "export_run"])
 def test_commands_import_without_torch(module: str) -> None:
     probe = f"import sys, p2prl.cli.commands.{module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", probe], check=True, env=ENVIRONMENT)

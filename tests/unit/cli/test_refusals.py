@@ -23,6 +23,9 @@ REFUSED_AT_ONCE = [
     ("validate", "p2prl://chain@abc"),
     ("learn", "/nowhere"),
     ("eval", "/nowhere"),
+    ("export", "/nowhere"),
+    ("export", "/nowhere", "--dtype", "int8"),
+    ("export", "/nowhere", "--private"),
     ("board", "/nowhere"),
     ("board", "/nowhere", "--host", "256.0.0.1"),
     ("ledger", "verify", "/nowhere"),
@@ -62,6 +65,9 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("validate", SOME_LINK, "--base", "/nowhere"), errors.ConfigError, "there is no directory /nowhere"),
     (("validate", SOME_LINK, "--monthly-gb", "inf"), errors.ConfigError, "--monthly-gb inf"),
     (("eval", "/nowhere"), errors.ConfigError, "not a run folder"),
+    (("export", "/nowhere"), errors.ConfigError, "not a run folder"),
+    (("export", "/nowhere", "--dtype", "int8"), errors.ConfigError, "--dtype is 'int8'"),
+    (("export", "/nowhere", "--private"), errors.ConfigError, "without --push"),
     (("status", "/nowhere"), errors.ConfigError, "not a run folder"),
     (("board", "/nowhere", "--json"), errors.ConfigError, "not a run folder"),
     (("ledger", "verify", "/nowhere"), errors.MachineError, "cannot be read"),
@@ -112,9 +118,11 @@ def test_a_damaged_run_toml_is_refused_before_the_run_is_locked(run: Path, tmp_p
     assert not (folder / "lock").exists()
 
 
-def test_a_group_of_one_is_warned_about(tmp_path: Path) -> None:
-    result = invoke("init", "x", "--in", tmp_path, "--model", "/nowhere", "--group-size", 1)
-    assert "nothing to compare" in result.stderr
+def test_a_group_of_one_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    refusal = invoke("init", "x", "--in", tmp_path, "--model", "/nowhere", "--group-size", 1).exception
+    assert "one completion per prompt" in str(refusal)
+    assert "--group-size 2" in refusal.remedy
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_ledger_without_a_signed_head_says_what_that_means(run: Path) -> None:

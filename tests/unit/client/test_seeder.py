@@ -48,6 +48,9 @@ class Script:
         self._clock.time += 5.0
         return self._batches.pop(0) if self._batches else []
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

@@ -76,12 +76,11 @@ def test_a_reopened_spool_remembers_everything(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     path = tmp_path_factory.mktemp("spool") / "spool.db"
-    spool, states, highest = Spool(path, SpoolConfig()), dict[int, str](), -1
+    spool, states = Spool(path, SpoolConfig()), dict[int, str]()
     for step, number in steps:
         if step == "add":
             add(spool, number)
             states.setdefault(number, "generated")
-            highest = max(highest, number)
         elif step == "stored":
             spool.stored([name(number)])
             if states.get(number) == "generated":
@@ -95,8 +94,8 @@ def test_a_reopened_spool_remembers_everything(
             spool = Spool(path, SpoolConfig())
         assert spool.counts() == {s: list(states.values()).count(s) for s in set(states.values())}
         assert len(spool.undelivered(100, created_before=NOW + 1)) == list(states.values()).count("generated")
-        assert spool.next_slot(0) == highest + 1
-        assert spool.next_slot(1) == 0
+        assert spool.slots(0) == set(states)
+        assert spool.slots(1) == set()
     spool.close()
 
 
@@ -149,7 +148,7 @@ def test_groups_too_old_or_too_many_expire_oldest_first(path: Path) -> None:
     assert spool.counts() == {"expired": 2, "generated": 2, "delivered": 1}
     assert spool.reasons() == {"too_late": 1, "spool_full": 1}
     assert spool.expire(now=NOW) == 0
-    assert spool.next_slot(0) == 5, "a slot given up is not sampled again"
+    assert spool.slots(0) == set(range(5)), "a slot given up is not sampled again"
     spool.close()
 
 
@@ -174,7 +173,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     spool.close()
     spool = Spool(path, SpoolConfig())
     assert spool.counts() == {"generated": 1}
-    assert spool.next_slot(0) == 1
+    assert spool.slots(0) == {0}
     add(spool, 1, size=1_000_000)
     spool.close()
 

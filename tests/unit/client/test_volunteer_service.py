@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,9 @@ from p2prl.errors import IntegrityError
 from p2prl.models.sampler_port import StagedWeights, Weights
 from p2prl.net.process import control
 from p2prl.protocol.digests import digest
+from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.ledger_messages import ReceiptState
+from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import encode
 from tests.unit.client.volunteer_rig import ME, VolunteerRig
 
@@ -148,12 +152,70 @@ def test_the_reward_average_survives_a_restart(rig: VolunteerRig) -> None:
     assert rig.progress[-1].reward_recent == pytest.approx(shown)
 
 
-def test_parking_keeps_finished_groups_and_drops_the_batch(rig: VolunteerRig) -> None:
+def _slow(rig: VolunteerRig) -> None:
+    """Decode one token in each turn."""
+    rig.clock.step = 0.2
+
+
+def test_parking_keeps_finished_groups_and_drops_those_in_flight(rig: VolunteerRig) -> None:
     rig.introduce()
     rig.offer(0)
     rig.turns(3)
-    said = len(rig.port.published)
+    _slow(rig)
+    rig.turns(2)
+    said = set(rig.port.published)
     rig.volunteer.park()
-    assert not isinstance(rig.volunteer.turn(wait_s=0.0), Wait)
-    assert len(rig.port.published) == said
-    assert sum(rig.progress[-1].groups.values()) == said
+    for _ in range(100):
+        assert not isinstance(rig.volunteer.turn(wait_s=0.0), Wait), "something is in flight"
+    assert sum(rig.progress[-1].groups.values()) == len(said)
+    rig.volunteer.run(rig.port)
+    assert set(rig.port.published) == said
+
+
+def test_finishing_completes_what_is_in_flight(rig: VolunteerRig) -> None:
+    rig.introduce()
+    rig.offer(0)
+    _slow(rig)
+    rig.turns(4)
+    assert rig.groups() == []
+    rig.offer(1)
+    rig.volunteer.finish()
+    rig.volunteer.run(rig.port)
+    assert sorted((group.version, group.slot) for group in rig.groups()) == [(0, 0), (0, 1)]
+
+
+def test_a_crash_leaves_no_gap(rig: VolunteerRig) -> None:
+    """Slot 0 was in flight when slot 1 was complete."""
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(3)
+    rig.volunteer.close()
+    first = min(group.slot for group in rig.groups())
+    with closing(sqlite3.connect(rig.spool)) as spool:
+        spool.execute("DELETE FROM groups WHERE slot = ?", (first,))
+        spool.commit()
+    policy = rig.small_run.published.newest
+    assert policy is not None
+    rig.start()
+    rig.introduce()
+    path = str(rig.small_run.blobs.path(policy.manifest.weights.root))
+    rig.port.inbox.append(control.VersionReady(policy.digest, encode(policy.manifest), path))
+    rig.turns(4)
+    with closing(sqlite3.connect(rig.spool)) as spool:
+        slots = [slot for (slot,) in spool.execute("SELECT slot FROM groups ORDER BY slot")]
+    assert slots == list(range(len(slots)))
+
+
+def test_the_next_policy_waits_for_the_groups_in_flight(rig: VolunteerRig) -> None:
+    rig.introduce()
+    rig.offer(0)
+    _slow(rig)
+    rig.turns(4)
+    rig.offer(1)
+    while len(set(rig.port.published)) < 4:
+        rig.turns(1)
+    groups = [body_of(open_envelope(raw, now=None), RolloutGroup) for raw in dict.fromkeys(rig.port.published)]
+    assert sorted((group.version, group.slot) for group in groups[:2]) == [(0, 0), (0, 1)]
+    assert {group.version for group in groups[2:]} == {1}
+    stored = [rig.small_run.sealed(group, ME) for group in groups[:2]]
+    assert {outcome.state for outcome in rig.small_run.check(*stored)} == {ReceiptState.VERIFIED}

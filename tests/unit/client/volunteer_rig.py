@@ -44,6 +44,9 @@ class InboxPort:
         messages, self.inbox = self.inbox, []
         return messages
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -51,9 +54,10 @@ class InboxPort:
 class HandClock:
     def __init__(self) -> None:
         self.time = NOW
+        self.step = 0.001
 
     def now(self) -> float:
-        self.time += 0.001
+        self.time += self.step
         return self.time
 
 
@@ -74,7 +78,7 @@ class VolunteerRig:
             identity=ME,
             run=self.small_run.run,
             spool_path=self.spool,
-            config=VolunteerConfig(agent=AgentConfig(slots_per_batch=2), background=background),
+            config=VolunteerConfig(agent=AgentConfig(slots_in_flight=2), background=background),
             clock=self.clock,
             bootstrap=RunBootstrap(
                 lambda _, __: SamplingTools(self.small_run.sampler, self.small_run.work), lambda _, __: None

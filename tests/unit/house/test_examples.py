@@ -124,9 +124,9 @@ def test_the_task_makes_a_run_and_its_demonstrations_earn_rewards(run: RunFolder
 
 def test_the_engine_samples_what_transformers_samples(run: RunFolder) -> None:
     files = {file.name: run.directory / "files" / file.name for file in run.manifest.files}
-    plain = prepare_sampling(run.manifest, run.run, files, CPU, engine="plain")
-    usual = prepare_sampling(run.manifest, run.run, files, CPU)
-    scorer = prepare_replay(run.manifest, run.run, files, CPU).scorer
+    plain = prepare_sampling(run.manifest, files, run=run.run, device=CPU, engine="plain")
+    usual = prepare_sampling(run.manifest, files, run=run.run, device=CPU)
+    scorer = prepare_replay(run.manifest, files, run=run.run, device=CPU).scorer
     model = load_pretrained(str(run.directory / "model"), device=CPU, dtype="float32").model
     weights = bytes(flatten(model, layout_of(model, run.manifest.dtype)))
     assignment = usual.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0)

@@ -17,7 +17,10 @@ from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
-from p2prl.learner.training.optimizer_step import OptimizerConfig
+from p2prl.learner.training.memory_config import weight_dtype
+from p2prl.learner.training.memory_plan import MemoryPlan
+from p2prl.learner.training.micro_batch_log import DEFAULT_RULE
+from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.group_work import GroupWork, ReplayTools
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
@@ -25,7 +28,7 @@ from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.warm_start import WarmstartConfig, warm_start
-from p2prl.models.weight_layout import flatten
+from p2prl.models.weight_layout import TORCH_DTYPES, flatten
 from p2prl.net.process import control
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.kinds import Kind
@@ -68,6 +71,9 @@ class RecordingPort:
         messages, self.inbox = self.inbox, []
         return messages
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -87,14 +93,19 @@ def make_learner(
     small_run: SmallRun,
     *,
     around: LossPipelineConfig | None = None,
+    memory: MemoryPlan | None = None,
     on_notice: Callable[[str], None] = lambda _: None,
+    threads: int = 0,
     **changes: Any,
 ) -> Learner:
     """The run's learner, as a fresh process would build it."""
     checkpoints = sorted((small_run.directory / "checkpoints").glob("step-*"))
-    training = load_pretrained(str(checkpoints[-1]), dtype="float32") if checkpoints else tiny_model(seed=1)
+    memory = memory or MemoryPlan(rule=DEFAULT_RULE, most_tokens=DEFAULT_RULE.tokens)
+    held_in = weight_dtype(memory.precision)
+    training = load_pretrained(str(checkpoints[-1]), dtype=held_in) if checkpoints else tiny_model(seed=1)
     if not checkpoints:
         training.model.load_state_dict(_warm_weights())
+        training.model.to(TORCH_DTYPES[held_in])
     replaying = tiny_model(seed=1)
     work = GroupWork(small_run.manifest, small_run.run, TextCodec(replaying.tokenizer, replaying.model))
     config: dict[str, Any] = {
@@ -113,17 +124,22 @@ def make_learner(
             layout=small_run.layout,
             replaying=ReplayTools(TransformersScorer(PolicyModel(replaying.model, small_run.layout)), work),
             loss=LossPipeline(around or LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")})),
+            memory=memory,
             config=LearnerConfig(**config),
             clock=TickingClock(),
             random_bytes=lambda count: bytes([next(small_run.beacons)]) * count,
             on_metrics=lambda _: None,
             on_notice=on_notice,
+            threads=threads,
         )
     )
 
 
 class ScriptedSwarm:
     """A learner that may be killed, and volunteers that deliver one group per update and peer of every version."""
+
+    wait_s = 0.0
+    turns = 60
 
     def __init__(self, small_run: SmallRun, build: Callable[[], Learner] | None = None) -> None:
         self.small_run = small_run
@@ -148,7 +164,7 @@ class ScriptedSwarm:
                 if policy.version not in self.sampled:
                     self.sampled.add(policy.version)
                     self._sample(raw)
-        self.actions.append(self.learner.turn(wait_s=0.0))
+        self.actions.append(self.learner.turn(wait_s=self.wait_s))
         return self.actions[-1]
 
     def _sample(self, raw: bytes) -> None:
@@ -164,7 +180,7 @@ class ScriptedSwarm:
     def finish(self) -> None:
         """Take turns until the run's updates are done."""
         for number in itertools.count():
-            assert number < 60, "the run did not end"
+            assert number < self.turns, "the run did not end"
             if self.turn() is Action.FINISH:
                 return
 
@@ -192,7 +208,7 @@ def run_through(
             def die(*_: object) -> None:
                 raise KilledError
 
-            swarm.learner._training.train = die  # type: ignore[method-assign,assignment]
+            swarm.learner._training.update_of = die  # type: ignore[method-assign,assignment]
             with suppress(KilledError):
                 swarm.turn()
             swarm.restart()

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from p2prl.learner.intake.decoded_groups import DecodedGroups
-from p2prl.learner.intake.verification import Outcome, Verification
+from p2prl.learner.intake.verification import Admission, Outcome, Replayer
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.run_plan import RunPlan, run_manifest
@@ -46,13 +46,15 @@ def identity(name: str) -> Identity:
 class SmallRun:
     """One run, and everything its learner has on disk."""
 
-    def __init__(self, directory: Path, *, group_size: int = 2, staleness_bound: int = STALENESS) -> None:
+    def __init__(
+        self, directory: Path, *, group_size: int = 2, staleness_bound: int = STALENESS, dtype: str = "float32"
+    ) -> None:
         self.directory = directory
         self.beacons = itertools.count(1)
         """Beacons of future versions, so that a learner that was killed continues with the next one."""
         self.learner = identity("learner")
         self.loaded = tiny_model(seed=1)
-        self.layout = layout_of(self.loaded.model, "float32")
+        self.layout = layout_of(self.loaded.model, dtype)
         self.files = export_run_files(self.loaded)
         plan = RunPlan(
             name="unit",
@@ -61,6 +63,8 @@ class SmallRun:
             model=None,
             staleness_bound=staleness_bound,
             group_size=group_size,
+            dtype=dtype,
+            compute_dtype="" if dtype == "float32" else "float32",
         )
         self.manifest = run_manifest(plan, self.layout, self.learner.public_key, self.files, now=NOW)
         self.manifest_raw = seal(self.learner, self.manifest, run=bytes(32), now=NOW)
@@ -125,9 +129,9 @@ class SmallRun:
                 self.journal.groups.store(group, NOW)
 
     def check(self, *groups: StoredGroup, step: int = 0) -> list[Outcome]:
-        """Check groups with a fresh verification."""
-        verification = Verification(self.storage, ReplayTools(self.scorer, self.work), DecodedGroups())
-        return verification.check(groups, step)
+        """Check groups, in one batch."""
+        admitted = Admission(self.storage, DecodedGroups()).admit(groups, step)
+        return Replayer(ReplayTools(self.scorer, self.work)).check(admitted)
 
 
 def altered(group: RolloutGroup, **changes: object) -> RolloutGroup:

@@ -16,6 +16,8 @@ from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
+from p2prl.learner.training.memory_plan import MemoryPlan
+from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.models.weight_layout import flatten
 from p2prl.protocol.envelope import body_of, open_envelope, seal
@@ -59,6 +61,22 @@ def test_killed_at_any_turn_it_ends_with_the_same_weights(
         assert len(digests) == UPDATES + 1, "one manifest a version, however often it was sent"
         lines = metrics_lines(small_run)
         assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
+
+
+def test_killed_within_an_update_it_splits_the_batch_as_before(fresh: Callable[[str], SmallRun]) -> None:
+    """The restarted learner finds other memory, and still uses the micro-batches of the first start."""
+
+    def learner(small_run: SmallRun, tokens: int) -> Learner:
+        plan = MemoryPlan(rule=MicroBatchRule(tokens=tokens), most_tokens=10_000)
+        return make_learner(small_run, memory=plan)
+
+    straight, swarm, _ = run_through(fresh("straight"), None, build=lambda run: learner(run, 40))
+    starts = itertools.chain([40], itertools.repeat(10_000))
+    step = [turn for turn, action in enumerate(swarm.actions) if action is Action.STEP][-1]
+    killed, _, _ = run_through(fresh("killed"), step, within_update=True, build=lambda run: learner(run, next(starts)))
+    assert killed == straight
+    other, _, _ = run_through(fresh("other"), None, build=lambda run: learner(run, 10_000))
+    assert other != straight, "micro-batches change the last bits, so the comparison would notice another split"
 
 
 @pytest.mark.parametrize(("bound", "every"), [(0, 1), (2, 3)])

@@ -207,15 +207,16 @@ def test_many_keys_of_one_attacker_do_not_fill_the_ledger(path: Path) -> None:
     journal.close()
 
 
-def test_flood_of_one_peer_delays_no_other(path: Path) -> None:
+def test_groups_that_wait_are_listed_in_order_of_arrival(path: Path) -> None:
     journal = Journal(path)
     for number in range(20):
         journal.groups.store(group(number), NOW)
     for number, peer in enumerate((b"a" * 32, b"b" * 32, b"a" * 32), start=20):
         journal.groups.store(replace(group(number), peer=peer), NOW + number)
-    turns = [(stored.peer[:1], stored.slot) for stored in journal.groups.unchecked(7)]
-    assert turns == [(b"p", 0), (b"a", 20), (b"b", 21), (b"p", 1), (b"a", 22), (b"p", 2), (b"p", 3)]
-    assert len(journal.groups.unchecked(100)) == 23
+    assert [peer[:1] for _, peer, _, _ in journal.groups.waiting()] == [b"p"] * 20 + [b"a", b"b", b"a"]
+    journal.groups.mark_verified(group(3).digest, behavior=b"", rewards=b"")
+    assert len(journal.groups.waiting()) == 22
+    assert journal.groups.verified_by_peer() == {group(3).peer: 1}
     assert journal.groups.unchecked_count(b"a" * 32) == 2
     assert journal.groups.knows(group(3).digest)
     assert not journal.groups.knows(group(30).digest)

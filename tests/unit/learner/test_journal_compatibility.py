@@ -24,7 +24,7 @@ def test_journal_of_the_first_release_opens(tmp_path: Path) -> None:
     db.close()
     journal = Journal(path)
     assert journal.groups.counts() == dict.fromkeys(GroupState, 1)
-    (waiting,) = journal.groups.unchecked(9)
+    (waiting,) = journal.groups.in_state(GroupState.STORED, 9)
     (verified,) = journal.groups.in_state(GroupState.VERIFIED, 9)
     assert (waiting.raw, waiting.slot) == (b"raw0", 0)
     assert (verified.raw, verified.behavior, verified.rewards) == (b"raw1", b"bbbb", b"rrrr")

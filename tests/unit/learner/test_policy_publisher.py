@@ -44,6 +44,9 @@ class RecordingPort:
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         return []
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -94,7 +97,7 @@ class Publishing:
         for _ in range(versions):
             step = len(self.port.manifests())
             self.training.append(bytes(flatten(self.model, self.layout)))
-            self.publisher.publish(self.model, step=step)
+            self.publisher.publish(self.publisher.writer()(self.model), step=step)
             self.clock.time += 30.0
             with torch.no_grad():
                 for parameter in self.model.parameters():
@@ -176,7 +179,8 @@ def test_patch_as_large_as_the_weights_is_not_published(publishing: Publishing, 
 
 def test_version_sent_again_after_a_crash_is_the_same(publishing: Publishing) -> None:
     publishing.publish(3)
-    publishing.publisher.publish(publishing.model, step=1)
+    assert publishing.publisher.resend(step=1)
+    assert not publishing.publisher.resend(step=3)
     assert publishing.port.manifests()[-1] == publishing.port.manifests()[1]
     assert body_of(open_envelope(publishing.small_run.published.all()[0].raw, now=None), PolicyManifest).version == 2
 
@@ -194,7 +198,7 @@ def test_weights_within_the_dead_band_stay_as_published(tmp_path: Path, band: in
     publishing.publish(5)
     own = {name: tensor.clone() for name, tensor in publishing.model.state_dict().items()}
     publishing.training.append(bytes(flatten(publishing.model, publishing.layout)))
-    publishing.publisher.publish(publishing.model, step=5)
+    publishing.publisher.publish(publishing.publisher.writer()(publishing.model), step=5)
     assert all(torch.equal(tensor, own[name]) for name, tensor in publishing.model.state_dict().items())
     published = publishing.published()
     assert published[0] == publishing.training[0], "the first version is published without dead band"

@@ -17,7 +17,8 @@ from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.checkpoints import complete_checkpoints, newest_checkpoint
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.learner.training.optimizer_step import OptimizerConfig, Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.policy_logprobs import completion_logprobs
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.tiny_models import tiny_model
@@ -132,7 +133,7 @@ def test_failed_checkpoint_leaves_the_old_one_and_no_partial_files(
     def full(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr("p2prl.learner.training.optimizer_step.save_file", full)
+    monkeypatch.setattr("p2prl.learner.training.trainer_checkpoint.save_file", full)
     subject.step = 5
     with pytest.raises(MachineError, match="cannot write the checkpoint") as caught:
         subject.save(tmp_path / "step-00000005", made.tokenizer)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -16,10 +14,12 @@ from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import read_run_model
 from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.sampling import sample_all
+from p2prl.models.slot_model import SlotCheck, check_slots
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_sampler import TransformersSampler, build_sampler
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import flatten, layout_of
+from tests.unit.models.architectures import small_model
 
 REQUESTS = [
     GenerationRequest(
@@ -33,36 +33,9 @@ REQUESTS = [
 ]
 
 
-def _model(kind: str) -> Any:
-    settings: dict[str, Any] = {"vocab_size": 18, "bos_token_id": 15, "eos_token_id": 16, "pad_token_id": 17}
-    settings |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 48}
-    if kind == "opt":
-        settings |= {"ffn_dim": 48, "word_embed_proj_dim": 32}
-    elif kind != "gpt2":
-        settings |= {"intermediate_size": 48}
-    if kind not in ("gpt2", "opt", "gpt_neox", "phi"):
-        settings |= {"num_key_value_heads": 2}
-    if kind.startswith(("gemma", "glm", "qwen3")):
-        settings |= {"head_dim": 8}
-    if kind in ("gemma2", "gemma3_text", "mistral", "olmo3", "starcoder2"):
-        settings |= {"sliding_window": 4}  # shorter than every sequence here
-    if kind.endswith("moe"):
-        settings |= {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-        settings |= {"num_experts_per_tok": 2}
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(1)
-        config = AutoConfig.for_model(kind, **settings)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(5.0)
-    return model.eval()
-
-
 @pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
 def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = _model(kind)
+    model = small_model(kind)
     layout = layout_of(model, "float32")
     policy = PolicyModel(model, layout)
     sampler, scorer = TransformersSampler(policy), TransformersScorer(policy)
@@ -72,7 +45,7 @@ def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest
     assert [sample_all(sampler, [request])[0].token_ids for request in REQUESTS] == token_ids
 
     for elements in (1 << 24, 300):  # in one pass, and in spans over a cache
-        monkeypatch.setattr(transformers_scorer, "MAX_NOISE_ELEMENTS", elements)
+        monkeypatch.setattr(transformers_scorer, "_LOGITS", elements)
         for scored, generation in zip(scorer.replay(REQUESTS, token_ids), made, strict=True):
             assert max(scored.margins) <= 1e-4
             assert scored.logprobs == pytest.approx(generation.logprobs, abs=1e-4)
@@ -82,3 +55,29 @@ def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest
     rebuilt = build_sampler(run, device=torch.device("cpu"), dtype="float32")
     rebuilt.swap(rebuilt.stage(flatten(model, layout), UNNAMED))
     assert sample_all(rebuilt, REQUESTS) == made
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mistral", "qwen3"])
+def test_slots_are_checked_beyond_a_long_sliding_window(kind: str) -> None:
+    model = small_model(kind)
+    if kind != "qwen3":
+        model.config.sliding_window = 4096  # longer than the sequences of the check
+    with torch.inference_mode():
+        check = check_slots(PolicyModel(model, layout_of(model, "float32")))
+    assert check == SlotCheck(works=True, token_bytes=2 * 2 * 2 * 8 * 4)  # layers, keys and values, heads, width, bytes
+    assert getattr(model.config, "sliding_window", None) == (None if kind == "qwen3" else 4096)
+
+
+def test_a_model_with_other_attention_is_not_decoded_in_slots() -> None:
+    """Llama 4 attends within chunks."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "intermediate_size_mlp": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = AutoConfig.for_model(
+        "llama4_text", **sizes, **heads, vocab_size=18, pad_token_id=17, attention_chunk_size=4, num_local_experts=2
+    )
+    with torch.random.fork_rng(devices=()), torch.inference_mode():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+        check = check_slots(PolicyModel(model, layout_of(model, "float32")))
+    assert check is not None
+    assert not check.works

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import struct
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2prl.errors import MachineError
 from p2prl.models import gumbel_noise
 
 
@@ -77,25 +77,12 @@ def test_argmax_of_logits_and_noise_samples_the_softmax() -> None:
     torch.testing.assert_close(shares, torch.softmax(logits, 0), atol=0.008, rtol=0)
 
 
-def test_this_machine_passes_the_noise_check() -> None:
-    gumbel_noise.check_noise(torch.device("cpu"))
-
-
-def test_a_device_with_other_noise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gumbel_noise, "_ADD", 1)
-    with pytest.raises(MachineError, match="noise"):
-        gumbel_noise.check_noise(torch.device("cpu"))
-
-
-@pytest.mark.parametrize("vocabulary", [13, 40_000])
-def test_noise_computed_ahead_equals_each_step(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gumbel_noise, "MAX_NOISE_ELEMENTS", 3 * 40_000)  # rows are cut as well
-    seeds = torch.randint(0, 1 << 62, (7,), generator=torch.Generator().manual_seed(1))
-    ahead = gumbel_noise.StepNoise(seeds, vocabulary)
-    for step in range(40):
-        if step in (5, 16, 33):
-            kept = torch.arange(len(seeds))[step % 2 :: 2] if step != 33 else torch.tensor([0])
-            ahead.keep(kept)
-            seeds = seeds[kept]
-        wanted = gumbel_noise.gumbel(seeds, torch.full((len(seeds), 1), step), vocabulary)[:, 0]
-        assert torch.equal(ahead.at(step), wanted)
+def test_noise_grows_with_the_hash() -> None:
+    edges = np.concatenate(
+        [np.arange(1 << 16), (1 << 31) + np.arange(-(1 << 15), 1 << 15), (1 << 32) - np.arange(1 << 16, 0, -1)]
+    )
+    spread = np.arange(0, 1 << 32, 40_503)
+    made = gumbel_noise.noise_of(np.unique(np.concatenate([edges, spread])).astype(np.uint32))
+    assert (np.diff(made) >= 0).all()
+    assert made[0] == pytest.approx(-math.log(33 * math.log(2)), rel=1e-7)
+    assert made[-1] == pytest.approx(33 * math.log(2), rel=1e-7)

@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
-from p2prl.models import transformers_sampler, transformers_scorer
+from p2prl.models import transformers_scorer
+from p2prl.models.batch_decoder import BatchDecoder
 from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, GenerationStopped
@@ -43,6 +53,14 @@ def _model(kind: str, seed: int = 3) -> Any:
             grown = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
             config = Qwen2Config(num_key_value_heads=2, max_position_embeddings=48, **grown, **sizes)
             return _sharpened(Qwen2ForCausalLM(config))
+        if kind == "lfm2":  # a convolution, then attention
+            layers: dict[str, Any] = {
+                "num_hidden_layers": 2,
+                "layer_types": ["conv", "full_attention"],
+                "num_attention_heads": 4,
+            }
+            layers |= {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
+            return _sharpened(Lfm2ForCausalLM(Lfm2Config(max_position_embeddings=48, **layers, **sizes)))
         wide = {"hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
         return _sharpened(
             LlamaForCausalLM(LlamaConfig(max_position_embeddings=48, tie_word_embeddings=True, **wide, **sizes))
@@ -108,14 +126,40 @@ def test_batches_sample_what_single_requests_sample(kind: str) -> None:
     assert len({len(a.token_ids) for a in made}) > 3
 
 
-@pytest.mark.parametrize("share", [0.0, 0.99])
-@pytest.mark.parametrize("tokens", [1, 40, 10_000])
-def test_batch_size_and_compaction_change_no_token(share: float, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, requests = _model("llama"), _requests()
+@pytest.mark.parametrize("rows", [1, 3, 7])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
+def test_rows_that_join_and_leave_change_no_token(kind: str, rows: int) -> None:
+    model, requests = _model(kind), _requests()
     expected = sample_all(_sampler(model), requests)
-    monkeypatch.setattr(transformers_sampler, "_COMPACT_SHARE", share)
-    made = sample_all(_sampler(model, max_batch_tokens=tokens), requests[::-1])[::-1]
+    made = sample_all(_sampler(model, most_rows=rows), requests[::-1])[::-1]
     assert all(_same(a, b) for a, b in zip(made, expected, strict=True))
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 10_000])
+def test_models_without_slots_are_decoded_in_batches(tokens: int) -> None:
+    """LFM2 keeps the state of a convolution, which no row of keys and values holds."""
+    model, requests = _model("lfm2"), _requests(12)
+    sampler = _sampler(model, max_batch_tokens=tokens)
+    made = sample_all(sampler, requests)
+    assert all(_same(a, _sample_alone(model, request)) for a, request in zip(made, requests, strict=True))
+    assert isinstance(sampler._decoder, BatchDecoder)
+
+
+def test_rows_join_while_others_are_decoded() -> None:
+    """Submitted in three parts, between steps; a group shares its prompt with rows in flight."""
+    model, requests = _model("qwen2"), [dataclasses.replace(r, prompt_ids=(3, 1, 2)) for r in _requests(9)]
+    sampler = _sampler(model)
+    tickets: list[int] = []
+    ended: dict[int, Generation] = {}
+    for part in (requests[:4], requests[4:5], requests[5:]):
+        tickets += sampler.submit(part)
+        for _ in range(3):
+            ended.update(sampler.step().ended)
+    assert 0 < len(ended) < len(requests)
+    while sampler.in_flight:
+        ended.update(sampler.step().ended)
+    for ticket, request in zip(tickets, requests, strict=True):
+        assert _same(ended[ticket], _sample_alone(model, request))
 
 
 @pytest.mark.parametrize("elements", [1, 500, 1 << 24])
@@ -124,13 +168,35 @@ def test_honest_replay_has_margin_zero(kind: str, elements: int, monkeypatch: py
     model, requests = _model(kind), _requests()
     sampler, scorer = _sampler(model), _scorer(model)
     made = sample_all(sampler, requests)
-    monkeypatch.setattr(transformers_scorer, "MAX_NOISE_ELEMENTS", elements)  # small: cut into spans over a cache
+    monkeypatch.setattr(transformers_scorer, "_LOGITS", elements)  # small: cut into spans over a cache
     scored = scorer.replay(requests, [a.token_ids for a in made])
     for a, b in zip(made, scored, strict=True):
         assert b.logprobs == pytest.approx(a.logprobs, abs=1e-4)
         assert len(b.margins) == len(a.token_ids)
         assert max(b.margins) <= 1e-4
         assert min(b.margins) >= 0.0
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_scores_describe_the_row_and_its_draw(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complete logits, from the model itself, give the same size of a row and log-prob of its draw."""
+    model, requests = _model("llama"), _requests(6)
+    ids = [tuple((token + 1) % 15 for token in made.token_ids) for made in sample_all(_sampler(model), requests)]
+    policy = _policy(model)
+    if not plain:
+        monkeypatch.setattr(policy, "output_layer", None)
+    for request, row, scored in zip(requests, ids, TransformersScorer(policy).replay(requests, ids), strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([[*request.prompt_ids, *row]])).logits[0]
+        scaled = logits[len(request.prompt_ids) - 1 : -1] / request.temperature
+        steps = torch.arange(len(row))
+        noisy = scaled + gumbel(torch.tensor([request.seed]), steps[None], VOCABULARY)[0]
+        best = torch.log_softmax(scaled, dim=-1).gather(1, noisy.argmax(dim=-1)[:, None])[:, 0]
+        assert scored.best_logprobs == pytest.approx(best.tolist(), abs=1e-4)
+        assert scored.sizes == pytest.approx(scaled.square().mean(dim=-1).sqrt().tolist(), rel=1e-4)
+        assert scored.margins == pytest.approx(
+            (noisy.amax(dim=-1) - noisy.gather(1, torch.tensor(row)[:, None])[:, 0]).tolist(), abs=1e-4
+        )
 
 
 def _worst_margins(model: Any, requests: list[GenerationRequest], token_ids: list[tuple[int, ...]]) -> list[float]:

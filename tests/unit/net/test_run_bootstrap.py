@@ -33,6 +33,9 @@ class InboxPort:
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         return []
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -22,7 +22,7 @@ USED = {
     "BLOB_QUERY": 9, "LEDGER_QUERY": 10, "LEDGER_PAGE": 11, "LINK_RATES": 12, "CHUNK_GRANT": 13, "GRANT_DECLINED": 14,
     "CHUNK_CANCEL": 15, "RUN_MANIFEST": 32, "POLICY_MANIFEST": 33,
     "PEER_RECORD": 34, "ROLLOUT_GROUP": 35, "STORAGE_RECEIPT": 36, "RECEIPTS": 37, "VERDICT": 38, "LEDGER_HEAD": 39,
-    "POLICY_HEAD": 40, "INTRODUCTION": 41,
+    "POLICY_HEAD": 40, "INTRODUCTION": 41, "GROUP_HEADER": 42,
 }  # fmt: skip
 """Every number ever used. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
 

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from p2prl.models.group_replay import TOLERANCES
+from p2prl.models import replay_noise, replay_statistics
 from p2prl.protocol import limits, manifests, policy_head
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
 from p2prl.protocol.kinds import Kind, Role
@@ -80,11 +80,18 @@ def test_types() -> None:
     assert dict(table("| message or struct | types |")) == coded
 
 
-def test_tolerances() -> None:
-    documented = {
-        row[0]: tuple(map(float, row[1:])) for row in table("| type | margin | mismatched share | log-prob |")
+def test_replay_noise() -> None:
+    documented = {row[0]: float(row[1]) for row in table("| type | unit roundoff |")}
+    assert documented == replay_noise.UNIT_ROUNDOFF
+    coded = {
+        "variance per layer": replay_noise.VARIANCE_PER_LAYER,
+        "slack": replay_noise.SLACK,
+        "logit floor": replay_noise.LOGIT_FLOOR,
+        "false rejects": replay_statistics.FALSE_REJECTS,
+        "most margin": replay_statistics.MOST_MARGIN,
+        "log-prob floor": replay_statistics.LOGPROB_FLOOR,
     }
-    assert documented == {name: (t.margin, t.mismatched_share, t.logprob) for name, t in TOLERANCES.items()}
+    assert {row[0]: float(row[1]) for row in table("| replay constant | value |")} == coded
 
 
 def test_display_name_lists() -> None:

@@ -39,6 +39,19 @@ def test_the_file_is_a_msgpack_stream_of_the_signed_bytes(tmp_path: Path) -> Non
     assert (tmp_path / "x").read_bytes() == expected
 
 
+def test_a_dump_ends_where_its_snapshot_does(tmp_path: Path) -> None:
+    whole = sample_run(0, steps=4)
+    growing = LedgerWriter(manifest=whole.manifest)
+    source = MemorySource(growing)
+    for envelope in whole.envelopes[:5]:
+        growing.append(envelope)
+    snapshot = source.snapshot()
+    for envelope in whole.envelopes[5:]:
+        growing.append(envelope)
+    assert write_dump(source, tmp_path / "x", snapshot=snapshot) == 5 < len(growing.entries)
+    assert verify_dump(tmp_path / "x").height == 5
+
+
 def test_an_empty_ledger_is_valid(tmp_path: Path) -> None:
     assert write_dump(MemorySource(LedgerWriter()), tmp_path / "x") == 0
     result = verify_dump(tmp_path / "x")

@@ -35,6 +35,9 @@ class InboxPort:
         messages, self.inbox = self.inbox, []
         return messages
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from p2prl.models.group_work import ReplayTools
 from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
-from p2prl.protocol.digests import digest
-from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.digests import Digest, digest
+from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.ledger_messages import LedgerHead, Verdict
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.signed_group import SignedGroup, read_group, seal_group
 from p2prl.protocol.wire_codec import encode
 from p2prl.swarm.policies.catalog import PolicyVersion
+from p2prl.testing.protocol_swarm import group_of
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
@@ -50,21 +52,33 @@ def test_the_selected_share_is_the_rate_and_differs_by_key() -> None:
 
 
 def test_the_replay_queue_drops_the_oldest() -> None:
-    world_free = [digest("e", bytes([n])) for n in range(6)]
     policies = [digest("p", bytes([n % 2])) for n in range(6)]
+    groups = [signed(n, policies[n]) for n in range(6)]
     queue = ReplayQueue(max_groups=4)
-    opened = []
-    for n in range(6):
-        raw = seal(PEER, LedgerHead(n, world_free[n], 0, False), run=bytes(32), now=NOW)
-        opened.append(open_envelope(raw, now=None))
-        queue.add(opened[n], policies[n])
-        queue.add(opened[n], policies[n])
+    for group in groups:
+        queue.add(group)
+        queue.add(group)
     assert len(queue) == 4
     assert queue.policies() == [policies[2], policies[3]]
-    assert queue.take(policies[2], 1) == [opened[2]]
-    assert queue.take(policies[2], 9) == [opened[4]]
+    assert queue.take(policies[2], 1) == [groups[2]]
+    assert queue.take(policies[2], 9) == [groups[4]]
     queue.drop(policies[3])
     assert queue.policies() == []
+
+
+def test_the_replay_queue_is_bounded_in_bytes() -> None:
+    groups = [signed(n, bytes(32)) for n in range(5)]
+    queue = ReplayQueue(max_bytes=3 * groups[0].size_bytes)
+    for group in groups:
+        queue.add(group)
+    assert queue.take(Digest(bytes(32)), 9) == groups[2:]
+    for group in groups[:3]:  # what was taken no longer counts
+        queue.add(group)
+    assert len(queue) == 3
+
+
+def signed(slot: int, policy: bytes) -> SignedGroup:
+    return read_group(seal(PEER, group_of(slot, policy=policy), run=bytes(32), now=NOW))
 
 
 class InboxPort:
@@ -77,6 +91,7 @@ class InboxPort:
         self.inbox = inbox
         self.verdicts: list[Verdict] = []
         self.fetched: list[bytes] = []
+        self.groups: list[control.ToNetwork] = []
         self.left = 6
         self.stop: Any = None
 
@@ -85,6 +100,8 @@ class InboxPort:
             self.verdicts.append(body_of(open_envelope(message.envelope, now=None), Verdict))
         elif isinstance(message, control.FetchPolicy):
             self.fetched.append(message.digest)
+        elif isinstance(message, (control.FetchGroup, control.ReleaseGroup)):
+            self.groups.append(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         messages, self.inbox = self.inbox, []
@@ -92,6 +109,9 @@ class InboxPort:
         if not self.left:
             self.stop()
         return messages
+
+    def wake(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -163,6 +183,28 @@ def test_verdicts_name_the_fault_of_a_group(world: SmallRun) -> None:
     assert port.verdicts[0].tokens == sum(len(c.tokens) // 4 for c in honest[0].completions)
     assert (totals.seen, totals.replayed, totals.passed, totals.failed) == (5, 5, 1, 4)
     assert len(notices) == 4
+
+
+def test_a_large_group_is_fetched_then_judged_under_its_headers_name(world: SmallRun, tmp_path: Path) -> None:
+    policy = world.publish(0, step=0)
+    honest = world.group(policy, PEER, 0)
+    long = msgspec.structs.replace(honest.completions[0], tokens=bytes(4 * 30_000), logprobs=bytes(2 * 30_000))
+    raw, body = seal_group(PEER, altered(honest, completions=(long, long)), run=world.run, now=NOW)
+    other, _ = seal_group(PEER, altered(honest, slot=1, completions=(long, long)), run=world.run, now=NOW)
+    path = tmp_path / "body"
+    path.write_bytes(body)
+    messages: list[control.FromNetwork] = [
+        ready(world, policy),
+        control.EnvelopeArrived(raw),
+        control.GroupFetched(raw, str(path)),
+        control.GroupFetched(other, str(path)),  # not the body it names
+        control.GroupFetched(other, str(tmp_path / "gone")),
+    ]
+    port, totals, _ = audit(world, messages)
+    names = [envelope_digest(envelope) for envelope in (raw, other)]
+    assert port.groups == [control.FetchGroup(names[0]), *map(control.ReleaseGroup, (names[0], names[1], names[1]))]
+    assert [(verdict.group, verdict.reason) for verdict in port.verdicts] == [(names[0], "bad_tokens")]
+    assert (totals.seen, totals.replayed) == (1, 1)
 
 
 def test_missing_weights_are_asked_for_once_and_waited_for_30_s(world: SmallRun) -> None:

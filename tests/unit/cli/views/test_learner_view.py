@@ -21,9 +21,9 @@ METRICS = {
 }
 
 
-def panel(*, planned: int, first: bool) -> str:
+def panel(*, planned: int, first: bool, **more: float) -> str:
     output = io.StringIO()
-    Console(file=output, width=80).print(update_panel("chain", METRICS, planned=planned, first=first))
+    Console(file=output, width=80).print(update_panel("chain", METRICS | more, planned=planned, first=first))
     return output.getvalue()
 
 
@@ -43,3 +43,13 @@ def test_the_first_update_shows_no_pace() -> None:
     assert "97.00 s/update" in update_line("chain", METRICS, planned=0, first=False)
     assert "an update" not in panel(planned=0, first=True)
     assert "Ctrl-C" in panel(planned=0, first=True)
+
+
+def test_busy_share_and_the_largest_reason_for_idling_are_shown() -> None:
+    assert "busy" not in panel(planned=0, first=False)
+    shares = {"training/busy": 0.72, "training/waiting_groups": 0.06, "training/waiting_replay": 0.2}
+    assert "72% busy, 20% waiting for replay" in panel(planned=0, first=False, **shares)
+    full = {"training/busy": 0.996, "training/waiting_groups": 0.004}
+    shown = panel(planned=0, first=False, **full)
+    assert "100% busy" in shown
+    assert "waiting" not in shown

@@ -15,6 +15,7 @@ from p2prl.cli.views.worker_introduction import validator_introduction, voluntee
 from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.config.worker_folder import platform_home
+from p2prl.models.engine_registry import ChosenEngine
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.display_names import display_name
@@ -23,6 +24,7 @@ from p2prl.validator.service import Audit
 
 IDENTITY = Identity.generate(bytes(range(16)))
 NEEDS = Requirements(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)
+ENGINE = ChosenEngine("transformers", "the only one here")
 IDLE = Progress("connecting", -1, -1, {}, {}, {}, 0, None, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
 BUSY = Progress(
     "sampling",
@@ -75,8 +77,9 @@ def test_measured_figures_are_shown() -> None:
 
 
 def test_rejections_are_explained_in_words() -> None:
-    shown = " ".join(panel(replace(BUSY, reasons={"too_stale": 2, "[red]x": 1}), 9.0).split())
+    shown = " ".join(panel(replace(BUSY, reasons={"too_stale": 2, "not_sendable": 1, "[red]x": 1}), 9.0).split())
     assert "2: The policy that sampled the group was too old" in shown
+    assert "1: No peer would accept it" in shown
     assert "1: A reason that this release does not know." in shown
     assert "[red]" not in shown
 
@@ -106,7 +109,7 @@ def test_startup_phases_are_shown_until_the_first_group() -> None:
 
 def test_introductions_name_run_cost_identity_and_key() -> None:
     run: RunManifest = manifest()
-    volunteer = "\n".join(volunteer_introduction(run, NEEDS, IDENTITY, Path("/my home/seat-2"), "cpu"))
+    volunteer = "\n".join(volunteer_introduction(run, NEEDS, IDENTITY, Path("/my home/seat-2"), "cpu", ENGINE))
     validator = "\n".join(validator_introduction(run, NEEDS, IDENTITY, Path("/my home/validator-1"), "cpu", 0.25))
     for text, seat in ((volunteer, "seat-2"), (validator, "validator-1")):
         assert run.goal in text
@@ -116,9 +119,10 @@ def test_introductions_name_run_cost_identity_and_key() -> None:
         assert display_name(IDENTITY.public_key) in text
         assert IDENTITY.peer_id in text
         assert f"p2prl key backup --seat {seat} --home '/my home'" in text
-    default = volunteer_introduction(run, NEEDS, IDENTITY, platform_home() / "seat-1", "cpu")
+    default = volunteer_introduction(run, NEEDS, IDENTITY, platform_home() / "seat-1", "cpu", ENGINE)
     assert any(line.endswith("p2prl key backup --seat seat-1") for line in default)
-    assert "sample answers" in volunteer
+    assert "sample answers on cpu" in volunteer
+    assert "transformers, the only one here" in volunteer
     assert "generated tokens" in volunteer
     assert "replay 25%" in validator
     assert "signed verdicts" in validator

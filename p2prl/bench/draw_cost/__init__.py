@@ -1,0 +1,1 @@
+"""Cost of drawing a token, by implementation."""

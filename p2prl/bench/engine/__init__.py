@@ -1,0 +1,1 @@
+"""Sampling engines against the libraries they are built on."""

@@ -1,0 +1,184 @@
+"""The engine benchmark: completions of one length by the product's sampler and by transformers' `generate`.
+
+Both get the same prompts and sample the same number of tokens at temperature 1; `generate` with a static cache. Sides
+alternate, and medians count. The row with random lengths is sampled as a volunteer does it: groups of eight,
+submitted when its `Agent` says so.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2prl.bench.engine.engine_models import CONTEXT, SHAPES, VOCABULARY, engine_model
+from p2prl.bench.engine.random_lengths import LengthsBenchConfig, slots_at_work
+from p2prl.errors import require
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.sampler_port import GenerationRequest, Sampler
+from p2prl.models.sampling import sample_all
+from p2prl.models.seeded_draw.draw import draw
+from p2prl.models.transformers_sampler import TransformersSampler
+from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineBenchConfig:
+    """Models, batches and lengths to measure."""
+
+    models: tuple[str, ...] = ("29m", "123m")
+    batches: tuple[int, ...] = (8, 16, 32)
+    vocabulary: int = VOCABULARY
+    prompt_tokens: int = 32
+    tokens: int = 64
+    repeats: int = 5
+    dtype: str = "float32"
+    lengths: LengthsBenchConfig | None = None
+    """Adds a row with random lengths, of the first model."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require("models", self.models, all(name in SHAPES for name in self.models), " or ".join(SHAPES))
+        require("batches", self.batches, all(1 <= batch <= 256 for batch in self.batches), "1 to 256 rows each")
+        size = self.prompt_tokens + self.tokens
+        require("tokens", self.tokens, self.tokens >= 2 and size <= CONTEXT, f"2 to {CONTEXT}, prompt included")
+        require("prompt_tokens", self.prompt_tokens, self.prompt_tokens >= 1, "1 or more")
+        require("repeats", self.repeats, 1 <= self.repeats <= 100, "1 to 100")
+        require("dtype", self.dtype, self.dtype in TORCH_DTYPES, " or ".join(TORCH_DTYPES))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRow:
+    """One engine, model and batch size."""
+
+    engine: str
+    model: str
+    dtype: str
+    batch: int
+    tokens_per_cpu_s: float
+    of_bare: float | None = None
+    """Tokens per processor second over those of the bare library, in the same run."""
+    noise_of_step: float | None = None
+    """Share of a decoding step spent on the seeded draw."""
+    slots_at_work: float | None = None
+    """With random lengths: tokens over steps times the most completions in flight at once."""
+
+
+def run_engine_bench(
+    config: EngineBenchConfig, *, on_progress: Callable[[str, float], None] | None = None
+) -> list[EngineRow]:
+    """Rows by model and batch size: the bare library, then the product's engine; then the one with random lengths."""
+    rows: list[EngineRow] = []
+    for number, name in enumerate(config.models):
+        model = engine_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
+        sampler = _sampler(model, config.dtype)
+        # Its own model: the sampler changes the attention of the one it has.
+        bare = engine_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
+        for place, batch in enumerate(config.batches):
+            if on_progress is not None:
+                done = number + place / (len(config.batches) + 1)
+                on_progress(f"{name}, {batch} rows", done / len(config.models))
+            rows += _compared(sampler, bare, name, batch, config)
+        del bare
+        if config.lengths is not None and number == 0:
+            if on_progress is not None:
+                on_progress(f"{name}, random lengths", (number + 0.75) / len(config.models))
+            rows.append(_with_random_lengths(sampler, name, config, config.lengths))
+    return rows
+
+
+def _sampler(model: Any, dtype: str) -> Sampler:
+    return TransformersSampler(PolicyModel(model, layout_of(model, dtype)))
+
+
+def _compared(sampler: Sampler, bare: Any, name: str, batch: int, config: EngineBenchConfig) -> list[EngineRow]:
+    generator = torch.Generator().manual_seed(config.seed)
+    prompts = torch.randint(0, config.vocabulary, (batch, config.prompt_tokens), generator=generator)
+    sides = (lambda: _generate(bare, prompts, config.tokens), lambda: _sample(sampler, prompts, config.tokens))
+    spent = list(_alternating(sides, config.repeats))
+    tokens = batch * config.tokens
+    bare_s, engine_s = (statistics.median(times) for times in spent)
+    row = EngineRow(
+        engine="generate", model=name, dtype=config.dtype, batch=batch, tokens_per_cpu_s=tokens / bare_s, of_bare=1.0
+    )
+    return [
+        row,
+        replace(
+            row,
+            engine=sampler.engine_class.engine,
+            tokens_per_cpu_s=tokens / engine_s,
+            of_bare=bare_s / engine_s,
+            noise_of_step=_draw_s(batch, config) / (engine_s / config.tokens),
+        ),
+    ]
+
+
+def _alternating(sides: Sequence[Callable[[], None]], repeats: int) -> Iterator[list[float]]:
+    """Processor time of each repetition, by side; a first round, which allocates and compiles, does not count."""
+    spent: list[list[float]] = [[] for _ in sides]
+    for turn in range(repeats + 1):
+        for side, times in zip(sides, spent, strict=True):
+            began = time.process_time()
+            side()
+            if turn:
+                times.append(time.process_time() - began)
+    return iter(spent)
+
+
+def _generate(model: Any, prompts: Tensor, tokens: int) -> None:
+    made = model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        max_new_tokens=tokens,
+        min_new_tokens=None,
+        cache_implementation="static",
+    )
+    assert made.shape[1] == prompts.shape[1] + tokens
+
+
+def _sample(sampler: Sampler, prompts: Tensor, tokens: int) -> None:
+    requests = [
+        GenerationRequest(
+            prompt_ids=tuple(prompt), seed=number, max_new_tokens=tokens, temperature=1.0, stop_ids=frozenset()
+        )
+        for number, prompt in enumerate(prompts.tolist())
+    ]
+    made = sample_all(sampler, requests)
+    assert all(len(generation.token_ids) == tokens for generation in made)
+
+
+def _draw_s(batch: int, config: EngineBenchConfig) -> float:
+    """Median processor time of the draw for one step, without log-probs."""
+    generator = torch.Generator().manual_seed(config.seed)
+    logits = torch.randn(batch, config.vocabulary, generator=generator)
+    temperatures, places = torch.ones(batch), torch.arange(batch)
+    times = _alternating([lambda: _discard(draw(logits, temperatures, places, places))], 5 * config.repeats)
+    return statistics.median(next(times))
+
+
+def _discard(_: Tensor) -> None:
+    pass
+
+
+def _with_random_lengths(
+    sampler: Sampler, name: str, config: EngineBenchConfig, lengths: LengthsBenchConfig
+) -> EngineRow:
+    work = slots_at_work(
+        sampler, lengths, vocabulary=config.vocabulary, prompt_tokens=config.prompt_tokens, seed=config.seed
+    )
+    return EngineRow(
+        engine=sampler.engine_class.engine,
+        model=name,
+        dtype=config.dtype,
+        batch=lengths.batch,
+        tokens_per_cpu_s=work.tokens / work.cpu_s,
+        slots_at_work=work.share,
+    )

@@ -1,0 +1,198 @@
+"""The pairs benchmark: groups sampled by one engine, replayed and judged by another, honest and with one edited token.
+
+Each sampler decodes its groups in batches of 1 to 32 rows. An edited group is an honest one with another last token,
+more than a nat below the best: of some random tokens the one with the smallest such margin, which is the hardest to
+find. Its log-probs are the scorer's own, so that only the margin gives it away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from p2prl.bench.engine_pairs.engines import ENGINES, VOCABULARY, engine, model_of_spread
+from p2prl.errors import require
+from p2prl.models.group_replay import replay_groups
+from p2prl.models.group_work import Inspection, SlotAssignment
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.sampler_port import Generation, GenerationRequest
+from p2prl.models.sampling import sample_all
+from p2prl.models.transformers_sampler import TransformersSampler
+from p2prl.models.transformers_scorer import TransformersScorer
+from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+
+DTYPES = ("float32", "bfloat16")
+TEMPERATURES = (1.0, 0.6)
+SPREADS = (3.0, 6.0, 18.0)
+"""Standard deviation of the logits over the vocabulary: small, usual and large language models."""
+
+EDITED_MARGIN = 1.0
+"""Nats below the best from which an edited token must be found."""
+
+_BATCHES = (32, 32, 32, 16, 8, 4, 2, 1)
+_GROUP_SIZE, _PROMPT_TOKENS, _NEW_TOKENS = 2, 8, 16
+_EDITED_GROUPS, _CANDIDATES = 24, 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsConfig:
+    """Number of honest groups of each pair, and the models."""
+
+    groups: int = 500
+    spreads: tuple[float, ...] = SPREADS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require("groups", self.groups, _EDITED_GROUPS <= self.groups <= 100_000, f"{_EDITED_GROUPS} to 100000")
+        require("spreads", self.spreads, all(0.0 < spread <= 100.0 for spread in self.spreads), "above 0, at most 100")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairResult:
+    """One sampler against one scorer. It has this many fields because each is a column of the table."""
+
+    sampler: str
+    scorer: str
+    dtype: str
+    temperature: float
+    spread: float
+    groups: int
+    tokens: int
+    rejected: int
+    """Honest groups that were rejected."""
+    mismatched: int
+    """Honest tokens that are not the scorer's draw."""
+    worst_margin: float
+    """Of an honest token, nats."""
+    edited: int
+    edited_found: bool
+    """Whether every edited group was rejected."""
+    smallest_edit: float
+    """Smallest margin of an edited token, nats."""
+
+    @property
+    def met(self) -> bool:
+        """No honest group rejected, and every edited one."""
+        return self.rejected == 0 and self.edited_found
+
+
+def run_pairs_bench(
+    config: PairsConfig, *, on_progress: Callable[[str, float], None] | None = None
+) -> list[PairResult]:
+    """Every sampler against every scorer."""
+    results = []
+    cases = list(itertools.product(config.spreads, DTYPES, TEMPERATURES))
+    for number, (spread, dtype, temperature) in enumerate(cases):
+        model = model_of_spread(spread, config.seed)
+        engines = {name: engine(name, model, dtype) for name in ENGINES}
+        for sampler in ENGINES:
+            if on_progress is not None:
+                on_progress(f"{sampler}, {dtype}, T = {temperature}, spread {spread:g}", number / len(cases))
+            work = _sampled(engines[sampler], _requests(config, temperature))
+            for scorer in ENGINES:
+                found = _judged(TransformersScorer(engines[scorer]), work, dtype, config.seed)
+                results.append(replace(found, sampler=sampler, scorer=scorer, temperature=temperature, spread=spread))
+    return results
+
+
+def _requests(config: PairsConfig, temperature: float) -> list[GenerationRequest]:
+    draws = random.Random(f"pairs/{config.seed}")  # noqa: S311 - not secret
+    requests = []
+    for _ in range(config.groups):
+        prompt = tuple(draws.randrange(VOCABULARY) for _ in range(_PROMPT_TOKENS))
+        requests += [
+            GenerationRequest(
+                prompt_ids=prompt,
+                seed=draws.getrandbits(63),
+                max_new_tokens=_NEW_TOKENS,
+                temperature=temperature,
+                stop_ids=frozenset(),
+            )
+            for _ in range(_GROUP_SIZE)
+        ]
+    return requests
+
+
+def _sampled(policy: PolicyModel, requests: list[GenerationRequest]) -> list[tuple[RolloutGroup, Inspection]]:
+    """Groups of the requests, decoded in batches of all sizes."""
+    sampler = TransformersSampler(policy)
+    made: list[Generation] = []
+    sizes = itertools.cycle(_BATCHES)
+    while len(made) < len(requests):
+        made += sample_all(sampler, requests[len(made) : len(made) + next(sizes)])
+    pairs = list(zip(requests, made, strict=True))
+    return [
+        _group(pairs[start : start + _GROUP_SIZE], policy.engine_class) for start in range(0, len(pairs), _GROUP_SIZE)
+    ]
+
+
+def _group(
+    rows: Sequence[tuple[GenerationRequest, Generation]], engine_class: EngineClass
+) -> tuple[RolloutGroup, Inspection]:
+    completions = tuple(_completion(made.token_ids, made.logprobs) for _, made in rows)
+    requests = tuple(request for request, _ in rows)
+    prompt = np.asarray(requests[0].prompt_ids, dtype="<u4").tobytes()
+    group = RolloutGroup(
+        version=0, policy=bytes(32), slot=0, task="pairs", prompt=prompt, completions=completions,
+        engine=engine_class, seconds=0.0,
+    )  # fmt: skip
+    return group, Inspection("", SlotAssignment(0, "pairs", "", requests), tuple(m.token_ids for _, m in rows), ())
+
+
+def _completion(token_ids: Sequence[int], logprobs: Sequence[float]) -> Completion:
+    return Completion(
+        tokens=np.asarray(token_ids, dtype="<u4").tobytes(),
+        logprobs=np.asarray(logprobs, dtype="<f2").tobytes(),
+        finished=False,
+        reward=0.0,
+    )
+
+
+def _judged(
+    scorer: TransformersScorer, work: list[tuple[RolloutGroup, Inspection]], dtype: str, seed: int
+) -> PairResult:
+    """The figures of one pair; its names are filled in by the caller."""
+    honest = replay_groups(scorer, work, run_dtype=dtype)
+    margins, found = [], True
+    draws = random.Random(f"edits/{seed}")  # noqa: S311 - not secret
+    for group, inspection in work[:_EDITED_GROUPS]:
+        edited = _edited(scorer, group, inspection, draws)
+        if edited is not None:
+            (replay,) = replay_groups(scorer, [edited], run_dtype=dtype)
+            margins.append(replay.worst_margin)
+            found = found and bool(replay.reason)
+    return PairResult(
+        sampler="", scorer="", dtype=dtype, temperature=0.0, spread=0.0,
+        groups=len(work),
+        tokens=sum(replay.tokens for replay in honest),
+        rejected=sum(bool(replay.reason) for replay in honest),
+        mismatched=sum(replay.mismatched for replay in honest),
+        worst_margin=max(replay.worst_margin for replay in honest),
+        edited=len(margins),
+        edited_found=found and bool(margins),
+        smallest_edit=min(margins, default=0.0),
+    )  # fmt: skip
+
+
+def _edited(
+    scorer: TransformersScorer, group: RolloutGroup, inspection: Inspection, draws: random.Random
+) -> tuple[RolloutGroup, Inspection] | None:
+    """The group with another last token, and the log-probs that the scorer has for it; None if all are too close."""
+    request, ids = inspection.assignment.requests[0], inspection.token_ids[0]
+    rows = [(*ids[:-1], draws.randrange(VOCABULARY)) for _ in range(_CANDIDATES)]
+    scored = scorer.replay([request] * len(rows), rows)
+    far = [(made.margins[-1], row, made.logprobs) for made, row in zip(scored, rows, strict=True)]
+    far = [entry for entry in far if entry[0] > EDITED_MARGIN]
+    if not far:
+        return None
+    _, row, logprobs = min(far)
+    completions = (_completion(row, logprobs), *group.completions[1:])
+    changed = RolloutGroup(
+        version=0, policy=group.policy, slot=0, task=group.task, prompt=group.prompt, completions=completions,
+        engine=group.engine, seconds=0.0,
+    )  # fmt: skip
+    return changed, Inspection("", inspection.assignment, (row, *inspection.token_ids[1:]), ())

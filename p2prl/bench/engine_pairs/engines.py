@@ -1,0 +1,62 @@
+"""Engines that compute one small model in different ways, with logits as large as those of real models."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.weight_layout import layout_of
+
+ENGINES = ("sdpa", "eager", "fp32 head")
+"""Fused attention, attention written out, and fused attention below an output layer in float32, as vLLM's
+`head_dtype`."""
+
+VOCABULARY = 512
+_SIZES = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+_INITIAL_DEVIATION = 0.05
+_PROBE = (8, 32)
+"""Rows and tokens whose logits are scaled to the spread."""
+
+
+class Float32Head(nn.Linear):
+    """An output layer that computes in float32, whatever the dtype of its weights."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Logits in float32."""
+        return nn.functional.linear(states.float(), self.weight.float())
+
+
+def model_of_spread(spread: float, seed: int) -> Any:
+    """A random Qwen2 model whose logits have the standard deviation `spread`, in float32."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        initializer_range=_INITIAL_DEVIATION,
+        bos_token_id=0,
+        eos_token_id=0,
+        **_SIZES,
+    )
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config).eval()
+        ids = torch.randint(0, VOCABULARY, _PROBE)
+        model.lm_head.weight.mul_(spread / model(input_ids=ids).logits.std(dim=-1).mean())
+    return model
+
+
+def engine(name: str, model: Any, dtype: str) -> PolicyModel:
+    """`model` as the engine `name` computes it in `dtype`, with weights of its own."""
+    made = copy.deepcopy(model).to(getattr(torch, dtype))
+    made.set_attn_implementation("eager" if name == "eager" else "sdpa")
+    if name == "fp32 head":
+        head = Float32Head(made.lm_head.in_features, made.lm_head.out_features, bias=False)
+        head.weight = made.lm_head.weight
+        made.lm_head = head
+    return PolicyModel(made, layout_of(made, dtype))

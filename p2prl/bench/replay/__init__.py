@@ -1,0 +1,1 @@
+"""Replay against generating, and a learner whose volunteers outrun it."""

@@ -1,0 +1,42 @@
+"""`p2prl bench draw`: the cost of drawing a token."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from p2prl.cli.comma_lists import numbers
+from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.views.console import emit
+from p2prl.cli.views.progress_bar import progress_bar
+
+
+def bench_draw(
+    vocabulary: Annotated[int, typer.Option("--vocabulary", min=1, help="Tokens to draw from.")] = 151_936,
+    batches: Annotated[str, typer.Option("--batches", help="Rows drawn at once, comma-separated.")] = "8,32",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each; the median counts.")] = 15,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the processor time of a row's seeded draw on one CPU thread, against its definition."""
+    from p2prl.bench.draw_cost.benchmark import DrawBenchConfig, run_draw_bench
+    from p2prl.models.device import use_threads
+
+    began = time.monotonic()
+    use_threads(1)
+    config = DrawBenchConfig(
+        vocabulary=vocabulary, batches=numbers(batches, int, "--batches"), repeats=repeats, seed=seed
+    )
+    with progress_bar("benchmark", quiet=as_json) as on_progress:
+        costs = run_draw_bench(config, on_progress=on_progress)
+    if as_json:
+        emit({"rows": [vars(cost) for cost in costs], "seed": seed, "wall_s": time.monotonic() - began})
+        return
+    lines = ["| way | rows | ms a row | with log-probs | same tokens |", "|---|---:|---:|---:|---:|"]
+    for cost in costs:
+        spent = f"{cost.ms_per_row:.3f} | {cost.ms_per_row_with_logprobs:.3f}"
+        lines.append(f"| {cost.way} | {cost.batch} | {spent} | {cost.same_tokens} of {cost.batch} |")
+    print_table("\n".join(lines))

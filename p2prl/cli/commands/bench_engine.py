@@ -1,0 +1,88 @@
+"""`p2prl bench engine`: speed of the sampler against the bare library, and engines against each other."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from p2prl.cli.comma_lists import listed, numbers
+from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.views.console import emit
+from p2prl.cli.views.progress_bar import progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from p2prl.bench.engine.benchmark import EngineRow
+
+
+def bench_engine(
+    models: Annotated[str, typer.Option("--models", help="29m and 123m, comma-separated.")] = "29m,123m",
+    batches: Annotated[str, typer.Option("--batches", help="Completions at once, comma-separated.")] = "8,16,32",
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a completion.")] = 64,
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each; the median counts.")] = 5,
+    one_length: Annotated[
+        bool, typer.Option("--one-length", help="Leave out the completions of lognormal lengths.")
+    ] = False,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Instead, replay the groups of each engine by each other one.")
+    ] = False,
+    groups: Annotated[int, typer.Option("--groups", min=1, help="Honest groups of each pair.")] = 500,
+    check: Annotated[bool, typer.Option("--check", help="Exit 1 when a pair misses its demand.")] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure tokens per processor second of the sampler and of `generate`, on one CPU thread.
+
+    With --pairs, sample with one engine and replay with another: honest groups must pass, an edited token be found.
+    """
+    if pairs:
+        from p2prl.cli.commands.bench_engine_pairs import pairs_command
+
+        pairs_command(groups=groups, check=check, seed=seed, as_json=as_json)
+        return
+    from p2prl.bench.engine.benchmark import EngineBenchConfig, run_engine_bench
+    from p2prl.bench.engine.random_lengths import LengthsBenchConfig
+    from p2prl.models.device import use_threads
+
+    began = time.monotonic()
+    use_threads(1)
+    config = EngineBenchConfig(
+        models=listed(models),
+        batches=numbers(batches, int, "--batches"),
+        tokens=tokens,
+        dtype=dtype,
+        repeats=repeats,
+        lengths=None if one_length else LengthsBenchConfig(),
+        seed=seed,
+    )
+    with progress_bar("benchmark", quiet=as_json) as on_progress:
+        rows = run_engine_bench(config, on_progress=on_progress)
+    if as_json:
+        emit({"rows": [vars(row) for row in rows], "seed": seed, "wall_s": time.monotonic() - began})
+        return
+    print_table(_table(rows))
+
+
+def _table(rows: Sequence[EngineRow]) -> str:
+    lines = [
+        "| engine | model | dtype | batch | tokens / CPU s | of bare | noise of a step | slots at work |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        shares = [_share(row.of_bare), _percent(row.noise_of_step), _percent(row.slots_at_work)]
+        cells = [row.engine, row.model, row.dtype, str(row.batch), f"{row.tokens_per_cpu_s:.1f}", *shares]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

@@ -1,0 +1,59 @@
+"""Facts of a run for the model card: rewards from its metrics, contributors from its ledger, settings of its loss."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from p2prl.cli.views.model_card import RewardChange
+from p2prl.config.loss_table import LossConfig
+
+_UPDATES = 20
+"""Updates in the means at the start and at the end: one update's reward is mostly the luck of its prompts."""
+
+
+def reward_change(metrics: Path, *, until_step: int) -> RewardChange | None:
+    """Mean rewards of the first and last updates up to a step; None with fewer than two updates.
+
+    The file may be growing; it is read line by line, as that of a long run may not fit into memory.
+    """
+    rewards: list[float] = []
+    times: list[float] = []
+    if metrics.exists():
+        with metrics.open(encoding="utf-8") as file:
+            for line in file:
+                if not line.endswith("\n"):
+                    break  # still being written
+                update = json.loads(line)
+                if update["step"] <= until_step:
+                    rewards.append(float(update["reward"]))
+                    times.append(float(update["time"]))
+    if len(rewards) < 2:
+        return None
+    count = min(_UPDATES, len(rewards) // 2)
+    return RewardChange(
+        first=sum(rewards[:count]) / count,
+        last=sum(rewards[-count:]) / count,
+        updates=count,
+        began_ms=int(times[0] * 1000),
+        ended_ms=int(times[-1] * 1000),
+    )
+
+
+def loss_settings(loss: LossConfig) -> dict[str, Any]:
+    """The `[loss]` table of run.toml: the name, and every setting that differs from its default."""
+    changed = _changed(asdict(loss), asdict(LossConfig()))
+    return {"name": loss.name, **changed}
+
+
+def _changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    for key, value in values.items():
+        default = defaults.get(key)
+        if value == default:
+            continue
+        is_table = isinstance(value, dict) and isinstance(default, dict)
+        changed[key] = _changed(value, default) if is_table and default else value
+    return changed

@@ -1,0 +1,46 @@
+"""Memory of a run's learner: what it will need and what there is, told before anything large is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import transformers
+
+from p2prl.learner.training.memory_model import TrainingSetup, shape_of
+from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
+from p2prl.models.free_memory import free_memory
+from p2prl.protocol.manifests import DTYPE_BYTES
+from p2prl.tasks.task_registry import task_by_name
+
+if TYPE_CHECKING:
+    from p2prl.config.run_settings import RunFolder
+
+
+def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Callable[[str], None]) -> MemoryPlan:
+    """The memory plan of a run on this device, told to `on_notice`. `MachineError` when the run cannot fit."""
+    manifest, config = folder.manifest, folder.settings.learner.memory
+    model = transformers.AutoConfig.from_pretrained(
+        folder.directory / "model", local_files_only=True, trust_remote_code=False
+    )
+    setup = TrainingSetup(
+        precision=config.precision_on(device.type, manifest.engine_dtype),
+        states=config.optimizer_states,
+        reference=folder.settings.loss.reference_config() is not None,
+        replay_bytes=DTYPE_BYTES[manifest.engine_dtype],
+        published_bytes=DTYPE_BYTES[manifest.dtype] if device.type != "cuda" else 0,
+        device_type=device.type,
+    )
+    # A prompt has fewer tokens than bytes, whatever the tokenizer.
+    prompt = max(len(task_by_name(share.task).task.prompt(0).encode()) for share in manifest.tasks)
+    free = free_memory(device)
+    plan = plan_memory(
+        shape_of(model, manifest.parameters),
+        setup,
+        config,
+        free_bytes=free,
+        longest_row=prompt + manifest.sampling.max_new_tokens,
+    )
+    on_notice(plan.text(free, str(device)))
+    return plan

@@ -1,0 +1,112 @@
+"""Checks of stored groups: choose a batch, admit it, replay it behind a stage, and settle the outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2prl.learner.intake.replay_backlog import ReplayBacklog
+from p2prl.learner.intake.settlement import Settlement
+from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verification import Admission, Outcome, Replayer
+from p2prl.learner.journal.journal import Journal
+from p2prl.learner.stages import Stage
+
+_USELESS_AT_ONCE = 64
+"""Stale groups settled in one turn: a ledger entry of this many receipts, so that messages are answered in between."""
+
+
+class GroupChecks:
+    """Moves groups from the backlog to their receipts."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        backlog: ReplayBacklog,
+        buffer: RolloutBuffer,
+        admission: Admission,
+        replayer: Replayer,
+        settlement: Settlement,
+        stage: Stage,
+        ready_target: int,
+    ) -> None:
+        """`ready_target` is how many verified groups to keep in the buffer."""
+        self._journal = journal
+        self._backlog = backlog
+        self._buffer = buffer
+        self._admission = admission
+        self._replayer = replayer
+        self._settlement = settlement
+        self._stage = stage
+        self._ready_target = ready_target
+
+    @property
+    def ready_groups(self) -> int:
+        """Verified groups in the buffer."""
+        return len(self._buffer)
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Queue lengths, as keys of the metrics log."""
+        return {
+            "queue/stored_groups": len(self._backlog) - self._backlog.in_replay,
+            "queue/replaying_groups": self._backlog.in_replay,
+        }
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether a stored group waits for its receipt."""
+        return bool(len(self._backlog))
+
+    def is_due(self, step: int) -> bool:
+        """Whether `start` would find work at `step`."""
+        return not self._stage.busy and self._backlog.has_work(self._wanted(), self._usable_at(step))
+
+    def update_begun(self) -> None:
+        """An update took its batch."""
+        self._backlog.update_begun()
+
+    def start(self, *, step: int) -> bool:
+        """Settle stale groups, and replay what is next unless a replay is running. True when the ledger has grown."""
+        if self._stage.busy:
+            return False
+        useless = self._backlog.useless(self._usable_at(step), _USELESS_AT_ONCE)
+        if useless:
+            admitted = self._admission.admit(self._journal.groups.by_digest([g.digest for g in useless]), step)
+            self._settle([each for each in admitted if isinstance(each, Outcome)], step)
+        self._replay(self._wanted(), step)
+        return bool(useless)
+
+    def finish(self, *, step: int, wait: bool = False) -> bool:
+        """Settle the groups whose replay has ended; with `wait`, once it ends. True when the ledger has grown."""
+        results = self._stage.take(wait=wait)
+        for outcomes in results:
+            self._settle(outcomes, step)
+        return bool(results)
+
+    def settle_next(self, *, step: int) -> bool:
+        """Settle some of the groups that wait, however full the buffer is, and wait for it. False when none waits."""
+        if not self._stage.busy:
+            self._replay(len(self._backlog), step)
+        return self.finish(step=step, wait=True)
+
+    def close(self) -> None:
+        """Free the stage. Groups in replay keep waiting in the journal."""
+        self._stage.close()
+
+    def _replay(self, wanted: int, step: int) -> None:
+        batch = self._backlog.next_batch(wanted)
+        if batch:
+            admitted = self._admission.admit(self._journal.groups.by_digest([group.digest for group in batch]), step)
+            self._stage.start(lambda: self._replayer.check(admitted))
+
+    def _settle(self, outcomes: list[Outcome], step: int) -> None:
+        for group in self._settlement.settle(outcomes, step=step):
+            self._backlog.peer_verified(group.peer)
+        self._backlog.settled([outcome.stored.digest for outcome in outcomes])
+
+    def _wanted(self) -> int:
+        return max(0, self._ready_target - len(self._buffer))
+
+    def _usable_at(self, step: int) -> Callable[[int], bool]:
+        return lambda version: self._admission.is_usable(version, step)

@@ -1,0 +1,148 @@
+"""Backlog of stored groups: which to replay next, and which to settle without a replay. Pure.
+
+Training needs the freshest groups, volunteers need every group settled, and a flood must cost only its own peer. So
+peers take turns, each with its newest group first. A group that has grown too stale is settled at once and costs no
+replay: nothing waits longer than the staleness bound. Replays beyond what the
+buffer lacks come out of a budget per update, which goes to peers without standing first: newcomers are judged although
+the swarm outruns training.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from p2prl.protocol.digests import Digest
+
+STANDING_GROUPS = 8
+"""Verified groups after which a peer has standing: as many as an honest volunteer delivers in its first minutes."""
+
+_BATCH_BYTES = 32 * 1024 * 1024
+"""Bytes of the groups of one batch, and one group more: thousands of usual size, three of the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingGroup:
+    """A stored group without a receipt."""
+
+    digest: Digest
+    peer: bytes
+    version: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BacklogConfig:
+    """How much one batch holds, and how much is replayed beyond the buffer's want."""
+
+    batch_groups: int
+    """Most groups of one batch."""
+    budget_groups: int
+    """Groups replayed per update beyond those the buffer lacks."""
+    newest_first: bool
+    """Whether a peer's newest group comes first, or its oldest."""
+
+
+class ReplayBacklog:
+    """Stored groups that wait, those in replay, and the peers' standing."""
+
+    def __init__(self, config: BacklogConfig, *, verified: Mapping[bytes, int]) -> None:
+        """`verified` is how many groups of each peer were verified before."""
+        self._config = config
+        self._waiting: dict[Digest, WaitingGroup] = {}
+        self._in_replay: set[Digest] = set()
+        self._verified: Counter[bytes] = Counter(verified)
+        self._budget = config.budget_groups
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def in_replay(self) -> int:
+        """Groups in the batch that is being replayed."""
+        return len(self._in_replay)
+
+    def add(self, group: WaitingGroup) -> None:
+        """Queue a group that was stored."""
+        self._waiting.setdefault(group.digest, group)
+
+    def settled(self, digests: Iterable[Digest]) -> None:
+        """These groups have their receipts."""
+        for digest in digests:
+            self._waiting.pop(digest, None)
+            self._in_replay.discard(digest)
+
+    def peer_verified(self, peer: bytes) -> None:
+        """A group of a peer passed its checks."""
+        self._verified[peer] += 1
+
+    def update_begun(self) -> None:
+        """An update took its batch: the next one has a fresh budget."""
+        self._budget = self._config.budget_groups
+
+    def has_work(self, wanted: int, is_usable: Callable[[int], bool]) -> bool:
+        """Whether there is a group to settle, or to replay."""
+        idle = len(self._waiting) - len(self._in_replay)
+        return bool(idle and (wanted or self._budget or self.useless(is_usable, 1)))
+
+    def useless(self, is_usable: Callable[[int], bool], most: int) -> list[WaitingGroup]:
+        """Up to `most` waiting groups of versions that are not usable any more."""
+        usable = {version: is_usable(version) for version in {group.version for group in self._waiting.values()}}
+        found = (g for g in self._waiting.values() if not usable[g.version] and g.digest not in self._in_replay)
+        return [group for group, _ in zip(found, range(most), strict=False)]
+
+    def next_batch(self, wanted: int) -> list[WaitingGroup]:
+        """The groups to replay now, in the order they arrived; `wanted` is how many the buffer lacks.
+
+        They stay in the backlog until they are settled, and are not chosen again. Nothing while a batch is in replay.
+        """
+        if self._in_replay or not self._waiting:
+            return []
+        turns = self._in_turns()
+        chosen = turns[:wanted]
+        extra = turns[wanted:]
+        if self._budget and extra:
+            extra.sort(key=lambda group: self._verified[group.peer] >= STANDING_GROUPS)  # stable: in turns within each
+            chosen += extra[: self._budget]
+        order = {digest: place for place, digest in enumerate(self._waiting)}
+        chosen = _first_bytes(_by_arrival_in_turns(chosen[: self._config.batch_groups], order))
+        self._budget -= max(0, len(chosen) - wanted)
+        self._in_replay = {group.digest for group in chosen}
+        return chosen
+
+    def _in_turns(self) -> list[WaitingGroup]:
+        """All waiting groups: the first of each peer, then the second of each, and so on."""
+        by_peer: defaultdict[bytes, list[tuple[int, WaitingGroup]]] = defaultdict(list)
+        for place, group in enumerate(self._waiting.values()):
+            by_peer[group.peer].append((place, group))
+        ranked = []
+        for groups in by_peer.values():
+            ordered = sorted(groups, key=lambda entry: (self._age(entry[1]), entry[0]))
+            ranked += [(turn, self._age(group), place, group) for turn, (place, group) in enumerate(ordered)]
+        return [group for _, _, _, group in sorted(ranked, key=lambda entry: entry[:3])]
+
+    def _age(self, group: WaitingGroup) -> int:
+        """Lower for groups of newer versions; the same for all when order is by arrival."""
+        return -group.version if self._config.newest_first else 0
+
+
+def _by_arrival_in_turns(groups: Sequence[WaitingGroup], order: dict[Digest, int]) -> list[WaitingGroup]:
+    """Round-robin over the peers, oldest first: the order of receipts does not depend on how groups were chosen."""
+    turns: Counter[bytes] = Counter()
+    ranked = []
+    for group in sorted(groups, key=lambda each: order[each.digest]):
+        ranked.append((turns[group.peer], order[group.digest], group))
+        turns[group.peer] += 1
+    return [group for _, _, group in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _first_bytes(groups: Sequence[WaitingGroup]) -> list[WaitingGroup]:
+    """Groups up to the first that exceeds `_BATCH_BYTES` together with those before it."""
+    left, first = _BATCH_BYTES, []
+    for group in groups:
+        if left <= 0:
+            break
+        first.append(group)
+        left -= group.size_bytes
+    return first

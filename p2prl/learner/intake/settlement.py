@@ -1,0 +1,70 @@
+"""Settle checked groups: sign their receipts, write both in one transaction, fill the buffer, publish the receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from p2prl.clock import Clock
+from p2prl.learner.intake.receipt_signing import sign_receipts
+from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verification import Outcome
+from p2prl.learner.intake.verified_group import VerifiedGroup
+from p2prl.learner.journal.groups import GroupState
+from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.storage import LearnerStorage
+from p2prl.protocol.ledger_messages import ReceiptState
+
+
+class Settlement:
+    """Writes outcomes to the journal, the ledger and the buffer."""
+
+    def __init__(
+        self,
+        *,
+        storage: LearnerStorage,
+        buffer: RolloutBuffer,
+        sender: SigningSender,
+        clock: Clock,
+        on_verified: Callable[[VerifiedGroup], None],
+    ) -> None:
+        """`on_verified` gets each verified group."""
+        self._journal = storage.journal
+        self._buffer = buffer
+        self._sender = sender
+        self._clock = clock
+        self._on_verified = on_verified
+
+    def settle(self, outcomes: Sequence[Outcome], *, step: int) -> list[VerifiedGroup]:
+        """Issue one receipt per group; returns the verified ones."""
+        receipts = sign_receipts(self._sender, step, outcomes)
+        with self._journal.transaction():
+            verified = [group for outcome in outcomes if (group := self._record(outcome)) is not None]
+            self._journal.ledger.append(receipts)
+            self._journal.ledger.release_verdicts([outcome.stored.digest for outcome in outcomes])
+        for group in verified:
+            self._buffer.add(group)
+            self._on_verified(group)
+        self._sender.send(receipts)
+        return verified
+
+    def _record(self, outcome: Outcome) -> VerifiedGroup | None:
+        """Write an outcome to the journal; the group when it was verified."""
+        digest, policy, replay, inspection = outcome.stored.digest, outcome.policy, outcome.replay, outcome.inspection
+        if outcome.state is not ReceiptState.VERIFIED or policy is None or replay is None or inspection is None:
+            state = GroupState.EXPIRED if outcome.state is ReceiptState.EXPIRED else GroupState.REJECTED
+            self._journal.groups.mark_refused(digest, state=state, reason=outcome.reason)
+            return None
+        behavior = np.concatenate([np.asarray(row, dtype="<f4") for row in replay.behavior_logprobs]).tobytes()
+        rewards = np.asarray(inspection.rewards, dtype="<f4").tobytes()
+        self._journal.groups.mark_verified(digest, behavior=behavior, rewards=rewards)
+        return VerifiedGroup(
+            digest=digest,
+            peer=outcome.stored.peer,
+            group=outcome.group,
+            policy_step=policy.manifest.step,
+            behavior=behavior,
+            rewards=rewards,
+            verified_at=self._clock.now(),
+        )

@@ -1,0 +1,140 @@
+"""Memory model of a training step: what a learner will hold, from the shape of its model and its settings.
+
+Pure arithmetic. The factors were measured by counting the tensors that autograd saves for Qwen2, Llama and GPT-2
+models of 128 to 896 hidden units; `docs/benchmarks/memory.md` compares predictions with measured peaks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from p2prl.learner.training.memory_config import PURE_BF16, OptimizerStates, Precision
+from p2prl.learner.training.micro_batches import MicroBatchRule
+
+_SAVED_BYTES: dict[Precision, float] = {"fp32": 4.4, "bf16": 2.8, "bf16_stochastic": 2.2, "bf16_kahan": 2.2}
+"""Bytes for each saved element of a layer. Measured: 3.7-4.4 in float32, 2.4-2.7 with autocast, whose norms stay in
+float32, 2.0-2.2 in bfloat16."""
+
+_LOW_BIT_BYTES = 2 * (1 + 4 / 256)
+"""Two means of a byte each, with a float32 scale for every 256."""
+
+_KEPT_LOGITS = 3.3
+"""Copies of the logits that a model computing its own holds at once, in float32."""
+
+_SCRATCH_BYTES = {"cpu": 150_000_000}
+"""Tiles of logits and blocks of the optimizer."""
+
+_LARGE_SCRATCH_BYTES = 1_500_000_000
+"""The same with a GPU's larger tiles, and the workspaces of its libraries."""
+
+_LOGIT_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings of transformers models that change logits after the head. What a model does is found when it is built."""
+
+_PUBLISHED_COPIES = 2
+"""A version's bytes and its patch, held in the machine's memory while it is published."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder-only transformer."""
+
+    parameters: int
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    """Width of the feed-forward layer."""
+    layers: int
+    query: int
+    """Width of all query heads together."""
+    own_logits: bool = False
+    """Its logits are more than a linear layer, so those of a micro-batch are held at once."""
+
+    @property
+    def layer_elements(self) -> int:
+        """Elements that one layer saves for the backward pass, for each token: the inputs of two norms and what they
+        return, queries, keys and values repeated for each head, the attention's result, and four of the feed-forward
+        width."""
+        return 6 * self.hidden + 5 * self.query + 4 * self.intermediate
+
+
+def shape_of(config: Any, parameters: int) -> ModelShape:
+    """The shape of a transformers configuration."""
+    text = config.get_text_config()
+    hidden: int = text.hidden_size
+    heads: int = text.num_attention_heads
+    head: int = getattr(text, "head_dim", None) or hidden // heads
+    return ModelShape(
+        parameters=parameters,
+        vocabulary=text.vocab_size,
+        hidden=hidden,
+        intermediate=getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden,
+        layers=text.num_hidden_layers,
+        query=heads * head,
+        own_logits=any(getattr(text, name, None) for name in _LOGIT_SETTINGS),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSetup:
+    """Settings that memory depends on. It has this many fields because each adds a term of the model."""
+
+    precision: Precision = "fp32"
+    states: OptimizerStates = "full"
+    reference: bool = False
+    """Whether there is a reference policy."""
+    replay_bytes: int = 4
+    """Bytes of a weight in the engine that replays groups; 0 without one on this device."""
+    published_bytes: int = 2
+    """Bytes of a weight as it is published; 0 when the device has a memory of its own."""
+    device_type: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNeeds:
+    """Bytes on the training device, by purpose."""
+
+    weights: int
+    """In training; with autocast also their 16-bit copies."""
+    gradients: int
+    optimizer: int
+    reference: int
+    replay: int
+    """Weights of the engine that replays groups."""
+    publishing: int
+    """A new version and its patch."""
+    scratch: int
+    """The embedding's gradient from one micro-batch, and tiles."""
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """Everything together."""
+        return sum(getattr(self, each.name) for each in fields(self))
+
+
+def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) -> MemoryNeeds:
+    """What a training step will hold at its peak."""
+    width = 2 if setup.precision in PURE_BF16 else 4
+    states = _LOW_BIT_BYTES if setup.states == "8bit" else 2 * width
+    rest = 2 if setup.precision == "bf16_kahan" else 0
+    copies = 2 if setup.precision == "bf16" else 0
+    embedding = shape.vocabulary * shape.hidden * width
+    return MemoryNeeds(
+        weights=shape.parameters * (width + copies),
+        gradients=shape.parameters * width,
+        optimizer=int(shape.parameters * (states + rest)),
+        reference=shape.parameters * width if setup.reference else 0,
+        replay=shape.parameters * setup.replay_bytes,
+        publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,
+        scratch=embedding + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
+        activations=int(rule.tokens * token_bytes(shape, setup.precision, checkpointing=rule.checkpointing)),
+    )
+
+
+def token_bytes(shape: ModelShape, precision: Precision, *, checkpointing: bool) -> float:
+    """Bytes of activations for each token of a micro-batch."""
+    layer = shape.layer_elements * _SAVED_BYTES[precision]
+    # One more layer is in flight: its gradients, or with checkpointing what is computed again.
+    kept = shape.layers * shape.hidden * 4 + 2 * layer if checkpointing else (shape.layers + 1) * layer
+    return kept + (shape.vocabulary * 4 * _KEPT_LOGITS if shape.own_logits else 0)

@@ -1,0 +1,77 @@
+"""Checkpoints of a trainer: a Hugging Face model directory with the optimizer's state, written atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from p2prl.disk_full import write_error
+
+_OPTIMIZER_FILE = "optimizer.safetensors"
+_REFERENCE_FILE = "reference.safetensors"
+_STATE_FILE = "trainer.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerState:
+    """A trainer's state besides the weights."""
+
+    step: int
+    """Updates done."""
+    loss: Mapping[str, Any]
+    """State of the loss pipeline."""
+    optimizer: Mapping[str, Tensor]
+    reference: Mapping[str, Tensor] | None
+    """Weights of the reference policy; None without one."""
+
+
+def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerState) -> None:
+    """Write a checkpoint; the directory appears complete or not at all."""
+    new = directory.with_name(directory.name + ".new")
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        model.save_pretrained(new, safe_serialization=True)
+        tokenizer.save_pretrained(new)
+        save_file(dict(state.optimizer), new / _OPTIMIZER_FILE)
+        if state.reference is not None:
+            save_file(dict(state.reference), new / _REFERENCE_FILE)
+        (new / _STATE_FILE).write_text(json.dumps({"step": state.step, "estimator": state.loss}))
+        for path in new.iterdir():
+            _sync(path)
+        shutil.rmtree(directory, ignore_errors=True)
+        new.rename(directory)
+        _sync(directory.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(new, ignore_errors=True)  # an unfinished checkpoint occupies space the journal needs
+        raise write_error(
+            error, f"the checkpoint {directory}", kept="training resumes from the last checkpoint and the journal"
+        ) from error
+
+
+def load_checkpoint(directory: Path) -> TrainerState:
+    """Read a checkpoint except its weights, which the model is loaded with."""
+    state = json.loads((directory / _STATE_FILE).read_text())
+    reference = directory / _REFERENCE_FILE
+    return TrainerState(
+        step=int(state["step"]),
+        loss=state.get("estimator", {}),
+        optimizer=load_file(directory / _OPTIMIZER_FILE),
+        reference=load_file(reference) if reference.exists() else None,
+    )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

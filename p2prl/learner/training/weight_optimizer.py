@@ -1,0 +1,140 @@
+"""The optimizer of a run's weights by precision and state width, its step, and its state as tensors to save.
+
+Its step draws no random numbers, or draws them from the step's number alone, so that a replay repeats it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2prl.errors import ConfigError, require
+from p2prl.learner.training.bf16_adamw import Bf16AdamW
+from p2prl.learner.training.low_bit_adamw import build_low_bit_adamw, join_state, split_state, stepping
+from p2prl.learner.training.memory_config import PURE_BF16, OptimizerStates, Precision
+
+FUSED_FROM_PARAMETERS = 1_000_000
+"""Models of at least this size take torch's fused AdamW: one pass over the weights without temporaries of their size.
+Smaller ones take its plain loop, whose results runs of small models have always had."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """AdamW and its learning-rate schedule."""
+
+    learning_rate: float = 5e-4
+    """Peak learning rate. 5e-4 suits the 59k-parameter chain4 model; use 1e-6 for billions of parameters."""
+    beta1: float = 0.9
+    """Decay of the gradient's running mean, per update."""
+    beta2: float = 0.99
+    """Decay of the squared gradient's running mean, per update. Less than the usual .999: off-policy gradients change
+    direction faster."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay, as a factor on the learning rate; 0 for none."""
+    warmup_updates: int = 10
+    """Updates over which the learning rate rises linearly, while Adam's second moment is still inaccurate."""
+    gradient_clip: float = 1.0
+    """Largest gradient norm; a larger gradient is scaled down to it."""
+
+    def __post_init__(self) -> None:
+        require("learning_rate", self.learning_rate, 0.0 < self.learning_rate < math.inf, "above 0")
+        require("beta1", self.beta1, 0.0 <= self.beta1 < 1.0, "within 0..1, 1 excluded")
+        require("beta2", self.beta2, 0.0 <= self.beta2 < 1.0, "within 0..1, 1 excluded")
+        require("weight_decay", self.weight_decay, 0.0 <= self.weight_decay < math.inf, "0 or more")
+        require("warmup_updates", self.warmup_updates, self.warmup_updates >= 0, "0 or more")
+        require("gradient_clip", self.gradient_clip, 0.0 < self.gradient_clip < math.inf, "above 0")
+
+
+class WeightOptimizer:
+    """AdamW on a model's parameters."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        config: OptimizerConfig,
+        *,
+        precision: Precision = "fp32",
+        states: OptimizerStates = "full",
+    ) -> None:
+        self._parameters = parameters
+        self._states = states
+        self._draws_globally = states == "8bit" and precision in PURE_BF16
+        self._optimizer = _build(parameters, config, precision=precision, states=states)
+
+    def step(self, learning_rate: float, *, number: int) -> None:
+        """Take step `number` with the parameters' gradients."""
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):  # torchao's, so that a new value is not compiled in
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
+        device = self._parameters[0].device
+        with ExitStack() as around:
+            if self._states == "8bit":
+                around.enter_context(stepping(device))
+            if self._draws_globally:
+                around.enter_context(torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]))
+                torch.manual_seed(number)
+            self._optimizer.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, for a checkpoint: plain tensors named `INDEX.NAME`."""
+        return {
+            f"{index}.{name}{suffix}": part.detach().cpu().contiguous()
+            for index, parameter in enumerate(self._parameters)
+            for name, value in self._optimizer.state[parameter].items()
+            for suffix, part in split_state(value).items()
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load a checkpoint's state. `ConfigError` when it is of other states than this run's settings ask for."""
+        by_state: dict[tuple[int, str], dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            number, name, *suffix = key.split(".")
+            by_state.setdefault((int(number), name), {})["".join(f".{part}" for part in suffix)] = tensor
+        is_low_bit = any("" not in parts for parts in by_state.values())
+        if by_state and is_low_bit != (self._states == "8bit") and _could_be_low_bit(self._parameters):
+            written = "8bit" if is_low_bit else "full"
+            raise ConfigError(
+                f"the newest checkpoint was written with optimizer_states = {written!r}",
+                remedy=f'Set learner.memory.optimizer_states = "{written}" in run.toml again.',
+            )
+        for (index, name), parts in by_state.items():
+            parameter = self._parameters[index]
+            if name != "step":
+                moved = {suffix: _like(part, parameter) for suffix, part in parts.items()}
+                self._optimizer.state[parameter][name] = join_state(name, moved, parameter)
+            else:
+                fused = self._optimizer.defaults.get("fused")
+                self._optimizer.state[parameter][name] = parts[""].to(parameter.device if fused else "cpu")
+
+
+def _build(
+    parameters: Sequence[Tensor], config: OptimizerConfig, *, precision: Precision, states: OptimizerStates
+) -> torch.optim.Optimizer:
+    rate, betas, decay = config.learning_rate, (config.beta1, config.beta2), config.weight_decay
+    if states == "8bit":
+        stochastic = precision in PURE_BF16
+        return build_low_bit_adamw(parameters, lr=rate, betas=betas, weight_decay=decay, stochastic=stochastic)
+    if precision in PURE_BF16:
+        kahan = precision == "bf16_kahan"
+        return Bf16AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, kahan=kahan)
+    fused = sum(parameter.numel() for parameter in parameters) >= FUSED_FROM_PARAMETERS
+    return torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, foreach=False, fused=fused)
+
+
+def _like(part: Tensor, parameter: Tensor) -> Tensor:
+    """A state on the parameter's device; a plain one also in its type, as the precision may have changed."""
+    if part.shape == parameter.shape and part.is_floating_point():
+        return part.to(parameter.device, parameter.dtype)
+    return part.to(parameter.device)
+
+
+def _could_be_low_bit(parameters: Sequence[Tensor]) -> bool:
+    """Whether some parameter is large enough for torchao to keep its state in 8 bits."""
+    return any(parameter.numel() >= 4096 and parameter.numel() % 256 == 0 for parameter in parameters)

@@ -1,0 +1,33 @@
+"""Choice of a model's attention kernels. Those of flash-attn compute rows joined to one without any padding."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, Literal
+
+from p2prl.errors import ConfigError
+
+Attention = Literal["sdpa", "flash_attention_2"]
+
+
+def use_attention(model: Any, attention: Attention) -> None:
+    """Let the model use these kernels. `ConfigError` where they are not installed or the model cannot use them."""
+    if attention == "sdpa":
+        return  # as loaded
+    # Without the package, transformers would fetch kernels from the hub and run them.
+    if importlib.util.find_spec("flash_attn") is None:
+        raise ConfigError(
+            f"attention = {attention!r} needs the package flash-attn, which is not installed",
+            remedy='Install flash-attn, or set learner.memory.attention = "sdpa".',
+        )
+    if next(model.parameters()).device.type != "cuda":
+        raise ConfigError(
+            f"attention = {attention!r} runs on CUDA alone", remedy='Set learner.memory.attention = "sdpa".'
+        )
+    try:
+        model.set_attn_implementation(attention)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"the model cannot use attention = {attention!r}: {error}",
+            remedy='Set learner.memory.attention = "sdpa".',
+        ) from error

@@ -1,0 +1,24 @@
+"""Recognition of running out of memory: each device of torch reports it in its own way."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+_MESSAGES = ("not enough memory", "can't allocate memory", "out of memory")
+"""Texts of the plain RuntimeError that CPU and MPS allocators raise."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this error says that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+
+
+def release_memory() -> None:
+    """Return what failed work left behind."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

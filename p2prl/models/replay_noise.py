@@ -1,0 +1,87 @@
+"""Rounding noise between a sampler and a scorer: the scale that a replay's deviations are measured against.
+
+Two engines that compute one policy with other kernels, batch sizes or caches differ in every logit. Seen on models of
+4 to 28 layers, the difference is normal over the vocabulary, and its standard deviation is
+
+    roundoff · sqrt(1 + .15 · layers)    for each of the two engines, times the root mean square of the row's logits
+
+where `roundoff` is the dtype's unit roundoff: each layer adds two rounded terms to the residual stream, so the variance
+grows with the depth, and the head carries a relative error of the hidden state over to logits of any size. Rounding the
+logits themselves, in a 16-bit head, adds .3 of a roundoff of each logit. So no absolute bound fits two models: with
+logits of 6 and 18 the noise of bfloat16 differs threefold, and dividing by a temperature of .6 scales it by 1.7.
+
+The row's logits are the scorer's own. Of the sampler's claims only the dtype counts, and it can only narrow the scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from p2prl.errors import require
+
+Floats = npt.NDArray[np.float64]
+
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Largest relative error of rounding a number, by dtype."""
+
+VARIANCE_PER_LAYER = 0.15
+"""In units of the variance that a model without layers has. Fitted to bfloat16: 1.8, 2.4 and 3.2 roundoffs between two
+engines at 4, 12 and 28 layers."""
+
+SLACK = 2.0
+"""Scale used over scale expected. A row's noise exceeds the mean of its model by up to 1.5."""
+
+LOGIT_FLOOR = 1e-3
+"""Least noise of a logit between two engines, whatever the dtype. fp32 on two GPU architectures differs by up to this
+in deep models, far more than the roundoff says; TF32 is switched off."""
+
+WIDEST_MEASURED = 4.0
+"""A measured scale counts up to this multiple of the expected one: a run's operator cannot calibrate on cheats."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseScale:
+    """Standard deviation of the difference of one logit between two engines; honest work stays under it."""
+
+    relative: float
+    """Part of the root mean square of the row's logits."""
+    floor: float
+    """Least deviation, in logits."""
+
+    def of_rows(self, sizes: Floats, temperature: float) -> Floats:
+        """The deviation for each row, nats at the sampling temperature. `sizes` are at that temperature too."""
+        return np.maximum(self.relative * sizes, self.floor / temperature)
+
+
+def noise_scale(
+    *, claimed_dtype: str, run_dtype: str, scorer_dtype: str, layers: int, measured: float | None = None
+) -> NoiseScale:
+    """The scale for a group whose volunteer claims to have sampled in `claimed_dtype`.
+
+    A claim wider than the run's dtype, or an unknown one, counts as the run's. `measured` is the pair's own relative
+    noise, from `measured_noise` of groups of trusted peers; without it the scale is the expected one.
+    """
+    for dtype in (run_dtype, scorer_dtype):
+        require("dtype", dtype, dtype in UNIT_ROUNDOFF, f"one of {', '.join(UNIT_ROUNDOFF)}")
+    widest = UNIT_ROUNDOFF[run_dtype]
+    sampler = min(widest, UNIT_ROUNDOFF.get(claimed_dtype, widest))
+    expected = math.hypot(sampler, UNIT_ROUNDOFF[scorer_dtype]) * math.sqrt(1.0 + VARIANCE_PER_LAYER * layers)
+    relative = expected if measured is None else min(measured, WIDEST_MEASURED * expected)
+    return NoiseScale(SLACK * relative, SLACK * LOGIT_FLOOR)
+
+
+def measured_noise(logprob_differences: Sequence[float], logprobs: Sequence[float], sizes: Sequence[float]) -> float:
+    """Relative noise of a pair of engines, from honest groups: the sampler's log-probs minus the scorer's.
+
+    A log-prob moves with its own logit and against the mean of all, weighted by their probabilities; the second part is
+    small where the token was unlikely, so tokens above one half are left out. `ConfigError` when none is left.
+    """
+    unlikely = np.asarray(logprobs) < math.log(0.5)
+    require("tokens below one half", int(unlikely.sum()), bool(unlikely.any()), "1 or more")
+    ratios = np.asarray(logprob_differences)[unlikely] / np.asarray(sizes)[unlikely]
+    return float(np.sqrt(np.mean(np.square(ratios))))

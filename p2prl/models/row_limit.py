@@ -1,0 +1,56 @@
+"""Number of completions that may be decoded at once, from memory."""
+
+from __future__ import annotations
+
+import torch
+
+from p2prl.models.free_memory import free_memory
+
+MOST_ROWS = 256
+"""More rows make no machine faster that was measured, and their groups are staler on arrival."""
+
+_SHARE = {"cuda": 0.9, "cpu": 0.5, "mps": 0.5}
+"""Share of the free memory for keys, values and logits. The machine's own memory is shared with other programs."""
+
+_LOGIT_BYTES = 32
+"""Memory for each logit of a row: the logits in two dtypes, and the draw's temporaries."""
+
+_STEPS_TO_GROW = 4096
+"""Steps after which a limit that memory ran out above is doubled: other programs come and go."""
+
+
+class RowLimit:
+    """Rows that fit, by the longest of them."""
+
+    def __init__(self, *, budget_bytes: int, token_bytes: int, vocabulary: int, most_rows: int = MOST_ROWS) -> None:
+        """`token_bytes` is the size of keys and values of one token."""
+        self._budget = budget_bytes
+        self._token_bytes = token_bytes
+        self._row_bytes = vocabulary * _LOGIT_BYTES
+        self._ceiling = self._most = most_rows
+        self._steps = 0
+
+    def rows(self, tokens: int) -> int:
+        """Rows of up to `tokens` tokens that fit; at least one, so that work goes on."""
+        fit = self._budget // (tokens * self._token_bytes + self._row_bytes)
+        return max(1, min(self._most, fit))
+
+    def ran_out(self, rows: int) -> None:
+        """Memory ran out with this number of rows: use half."""
+        self._most = max(1, rows // 2)
+        self._steps = 0
+
+    def stepped(self) -> None:
+        """A step succeeded."""
+        self._steps += 1
+        if self._steps == _STEPS_TO_GROW:
+            self._most, self._steps = min(self._ceiling, 2 * self._most), 0
+
+
+def cache_budget(device: torch.device, *, weight_bytes: int, memory_bytes: int | None) -> int:
+    """Bytes for everything but the weights, which are on `device` already.
+
+    `memory_bytes` is what the machine's owner grants the engine, weights included.
+    """
+    budget = int(_SHARE[device.type] * free_memory(device))
+    return budget if memory_bytes is None else max(0, min(budget, memory_bytes - weight_bytes))

@@ -1,0 +1,142 @@
+"""Arithmetic of the compiled draw: the hash, exact noise, and an upper bound on the noise from the hash alone.
+
+The bound: the noise is below −ln(1 − u), and the bits of a float, read as an integer, are a straight-line approximation
+of its log2 from below.
+
+Everything keeps to 32-bit integers, since numba widens sums and products to 64 bits and so would use vectors of half
+the lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from p2prl.models.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2
+
+MAGNITUDE = np.int32(0x7FFFFFFF)
+"""All bits of a float32 but the sign."""
+
+_LARGE = np.float32(1e37)
+_FIVE = np.uint32(5)
+_QUARTER = np.float32(0.25)
+
+_BOUND_AT_ZERO = np.float32((31 + 127) * math.log(2))
+_BOUND_SLOPE = np.float32(math.log(2) / 2**23)
+"""A float of bits b is at least 2^(b / 2^23 − 127). The bound's argument is (1 − u) · 2^31, or less."""
+
+_SLACK = 1e-3
+_RELATIVE_SLACK = 1e-6
+"""More than the rounding of a bound and of a noisy logit: 1e-4 for terms of the noise, which are below 128, and 4e-7 of
+the scaled logit."""
+
+_C5 = np.float32(0.0013390863)
+_C4 = np.float32(0.0096760326)
+_C3 = np.float32(0.0555035667)
+_C2 = np.float32(0.2402210693)
+_C1 = np.float32(0.6931471910)
+_C0 = np.float32(1.0000000755)
+"""2^f on [−1/2, 1/2] by Chebyshev's polynomial of degree 5: relative error 1e-7."""
+
+_LOWEST_EXPONENT = np.float32(-126.0)
+_BIAS = np.int32(127)
+_MANTISSA_BITS = np.int32(23)
+
+
+def compiled(loop: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Compile when first used, without a cache on disk: numba would keep machine code in pickles there."""
+    made: Callable[..., Any] = njit(nogil=True, error_model="numpy", **options)(loop)
+    return made
+
+
+def compiled_part(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A function that only compiled functions call: without wrappers for Python it compiles faster."""
+
+    def decorated(loop: Callable[..., Any]) -> Callable[..., Any]:
+        return compiled(loop, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+
+    return decorated
+
+
+@cache
+def _bit_cast(source: Any, target: Any) -> Callable[..., Any]:
+    """A function of one number of type `source` that gives the number of type `target` with the same bits."""
+
+    def cast(_context: Any, _value: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(target))
+
+        return target(source), generate
+
+    made: Callable[..., Any] = intrinsic(cast)
+    return made
+
+
+bits_of = _bit_cast(types.float32, types.int32)
+float_of = _bit_cast(types.int32, types.float32)
+
+
+@compiled_part()
+def _rotate(x: Any, bits: Any) -> Any:
+    return np.uint32(np.uint32(x << np.uint32(bits)) | np.uint32(x >> np.uint32(32 - bits)))
+
+
+@compiled_part()
+def scramble(first: Any, scrambled: Any) -> None:
+    """`gumbel_noise.scramble` of `first`, `first` + 1, …"""
+    for i in range(scrambled.shape[0]):
+        x = np.uint32(np.uint32(first + i) * FACTOR_1)
+        scrambled[i] = np.uint32(_rotate(x, 15) * FACTOR_2)
+
+
+@compiled_part()
+def hash_of(state: Any, scrambled: Any) -> Any:
+    """`gumbel_noise.hashes`."""
+    h = np.uint32(np.uint32(_rotate(np.uint32(state ^ scrambled), 13) * _FIVE) + ADDED)
+    h = np.uint32(h ^ BYTES_HASHED)
+    h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(16))) * FINAL_1)
+    h = np.uint32(np.uint32(h ^ np.uint32(h >> np.uint32(13))) * FINAL_2)
+    return np.uint32(h ^ np.uint32(h >> np.uint32(16)))
+
+
+@compiled_part()
+def noise_of(h: Any) -> Any:
+    """`gumbel_noise.noise_of`."""
+    return np.float32(-math.log(-math.log((np.float64(h) + 0.5) * 2.0**-32)))
+
+
+@compiled_part(fastmath={"contract"})
+def bound_of(h: Any) -> Any:
+    """At least the noise of a hash; mostly less than .1 more at large hashes, up to 3.2 more at small ones."""
+    rest = np.float32(np.int32(np.uint32(np.uint32(~h) >> np.uint32(1)))) + _QUARTER
+    return _BOUND_AT_ZERO - _BOUND_SLOPE * np.float32(bits_of(rest))
+
+
+@compiled_part()
+def in_order(bits: Any) -> Any:
+    """Bits of a float32 as an integer that grows with it; its own inverse."""
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & MAGNITUDE))
+
+
+@compiled_part()
+def floor_of(best: Any) -> Any:
+    """The bound of a token whose noisy logit is `best` or more is at least this. Near overflow none is excluded."""
+    if not best < _LARGE:
+        return _LARGE
+    return np.float32(np.float64(best) - (_SLACK + _RELATIVE_SLACK * abs(np.float64(best))))
+
+
+@compiled_part(fastmath={"contract"})
+def power_of_two(power: Any) -> Any:
+    """2^`power` for powers up to 127; those below −126 give 2^−126."""
+    power = max(power, _LOWEST_EXPONENT)
+    whole = np.float32(math.floor(power + np.float32(0.5)))
+    f = power - whole
+    fraction = ((((_C5 * f + _C4) * f + _C3) * f + _C2) * f + _C1) * f + _C0
+    return fraction * float_of(np.int32(np.int32(np.int32(whole) + _BIAS) << _MANTISSA_BITS))

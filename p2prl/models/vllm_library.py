@@ -1,0 +1,79 @@
+"""vLLM as a library in this process: its import, its environment, its errors, and what it must not change here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from p2prl.errors import ConfigError
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the draw and the weights are shared with this process
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # listen on this machine only
+    "KMP_BLOCKTIME": "0",  # Intel's OpenMP would spin between steps
+}
+"""Read by vLLM from the environment alone. What the user set stays, except for the first."""
+
+VLLM_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Exceptions of vLLM on a model or a machine that it cannot handle."""
+
+
+def import_vllm() -> Any:
+    """The library. `ConfigError` when it is not installed."""
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())  # it logs before it reads the level
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of vLLM about its own code
+            import vllm
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
+        raise ConfigError(
+            f"vLLM cannot be imported: {error}",
+            remedy="Install the extra `vllm` (docs/volunteers.md), or join with --engine transformers.",
+        ) from error
+    return vllm
+
+
+def let_modules_be_scanned() -> None:
+    """Give llvmlite's library, once it is imported, a `__dict__` that is one.
+
+    On a CPU vLLM reads that of every object in every module, and llvmlite answers any name with a C function.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None:
+        ffi.lib._fntab.setdefault("__dict__", {})
+
+
+@contextmanager
+def own_random_state() -> Iterator[None]:
+    """Undo that vLLM seeds every generator of the process with a constant."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])

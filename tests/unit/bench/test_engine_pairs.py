@@ -1,0 +1,45 @@
+"""Pairs of engines: the benchmark's models are as spread as they say, and a small run meets its demands."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from p2prl.bench.engine_pairs.benchmark import PairsConfig, run_pairs_bench
+from p2prl.bench.engine_pairs.engines import ENGINES, VOCABULARY, engine, model_of_spread
+from p2prl.errors import ConfigError
+
+
+@pytest.mark.parametrize("spread", [3.0, 18.0])
+def test_engines_compute_one_model_differently(spread: float) -> None:
+    model = model_of_spread(spread, seed=1)
+    ids = torch.arange(48).reshape(2, 24)
+    with torch.no_grad():
+        logits = {name: engine(name, model, "bfloat16").forward(ids, cache=None, keep=24).float() for name in ENGINES}
+        exact = model(input_ids=ids).logits
+    assert float(exact.std(dim=-1).mean()) == pytest.approx(spread, rel=0.1)
+    for name in ENGINES:
+        difference = logits[name] - exact
+        assert 0.0 < float(difference.std()) < 0.05 * spread
+    assert not torch.equal(logits["sdpa"], logits["eager"])
+    assert not torch.equal(logits["sdpa"], logits["fp32 head"])
+    assert logits["sdpa"].shape[-1] == VOCABULARY
+
+
+def test_small_run_rejects_no_honest_group_and_finds_the_edits() -> None:
+    results = run_pairs_bench(PairsConfig(groups=24, spreads=(6.0,)))
+    assert len(results) == 3 * 3 * 2 * 2
+    assert all(result.met for result in results)
+    for result in results:
+        assert (result.groups, result.tokens, result.rejected) == (24, 24 * 32, 0)
+        assert result.edited > 0
+        assert result.smallest_edit > 1.0
+        if result.dtype == "float32":
+            assert result.mismatched == 0
+    assert any(result.mismatched for result in results)
+
+
+def test_illegal_settings_are_refused() -> None:
+    for change in ({"groups": 1}, {"spreads": (0.0,)}):
+        with pytest.raises(ConfigError):
+            PairsConfig(**change)

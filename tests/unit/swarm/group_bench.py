@@ -1,0 +1,80 @@
+"""One node's bodies of large groups, with groups to move and peers to move them to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.envelope import Opened, open_envelope, seal
+from p2prl.protocol.identity import Identity, PeerId
+from p2prl.protocol.link_messages import ChunkRequest
+from p2prl.protocol.manifests import BlobRef, blob_of
+from p2prl.protocol.rollout_group import GroupHeader
+from p2prl.swarm.groups.config import GroupBodyConfig
+from p2prl.swarm.groups.group_bodies import GroupBodies
+from p2prl.testing.memory_blobs import MemoryBlobs
+
+NOW, PART = 1_800_000_000.0, limits.GROUP_PART_BYTES
+PARTS = 20
+LEARNER, OTHER, THIRD = (Identity(bytes([n]) * 16).peer_id for n in range(100, 103))
+
+
+class Group:
+    """A header of some author, with the body it names."""
+
+    def __init__(self, author: int, slot: int = 0, content: int | None = None, ref: BlobRef | None = None) -> None:
+        key = Identity(bytes([author]) * 16)
+        self.author = key.peer_id
+        number = author * 7 + slot if content is None else content
+        self.parts = [bytes([number % 251, index]) + bytes(PART - 2) for index in range(PARTS)]
+        self.body = b"".join(self.parts)
+        header = GroupHeader(0, bytes(32), slot, ref or blob_of(self.body, PART))
+        self.opened: Opened = open_envelope(seal(key, header, run=bytes(32), now=NOW), now=NOW)
+        self.name = self.opened.digest
+        self.names = [chunk_digest(part) for part in self.parts]
+
+
+class Bench:
+    """One node's bodies, with what they send."""
+
+    def __init__(self, **config: object) -> None:
+        self.store = MemoryBlobs()
+        self.bodies = GroupBodies(
+            self.store, GroupBodyConfig(**config), is_learner=lambda peer: peer == LEARNER  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.now = NOW
+
+    def sent(self, kind: type, peer: PeerId | None = None) -> Sequence[object]:
+        """Messages of a kind sent since the last call, to one peer or all."""
+        self.bodies.flush(self.now)
+        found = [m for to, m in self.bodies.outbox if isinstance(m, kind) and peer in (None, to)]
+        self.bodies.outbox.clear()
+        return found
+
+    def requests(self, peer: PeerId | None = None) -> list[Digest]:
+        return [Digest(m.chunk) for m in self.sent(ChunkRequest, peer)]  # type: ignore[attr-defined]
+
+    def announce(self, group: Group, source: PeerId | None = None) -> None:
+        self.bodies.note(group.opened, group.author if source is None else source)
+
+    def fetch(self, group: Group, source: PeerId | None = None) -> None:
+        self.announce(group, source)
+        self.bodies.fetch(group.name, self.now)
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        while (due := self.bodies.next_deadline()) <= until:
+            self.now = max(due, self.now)
+            self.bodies.handle_timer(self.now)
+        self.now = until
+
+    def deliver(self, group: Group) -> None:
+        """The author answers every request until none comes."""
+        while wanted := self.requests(group.author):
+            for part in wanted:
+                assert self.bodies.on_part(group.author, group.parts[group.names.index(part)], self.now)
+
+    def own(self, group: Group) -> None:
+        self.bodies.hold(group.name, group.body)
+        self.bodies.note(group.opened, None)
