@@ -33,7 +33,8 @@ class Journal:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
+            # In one transaction: each statement alone would write its pages to the log again, and flush the disk.
+            self._db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
             self.groups = GroupTable(self._db)
             self.batches = BatchTable(self._db)
             self.policies = PolicyTable(self._db)
