@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class RoleProcess:
     """One `p2prl ARGUMENTS…` (or another module) and the processes it started."""
 
     name: str
+    python: str
+    """The interpreter."""
     module: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
@@ -109,20 +111,31 @@ class SwarmProcesses:
         own = {"OMP_NUM_THREADS": "1", MARK: self.mark, "P2PRL_HOME": str(home or self.folder / "home")}
         return {**os.environ, **own}
 
-    def start(self, name: str, *arguments: str, home: Path | None = None, module: str = "p2prl") -> RoleProcess:
-        """Start `python -m module ARGUMENTS…`; its output goes to `folder/name.log`."""
+    def start(
+        self,
+        name: str,
+        *arguments: str,
+        home: Path | None = None,
+        module: str = "p2prl",
+        python: str = sys.executable,
+        variables: Mapping[str, str] | None = None,
+    ) -> RoleProcess:
+        """Start `python -m module ARGUMENTS…`; its output goes to `folder/name.log`.
+
+        `variables` are added to the swarm's environment.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         log_path = self.folder / f"{name}.log"
-        environment = self.environment(home)
-        process = _launch(module, arguments, environment, log_path)
-        role = RoleProcess(name, module, arguments, environment, log_path, process)
+        environment = self.environment(home) | dict(variables or {})
+        process = _launch(python, module, arguments, environment, log_path)
+        role = RoleProcess(name, python, module, arguments, environment, log_path, process)
         self.roles[name] = role
         return role
 
     def start_again(self, role: RoleProcess) -> None:
         """Run the same command again."""
         assert not role.is_alive
-        role.process = _launch(role.module, role.arguments, role.environment, role.log_path)
+        role.process = _launch(role.python, role.module, role.arguments, role.environment, role.log_path)
 
     def survivors(self) -> list[psutil.Process]:
         """Every living process of the swarm, whatever its parent is now."""
@@ -208,11 +221,11 @@ def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 def _launch(
-    module: str, arguments: tuple[str, ...], environment: dict[str, str], log_path: Path
+    python: str, module: str, arguments: tuple[str, ...], environment: dict[str, str], log_path: Path
 ) -> subprocess.Popen[bytes]:
     with log_path.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [python, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
