@@ -28,7 +28,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, StorageReceipt
+from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, StorageReceipt
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rejection_reasons import explain
 from p2prl.protocol.run_end import RunEnd
@@ -201,6 +201,8 @@ class Volunteer:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
     def _on_rejected(self, receipt: Receipt) -> None:
+        if receipt.state != ReceiptState.REJECTED:
+            return  # thousands may expire after an outage: the panel counts them
         self._on_notice(f"slot {receipt.slot} of version {receipt.version} was rejected: {explain(receipt.reason)}")
 
     # --- work --------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class MemoryPlan:
         assert self.needs is not None
         kept = " with checkpointing" if self.rule.checkpointing else ""
         return (
-            f"Memory: {_size(self.needs.total)} of {_size(free_bytes)} free on {device} ({_parts(self.needs)}),"
+            f"Memory: {_size(self.needs.total)} needed, {_size(free_bytes)} free on {device} ({_parts(self.needs)}),"
             f" {self.precision}, micro-batches of up to {self.rule.tokens:,} tokens{kept}"
         )
 

@@ -27,6 +27,18 @@ def test_receipts_settle_groups_and_give_reasons(rig: VolunteerRig) -> None:
     assert rig.progress[-1].reasons == {"seed_mismatch": 1}
 
 
+def test_an_expired_group_is_counted_without_a_notice(rig: VolunteerRig) -> None:
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(3)
+    late = settled(rig.port.published[0], ReceiptState.EXPIRED, "too_stale")
+    rig.port.inbox = [control.EnvelopeArrived(rig.says(Receipts(0, (late,))))]
+    rig.turns(1)
+    assert rig.notices == []
+    assert rig.progress[-1].groups["expired"] == 1
+    assert rig.progress[-1].reasons == {"too_stale": 1}
+
+
 def overdue(rig: VolunteerRig) -> bytes:
     """One group delivered long ago, with no receipt; returns its envelope."""
     rig.introduce()

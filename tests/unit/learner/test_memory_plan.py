@@ -177,7 +177,7 @@ def test_a_tiny_model_trains_in_one_piece() -> None:
 def test_the_text_names_every_part() -> None:
     text = plan(23).text(23_000_000_000, "cpu")
     for word in (
-        "of 23.0 GB free on cpu",
+        "needed, 23.0 GB free on cpu",
         "weights",
         "gradients",
         "optimizer",
