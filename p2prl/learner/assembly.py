@@ -85,7 +85,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     """The learner of a run, resumed to the exact step it had reached."""
     manifest, config, clock = parts.manifest, parts.config, parts.clock
     storage = LearnerStorage(parts.paths, manifest)
-    buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound)
+    buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound, ready_target=config.ready_groups)
     sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
     replay_stage, training_stage = _stages(parts.threads, sender)
     rules = MicroBatchLog(parts.paths.micro_batches)
@@ -124,7 +124,6 @@ def assemble_learner(parts: LearnerParts) -> Learner:
             storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
         ),
         stage=replay_stage,
-        ready_target=config.ready_groups,
     )
     inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice)
     return Learner(
@@ -168,11 +167,11 @@ def _backlog(parts: LearnerParts, storage: LearnerStorage) -> ReplayBacklog:
     if parts.threads:
         backlog = BacklogConfig(
             batch_groups=min(_GROUPS_PER_CHECK, config.groups_per_update),
-            budget_groups=int(config.replay_budget * config.groups_per_update),
+            surplus_share=config.replay_budget,
             newest_first=True,
         )
     else:
-        backlog = BacklogConfig(batch_groups=_GROUPS_PER_CHECK, budget_groups=0, newest_first=False)
+        backlog = BacklogConfig(batch_groups=_GROUPS_PER_CHECK, surplus_share=0.0, newest_first=False)
     return ReplayBacklog(backlog, verified=storage.journal.groups.verified_by_peer())
 
 

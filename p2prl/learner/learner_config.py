@@ -24,9 +24,10 @@ class LearnerConfig:
     """Updates between checkpoints. A crash replays the updates since the last one, which costs time but no work."""
     ready_updates: float = 1.5
     """Verified groups to keep ready, as a multiple of `groups_per_update`; more only makes them staler."""
-    replay_budget: float = 0.25
-    """Groups replayed per update beyond those the buffer lacks, as a share of `groups_per_update`. They are of peers
-    with few verified groups first, so that newcomers are judged although others outrun training."""
+    replay_budget: float = 0.1
+    """Time of replays beyond what the buffer lacks, as a share of the time updates take. Groups of peers with few
+    verified groups come first, then those that expire soonest: newcomers are judged, and work that waited for the
+    learner is credited, although the swarm outruns training."""
     chunk_pieces: int = 32
     """Chunks a version's weights are cut into, so that volunteers relay while they still download."""
     publish: Literal["manifest", "auto"] = "manifest"

@@ -195,9 +195,9 @@ class Learner:
 
     def _step(self) -> None:
         figures = self._inbox.figures | self._checks.figures | self._publisher.figures
-        if self._training.begin_update(figures | {"publish_every": self._pacing.publish_every}, then=self._updated):
-            self._checks.update_begun()
+        self._training.begin_update(figures | {"publish_every": self._pacing.publish_every}, then=self._updated)
 
-    def _updated(self, batch: list[VerifiedGroup]) -> None:
+    def _updated(self, batch: list[VerifiedGroup], seconds: float) -> None:
+        self._checks.update_ended(seconds)
         self._pacing.batch_trained(batch)
         self._training.checkpoint_if_due()

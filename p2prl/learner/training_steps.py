@@ -70,8 +70,8 @@ class Training:
         """The trainer was restored to a checkpoint's step."""
         self._step = step
 
-    def begin_update(self, figures: Mapping[str, Any], *, then: Callable[[list[VerifiedGroup]], None]) -> bool:
-        """Train on the oldest groups in the buffer; False when too few are fresh enough. `then` gets them afterwards.
+    def begin_update(self, figures: Mapping[str, Any], *, then: Callable[[list[VerifiedGroup], float], None]) -> None:
+        """Train on groups of the buffer, if enough are fresh. `then` gets them and the seconds of the update.
 
         `figures` are the metrics of the other parts of the learner, logged with those of the update.
         """
@@ -80,16 +80,15 @@ class Training:
             for stale in self._buffer.drop_stale(self.step):
                 journal.groups.mark_unused(stale.digest)
             if len(self._buffer) < self._config.groups_per_update:
-                return False
+                return
             batch = self._buffer.take(self._config.groups_per_update)
             journal.batches.begin(self.step, [group.digest for group in batch])
 
         def done(result: UpdateResult) -> None:
             self._log_update(batch, result, {**figures, **self._stage.take_shares()})
-            then(batch)
+            then(batch, self._stage.job_s)
 
         self._stage.run(Activity.UPDATE, self.update_of(batch), done)
-        return True
 
     def train(self, batch: Sequence[VerifiedGroup], figures: Mapping[str, Any]) -> None:
         """Compute the update of a recorded batch at once and log it, after a start."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from p2prl.learner.intake.replay_backlog import ReplayBacklog
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
-from p2prl.learner.intake.verification import Admission, Outcome, Replayer
+from p2prl.learner.intake.verification import Admission, Candidate, Outcome, Replayer
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.stages import Stage
 
@@ -28,9 +29,7 @@ class GroupChecks:
         replayer: Replayer,
         settlement: Settlement,
         stage: Stage,
-        ready_target: int,
     ) -> None:
-        """`ready_target` is how many verified groups to keep in the buffer."""
         self._journal = journal
         self._backlog = backlog
         self._buffer = buffer
@@ -38,7 +37,6 @@ class GroupChecks:
         self._replayer = replayer
         self._settlement = settlement
         self._stage = stage
-        self._ready_target = ready_target
 
     @property
     def ready_groups(self) -> int:
@@ -60,11 +58,11 @@ class GroupChecks:
 
     def is_due(self, step: int) -> bool:
         """Whether `start` would find work at `step`."""
-        return not self._stage.busy and self._backlog.has_work(self._wanted(), self._usable_at(step))
+        return not self._stage.busy and self._backlog.has_work(self._buffer.wanted, self._usable_at(step))
 
-    def update_begun(self) -> None:
-        """An update took its batch."""
-        self._backlog.update_begun()
+    def update_ended(self, seconds: float) -> None:
+        """An update took this long."""
+        self._backlog.update_ended(seconds)
 
     def start(self, *, step: int) -> bool:
         """Settle stale groups, and replay what is next unless a replay is running. True when the ledger has grown."""
@@ -74,14 +72,15 @@ class GroupChecks:
         if useless:
             admitted = self._admission.admit(self._journal.groups.by_digest([g.digest for g in useless]), step)
             self._settle([each for each in admitted if isinstance(each, Outcome)], step)
-        self._replay(self._wanted(), step)
+        self._replay(self._buffer.wanted, step)
         return bool(useless)
 
     def finish(self, *, step: int, wait: bool = False) -> bool:
         """Settle the groups whose replay has ended; with `wait`, once it ends. True when the ledger has grown."""
         results = self._stage.take(wait=wait)
-        for outcomes in results:
-            self._settle(outcomes, step)
+        for outcomes, seconds in results:
+            self._backlog.replay_ended(seconds)
+            self._settle(outcomes, step, surplus=self._backlog.is_surplus)
         return bool(results)
 
     def settle_next(self, *, step: int) -> bool:
@@ -98,15 +97,17 @@ class GroupChecks:
         batch = self._backlog.next_batch(wanted)
         if batch:
             admitted = self._admission.admit(self._journal.groups.by_digest([group.digest for group in batch]), step)
-            self._stage.start(lambda: self._replayer.check(admitted))
+            self._stage.start(lambda: self._timed_check(admitted))
 
-    def _settle(self, outcomes: list[Outcome], step: int) -> None:
-        for group in self._settlement.settle(outcomes, step=step):
+    def _timed_check(self, admitted: list[Candidate | Outcome]) -> tuple[list[Outcome], float]:
+        """The outcomes, and the seconds they took. Runs on the stage."""
+        began = time.monotonic()
+        return self._replayer.check(admitted), time.monotonic() - began
+
+    def _settle(self, outcomes: list[Outcome], step: int, *, surplus: bool = False) -> None:
+        for group in self._settlement.settle(outcomes, step=step, surplus=surplus):
             self._backlog.peer_verified(group.peer)
         self._backlog.settled([outcome.stored.digest for outcome in outcomes])
-
-    def _wanted(self) -> int:
-        return max(0, self._ready_target - len(self._buffer))
 
     def _usable_at(self, step: int) -> Callable[[int], bool]:
         return lambda version: self._admission.is_usable(version, step)

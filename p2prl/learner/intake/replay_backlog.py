@@ -2,9 +2,9 @@
 
 Training needs the freshest groups, volunteers need every group settled, and a flood must cost only its own peer. So
 peers take turns, each with its newest group first. A group that has grown too stale is settled at once and costs no
-replay: nothing waits longer than the staleness bound. Replays beyond what the
-buffer lacks come out of a budget per update, which goes to peers without standing first: newcomers are judged although
-the swarm outruns training.
+replay: nothing waits longer than the staleness bound. When the buffer lacks nothing, a share of the time of each update
+goes to surplus replays: groups of peers without standing first, so that newcomers are judged although the swarm outruns
+training, then those that expire soonest, so that work which had to wait for the learner is credited.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BacklogConfig:
 
     batch_groups: int
     """Most groups of one batch."""
-    budget_groups: int
-    """Groups replayed per update beyond those the buffer lacks."""
+    surplus_share: float
+    """Time of surplus replays as a share of the time of updates."""
     newest_first: bool
     """Whether a peer's newest group comes first, or its oldest."""
 
@@ -53,7 +53,9 @@ class ReplayBacklog:
         self._waiting: dict[Digest, WaitingGroup] = {}
         self._in_replay: set[Digest] = set()
         self._verified: Counter[bytes] = Counter(verified)
-        self._budget = config.budget_groups
+        self._surplus_s = 0.0
+        """Seconds left for surplus replays; below zero after a batch that took longer."""
+        self._is_surplus = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -62,6 +64,11 @@ class ReplayBacklog:
     def in_replay(self) -> int:
         """Groups in the batch that is being replayed."""
         return len(self._in_replay)
+
+    @property
+    def is_surplus(self) -> bool:
+        """Whether the newest batch was chosen although the buffer lacked nothing."""
+        return self._is_surplus
 
     def add(self, group: WaitingGroup) -> None:
         """Queue a group that was stored."""
@@ -77,14 +84,19 @@ class ReplayBacklog:
         """A group of a peer passed its checks."""
         self._verified[peer] += 1
 
-    def update_begun(self) -> None:
-        """An update took its batch: the next one has a fresh budget."""
-        self._budget = self._config.budget_groups
+    def update_ended(self, seconds: float) -> None:
+        """An update took this long. What it allows is for the next one's time: it is not saved up, a debt is."""
+        self._surplus_s = min(self._surplus_s, 0.0) + self._config.surplus_share * seconds
+
+    def replay_ended(self, seconds: float) -> None:
+        """The replay of the newest batch took this long."""
+        if self._is_surplus:
+            self._surplus_s -= seconds
 
     def has_work(self, wanted: int, is_usable: Callable[[int], bool]) -> bool:
         """Whether there is a group to settle, or to replay."""
         idle = len(self._waiting) - len(self._in_replay)
-        return bool(idle and (wanted or self._budget or self.useless(is_usable, 1)))
+        return bool(idle and (wanted or self._surplus_s > 0.0 or self.useless(is_usable, 1)))
 
     def useless(self, is_usable: Callable[[int], bool], most: int) -> list[WaitingGroup]:
         """Up to `most` waiting groups of versions that are not usable any more."""
@@ -99,32 +111,41 @@ class ReplayBacklog:
         """
         if self._in_replay or not self._waiting:
             return []
-        turns = self._in_turns()
-        chosen = turns[:wanted]
-        extra = turns[wanted:]
-        if self._budget and extra:
-            extra.sort(key=lambda group: self._verified[group.peer] >= STANDING_GROUPS)  # stable: in turns within each
-            chosen += extra[: self._budget]
+        if wanted:
+            turns = self._in_turns(_newest_first if self._config.newest_first else _by_arrival)[:wanted]
+        elif self._surplus_s > 0.0:
+            turns = self._in_turns(_oldest_first)
+            turns.sort(key=lambda group: self._verified[group.peer] >= STANDING_GROUPS)  # stable: in turns within each
+        else:
+            return []
+        self._is_surplus = not wanted
         order = {digest: place for place, digest in enumerate(self._waiting)}
-        chosen = _first_bytes(_by_arrival_in_turns(chosen[: self._config.batch_groups], order))
-        self._budget -= max(0, len(chosen) - wanted)
+        chosen = _first_bytes(_by_arrival_in_turns(turns[: self._config.batch_groups], order))
         self._in_replay = {group.digest for group in chosen}
         return chosen
 
-    def _in_turns(self) -> list[WaitingGroup]:
-        """All waiting groups: the first of each peer, then the second of each, and so on."""
+    def _in_turns(self, rank: Callable[[WaitingGroup], int]) -> list[WaitingGroup]:
+        """All waiting groups: the first of each peer by rank and arrival, then the second of each, and so on."""
         by_peer: defaultdict[bytes, list[tuple[int, WaitingGroup]]] = defaultdict(list)
         for place, group in enumerate(self._waiting.values()):
             by_peer[group.peer].append((place, group))
         ranked = []
         for groups in by_peer.values():
-            ordered = sorted(groups, key=lambda entry: (self._age(entry[1]), entry[0]))
-            ranked += [(turn, self._age(group), place, group) for turn, (place, group) in enumerate(ordered)]
+            ordered = sorted(groups, key=lambda entry: (rank(entry[1]), entry[0]))
+            ranked += [(turn, rank(group), place, group) for turn, (place, group) in enumerate(ordered)]
         return [group for _, _, _, group in sorted(ranked, key=lambda entry: entry[:3])]
 
-    def _age(self, group: WaitingGroup) -> int:
-        """Lower for groups of newer versions; the same for all when order is by arrival."""
-        return -group.version if self._config.newest_first else 0
+
+def _newest_first(group: WaitingGroup) -> int:
+    return -group.version
+
+
+def _oldest_first(group: WaitingGroup) -> int:
+    return group.version
+
+
+def _by_arrival(_: WaitingGroup) -> int:
+    return 0
 
 
 def _by_arrival_in_turns(groups: Sequence[WaitingGroup], order: dict[Digest, int]) -> list[WaitingGroup]:

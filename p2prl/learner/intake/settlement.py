@@ -36,15 +36,20 @@ class Settlement:
         self._clock = clock
         self._on_verified = on_verified
 
-    def settle(self, outcomes: Sequence[Outcome], *, step: int) -> list[VerifiedGroup]:
-        """Issue one receipt per group; returns the verified ones."""
+    def settle(self, outcomes: Sequence[Outcome], *, step: int, surplus: bool) -> list[VerifiedGroup]:
+        """Issue one receipt per group; returns the verified ones, which were surplus to the buffer or wanted by it."""
         receipts = sign_receipts(self._sender, step, outcomes)
         with self._journal.transaction():
             verified = [group for outcome in outcomes if (group := self._record(outcome)) is not None]
             self._journal.ledger.append(receipts)
             self._journal.ledger.release_verdicts([outcome.stored.digest for outcome in outcomes])
+            dropped = [self._buffer.add_surplus(group) for group in verified] if surplus else []
+            for group in dropped:
+                if group is not None:
+                    self._journal.groups.mark_unused(group.digest)
         for group in verified:
-            self._buffer.add(group)
+            if not surplus:
+                self._buffer.add(group)
             self._on_verified(group)
         self._sender.send(receipts)
         return verified

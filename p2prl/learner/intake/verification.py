@@ -91,7 +91,7 @@ class Replayer:
         self._loaded: bytes | None = None
 
     def check(self, admitted: Sequence[Candidate | Outcome]) -> list[Outcome]:
-        """One outcome per group, in order. Loads each policy version once."""
+        """One outcome per group, in order. Loads each policy version once, and not the one that is loaded."""
         outcomes: dict[int, Outcome] = {}
         to_replay: dict[bytes, list[tuple[int, Candidate, Inspection]]] = {}
         slots_here: set[tuple[bytes, int, int]] = set()
@@ -110,7 +110,7 @@ class Replayer:
             else:
                 slots_here.add(slot)
                 to_replay.setdefault(entry.policy.digest, []).append((index, entry, inspection))
-        for digest, entries in to_replay.items():
+        for digest, entries in sorted(to_replay.items(), key=lambda item: item[0] != self._loaded):
             self._load(digest, entries[0][1].weights)
             work = [(candidate.group, inspection) for _, candidate, inspection in entries]
             replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype)

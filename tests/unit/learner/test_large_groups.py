@@ -98,11 +98,11 @@ class LearnerIntake:
             self.storage.journal.policies.add(0, 0, POLICY)
         sender = SigningSender(KEY, RUN, self.storage.journal.ledger, Clock())
         sender.attach(port)
-        self.backlog = ReplayBacklog(BacklogConfig(batch_groups=9, budget_groups=0, newest_first=False), verified={})
+        self.backlog = ReplayBacklog(BacklogConfig(batch_groups=9, surplus_share=0.0, newest_first=False), verified={})
         self.intake = Intake(
             storage=self.storage,
             decoded=DecodedGroups(),
-            buffer=RolloutBuffer(staleness_bound=8),
+            buffer=RolloutBuffer(staleness_bound=8, ready_target=9),
             backlog=self.backlog,
             sender=sender,
             clock=Clock(),

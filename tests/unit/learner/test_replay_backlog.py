@@ -1,4 +1,4 @@
-"""Backlog of stored groups: turns of the peers, newest first, and a budget for newcomers."""
+"""Backlog of stored groups: turns of the peers, newest first, and surplus replays of newcomers and of old groups."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def backlog(
     groups: Iterable[WaitingGroup] = (),
     *,
     batch: int = 100,
-    budget: int = 0,
+    surplus_share: float = 0.0,
     newest_first: bool = True,
     verified: dict[bytes, int] | None = None,
 ) -> ReplayBacklog:
-    config = BacklogConfig(batch_groups=batch, budget_groups=budget, newest_first=newest_first)
+    config = BacklogConfig(batch_groups=batch, surplus_share=surplus_share, newest_first=newest_first)
     made = ReplayBacklog(config, verified=verified or {})
     for each in groups:
         made.add(each)
@@ -39,19 +39,19 @@ peers_and_versions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), m
 
 @given(peers_and_versions, st.integers(0, 12), st.integers(1, 6), st.integers(0, 4), st.booleans())
 def test_batches_keep_their_bounds_and_every_group_is_settled_once(
-    waiting: list[tuple[int, int]], wanted: int, most: int, budget: int, newest_first: bool
+    waiting: list[tuple[int, int]], wanted: int, most: int, surplus_batches: int, newest_first: bool
 ) -> None:
     groups = [group(*each) for each in waiting]
-    queue = backlog(groups, batch=most, budget=budget, newest_first=newest_first)
+    queue = backlog(groups, batch=most, surplus_share=0.5, newest_first=newest_first)
+    queue.update_ended(2.0 * surplus_batches)
     chosen: list[WaitingGroup] = []
-    left = budget
     while queue.has_work(wanted, lambda _: True):
         batch = queue.next_batch(wanted)
-        assert 0 < len(batch) <= most
+        assert 0 < len(batch) <= min(most, wanted or most)
+        assert queue.is_surplus == (not wanted)
         assert queue.next_batch(wanted) == [], "one batch at a time"
         assert queue.in_replay == len(batch)
-        left -= max(0, len(batch) - wanted)
-        assert left >= 0
+        queue.replay_ended(1.0)
         queue.settled([each.digest for each in batch])
         chosen += batch
     assert len({each.digest for each in chosen}) == len(chosen)
@@ -59,7 +59,7 @@ def test_batches_keep_their_bounds_and_every_group_is_settled_once(
     if wanted:
         assert {each.digest for each in chosen} == {each.digest for each in groups}, "nothing starves"
     else:
-        assert len(chosen) == min(budget, len(groups))
+        assert len(chosen) == min(surplus_batches * most, len(groups))
 
 
 @given(peers_and_versions, st.integers(1, 12))
@@ -91,19 +91,61 @@ def test_receipts_keep_the_order_of_arrival() -> None:
     assert backlog(groups).next_batch(9) == [groups[0], groups[2], groups[1], groups[3]]
 
 
-def test_budget_goes_to_peers_without_standing() -> None:
-    known, fresh = group(1, 9), group(2, 1)
-    others = [group(1, 8), group(1, 7), group(2, 0)]
-    verified = {known.peer: STANDING_GROUPS, fresh.peer: STANDING_GROUPS - 1}
-    queue = backlog([known, fresh, *others], budget=2, verified=verified)
-    assert set(queue.next_batch(1)) == {known, fresh, others[2]}
-    queue.settled([known.digest, fresh.digest, others[2].digest])
-    assert queue.next_batch(0) == [], "the budget of this update is spent"
-    queue.peer_verified(fresh.peer)
-    queue.update_begun()
-    late = group(2, 9)
-    queue.add(late)
-    assert set(queue.next_batch(0)) == {late, others[0]}, "both have standing now, so turns decide"
+def test_surplus_replays_are_of_newcomers_then_of_what_expires_soonest() -> None:
+    known = [group(1, version) for version in (9, 4, 6)]
+    other = [group(3, version) for version in (8, 5)]
+    newcomer = [group(2, 9), group(2, 7)]
+    verified = {known[0].peer: STANDING_GROUPS, other[0].peer: 99, newcomer[0].peer: STANDING_GROUPS - 1}
+    queue = backlog([*known, *other, *newcomer], batch=2, surplus_share=1.0, verified=verified)
+    queue.update_ended(9.0)
+    for expected in (newcomer, [known[1], other[1]], [known[2], other[0]], [known[0]]):
+        batch = queue.next_batch(0)
+        assert set(batch) == set(expected)
+        queue.settled([each.digest for each in batch])
+
+
+def test_a_peer_whose_groups_are_verified_loses_the_turn_of_a_newcomer() -> None:
+    newcomer, known = group(2, 9), group(1, 1)
+    verified = {known.peer: STANDING_GROUPS, newcomer.peer: STANDING_GROUPS - 1}
+    queue = backlog([newcomer, known], batch=1, surplus_share=1.0, verified=verified)
+    queue.peer_verified(newcomer.peer)
+    queue.update_ended(1.0)
+    assert queue.next_batch(0) == [known], "both have standing now, and this one expires first"
+
+
+def test_surplus_replays_take_their_share_of_the_time_and_a_long_one_is_paid_back() -> None:
+    queue = backlog([group(1, 0) for _ in range(40)], batch=1, surplus_share=0.25)
+
+    def surplus_batches(seconds_each: float) -> int:
+        count = 0
+        while queue.has_work(0, lambda _: True):
+            (chosen,) = queue.next_batch(0)
+            queue.replay_ended(seconds_each)
+            queue.settled([chosen.digest])
+            count += 1
+        return count
+
+    assert surplus_batches(1.0) == 0, "no update has ended"
+    queue.update_ended(8.0)
+    assert surplus_batches(1.0) == 2
+    queue.update_ended(8.0)
+    assert surplus_batches(5.0) == 1, "2 seconds allowed, 5 taken"
+    queue.update_ended(8.0)
+    assert surplus_batches(1.0) == 0, "1 second of debt left"
+    queue.update_ended(8.0)
+    assert surplus_batches(1.0) == 1
+    for _ in range(9):
+        queue.update_ended(4.0)
+    assert surplus_batches(1.0) == 1, "unused time is not saved up"
+
+
+def test_replays_that_the_buffer_wants_cost_no_surplus_time() -> None:
+    queue = backlog([group(1, version) for version in range(3)], batch=1, surplus_share=1.0)
+    queue.update_ended(1.0)
+    (chosen,) = queue.next_batch(1)
+    queue.replay_ended(60.0)
+    queue.settled([chosen.digest])
+    assert len(queue.next_batch(0)) == 1
 
 
 def test_useless_groups_are_named_and_not_while_in_replay() -> None:

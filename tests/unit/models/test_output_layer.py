@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from p2prl.models import transformers_scorer
+from p2prl.models import output_layer, transformers_scorer
 from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.output_layer import find_output_layer
 from p2prl.models.policy_model import PolicyModel
@@ -81,10 +81,12 @@ def _expected(model: Any, request: GenerationRequest, ids: tuple[int, ...]) -> t
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "granite"])
 @pytest.mark.parametrize("prompts", [[(1, 2, 3)] * 5, [(1, 2, 3), (9,), (4, 5)] * 4, [(7,) * n for n in range(1, 6)]])
 @pytest.mark.parametrize("part_logits", [1, 1 << 22])
+@pytest.mark.parametrize("tokens_per_call", [1, 128])
 def test_replay_of_a_large_vocabulary(
-    kind: str, prompts: list[tuple[int, ...]], part_logits: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, prompts: list[tuple[int, ...]], part_logits: int, tokens_per_call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers_scorer, "_PART_LOGITS", part_logits)
+    monkeypatch.setattr(output_layer, "_TOKENS_PER_CALL", tokens_per_call)
     model = _model(kind)
     scorer = TransformersScorer(PolicyModel(model, layout_of(model, "float32")))
     requests = _requests(prompts)
@@ -98,7 +100,28 @@ def test_replay_of_a_large_vocabulary(
         torch.testing.assert_close(torch.tensor(made.logprobs), logprobs, rtol=1e-5, atol=1e-4)
 
 
-def test_replay_of_single_tokens_after_one_prompt() -> None:
+@pytest.mark.parametrize(
+    ("prompt_tokens", "groups", "calls"),
+    [(3, 4, 1), (54, 1, 2), (40, 4, 8), (4, 1, 1)],
+)
+@torch.inference_mode()
+def test_a_prompt_is_computed_once_where_that_saves_more_than_its_calls_cost(
+    prompt_tokens: int, groups: int, calls: int
+) -> None:
+    model = _model("llama")
+    layer = find_output_layer(model)
+    assert layer is not None
+    made: list[int] = []
+    model.base_model.register_forward_pre_hook(lambda *_: made.append(1))
+    prompts = [(group,) * prompt_tokens for group in range(groups) for _ in range(8)]
+    states = layer.states_before(prompts, [(1, 2)] * len(prompts))
+    assert states.shape == (16 * groups, 16)
+    assert len(made) == calls
+
+
+@pytest.mark.parametrize("tokens_per_call", [0, 128])
+def test_replay_of_single_tokens_after_one_prompt(tokens_per_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_layer, "_TOKENS_PER_CALL", tokens_per_call)
     model = _model("llama")
     scorer = TransformersScorer(PolicyModel(model, layout_of(model, "float32")))
     requests = _requests([(1, 2)] * 4)
