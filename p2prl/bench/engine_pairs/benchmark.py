@@ -1,8 +1,8 @@
 """The pairs benchmark: groups sampled by one engine, replayed and judged by another, honest and with one edited token.
 
 Each sampler decodes its groups in batches of 1 to 32 rows. An edited group is an honest one with another last token,
-more than a nat below the best: of some random tokens the one with the smallest such margin, which is the hardest to
-find. Its log-probs are the scorer's own, so that only the margin gives it away.
+more than a nat below the best. Some random tokens are tried in each group, and those with the smallest such margins are
+judged: they are the hardest to find. Their log-probs are the scorer's own, so that only the margin gives them away.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from p2prl.bench.engine_pairs.engines import ENGINES, VOCABULARY, engine, model_of_spread
+from p2prl.bench.engine_pairs.engines import ENGINES, VOCABULARY, VllmEngines, engine, model_of_spread
 from p2prl.errors import require
 from p2prl.models.group_replay import replay_groups
 from p2prl.models.group_work import Inspection, SlotAssignment
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.sampler_port import Generation, GenerationRequest
+from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
+from p2prl.models.scorer_port import Scored
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
@@ -35,7 +35,7 @@ EDITED_MARGIN = 1.0
 
 _BATCHES = (32, 32, 32, 16, 8, 4, 2, 1)
 _GROUP_SIZE, _PROMPT_TOKENS, _NEW_TOKENS = 2, 8, 16
-_EDITED_GROUPS, _CANDIDATES = 24, 8
+_EDITED_GROUPS, _CANDIDATES = 24, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,8 @@ class PairResult:
     """Whether every edited group was rejected."""
     smallest_edit: float
     """Smallest margin of an edited token, nats."""
+    largest_missed: float
+    """Largest margin of an edited token that passed, nats; 0 if all were found."""
 
     @property
     def met(self) -> bool:
@@ -85,14 +87,16 @@ def run_pairs_bench(
 ) -> list[PairResult]:
     """Every sampler against every scorer."""
     results = []
+    vllm = VllmEngines()
     cases = list(itertools.product(config.spreads, DTYPES, TEMPERATURES))
     for number, (spread, dtype, temperature) in enumerate(cases):
         model = model_of_spread(spread, config.seed)
         engines = {name: engine(name, model, dtype) for name in ENGINES}
-        for sampler in ENGINES:
+        for sampler in (*ENGINES, *vllm.names):
             if on_progress is not None:
                 on_progress(f"{sampler}, {dtype}, T = {temperature}, spread {spread:g}", number / len(cases))
-            work = _sampled(engines[sampler], _requests(config, temperature))
+            made = TransformersSampler(engines[sampler]) if sampler in engines else vllm.sampler(model, dtype)
+            work = _sampled(made, _requests(config, temperature))
             for scorer in ENGINES:
                 found = _judged(TransformersScorer(engines[scorer]), work, dtype, config.seed)
                 results.append(replace(found, sampler=sampler, scorer=scorer, temperature=temperature, spread=spread))
@@ -117,16 +121,15 @@ def _requests(config: PairsConfig, temperature: float) -> list[GenerationRequest
     return requests
 
 
-def _sampled(policy: PolicyModel, requests: list[GenerationRequest]) -> list[tuple[RolloutGroup, Inspection]]:
+def _sampled(sampler: Sampler, requests: list[GenerationRequest]) -> list[tuple[RolloutGroup, Inspection]]:
     """Groups of the requests, decoded in batches of all sizes."""
-    sampler = TransformersSampler(policy)
     made: list[Generation] = []
     sizes = itertools.cycle(_BATCHES)
     while len(made) < len(requests):
         made += sample_all(sampler, requests[len(made) : len(made) + next(sizes)])
     pairs = list(zip(requests, made, strict=True))
     return [
-        _group(pairs[start : start + _GROUP_SIZE], policy.engine_class) for start in range(0, len(pairs), _GROUP_SIZE)
+        _group(pairs[start : start + _GROUP_SIZE], sampler.engine_class) for start in range(0, len(pairs), _GROUP_SIZE)
     ]
 
 
@@ -157,14 +160,7 @@ def _judged(
 ) -> PairResult:
     """The figures of one pair; its names are filled in by the caller."""
     honest = replay_groups(scorer, work, run_dtype=dtype)
-    margins, found = [], True
-    draws = random.Random(f"edits/{seed}")  # noqa: S311 - not secret
-    for group, inspection in work[:_EDITED_GROUPS]:
-        edited = _edited(scorer, group, inspection, draws)
-        if edited is not None:
-            (replay,) = replay_groups(scorer, [edited], run_dtype=dtype)
-            margins.append(replay.worst_margin)
-            found = found and bool(replay.reason)
+    edited = replay_groups(scorer, _edited(scorer, work, seed), run_dtype=dtype)
     return PairResult(
         sampler="", scorer="", dtype=dtype, temperature=0.0, spread=0.0,
         groups=len(work),
@@ -172,24 +168,38 @@ def _judged(
         rejected=sum(bool(replay.reason) for replay in honest),
         mismatched=sum(replay.mismatched for replay in honest),
         worst_margin=max(replay.worst_margin for replay in honest),
-        edited=len(margins),
-        edited_found=found and bool(margins),
-        smallest_edit=min(margins, default=0.0),
+        edited=len(edited),
+        edited_found=bool(edited) and all(replay.reason for replay in edited),
+        smallest_edit=min((replay.worst_margin for replay in edited), default=0.0),
+        largest_missed=max((replay.worst_margin for replay in edited if not replay.reason), default=0.0),
     )  # fmt: skip
 
 
 def _edited(
-    scorer: TransformersScorer, group: RolloutGroup, inspection: Inspection, draws: random.Random
-) -> tuple[RolloutGroup, Inspection] | None:
-    """The group with another last token, and the log-probs that the scorer has for it; None if all are too close."""
-    request, ids = inspection.assignment.requests[0], inspection.token_ids[0]
-    rows = [(*ids[:-1], draws.randrange(VOCABULARY)) for _ in range(_CANDIDATES)]
-    scored = scorer.replay([request] * len(rows), rows)
-    far = [(made.margins[-1], row, made.logprobs) for made, row in zip(scored, rows, strict=True)]
-    far = [entry for entry in far if entry[0] > EDITED_MARGIN]
-    if not far:
-        return None
-    _, row, logprobs = min(far)
+    scorer: TransformersScorer, work: list[tuple[RolloutGroup, Inspection]], seed: int
+) -> list[tuple[RolloutGroup, Inspection]]:
+    """The groups whose last token can be replaced by one just over `EDITED_MARGIN` below the best, with that token."""
+    draws = random.Random(f"edits/{seed}")  # noqa: S311 - not secret
+    candidates = [
+        (group, inspection, (*inspection.token_ids[0][:-1], draws.randrange(VOCABULARY)))
+        for group, inspection in work
+        for _ in range(_CANDIDATES)
+    ]
+    requests = [inspection.assignment.requests[0] for _, inspection, _ in candidates]
+    scored = scorer.replay(requests, [row for _, _, row in candidates])
+    far = [(made, candidate) for made, candidate in zip(scored, candidates, strict=True) if _is_far(made)]
+    far.sort(key=lambda entry: entry[0].margins[-1])
+    return [_with_first_row(*candidate, made.logprobs) for made, candidate in far[:_EDITED_GROUPS]]
+
+
+def _is_far(made: Scored) -> bool:
+    return made.margins[-1] > EDITED_MARGIN
+
+
+def _with_first_row(
+    group: RolloutGroup, inspection: Inspection, row: tuple[int, ...], logprobs: Sequence[float]
+) -> tuple[RolloutGroup, Inspection]:
+    """The group with other tokens and log-probs in its first completion."""
     completions = (_completion(row, logprobs), *group.completions[1:])
     changed = RolloutGroup(
         version=0, policy=group.policy, slot=0, task=group.task, prompt=group.prompt, completions=completions,

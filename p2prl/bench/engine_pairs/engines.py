@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from p2prl.errors import ConfigError
 from p2prl.models.policy_model import PolicyModel
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.pretrained import LoadedModel
+from p2prl.models.run_files import export_run_files
+from p2prl.models.run_model import read_run_model
+from p2prl.models.sampler_port import Sampler
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.vllm_engine import VllmOptions
+from p2prl.models.vllm_library import import_vllm
+from p2prl.models.vllm_sampler import VllmSampler
+from p2prl.models.weight_layout import flatten, layout_of
 
 ENGINES = ("sdpa", "eager", "fp32 head")
 """Fused attention, attention written out, and fused attention below an output layer in float32, as vLLM's
-`head_dtype`."""
+`head_dtype`. Each of them samples and scores."""
+
+VLLM = "vllm"
+"""Samples only, where it is installed: a scorer needs all logits of each position."""
 
 VOCABULARY = 512
-_SIZES = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+_SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
+"""With heads of 32: vLLM has no attention for smaller ones."""
+
+_VLLM_BYTES, _VLLM_CONTEXT = 1 << 28, 64
 _INITIAL_DEVIATION = 0.05
 _PROBE = (8, 32)
 """Rows and tokens whose logits are scaled to the spread."""
@@ -60,3 +76,29 @@ def engine(name: str, model: Any, dtype: str) -> PolicyModel:
         head.weight = made.lm_head.weight
         made.lm_head = head
     return PolicyModel(made, layout_of(made, dtype))
+
+
+class VllmEngines:
+    """vLLM's engine for each dtype, which takes one model after the other. Empty where it is not installed."""
+
+    def __init__(self) -> None:
+        self._samplers: dict[str, Sampler] = {}
+        self._version = itertools.count()
+        try:
+            import_vllm()
+        except ConfigError:
+            self.names: tuple[str, ...] = ()
+        else:
+            self.names = (VLLM,)
+
+    def sampler(self, model: Any, dtype: str) -> Sampler:
+        """The engine with the weights of `model`."""
+        layout = layout_of(model, dtype)
+        if dtype not in self._samplers:
+            files = export_run_files(LoadedModel(model=model, tokenizer=tiny_model().tokenizer))
+            run = read_run_model(files, layout_digest=layout.digest, max_weight_bytes=layout.size_bytes, dtype=dtype)
+            options = VllmOptions(memory_bytes=_VLLM_BYTES, context=_VLLM_CONTEXT)
+            self._samplers[dtype] = VllmSampler(run, device=torch.device("cpu"), dtype=dtype, options=options)
+        made = self._samplers[dtype]
+        made.swap(made.stage(bytes(flatten(model, layout)), next(self._version)))
+        return made

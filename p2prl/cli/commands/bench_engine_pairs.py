@@ -24,13 +24,13 @@ def pairs_command(*, groups: int, check: bool, seed: int, as_json: bool) -> None
         emit({"rows": rows, "met": all(result.met for result in results), "wall_s": time.monotonic() - began})
     else:
         lines = [
-            "| sampler | scorer | dtype | T | spread | groups | rejected | off | worst margin | edits found | least |",
-            "|---|---|---|---:|---:|---:|---:|---:|---:|---|---:|",
+            "| sampler | scorer | dtype | T | spread | groups | rejected | off | worst margin | edits found | least | miss |",
+            "|---|---|---|---:|---:|---:|---:|---:|---:|---|---:|---:|",
         ]
         lines += [
             f"| {r.sampler} | {r.scorer} | {r.dtype} | {r.temperature:g} | {r.spread:g} | {r.groups} | {r.rejected}"
             f" | {r.mismatched / r.tokens:.2%} | {r.worst_margin:.3f} | {'all' if r.edited_found else 'NOT ALL'} of"
-            f" {r.edited} | {r.smallest_edit:.2f} |"
+            f" {r.edited} | {r.smallest_edit:.2f} | {r.largest_missed:.2f} |"
             for r in results
         ]
         print_table("\n".join(lines))

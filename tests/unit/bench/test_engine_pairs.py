@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from p2prl.bench.engine_pairs.benchmark import PairsConfig, run_pairs_bench
-from p2prl.bench.engine_pairs.engines import ENGINES, VOCABULARY, engine, model_of_spread
+from p2prl.bench.engine_pairs.engines import ENGINES, VLLM, VOCABULARY, engine, model_of_spread
 from p2prl.errors import ConfigError
 
 
@@ -28,12 +28,16 @@ def test_engines_compute_one_model_differently(spread: float) -> None:
 
 def test_small_run_rejects_no_honest_group_and_finds_the_edits() -> None:
     results = run_pairs_bench(PairsConfig(groups=24, spreads=(6.0,)))
-    assert len(results) == 3 * 3 * 2 * 2
+    samplers = {result.sampler for result in results}
+    assert samplers >= set(ENGINES)
+    assert samplers <= {*ENGINES, VLLM}
+    assert len(results) == len(samplers) * 3 * 2 * 2
     assert all(result.met for result in results)
     for result in results:
         assert (result.groups, result.tokens, result.rejected) == (24, 24 * 32, 0)
         assert result.edited > 0
-        assert result.smallest_edit > 1.0
+        assert result.smallest_edit > 0.9, "more than a nat, computed in another batch"
+        assert result.largest_missed == 0.0
         if result.dtype == "float32":
             assert result.mismatched == 0
     assert any(result.mismatched for result in results)
