@@ -24,7 +24,7 @@ def pairs_command(*, groups: int, check: bool, seed: int, as_json: bool) -> None
         emit({"rows": rows, "met": all(result.met for result in results), "wall_s": time.monotonic() - began})
     else:
         lines = [
-            "| sampler | scorer | dtype | T | spread | groups | rejected | off | worst margin | edits found | least | miss |",
+            "| sampler | scorer | dtype | T | spread | groups | rejected | off | worst | edits found | least | miss |",
             "|---|---|---|---:|---:|---:|---:|---:|---:|---|---:|---:|",
         ]
         lines += [
