@@ -25,7 +25,7 @@ from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.models.attention import use_attention
 from p2prl.models.device import choose_device, repeat_exactly, use_threads
-from p2prl.models.engine_registry import DEFAULT_ENGINE, build_sampler
+from p2prl.models.engine_registry import ChosenEngine, build_sampler
 from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.local_base import flatten_local_base
 from p2prl.models.policy_model import PolicyModel
@@ -53,16 +53,18 @@ def prepare_sampling(
     *,
     run: Digest,
     device: torch.device,
-    engine: str = DEFAULT_ENGINE,
+    engine: ChosenEngine,
     memory_bytes: int | None = None,
+    on_notice: Callable[[str], None] | None = None,
 ) -> SamplingTools:
     """A sampler without weights and the run's slots and checks, from the files a run ships.
 
-    `engine` is a name of `p2prl/models/engine_registry.py`. It computes in the run's compute dtype: in any other, an
-    honest peer's tokens would not replay. `memory_bytes` is the most memory it may use, weights included.
+    The engine computes in the run's compute dtype: in any other, an honest peer's tokens would not replay.
+    `memory_bytes` is the most memory it may use, weights included. `on_notice` hears of an engine that was replaced.
     """
     model, work = _read_run(manifest, run, files)
-    sampler = build_sampler(engine, model, device=device, dtype=manifest.engine_dtype, memory_bytes=memory_bytes)
+    dtype = manifest.engine_dtype
+    sampler = build_sampler(engine, model, device=device, dtype=dtype, memory_bytes=memory_bytes, on_notice=on_notice)
     return SamplingTools(sampler, work)
 
 

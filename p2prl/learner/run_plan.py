@@ -54,6 +54,8 @@ class RunPlan:
     """Number type weights are published in. In 16 bits an update leaves most weights unchanged: small patches."""
     compute_dtype: str = ""
     """Number type every engine computes in; empty for `dtype`."""
+    license: str = "Apache-2.0"
+    """License of the trained weights: that of the model they start from."""
     seed: int = 0
     """Seed of the first weights of a model made here."""
 
@@ -63,8 +65,12 @@ class RunPlan:
         return Sampling(self.temperature, self.max_new_tokens, self.group_size)
 
     def __post_init__(self) -> None:
-        text = 0 < len(self.goal) <= limits.MAX_TEXT_CHARS and self.goal.isprintable()
-        _check("--goal", self.goal[:40], text, f"one line of 1 to {limits.MAX_TEXT_CHARS} characters", "'add numbers'")
+        for option, value, example in (
+            ("--goal", self.goal, "'add numbers'"),
+            ("--license", self.license, "apache-2.0"),
+        ):
+            text = 0 < len(value) <= limits.MAX_TEXT_CHARS and value.isprintable()
+            _check(option, value[:40], text, f"one line of 1 to {limits.MAX_TEXT_CHARS} characters", example)
         for option, value, most, example in (
             ("--group-size", self.group_size, limits.MAX_GROUP_SIZE, 8),
             ("--max-new-tokens", self.max_new_tokens, limits.MAX_COMPLETION_TOKENS, 64),
@@ -136,7 +142,7 @@ def run_manifest(
         staleness_bound=plan.staleness_bound,
         publish_every=plan.publish_every,
         reward=plan.reward,
-        licence="Apache-2.0",
+        licence=plan.license,
         content_policy="Prompts are made by a public program from public seeds; completions are answers to them.",
         compute_dtype=plan.compute_dtype,
     )

@@ -6,12 +6,13 @@ A package adds one through the entry-point group `p2prl.engines`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, MachineError
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Sampler
 from p2prl.models.vllm_library import import_vllm
@@ -54,6 +55,8 @@ class ChosenEngine:
 
     name: str
     reason: str
+    fallback: str = ""
+    """Engine to take when this one cannot run the model; empty when the owner asked for this one."""
 
 
 def choose_engine(name: str, device: torch.device) -> ChosenEngine:
@@ -69,11 +72,27 @@ def choose_engine(name: str, device: torch.device) -> ChosenEngine:
         import_vllm()
     except ConfigError:
         return ChosenEngine(DEFAULT_ENGINE, "as vLLM, the fastest on CUDA, is not installed")
-    return ChosenEngine(_VLLM, "as the fastest on CUDA")
+    return ChosenEngine(_VLLM, "as the fastest on CUDA", fallback=DEFAULT_ENGINE)
 
 
 def build_sampler(
-    name: str, run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None
+    engine: ChosenEngine,
+    run: RunModel,
+    *,
+    device: torch.device,
+    dtype: str,
+    memory_bytes: int | None = None,
+    on_notice: Callable[[str], None] | None = None,
 ) -> Sampler:
-    """Build the sampler of engine `name` for one run. `ConfigError` when it is not installed."""
-    return ENGINES.get(name)(run, device=device, dtype=dtype, memory_bytes=memory_bytes)
+    """Build the sampler of an engine for one run, or that of its fallback; `on_notice` hears of the latter.
+
+    `MachineError` when this machine cannot run the model.
+    """
+    try:
+        return ENGINES.get(engine.name)(run, device=device, dtype=dtype, memory_bytes=memory_bytes)
+    except MachineError as error:
+        if not engine.fallback:
+            raise
+        if on_notice is not None:
+            on_notice(f"{error}. Sampling with {engine.fallback} instead.")
+    return ENGINES.get(engine.fallback)(run, device=device, dtype=dtype, memory_bytes=memory_bytes)

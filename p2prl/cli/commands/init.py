@@ -55,6 +55,10 @@ def init(
         str | None,
         typer.Option("--compute-dtype", help="Type engines compute in. Default: that of --dtype, else the preset's."),
     ] = None,
+    license_name: Annotated[
+        str | None,
+        typer.Option("--license", help="License of the trained weights. Default: that of the model's card."),
+    ] = None,
     root_dir: Annotated[Path, typer.Option("--in", help="Folder to create the run in.")] = Path("runs"),
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -76,6 +80,7 @@ def init(
         reward=reward,
         dtype=dtype,
         compute_dtype=compute_dtype,
+        license_name=license_name,
         root=root_dir,
         seed=seed,
         as_json=as_json,

@@ -12,6 +12,7 @@ from p2prl.config.run_folder import refuse_folder_in_use
 from p2prl.config.worker_folder import check_writable
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
+from p2prl.models.model_license import NOT_STATED, model_license
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -31,6 +32,7 @@ def init_command(
     reward: str,
     dtype: str | None,
     compute_dtype: str | None,
+    license_name: str | None,
     root: Path,
     seed: int,
     as_json: bool,
@@ -55,6 +57,7 @@ def init_command(
         dtype=dtype or chosen.dtype,
         # With --dtype alone, engines compute in that type too.
         compute_dtype=compute_dtype or ("" if dtype else chosen.compute_dtype),
+        license=license_name or (model_license(model) if model else "Apache-2.0"),
         seed=seed,
     )
     refuse_folder_in_use(root / name)
@@ -70,5 +73,7 @@ def init_command(
             use_threads(1)  # a model this small gains nothing from more threads
         folder = init_run(root / name, plan, settings=chosen.settings_text(), on_progress=on_progress)
     say(f"Created {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
+    if plan.license == NOT_STATED:
+        say("The license of the trained weights is not stated: the model's directory has no card with one (--license).")
     if as_json:
         emit({"run": str(folder.directory), "digest": folder.run.hex(), **describe(folder.manifest)})

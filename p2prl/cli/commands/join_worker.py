@@ -80,7 +80,12 @@ def join_run(
         screen = _Screen(view, link, worker, str(chosen), chosen_engine)
         granted = int(vram_gb * 1e9) or None
         prepare = partial(
-            prepare_sampling, run=link.run, device=chosen, engine=chosen_engine.name, memory_bytes=granted
+            prepare_sampling,
+            run=link.run,
+            device=chosen,
+            engine=chosen_engine,
+            memory_bytes=granted,
+            on_notice=say,
         )
         volunteer = build_volunteer(
             link,

@@ -19,7 +19,7 @@ from p2prl.config.roles import prepare_replay, prepare_sampling
 from p2prl.config.run_settings import RunFolder, init_run
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.training.probation import ProbationConfig
-from p2prl.models.engine_registry import ENGINES
+from p2prl.models.engine_registry import ENGINES, ChosenEngine
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.sampling import sample_all
 from p2prl.models.warm_start import WarmstartConfig
@@ -124,8 +124,8 @@ def test_the_task_makes_a_run_and_its_demonstrations_earn_rewards(run: RunFolder
 
 def test_the_engine_samples_what_transformers_samples(run: RunFolder) -> None:
     files = {file.name: run.directory / "files" / file.name for file in run.manifest.files}
-    plain = prepare_sampling(run.manifest, files, run=run.run, device=CPU, engine="plain")
-    usual = prepare_sampling(run.manifest, files, run=run.run, device=CPU)
+    plain = prepare_sampling(run.manifest, files, run=run.run, device=CPU, engine=ChosenEngine("plain", ""))
+    usual = prepare_sampling(run.manifest, files, run=run.run, device=CPU, engine=ChosenEngine("transformers", ""))
     scorer = prepare_replay(run.manifest, files, run=run.run, device=CPU).scorer
     model = load_pretrained(str(run.directory / "model"), device=CPU, dtype="float32").model
     weights = bytes(flatten(model, layout_of(model, run.manifest.dtype)))

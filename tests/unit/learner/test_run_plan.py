@@ -52,3 +52,11 @@ def test_the_suggested_length_always_fits(group_size: int, tokens: int, most: in
         assert largest_group_bytes(group_size, tokens) > most
         for longest in re.findall(r"--max-new-tokens (\d+)", error.remedy):
             check_groups_travel(group_size, int(longest), most_bytes=most)
+
+
+@pytest.mark.parametrize("text", ["", "two\nlines", "x" * (limits.MAX_TEXT_CHARS + 1)])
+def test_goal_and_license_are_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match="--license"):
+        RunPlan(name="unit", goal="test", task="chain4", model=None, license=text)
+    with pytest.raises(ConfigError, match="--goal"):
+        RunPlan(name="unit", goal=text, task="chain4", model=None)
