@@ -60,7 +60,7 @@ def prepare_sampling(
     """A sampler without weights and the run's slots and checks, from the files a run ships.
 
     The engine computes in the run's compute dtype: in any other, an honest peer's tokens would not replay.
-    `memory_bytes` is the most memory it may use, weights included. `on_notice` hears of an engine that was replaced.
+    `memory_bytes` is the most memory it may use, weights included. `on_notice` gets a message if an engine is replaced.
     """
     model, work = _read_run(manifest, run, files)
     dtype = manifest.engine_dtype

@@ -65,12 +65,10 @@ class RunPlan:
         return Sampling(self.temperature, self.max_new_tokens, self.group_size)
 
     def __post_init__(self) -> None:
-        for option, value, example in (
-            ("--goal", self.goal, "'add numbers'"),
-            ("--license", self.license, "apache-2.0"),
-        ):
-            text = 0 < len(value) <= limits.MAX_TEXT_CHARS and value.isprintable()
-            _check(option, value[:40], text, f"one line of 1 to {limits.MAX_TEXT_CHARS} characters", example)
+        lines = (("--goal", self.goal, "'add numbers'"), ("--license", self.license, "apache-2.0"))
+        for option, text, sample in lines:
+            legal = 0 < len(text) <= limits.MAX_TEXT_CHARS and text.isprintable()
+            _check(option, text[:40], legal, f"one line of 1 to {limits.MAX_TEXT_CHARS} characters", sample)
         for option, value, most, example in (
             ("--group-size", self.group_size, limits.MAX_GROUP_SIZE, 8),
             ("--max-new-tokens", self.max_new_tokens, limits.MAX_COMPLETION_TOKENS, 64),

@@ -84,7 +84,7 @@ def build_sampler(
     memory_bytes: int | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Sampler:
-    """Build the sampler of an engine for one run, or that of its fallback; `on_notice` hears of the latter.
+    """Build the sampler of an engine for one run, or that of its fallback, which `on_notice` gets a message about.
 
     `MachineError` when this machine cannot run the model.
     """

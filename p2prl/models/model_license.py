@@ -28,7 +28,7 @@ def model_license(model: str) -> str:
     parts = card.split("---\n", 2)
     if len(parts) < 3 or parts[0].strip():
         return NOT_STATED
-    values = dict(_VALUE.findall(parts[1]))
+    values: dict[str, str] = dict(_VALUE.findall(parts[1]))
     stated = values.get("license", NOT_STATED)
     name = values.get("license_name", stated) if stated == "other" else stated
     return name if name.isprintable() else NOT_STATED

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from p2prl.models.output_head import find_output_head
 from p2prl.models.policy_logprobs import pad_right
+from p2prl.models.training_head import find_training_head
 
 Row = tuple[Sequence[int], Sequence[int]]
 """Prompt and completion, neither empty."""
@@ -56,7 +56,7 @@ class PolicyForward:
         self._model = model
         self._temperature = temperature
         self._autocast = autocast
-        self._head = find_output_head(model, temperature=temperature, compute_dtype=autocast)
+        self._head = find_training_head(model, temperature=temperature, compute_dtype=autocast)
         self._layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
         self._packs = model.config._attn_implementation in _VARLEN_ATTENTION if packs is None else packs
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models.output_layer import OutputLayer, find_output_layer
 from p2prl.models.pretrained import quiet_transformers
+from p2prl.models.replay_head import ReplayHead, find_replay_head
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
 from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
@@ -101,9 +101,9 @@ class PolicyModel:
 
     @cached_property
     @torch.inference_mode()
-    def output_layer(self) -> OutputLayer | None:
+    def replay_head(self) -> ReplayHead | None:
         """The model's output layer, if its logits are the output of one."""
-        return find_output_layer(self.model)
+        return find_replay_head(self.model)
 
     def new_cache(self) -> DynamicCache:
         """An empty key-value cache for this model."""

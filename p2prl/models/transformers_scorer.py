@@ -16,9 +16,9 @@ from torch import Tensor
 
 from p2prl.errors import IntegrityError, LocalProtocolError
 from p2prl.models.batching import DEFAULT_BATCH_TOKENS, batches
-from p2prl.models.output_layer import OutputLayer
 from p2prl.models.policy_logprobs import pad_right
 from p2prl.models.policy_model import PolicyModel
+from p2prl.models.replay_head import ReplayHead
 from p2prl.models.sampler_port import GenerationRequest, Weights
 from p2prl.models.scorer_port import Scored
 from p2prl.models.seeded_draw.draw import MarginsInParts, margins, part_width
@@ -74,7 +74,7 @@ class TransformersScorer:
     def _score(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
         """Log-probs and margins of one batch."""
         positions = _Positions.of(requests, token_ids)
-        layer = self._policy.output_layer
+        layer = self._policy.replay_head
         prompts = [request.prompt_ids for request in requests]
         if layer is None:
             rows = [[*prompt, *ids] for prompt, ids in zip(prompts, token_ids, strict=True)]
@@ -84,7 +84,7 @@ class TransformersScorer:
         lengths = [len(ids) for ids in token_ids]
         return [Scored(*map(tuple, part.tolist())) for part in torch.split(scores_4M, lengths, dim=1)]
 
-    def _score_states(self, layer: OutputLayer, states_MD: Tensor, positions: _Positions) -> Tensor:
+    def _score_states(self, layer: ReplayHead, states_MD: Tensor, positions: _Positions) -> Tensor:
         """Fields of `Scored` (4, M) from final hidden states: chunks of positions, parts of the vocabulary."""
         vocabulary = self._policy.vocabulary
         width = part_width(self._policy.device, vocabulary)

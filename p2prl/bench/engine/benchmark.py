@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2prl.bench.engine.engine_models import CONTEXT, SHAPES, VOCABULARY, engine_model
 from p2prl.bench.engine.random_lengths import LengthsBenchConfig, slots_at_work
+from p2prl.bench.random_models import CONTEXT, SHAPES, VOCABULARY, random_model
 from p2prl.errors import require
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import GenerationRequest, Sampler
@@ -75,10 +75,10 @@ def run_engine_bench(
     """Rows by model and batch size: the bare library, then the product's engine; then the one with random lengths."""
     rows: list[EngineRow] = []
     for number, name in enumerate(config.models):
-        model = engine_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
+        model = random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
         sampler = _sampler(model, config.dtype)
         # Its own model: the sampler changes the attention of the one it has.
-        bare = engine_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
+        bare = random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
         for place, batch in enumerate(config.batches):
             if on_progress is not None:
                 done = number + place / (len(config.batches) + 1)

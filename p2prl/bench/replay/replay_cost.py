@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from p2prl.bench.random_models import VOCABULARY, random_model
 from p2prl.errors import require
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import GenerationRequest
@@ -23,13 +23,10 @@ from p2prl.models.weight_layout import layout_of
 REPLAY_BOUND = 0.35
 """Wanted: replay costs at most this part of generating."""
 
-DEMANDED = ("123M", 16)
+DEMANDED = ("123m", 16)
 """Model and batch at which it must."""
 
-MODELS = {"29M": (160, 20), "123M": (512, 20)}
-"""Hidden size and layers of Qwen2's shape, by name; the embedding of 151,936 words is the output layer too."""
-
-_VOCABULARY = 151_936
+MODELS = ("29m", "123m")
 _GROUP_SIZE, _PROMPT_TOKENS = 8, 32
 
 
@@ -37,7 +34,7 @@ _GROUP_SIZE, _PROMPT_TOKENS = 8, 32
 class ReplayCostConfig:
     """Models and sizes."""
 
-    models: tuple[str, ...] = tuple(MODELS)
+    models: tuple[str, ...] = MODELS
     batches: tuple[int, ...] = (16,)
     """Rows decoded at once; the same rows are then replayed."""
     new_tokens: int = 64
@@ -78,7 +75,7 @@ def measure_replay_cost(config: ReplayCostConfig, on_progress: Callable[[str, fl
     """Costs by model and batch."""
     costs = []
     for number, name in enumerate(config.models):
-        model = _model(name, config.seed)
+        model = random_model(name, seed=config.seed)
         policy = PolicyModel(model, layout_of(model, "float32"))
         sampler, scorer = TransformersSampler(policy), TransformersScorer(policy)
         for batch in config.batches:
@@ -117,7 +114,7 @@ def _requests(batch: int, config: ReplayCostConfig) -> list[GenerationRequest]:
     requests = []
     for row in range(batch):
         if row % _GROUP_SIZE == 0:
-            prompt = tuple(torch.randint(0, _VOCABULARY, (_PROMPT_TOKENS,), generator=generator).tolist())
+            prompt = tuple(torch.randint(0, VOCABULARY, (_PROMPT_TOKENS,), generator=generator).tolist())
         requests.append(
             GenerationRequest(
                 prompt_ids=prompt,
@@ -128,22 +125,3 @@ def _requests(batch: int, config: ReplayCostConfig) -> list[GenerationRequest]:
             )
         )
     return requests
-
-
-def _model(name: str, seed: int) -> Any:
-    hidden, layers = MODELS[name]
-    config = Qwen2Config(
-        vocab_size=_VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=hidden * 4 if name == "29M" else 1408,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=1 if name == "29M" else 4,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config).eval()

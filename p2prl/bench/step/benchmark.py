@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from p2prl.algorithms.loss_registry import LOSSES, build_loss
+from p2prl.bench.random_models import SHAPES, random_model
 from p2prl.bench.step.peak_memory import held_bytes, peak_bytes_beyond
 from p2prl.bench.step.plain_step import PlainStep
-from p2prl.bench.step.step_models import MODELS, step_batch, step_model
+from p2prl.bench.step.step_batch import step_batch
 from p2prl.errors import require
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import MemoryConfig, Precision, weight_dtype
@@ -54,7 +55,7 @@ class StepBenchConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require("model", self.model, self.model in MODELS, f"one of {', '.join(MODELS)}")
+        require("model", self.model, self.model in SHAPES, f"one of {', '.join(SHAPES)}")
         for name in ("groups", "completions", "tokens", "repeats", "threads"):
             value = getattr(self, name)
             require(name, value, value >= 1, "1 or more")
@@ -118,7 +119,7 @@ def measure_loss(config: StepBenchConfig, loss: str) -> StepRow:
     """Measure one loss in this process."""
     use_threads(config.threads)
     device = choose_device(config.device)
-    model = step_model(config.model, seed=config.seed, dtype=weight_dtype(config.precision)).to(device)
+    model = random_model(config.model, seed=config.seed, dtype=weight_dtype(config.precision)).to(device)
     batch = step_batch(
         model,
         groups=config.groups,
@@ -157,7 +158,7 @@ def _compared(row: StepRow, trainer: Trainer, batch: Sequence[TrainingGroup], co
     """The row with the plain step's figures, measured in turns with the product's."""
     model = trainer.model
     device = next(model.parameters()).device
-    reference = step_model(config.model, seed=config.seed).to(device) if row.loss in _NEEDS_REFERENCE else None
+    reference = random_model(config.model, seed=config.seed).to(device) if row.loss in _NEEDS_REFERENCE else None
     plain = PlainStep(model, _pipeline(row.loss), reference=reference)
     plain.gradient(batch)
     expected = _gradients(model)

@@ -16,7 +16,7 @@ from p2prl.errors import P2PRLError
 
 
 def bench_replay(
-    models: Annotated[str, typer.Option("--models", help="Models, comma-separated: 29M, 123M.")] = "29M,123M",
+    models: Annotated[str, typer.Option("--models", help="Models, comma-separated: 29m, 123m.")] = "29m,123m",
     batches: Annotated[str, typer.Option("--batches", help="Rows decoded at once, comma-separated.")] = "16",
     tokens: Annotated[int, typer.Option("--tokens", help="Tokens of each completion.")] = 64,
     repeats: Annotated[int, typer.Option("--repeats", help="Measurements of each; the median counts.")] = 3,

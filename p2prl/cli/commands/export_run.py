@@ -30,7 +30,7 @@ from p2prl.scoreboard.ledger_dump import write_dump
 if TYPE_CHECKING:
     from p2prl.cli.commands.export_push import HubRepository
     from p2prl.config.run_settings import RunFolder
-    from p2prl.models.export_model import OpenedExport, WrittenModel
+    from p2prl.models.export.model_directory import OpenedExport, WrittenModel
 
 FORMAT = "p2prl/export/v1"
 """First key of `p2prl_export.json`; its number changes when a key's meaning does."""
@@ -69,7 +69,7 @@ def export_command(
         on_progress("importing torch", 0.0)
 
         from p2prl.config.run_settings import open_run
-        from p2prl.models.export_model import write_model
+        from p2prl.models.export.model_directory import write_model
 
         run = open_run(directory)
         on_progress("opening the checkpoint", 0.0)
@@ -135,7 +135,7 @@ def _repository(push: str | None, *, private: bool, quiet: bool) -> HubRepositor
 def _open(run: RunFolder, step: str, dtype: str) -> tuple[int, OpenedExport]:
     """Open the chosen checkpoint; if a running learner deletes it meanwhile, the one that is newest then."""
     from p2prl.config.run_settings import run_file_blobs
-    from p2prl.models.export_model import open_export
+    from p2prl.models.export.model_directory import open_export
 
     files = {file.name: data for file, data in run_file_blobs(run)}
     for _ in range(_ATTEMPTS):

@@ -20,12 +20,10 @@ def init(
         typer.Option("--model", help="A Hugging Face directory or hub id to train. Default: a small new model."),
     ] = None,
     task: Annotated[
-        str | None,
-        typer.Option("--task", help="Task: chain4, walk12 or an installed one. Default: the preset's."),
+        str | None, typer.Option("--task", help="Task: chain4, walk12 or an installed one. Default: the preset's.")
     ] = None,
     goal: Annotated[
-        str | None,
-        typer.Option("--goal", help="One sentence that volunteers read before joining. Default: the preset's."),
+        str | None, typer.Option("--goal", help="A sentence for volunteers to read. Default: the preset's.")
     ] = None,
     staleness: Annotated[
         int | None,
@@ -46,18 +44,14 @@ def init(
     ] = "success",
     dtype: Annotated[
         str | None,
-        typer.Option(
-            "--dtype",
-            help="Type of the published weights: float32, bfloat16 or float16. Default: bfloat16 with chain4.",
-        ),
+        typer.Option("--dtype", help="Type of published weights: float32, bfloat16, float16. Default: the preset's."),
     ] = None,
     compute_dtype: Annotated[
         str | None,
         typer.Option("--compute-dtype", help="Type engines compute in. Default: that of --dtype, else the preset's."),
     ] = None,
     license_name: Annotated[
-        str | None,
-        typer.Option("--license", help="License of the trained weights. Default: that of the model's card."),
+        str | None, typer.Option("--license", help="License of the trained weights. Default: the model card's.")
     ] = None,
     root_dir: Annotated[Path, typer.Option("--in", help="Folder to create the run in.")] = Path("runs"),
     seed: Seed = 0,

@@ -80,12 +80,7 @@ def join_run(
         screen = _Screen(view, link, worker, str(chosen), chosen_engine)
         granted = int(vram_gb * 1e9) or None
         prepare = partial(
-            prepare_sampling,
-            run=link.run,
-            device=chosen,
-            engine=chosen_engine,
-            memory_bytes=granted,
-            on_notice=say,
+            prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted, on_notice=say
         )
         volunteer = build_volunteer(
             link,

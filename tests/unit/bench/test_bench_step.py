@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2prl.bench.step import step_models
+from p2prl.bench import random_models
 from p2prl.bench.step.benchmark import StepBenchConfig, measure_loss
 from p2prl.bench.step.cards import CARDS_GB, SHAPES, cards_table
 from p2prl.bench.step.peak_memory import held_bytes, peak_bytes_beyond
@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small model in place of 29m."""
     shape = {"hidden_size": 20, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 5}
-    monkeypatch.setattr(step_models, "MODELS", {"29m": shape})
-    monkeypatch.setattr(step_models, "VOCABULARY", 500)
+    monkeypatch.setattr(random_models, "SHAPES", {"29m": {**shape, "num_key_value_heads": 5}})
+    monkeypatch.setattr(random_models.random_model, "__kwdefaults__", {"vocabulary": 500, "dtype": "float32"})
 
 
 @pytest.mark.parametrize("loss", ["gepo_t", "dpo"])

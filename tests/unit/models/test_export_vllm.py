@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from p2prl.models.export_model import write_model
-from tests.unit.models.test_export_model import made, opened
+from p2prl.models.export.model_directory import write_model
+from tests.unit.models.test_model_directory import made, opened
 
 vllm = pytest.importorskip("vllm", reason="needs the vllm extra")
 

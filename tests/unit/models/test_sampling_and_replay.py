@@ -184,7 +184,7 @@ def test_scores_describe_the_row_and_its_draw(plain: bool, monkeypatch: pytest.M
     ids = [tuple((token + 1) % 15 for token in made.token_ids) for made in sample_all(_sampler(model), requests)]
     policy = _policy(model)
     if not plain:
-        monkeypatch.setattr(policy, "output_layer", None)
+        monkeypatch.setattr(policy, "replay_head", None)
     for request, row, scored in zip(requests, ids, TransformersScorer(policy).replay(requests, ids), strict=True):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([[*request.prompt_ids, *row]])).logits[0]

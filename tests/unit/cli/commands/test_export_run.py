@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2prl import errors
 from p2prl.cli.commands.export_folder import check_space, new_directory
-from p2prl.models.export_model import OpenedExport, open_export
+from p2prl.models.export.model_directory import OpenedExport, open_export
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.scoreboard.ledger_dump import verify_dump
@@ -222,7 +222,7 @@ def test_checkpoint_deleted_while_it_is_opened_gives_the_newest_one_then(
             checkpoint.rename(checkpoints / "step-00000009")  # as if the learner had written one and deleted the other
         return open_export(checkpoint, **options)
 
-    monkeypatch.setattr("p2prl.models.export_model.open_export", open_late)
+    monkeypatch.setattr("p2prl.models.export.model_directory.open_export", open_late)
     document = json_of("export", copy)
     assert (document["step"], document["version"]) == (9, None)  # no version was published at step 9
     assert document["directory"] == str(copy / "export" / "step-9")
@@ -252,7 +252,7 @@ def test_disk_that_fills_up_leaves_nothing_behind(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("p2prl.models.export_weights.os.fsync", full)
+    monkeypatch.setattr("p2prl.models.export.sharded_weights.os.fsync", full)
     result = invoke("export", trained.directory, "--out", tmp_path / "out")
     assert isinstance(result.exception, errors.MachineError)
     assert "Free some space" in result.exception.remedy

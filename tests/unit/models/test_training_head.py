@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2prl.models.output_head import OutputHead, find_output_head
+from p2prl.models.training_head import TrainingHead, find_training_head
 from tests.unit.models.small_decoders import gemma2, gpt2, qwen2
 
 POSITIONS, HIDDEN, VOCABULARY = 530, 8, 4201
@@ -44,7 +44,7 @@ def oracle(
 def test_logprobs_and_gradients_are_those_of_a_whole_softmax(bias: bool, temperature: float) -> None:
     hidden, weight, bias_V, tokens, coefficients = case(bias=bias)
     expected, (d_hidden, d_weight, *d_bias) = oracle(hidden, weight, bias_V, tokens, temperature, coefficients)
-    head = OutputHead(weight, bias_V, temperature, torch.float32)
+    head = TrainingHead(weight, bias_V, temperature, torch.float32)
     logprobs, normalizers = head.logprobs(hidden, tokens)
     torch.testing.assert_close(logprobs.double(), expected, rtol=1e-5, atol=1e-5)
     weight.grad = torch.ones_like(weight)  # as left by an earlier micro-batch: gradients add up
@@ -60,7 +60,7 @@ def test_logprobs_and_gradients_are_those_of_a_whole_softmax(bias: bool, tempera
 def test_a_frozen_head_gets_no_gradient() -> None:
     hidden, weight, bias, tokens, coefficients = case(bias=True)
     assert bias is not None
-    head = OutputHead(weight.requires_grad_(False), bias.requires_grad_(False), 1.0, torch.float32)
+    head = TrainingHead(weight.requires_grad_(False), bias.requires_grad_(False), 1.0, torch.float32)
     gradient = head.backward(hidden, tokens, head.logprobs(hidden, tokens)[1], coefficients)
     assert (weight.grad, bias.grad) == (None, None)
     expected = oracle(hidden, weight, bias, tokens, 1.0, coefficients)[1][0]
@@ -70,7 +70,7 @@ def test_a_frozen_head_gets_no_gradient() -> None:
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
 def test_products_in_bfloat16_stay_near(weight_dtype: torch.dtype) -> None:
     hidden, weight, _, tokens, coefficients = case(bias=False, dtype=weight_dtype)
-    head = OutputHead(weight, None, 1.0, torch.bfloat16)
+    head = TrainingHead(weight, None, 1.0, torch.bfloat16)
     logprobs, normalizers = head.logprobs(hidden, tokens)
     assert float(logprobs.max()) < 0.0
     expected, (d_hidden, d_weight) = oracle(hidden, weight, None, tokens, 1.0, coefficients)
@@ -84,7 +84,7 @@ def test_products_in_bfloat16_stay_near(weight_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("make", [qwen2, gpt2, lambda: qwen2(tied=False)])
 def test_a_linear_head_is_found(make: Any) -> None:
     model = make()
-    head = find_output_head(model, temperature=1.0)
+    head = find_training_head(model, temperature=1.0)
     assert head is not None
     assert head.weight_VH is model.lm_head.weight
 
@@ -109,12 +109,12 @@ class ScaledHidden(nn.Module):
 
 @pytest.mark.parametrize(("before", "after"), [(0.5, 1.0), (1.0, 0.999)])
 def test_scaled_hidden_states_and_logits_are_noticed(before: float, after: float) -> None:
-    assert find_output_head(ScaledHidden(qwen2(), before=1.0, after=1.0), temperature=1.0) is not None
-    assert find_output_head(ScaledHidden(qwen2(), before=before, after=after), temperature=1.0) is None
+    assert find_training_head(ScaledHidden(qwen2(), before=1.0, after=1.0), temperature=1.0) is not None
+    assert find_training_head(ScaledHidden(qwen2(), before=before, after=after), temperature=1.0) is None
 
 
 def test_a_soft_cap_is_noticed_although_small_logits_pass_it_unchanged() -> None:
     model = gemma2()
     with torch.no_grad():
         model.lm_head.weight.mul_(1e-4)
-    assert find_output_head(model, temperature=1.0) is None
+    assert find_training_head(model, temperature=1.0) is None

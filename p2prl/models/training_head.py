@@ -1,9 +1,9 @@
-"""Log-probs of given tokens from hidden states and the output embedding, never holding logits of the whole vocabulary.
+"""Head of a causal language model for training: log-probs of given tokens and their gradient, tile by tile.
 
-Logits are made tile by tile: some positions times some words of the vocabulary. Scoring keeps a running log-sum-exp.
-The gradient is computed in the same way from known coefficients, because once d loss / d log-prob is known,
-d loss / d logits of a tile needs nothing but the tile and the log-sum-exp. On a CPU a tile stays in the cache, which
-makes both passes over a vocabulary of 151,936 together .6 times as long as one `log_softmax` with its backward pass.
+Logits are never held whole: a tile is some positions times some words of the vocabulary. Scoring keeps a running
+log-sum-exp. The gradient is computed in the same way from known coefficients, because once d loss / d log-prob is
+known, d loss / d logits of a tile needs nothing but the tile and the log-sum-exp. On a CPU a tile stays in the cache,
+which makes both passes over a vocabulary of 151,936 together .6 times as long as one `log_softmax` with its backward.
 
 Shapes: M positions, H hidden size, V vocabulary.
 """
@@ -31,7 +31,7 @@ _LARGE_TILE_WORDS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class OutputHead:
+class TrainingHead:
     """The last layer of a causal language model: logits = (W h + b) / temperature."""
 
     weight_VH: Tensor
@@ -117,12 +117,14 @@ class OutputHead:
                 yield words, rows, logits
 
 
-def find_output_head(model: Any, *, temperature: float, compute_dtype: torch.dtype | None = None) -> OutputHead | None:
+def find_training_head(
+    model: Any, *, temperature: float, compute_dtype: torch.dtype | None = None
+) -> TrainingHead | None:
     """The output head of a causal LM; None when its logits are more than a linear layer of the last hidden states."""
     head = find_linear_head(model)
     if head is None or not head.weight.is_leaf:
         return None
-    return OutputHead(head.weight, head.bias, temperature, compute_dtype or head.weight.dtype)
+    return TrainingHead(head.weight, head.bias, temperature, compute_dtype or head.weight.dtype)
 
 
 def _inside(tokens: Tensor, words: slice) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from p2prl.learner.run_plan import RunPlan, run_manifest
-from p2prl.models.export_model import OpenedExport, open_export, write_model
+from p2prl.models.export.model_directory import OpenedExport, open_export, write_model
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_files import export_run_files
 from p2prl.models.tiny_models import character_tokenizer

@@ -1,4 +1,4 @@
-"""Models of real architecture and vocabulary with random weights."""
+"""Models of real architecture and vocabulary with random weights, shared by the benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2prl.models.weight_layout import TORCH_DTYPES
 VOCABULARY = 151_936
 """Qwen2's."""
 
-CONTEXT = 4096
+CONTEXT = 32_768
 
 SHAPES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
@@ -32,12 +32,20 @@ SHAPES: Mapping[str, Mapping[str, int]] = MappingProxyType(
             "num_attention_heads": 10,
             "num_key_value_heads": 2,
         },
+        "494m": {
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+        },
     }
 )
+"""Qwen2 shapes by name. `494m` is that of Qwen2.5-0.5B."""
 
 
-def engine_model(name: str, *, vocabulary: int = VOCABULARY, dtype: str, seed: int) -> Any:
-    """A model of this name, whose output layer and input embedding are one, without an end token."""
+def random_model(name: str, *, vocabulary: int = VOCABULARY, dtype: str = "float32", seed: int) -> Any:
+    """A model of this name, whose head and input embedding are one, without an end token."""
     config = Qwen2Config(
         vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import IntegrityError
-from p2prl.models.export_files import exported_files, read_model_files
-from p2prl.models.export_source import CheckpointWeights, PublishedWeights
-from p2prl.models.export_weights import WeightSource, WrittenWeights, size_of, write_weights
+from p2prl.models.export.model_files import exported_files, read_model_files
+from p2prl.models.export.sharded_weights import WeightSource, WrittenWeights, size_of, write_weights
+from p2prl.models.export.weight_source import CheckpointWeights, PublishedWeights
 from p2prl.models.run_model import read_run_model
 from p2prl.models.weight_layout import WeightLayout
 from p2prl.protocol.manifests import PolicyManifest, RunManifest

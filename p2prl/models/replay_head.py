@@ -1,4 +1,4 @@
-"""Output layer of a causal language model, applied to final hidden states a part at a time.
+"""Head of a causal language model for replays: final hidden states, and logits of a part of the vocabulary at a time.
 
 A replay has thousands of positions and needs no complete row of logits. One matrix product per part of the vocabulary,
 over all positions, reads the layer's weights once and keeps its logits in the cache.
@@ -23,8 +23,8 @@ _TOKENS_PER_CALL = 128
 parameters. Computing a prompt once must save as many for each call it adds."""
 
 
-class OutputLayer:
-    """The body of a model and its linear output layer."""
+class ReplayHead:
+    """The body of a model and its head."""
 
     def __init__(self, body: Any, linear: nn.Linear) -> None:
         self._body = body
@@ -82,7 +82,7 @@ class OutputLayer:
         return None if bias is None else bias[first:end]
 
 
-def find_output_layer(model: Any) -> OutputLayer | None:
+def find_replay_head(model: Any) -> ReplayHead | None:
     """The output layer of a Hugging Face causal LM, or None if its logits are anything but that layer's output."""
     linear = find_linear_head(model)
-    return None if linear is None else OutputLayer(model.base_model, linear)
+    return None if linear is None else ReplayHead(model.base_model, linear)

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from p2prl.errors import ConfigError, IntegrityError
-from p2prl.models.export_source import CheckpointWeights
-from p2prl.models.export_weights import WrittenWeights, write_weights
+from p2prl.models.export.sharded_weights import WrittenWeights, write_weights
+from p2prl.models.export.weight_source import CheckpointWeights
 
 
 class Held:
@@ -90,7 +90,7 @@ def test_one_file_has_no_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
 def test_checkpoint_is_read_whole_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr("p2prl.models.export_source._BLOCK_WEIGHTS", block)
+    monkeypatch.setattr("p2prl.models.export.weight_source._BLOCK_WEIGHTS", block)
     generator = torch.Generator().manual_seed(4)
     shapes = [(), (1,), (19,), (3, 5), (2, 3, 4)]
     tensors = {f"t{i}": torch.randn(shape, generator=generator) for i, shape in enumerate(shapes)}

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from p2prl.models import output_layer, transformers_scorer
+from p2prl.models import replay_head, transformers_scorer
 from p2prl.models.gumbel_noise import gumbel
-from p2prl.models.output_layer import find_output_layer
 from p2prl.models.policy_model import PolicyModel
+from p2prl.models.replay_head import find_replay_head
 from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import layout_of
@@ -44,14 +44,14 @@ def _model(kind: str, **options: Any) -> Any:
 )
 @torch.inference_mode()
 def test_models_that_change_their_logits_have_none(kind: str, options: dict[str, Any], is_plain: bool) -> None:
-    assert (find_output_layer(_model(kind, **options)) is not None) is is_plain
+    assert (find_replay_head(_model(kind, **options)) is not None) is is_plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_logits_of_a_part_are_the_models_own(dtype: torch.dtype) -> None:
     model = _model("llama").to(dtype)
-    layer = find_output_layer(model)
+    layer = find_replay_head(model)
     assert layer is not None
     own = model(input_ids=PROMPT, use_cache=False).logits[0, 1:].float()
     made = layer.logits(layer.states_before([(0, 1)], [(2, 3, 4)]), 100, 300)
@@ -86,7 +86,7 @@ def test_replay_of_a_large_vocabulary(
     kind: str, prompts: list[tuple[int, ...]], part_logits: int, tokens_per_call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers_scorer, "_PART_LOGITS", part_logits)
-    monkeypatch.setattr(output_layer, "_TOKENS_PER_CALL", tokens_per_call)
+    monkeypatch.setattr(replay_head, "_TOKENS_PER_CALL", tokens_per_call)
     model = _model(kind)
     scorer = TransformersScorer(PolicyModel(model, layout_of(model, "float32")))
     requests = _requests(prompts)
@@ -109,7 +109,7 @@ def test_a_prompt_is_computed_once_where_that_saves_more_than_its_calls_cost(
     prompt_tokens: int, groups: int, calls: int
 ) -> None:
     model = _model("llama")
-    layer = find_output_layer(model)
+    layer = find_replay_head(model)
     assert layer is not None
     made: list[int] = []
     model.base_model.register_forward_pre_hook(lambda *_: made.append(1))
@@ -121,7 +121,7 @@ def test_a_prompt_is_computed_once_where_that_saves_more_than_its_calls_cost(
 
 @pytest.mark.parametrize("tokens_per_call", [0, 128])
 def test_replay_of_single_tokens_after_one_prompt(tokens_per_call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_layer, "_TOKENS_PER_CALL", tokens_per_call)
+    monkeypatch.setattr(replay_head, "_TOKENS_PER_CALL", tokens_per_call)
     model = _model("llama")
     scorer = TransformersScorer(PolicyModel(model, layout_of(model, "float32")))
     requests = _requests([(1, 2)] * 4)
