@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.loss_table import LossConfig
 from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.toml_tables import parse
-from p2prl.errors import ConfigError, MachineError, RemoteProtocolError, require
+from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.pretrained import LoadedModel, load_pretrained
 from p2prl.models.rewards import RunReward
 from p2prl.models.run_files import export_run_files
+from p2prl.models.run_model import read_run_model
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
@@ -37,6 +38,7 @@ from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.manifests import RunFile, RunManifest, Sampling
+from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
 from p2prl.tasks.task_registry import task_by_name
 
 
@@ -122,6 +124,7 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
             (new / "files" / name).write_bytes(data)
         manifest = run_manifest(plan, layout_of(loaded.model, plan.dtype), identity.public_key, files, now=time.time())
         _check_manifest(manifest, plan, loaded)
+        _check_files(manifest, files)
         (new / "run.manifest").write_bytes(seal(identity, manifest, run=NO_RUN, now=time.time()))
         (new / "run.toml").write_text(settings)
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -154,6 +157,19 @@ def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel) -
             if context > prompt
             else "Choose a model with a longer context, or a task with shorter prompts.",
         )
+
+
+def _check_files(manifest: RunManifest, files: Mapping[str, bytes]) -> None:
+    """Refuse a model whose files every volunteer would refuse."""
+    try:
+        read_run_model(
+            files, layout_digest=manifest.layout, max_weight_bytes=MAX_WEIGHT_BYTES, dtype=manifest.engine_dtype
+        )
+    except (RemoteProtocolError, IntegrityError) as error:
+        raise ConfigError(
+            f"volunteers would refuse this model: {error}",
+            remedy="Choose another base model, or correct its tokenizer and configuration; nothing was made.",
+        ) from error
 
 
 def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> LoadedModel:

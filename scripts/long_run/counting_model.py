@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from scripts.long_run.count_down import SYMBOLS, demonstration
 
 VOCABULARY = 151_936
-_END, _PAD = "<|end|>", "<|pad|>"
+_END, _PAD = "<|end|>", "<|endoftext|>"  # the second is added to any Qwen2 tokenizer that lacks it
 _STEPS, _BATCH, _RATE = 500, 24, 3e-3
 
 

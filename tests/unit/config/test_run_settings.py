@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,19 @@ def test_completions_longer_than_the_context_are_refused(tmp_path: Path, model: 
         init_run(tmp_path / "run", plan, settings=SETTINGS, on_progress=lambda stage, share: None)
     assert "--max-new-tokens 23 or less" in caught.value.remedy
     assert entries(tmp_path) == []
+
+
+def test_a_model_whose_files_volunteers_would_refuse_is_refused(tmp_path: Path, model: Path) -> None:
+    changed = tmp_path / "model"
+    shutil.copytree(model, changed)
+    tokenizer = json.loads((changed / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["beyond"] = max(vocabulary.values()) + 1
+    (changed / "tokenizer.json").write_text(json.dumps(tokenizer))
+    plan = replace(PLAN, model=str(changed))
+    with pytest.raises(ConfigError, match=r"volunteers would refuse this model.*tokens that the model does not"):
+        init_run(tmp_path / "run", plan, settings=SETTINGS, on_progress=lambda stage, share: None)
+    assert entries(tmp_path) == ["model"]
 
 
 @pytest.mark.parametrize(
