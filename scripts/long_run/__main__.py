@@ -1,4 +1,4 @@
-"""Train a model of 29 million parameters on long completions with three volunteers, by the real commands.
+"""Train a model of 31 million parameters on long completions with three volunteers, by the real commands.
 
     python -m scripts.long_run --updates 60
     python -m scripts.long_run --updates 60 --vllm-python /path/to/an/environment/with/vllm/bin/python

@@ -1,7 +1,8 @@
-"""count_down: count from a number down to zero. `12=` asks for `11,10,9,8,7,6,5,4,3,2,1,0#`.
+"""count_down: count from a number down to zero. `004=` asks for `003,002,001,000#`.
 
-A task for tests of long completions: lengths spread from ten to a thousand characters, as in practice. Demonstrations
-often stop early, which leaves reinforcement learning something to undo.
+A task for tests of long completions: lengths spread from ten to a thousand characters, as in practice. Numbers have
+three digits each, so that a small model learns the step from one to the next in minutes. Demonstrations often stop
+early, which leaves reinforcement learning something to undo.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from p2prl.tasks.task import FAILED, Score
 from p2prl.tasks.task_spec import TaskSpec
 
 SYMBOLS = "0123456789=,#"
-FEWEST, MOST = 4, 260
-"""Counts begin between these. 260 takes 935 characters."""
+FEWEST, MOST = 4, 250
+"""Counts begin between these. 250 takes 1,000 characters."""
 
 EARLY_STOPS = 0.55
 """Share of the demonstrations that stop before zero."""
@@ -31,19 +32,19 @@ class CountDown:
         """A number and `=`. Its logarithm is uniform, so that few completions are long."""
         draws = Draws(b"count_down/prompt/v1", seed)
         share = draws.below(1 << 16) / (1 << 16)
-        return f"{round(FEWEST * math.exp(share * math.log(MOST / FEWEST)))}="
+        return f"{round(FEWEST * math.exp(share * math.log(MOST / FEWEST))):03}="
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
         """Score 0 unless the completion is finished and right; never raises."""
         number = prompt[:-1]
-        if not prompt.endswith("=") or not number.isascii() or not number.isdigit() or len(number) > 3:
+        if not prompt.endswith("=") or not number.isascii() or not number.isdigit() or len(number) != 3:
             return FAILED
         return Score(reward=float(finished and completion == full_count(int(number))))
 
 
 def full_count(start: int) -> str:
     """The right completion."""
-    return ",".join(str(value) for value in range(start - 1, -1, -1)) + "#"
+    return ",".join(f"{value:03}" for value in range(start - 1, -1, -1)) + "#"
 
 
 def demonstration(seed: int) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""A Qwen2 model of 29 million parameters with a vocabulary of 151,936, warm-started on flawed count-downs.
+"""A Qwen2 model of 31 million parameters with a vocabulary of 151,936, warm-started on flawed count-downs.
 
 Only the thirteen characters of the task are in use. All other tokens start with an embedding of zero, so their logits
 are zero too, and the softmax over the complete vocabulary can be trained without computing them.
@@ -20,7 +20,7 @@ from scripts.long_run.count_down import SYMBOLS, demonstration
 
 VOCABULARY = 151_936
 _END, _PAD = "<|end|>", "<|endoftext|>"  # the second is added to any Qwen2 tokenizer that lacks it
-_STEPS, _BATCH, _RATE = 500, 24, 3e-3
+_STEPS, _BATCH, _RATE = 300, 16, 3e-3
 
 
 def make_counting_model(directory: Path, *, seed: int, on_step: Callable[[int, int, float], None]) -> None:
@@ -28,11 +28,11 @@ def make_counting_model(directory: Path, *, seed: int, on_step: Callable[[int, i
     tokenizer = _tokenizer()
     config = Qwen2Config(
         vocab_size=VOCABULARY,
-        hidden_size=176,
+        hidden_size=192,
         intermediate_size=704,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=6,
+        num_key_value_heads=6,
         max_position_embeddings=1_056,
         tie_word_embeddings=True,
         bos_token_id=None,

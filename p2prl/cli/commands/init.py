@@ -51,7 +51,7 @@ def init(
         typer.Option("--compute-dtype", help="Type engines compute in. Default: that of --dtype, else the preset's."),
     ] = None,
     license_name: Annotated[
-        str | None, typer.Option("--license", help="License of the trained weights. Default: the model card's.")
+        str | None, typer.Option("--license", "--licence", help="License of the weights. Default: the model card's.")
     ] = None,
     root_dir: Annotated[Path, typer.Option("--in", help="Folder to create the run in.")] = Path("runs"),
     seed: Seed = 0,
