@@ -120,7 +120,7 @@ class Learner:
             self._training.checkpoint()
             self._training.finish(wait=True)
             if not self._stopping:
-                self._shutdown.announce_end(step=self.step)
+                self._shutdown.announce_end(step=self.step, is_stopped=lambda: self._stopping)
         except KeyboardInterrupt:
             network.close()
             raise  # at once: the threads end with the process, and the journal resumes their jobs

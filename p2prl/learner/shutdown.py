@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from p2prl.clock import Clock
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
@@ -14,7 +16,11 @@ _REPEAT_S = 1.0
 """Period of further announcements, for peers that have just reconnected."""
 
 _LONGEST_S = 15.0
-"""Longest stay, even if groups keep arriving."""
+"""Longest stay after the checks of the groups that were stored, even if groups keep arriving."""
+
+_LONGEST_CHECKS_S = 300.0
+"""Longest time for those checks. What is left stays in the journal, unsettled: a swarm that outran training for hours
+can have left hours of replays."""
 
 
 class Shutdown:
@@ -26,22 +32,30 @@ class Shutdown:
         self._sender = sender
         self._clock = clock
 
-    def announce_end(self, *, step: int) -> None:
-        """Tell everyone that the run has ended at `step`; returns when no group has arrived for `_QUIET_S`."""
+    def announce_end(self, *, step: int, is_stopped: Callable[[], bool]) -> None:
+        """Tell everyone that the run has ended at `step`; returns when no group has arrived for `_QUIET_S`.
+
+        Ends at once when `is_stopped`.
+        """
         self._announce(step)
+        self._check_all(step, is_stopped)
         began = announced_at = quiet_since = self._clock.now()
-        while (now := self._clock.now()) - quiet_since < _QUIET_S and now - began < _LONGEST_S:
+        while (now := self._clock.now()) - quiet_since < _QUIET_S and now - began < _LONGEST_S and not is_stopped():
             self._inbox.read(0.2, step=step, finished=True)
             if now - announced_at >= _REPEAT_S:
                 announced_at = now
                 self._announce(step)
-            if self._checks.has_unsettled:
-                self._check_all(step)
+            if self._checks.has_unsettled and self._checks.settle_next(step=step):
+                self._announce(step)
                 quiet_since = now
 
-    def _check_all(self, step: int) -> None:
-        """Check every stored group and issue its receipt."""
-        while self._checks.settle_next(step=step):
+    def _check_all(self, step: int, is_stopped: Callable[[], bool]) -> None:
+        """Check the stored groups and issue their receipts; messages are answered in between."""
+        began = self._clock.now()
+        while not is_stopped() and self._clock.now() - began < _LONGEST_CHECKS_S:
+            self._inbox.read(0.0, step=step, finished=True)
+            if not self._checks.settle_next(step=step):
+                return
             self._announce(step)
 
     def _announce(self, step: int) -> None:

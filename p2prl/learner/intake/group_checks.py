@@ -11,6 +11,7 @@ from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verification import Admission, Candidate, Outcome, Replayer
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.stages import Stage
+from p2prl.protocol.ledger_messages import ReceiptState
 
 _USELESS_AT_ONCE = 64
 """Stale groups settled in one turn: a ledger entry of this many receipts, so that messages are answered in between."""
@@ -107,6 +108,9 @@ class GroupChecks:
     def _settle(self, outcomes: list[Outcome], step: int, *, surplus: bool = False) -> None:
         for group in self._settlement.settle(outcomes, step=step, surplus=surplus):
             self._backlog.peer_verified(group.peer)
+        for outcome in outcomes:
+            if outcome.state is ReceiptState.REJECTED:
+                self._backlog.peer_failed(outcome.stored.peer)
         self._backlog.settled([outcome.stored.digest for outcome in outcomes])
 
     def _usable_at(self, step: int) -> Callable[[int], bool]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 
 SCHEMA = """
@@ -53,7 +52,7 @@ class GroupState(StrEnum):
     USED = "used"
     """In the batch of an update."""
     UNUSED = "unused"
-    """Passed its checks, then grew too stale: credited, never trained on."""
+    """Passed its checks, then grew too stale or was one too many: credited, never trained on."""
     REJECTED = "rejected"
     """Failed a check."""
     EXPIRED = "expired"
@@ -82,6 +81,10 @@ class GroupTable:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self._unchecked_bytes = float("inf")
+        """Bytes of the groups that wait for their check, or more."""
+        self._may_be_fewer = True
+        """Whether a group has left them since they were added up."""
 
     def store(self, group: StoredGroup, now: float) -> bool:
         """Store a group that arrived; False when it is already stored."""
@@ -89,6 +92,8 @@ class GroupTable:
             "INSERT OR IGNORE INTO groups (digest, peer, version, slot, raw, arrived) VALUES (?, ?, ?, ?, ?, ?)",
             (group.digest, group.peer, group.version, group.slot, group.raw, now),
         )
+        if cursor.rowcount > 0:
+            self._unchecked_bytes += len(group.raw) + len(group.body)
         if cursor.rowcount > 0 and group.body:
             self._db.execute(
                 "INSERT INTO group_bodies (digest, peer, size, body) VALUES (?, ?, ?, ?)",
@@ -146,29 +151,29 @@ class GroupTable:
 
     def unchecked_exceed(self, most_bytes: int) -> bool:
         """Whether all groups that wait for their check have more than `most_bytes` together."""
-        (count,) = self._db.execute("SELECT COUNT(*) FROM groups WHERE state = ?", (GroupState.STORED,)).fetchone()
-        (bodies,) = self._db.execute(
-            "SELECT TOTAL(b.size) FROM group_bodies AS b JOIN groups AS g ON g.digest = b.digest WHERE g.state = ?",
-            (GroupState.STORED,),
-        ).fetchone()
-        if count * limits.MAX_ENVELOPE_BYTES + bodies <= most_bytes:  # counting reads an index, adding up reads rows
+        if self._unchecked_bytes <= most_bytes:
             return False
-        (envelopes,) = self._db.execute(
-            "SELECT TOTAL(LENGTH(raw)) FROM groups WHERE state = ?", (GroupState.STORED,)
-        ).fetchone()
-        return bool(envelopes + bodies > most_bytes)
+        if self._may_be_fewer:  # adding up reads every row: not for each arrival of a flood
+            (total,) = self._db.execute(
+                "SELECT TOTAL(LENGTH(g.raw) + COALESCE(b.size, 0)) FROM groups AS g"
+                " LEFT JOIN group_bodies AS b ON b.digest = g.digest WHERE g.state = ?",
+                (GroupState.STORED,),
+            ).fetchone()
+            self._unchecked_bytes, self._may_be_fewer = total, False
+        return self._unchecked_bytes > most_bytes
 
     def slot_taken(self, peer: bytes, version: int, slot: int, *, by_other_than: bytes) -> bool:
-        """Whether another verified group already fills this slot."""
+        """Whether another verified group already fills this slot: it was credited, trained on or not."""
         row = self._db.execute(
             "SELECT 1 FROM groups WHERE peer = ? AND version = ? AND slot = ? AND digest != ?"
-            " AND state IN (?, ?) LIMIT 1",
-            (peer, version, slot, by_other_than, GroupState.VERIFIED, GroupState.USED),
+            " AND state IN (?, ?, ?) LIMIT 1",
+            (peer, version, slot, by_other_than, GroupState.VERIFIED, GroupState.USED, GroupState.UNUSED),
         ).fetchone()
         return row is not None
 
     def mark_verified(self, digest: bytes, *, behavior: bytes, rewards: bytes) -> None:
         """Record that a group passed its checks, with the learner's own log-probs and rewards."""
+        self._may_be_fewer = True
         self._db.execute(
             "UPDATE groups SET state = ?, behavior = ?, rewards = ? WHERE digest = ?",
             (GroupState.VERIFIED, behavior, rewards, digest),
@@ -176,14 +181,18 @@ class GroupTable:
 
     def mark_refused(self, digest: bytes, *, state: GroupState, reason: str) -> None:
         """Record that a group was rejected or has expired, and drop its bytes."""
+        self._may_be_fewer = True
         self._db.execute(
             "UPDATE groups SET state = ?, reason = ?, raw = NULL, behavior = NULL, rewards = NULL WHERE digest = ?",
             (state, reason, digest),
         )
 
     def mark_unused(self, digest: bytes) -> None:
-        """Record that a verified group grew too stale in the buffer, and drop its envelope."""
-        self._db.execute("UPDATE groups SET state = ?, raw = NULL WHERE digest = ?", (GroupState.UNUSED, digest))
+        """Record that a verified group is not trained on, and drop its bytes."""
+        self._db.execute(
+            "UPDATE groups SET state = ?, raw = NULL, behavior = NULL, rewards = NULL WHERE digest = ?",
+            (GroupState.UNUSED, digest),
+        )
 
     def counts(self) -> dict[str, int]:
         """Number of groups by state."""

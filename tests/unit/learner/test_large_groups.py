@@ -238,6 +238,10 @@ def test_small_groups_alone_are_bounded_in_bytes(learner: LearnerIntake, monkeyp
     with learner.storage.journal.transaction():
         learner.groups.mark_refused(bytes(32), state=GroupState.EXPIRED, reason="")
     assert not learner.groups.unchecked_exceed(4_000)
+    assert learner.groups.unchecked_exceed(3_999)
+    store(learner, b"q" * 32, 9, bytes(1_000))
+    assert learner.groups.unchecked_exceed(5_000), "header and body"
+    assert not learner.groups.unchecked_exceed(5_000 + limits.MAX_ENVELOPE_BYTES)
 
 
 def test_groups_that_wait_count_with_their_bodies(learner: LearnerIntake) -> None:

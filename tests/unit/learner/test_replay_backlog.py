@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,26 +92,65 @@ def test_receipts_keep_the_order_of_arrival() -> None:
     assert backlog(groups).next_batch(9) == [groups[0], groups[2], groups[1], groups[3]]
 
 
-def test_surplus_replays_are_of_newcomers_then_of_what_expires_soonest() -> None:
+def settled(queue: ReplayBacklog, wanted: int) -> list[WaitingGroup]:
+    """The next batch, which is settled at once."""
+    batch = queue.next_batch(wanted)
+    queue.settled([each.digest for each in batch])
+    return batch
+
+
+def test_surplus_replays_alternate_newcomers_and_known_peers_with_what_expires_soonest() -> None:
     known = [group(1, version) for version in (9, 4, 6)]
     other = [group(3, version) for version in (8, 5)]
     newcomer = [group(2, 9), group(2, 7)]
     verified = {known[0].peer: STANDING_GROUPS, other[0].peer: 99, newcomer[0].peer: STANDING_GROUPS - 1}
     queue = backlog([*known, *other, *newcomer], batch=2, surplus_share=1.0, verified=verified)
     queue.update_ended(9.0)
-    for expected in (newcomer, [known[1], other[1]], [known[2], other[0]], [known[0]]):
-        batch = queue.next_batch(0)
-        assert set(batch) == set(expected)
-        queue.settled([each.digest for each in batch])
+    for expected in ([newcomer[1], known[1]], [newcomer[0], other[1]], [known[2], other[0]], [known[0]]):
+        assert set(settled(queue, 0)) == set(expected)
 
 
-def test_a_peer_whose_groups_are_verified_loses_the_turn_of_a_newcomer() -> None:
-    newcomer, known = group(2, 9), group(1, 1)
-    verified = {known.peer: STANDING_GROUPS, newcomer.peer: STANDING_GROUPS - 1}
-    queue = backlog([newcomer, known], batch=1, surplus_share=1.0, verified=verified)
-    queue.peer_verified(newcomer.peer)
-    queue.update_ended(1.0)
-    assert queue.next_batch(0) == [known], "both have standing now, and this one expires first"
+@pytest.mark.parametrize("wanted", [0, 8])
+def test_a_flood_of_keys_and_of_garbage_gets_no_more_than_every_other_turn(wanted: int) -> None:
+    honest = {bytes([peer]) * 32: STANDING_GROUPS for peer in range(3)}
+    queue = backlog(
+        [group(peer, 5) for peer in range(3) for _ in range(40)], batch=8, surplus_share=1.0, verified=honest
+    )
+    replayed: Counter[bool] = Counter()
+    for update in range(10):
+        for key in range(100, 116):  # new keys, each with the newest version
+            queue.add(group(key + update * 10, 9))
+        queue.update_ended(1.0)
+        for each in settled(queue, wanted):
+            replayed[each.peer in honest] += 1
+            if each.peer not in honest:
+                queue.peer_failed(each.peer)
+        queue.replay_ended(9.0)
+        queue.update_ended(20.0)
+    assert replayed[True] >= replayed[False]
+
+
+def test_peers_whose_groups_failed_come_after_all_others_until_they_are_right() -> None:
+    cheat, newcomer = group(1, 9), group(2, 1)
+    queue = backlog([cheat, newcomer, group(1, 8)], batch=1)
+    queue.peer_failed(cheat.peer)
+    assert settled(queue, 1) == [newcomer]
+    late = group(2, 1)
+    queue.add(late)
+    assert settled(queue, 1) == [late]
+    queue.peer_verified(cheat.peer)
+    queue.add(group(2, 1))
+    assert settled(queue, 1) == [cheat], "as often right as wrong, and served longest ago"
+
+
+def test_with_more_peers_than_a_batch_holds_each_has_its_turn() -> None:
+    versions = {peer: 9 if peer < 16 else 3 for peer in range(32)}
+    queue = backlog([group(peer, version) for peer, version in versions.items() for _ in range(9)], batch=8)
+    served: Counter[bytes] = Counter()
+    for _ in range(8):
+        served.update(each.peer for each in settled(queue, 8))
+    assert set(served.values()) == {2}
+    assert len(served) == 32
 
 
 def test_surplus_replays_take_their_share_of_the_time_and_a_long_one_is_paid_back() -> None:

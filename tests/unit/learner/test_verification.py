@@ -197,16 +197,18 @@ def test_one_slot_counts_once_within_a_batch(small_run: SmallRun) -> None:
     ]
 
 
-@pytest.mark.parametrize("used", [False, True])
-def test_one_slot_counts_once_across_batches(small_run: SmallRun, used: bool) -> None:
+@pytest.mark.parametrize("state", ["verified", "used", "unused"])
+def test_one_slot_counts_once_across_batches(small_run: SmallRun, state: str) -> None:
     policy = small_run.publish(0, step=0)
     group = small_run.group(policy, PEER, 0)
     first, second = small_run.sealed(group, PEER), small_run.sealed(group, PEER, now=NOW + 1)
     small_run.store(first, second)
     with small_run.journal.transaction():
         small_run.journal.groups.mark_verified(first.digest, behavior=b"", rewards=b"")
-        if used:
+        if state == "used":
             small_run.journal.batches.begin(0, [first.digest])
+        if state == "unused":
+            small_run.journal.groups.mark_unused(first.digest)
     (outcome,) = small_run.check(second)
     assert outcome.reason == RejectionReason.DUPLICATE_SLOT
 
