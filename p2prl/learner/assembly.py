@@ -97,19 +97,22 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         reference=parts.reference,
         memory=StepMemory(precision=parts.memory.precision, states=parts.memory.states, rules=rules),
     )
+    log = MetricsLog(parts.paths.metrics, clock, on_metrics=parts.on_metrics, on_notice=parts.on_notice)
     training = Training(
         trainer=trainer,
         tokenizer=parts.training.tokenizer,
         probation=parts.loss.probation,
         storage=storage,
         buffer=buffer,
-        log=MetricsLog(parts.paths.metrics, clock, on_metrics=parts.on_metrics, on_notice=parts.on_notice),
+        log=log,
         config=config,
         stage=TrainingStage(training_stage),
     )
-    rules.begin(parts.memory, checkpoint_step=newest_checkpoint_step(parts.paths.checkpoints))
+    checkpoint_step = newest_checkpoint_step(parts.paths.checkpoints)
+    rules.begin(parts.memory, checkpoint_step=checkpoint_step, completed=log.logged_step)
     resume(storage, trainer, training, parts.on_notice)
-    rules.continue_at(trainer.step, parts.memory)
+    if (rule := rules.at(trainer.step)) != parts.memory.rule:
+        parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
     pacing = _pacing(parts, storage, step=trainer.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, storage)
     intake = Intake(storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, sender=sender, clock=clock)

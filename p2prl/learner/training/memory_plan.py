@@ -33,19 +33,32 @@ class MemoryPlan:
     rule: MicroBatchRule
     """For a run that has none yet, or whose settings name it."""
     most_tokens: int
-    """Tokens of a micro-batch that fit."""
-    asked_for: bool = False
+    """Tokens of a micro-batch that fit into all of the free memory."""
+    most_tokens_checkpointed: int = 0
+    """The same with checkpointing; 0 where nothing was predicted."""
+    asks_tokens: bool = False
     """Whether the settings name the number of tokens, so that they replace what the run has used so far."""
+    asks_checkpointing: bool = False
+    """Whether the settings say to use checkpointing, or not to."""
     needs: MemoryNeeds | None = None
     """Predicted peak; None where nothing was predicted."""
+
+    def allows(self, rule: MicroBatchRule) -> bool:
+        """Whether a run's recorded rule fits the memory there is."""
+        most = max(self.most_tokens, self.most_tokens_checkpointed) if rule.checkpointing else self.most_tokens
+        return rule.tokens <= most
+
+    def changes(self, rule: MicroBatchRule) -> bool:
+        """Whether the settings ask for another rule than a run's recorded one."""
+        other_tokens = self.asks_tokens and rule.tokens != self.rule.tokens
+        return other_tokens or (self.asks_checkpointing and rule.checkpointing != self.rule.checkpointing)
 
     def text(self, free_bytes: int, device: str) -> str:
         """One line for the user."""
         assert self.needs is not None
-        kept = " with checkpointing" if self.rule.checkpointing else ""
         return (
             f"Memory: {_size(self.needs.total)} needed, {_size(free_bytes)} free on {device} ({_parts(self.needs)}),"
-            f" {self.precision}, micro-batches of up to {self.rule.tokens:,} tokens{kept}"
+            f" {self.precision}, micro-batches of up to {self.rule.text}"
         )
 
 
@@ -63,7 +76,8 @@ def plan_memory(
     most = max(small, _MOST_TOKENS.get(setup.device_type, _MOST_TOKENS_ELSEWHERE))
     wanted = config.micro_batch_tokens or most
     choices = {"auto": (False, True), "on": (True,), "off": (False,)}[config.checkpointing]
-    found = [(_tokens_that_fit(shape, setup, free_bytes, checkpointing=each), each) for each in choices]
+    usable = int(free_bytes * USABLE_SHARE)
+    found = [(_tokens_in(usable, shape, setup, checkpointing=each), each) for each in choices]
     enough = min(wanted, max(longest_row, _ENOUGH_TOKENS))
     fit, checkpointing = next((each for each in found if each[0] >= enough), found[-1])
     if fit < longest_row:
@@ -74,15 +88,18 @@ def plan_memory(
         precision=setup.precision,
         states=setup.states,
         rule=rule,
-        most_tokens=fit,
-        asked_for=bool(config.micro_batch_tokens),
+        most_tokens=_tokens_in(free_bytes, shape, setup, checkpointing=False),
+        most_tokens_checkpointed=_tokens_in(free_bytes, shape, setup, checkpointing=True),
+        asks_tokens=bool(config.micro_batch_tokens),
+        asks_checkpointing=config.checkpointing != "auto",
         needs=memory_needs(shape, setup, rule),
     )
 
 
-def _tokens_that_fit(shape: ModelShape, setup: TrainingSetup, free_bytes: int, *, checkpointing: bool) -> int:
+def _tokens_in(memory_bytes: int, shape: ModelShape, setup: TrainingSetup, *, checkpointing: bool) -> int:
+    """Tokens of the largest micro-batch that this much memory holds."""
     fixed = memory_needs(shape, setup, MicroBatchRule(tokens=0, checkpointing=checkpointing)).total
-    left = free_bytes * USABLE_SHARE - fixed
+    left = memory_bytes - fixed
     return max(0, int(left / token_bytes(shape, setup.precision, checkpointing=checkpointing)))
 
 
@@ -91,7 +108,7 @@ def _cannot_fit(needs: MemoryNeeds, setup: TrainingSetup, free_bytes: int, *, ch
     if not checkpointing:
         remedies.append('checkpointing = "on"')
     if setup.states == "full":
-        remedies.append('optimizer_states = "8bit"')
+        remedies.append('optimizer_states = "8bit" (before the first update)')
     if setup.precision in ("fp32", "bf16"):
         remedies.append('precision = "bf16_stochastic"')
     settings = f"Set {', '.join(remedies)} in [learner.memory] of run.toml; or make" if remedies else "Make"

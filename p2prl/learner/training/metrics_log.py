@@ -29,6 +29,11 @@ class MetricsLog:
         self._logged_step = _last_logged_step(path)
         self._updated_at = clock.now()
 
+    @property
+    def logged_step(self) -> int:
+        """Updates in the log."""
+        return self._logged_step
+
     def add(self, step: int, metrics: dict[str, Any], notices: Iterable[str]) -> None:
         """Log update number `step`. Adds its time, and the seconds since the update before."""
         now = self._clock.now()

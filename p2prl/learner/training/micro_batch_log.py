@@ -31,21 +31,20 @@ class MicroBatchLog:
         found = [rule for first, rule in self._rules if first <= step]
         return found[-1] if found else DEFAULT_RULE
 
-    def begin(self, plan: MemoryPlan, *, checkpoint_step: int) -> None:
-        """Prepare for the replay of the steps since the newest checkpoint.
+    def begin(self, plan: MemoryPlan, *, checkpoint_step: int, completed: int = 0) -> None:
+        """Prepare for the replay of the steps since the newest checkpoint, and for those after the `completed` ones.
 
         Recorded rules stay, so that it repeats every bit. Only one that no longer fits this machine's memory is
-        replaced: the replay then differs in the last bits of a sum, which no peer can see.
+        replaced: the replay then differs in the last bits of a sum, which no peer can see. What the settings ask for
+        holds from the first step that was never completed, which may be one that ran out of memory.
         """
         if not self._rules:
             self.change(plan.rule, from_step=0)
-        elif self.at(checkpoint_step).tokens > plan.most_tokens or self._rules[-1][1].tokens > plan.most_tokens:
+        elif not (plan.allows(self.at(checkpoint_step)) and plan.allows(self._rules[-1][1])):
             self.change(plan.rule, from_step=checkpoint_step)
-
-    def continue_at(self, step: int, plan: MemoryPlan) -> None:
-        """Take over a rule that the settings ask for, from the first step that is not a replay."""
-        if plan.asked_for and plan.rule != self.at(step):
-            self.change(plan.rule, from_step=step)
+        first_new = max(checkpoint_step, completed)
+        if plan.changes(self.at(first_new)):
+            self.change(plan.rule, from_step=first_new)
 
     def change(self, rule: MicroBatchRule, *, from_step: int) -> None:
         """Use another rule from this step on. On disk when it returns."""

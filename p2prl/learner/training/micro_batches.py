@@ -15,6 +15,11 @@ class MicroBatchRule:
     checkpointing: bool = False
     """Keep only the inputs of each layer for the backward pass, which computes the rest again."""
 
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        return f"{self.tokens:,} tokens{' with checkpointing' if self.checkpointing else ''}"
+
     def halved(self, *, used: int) -> MicroBatchRule:
         """The rule with half the tokens that a micro-batch used, which may be fewer than it allows."""
         return MicroBatchRule(tokens=max(1, min(self.tokens, used) // 2), checkpointing=self.checkpointing)

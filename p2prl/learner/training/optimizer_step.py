@@ -29,8 +29,8 @@ from p2prl.learner.training.weight_optimizer import OptimizerConfig, WeightOptim
 from p2prl.models.out_of_memory import is_out_of_memory, release_memory
 
 _LESS_MEMORY = (
-    "Set learner.memory.checkpointing to on or optimizer_states to 8bit in run.toml, free some memory, or train on a"
-    " larger device; the run resumes before this update."
+    'Set checkpointing = "on" in [learner.memory] of run.toml, free some memory, or train on a larger device; the run'
+    " resumes before this update."
 )
 
 

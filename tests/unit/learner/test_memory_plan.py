@@ -130,8 +130,9 @@ def test_a_roomy_machine_gets_the_most_tokens_and_no_checkpointing() -> None:
     assert plan(23).rule == MicroBatchRule(tokens=2048)
     assert plan(23).most_tokens > 2048
     assert plan(23, micro_batch_tokens=777).rule.tokens == 777
-    assert plan(23, micro_batch_tokens=777).asked_for
-    assert not plan(23).asked_for
+    assert plan(23, micro_batch_tokens=777).asks_tokens
+    assert not plan(23).asks_tokens
+    assert not plan(23).asks_checkpointing
 
 
 def test_less_memory_means_fewer_tokens_then_checkpointing_then_a_refusal() -> None:

@@ -46,8 +46,8 @@ def rule(tokens: int) -> MicroBatchRule:
     return MicroBatchRule(tokens=tokens)
 
 
-def plan(tokens: int, *, most: int | None = None, asked_for: bool = False) -> MemoryPlan:
-    return MemoryPlan(rule=rule(tokens), most_tokens=most or tokens, asked_for=asked_for)
+def plan(tokens: int, *, most: int | None = None, asks_tokens: bool = False) -> MemoryPlan:
+    return MemoryPlan(rule=rule(tokens), most_tokens=most or tokens, asks_tokens=asks_tokens)
 
 
 def test_rules_by_step_survive_a_restart(tmp_path: Path) -> None:
@@ -68,23 +68,42 @@ def test_a_run_keeps_its_rule_while_it_fits(tmp_path: Path) -> None:
     path = tmp_path / "log"
     MicroBatchLog(path).begin(plan(500), checkpoint_step=0)
     again = MicroBatchLog(path)
-    again.begin(plan(2000, most=9000), checkpoint_step=10)
-    again.continue_at(14, plan(2000, most=9000))
+    again.begin(plan(2000, most=9000), checkpoint_step=10, completed=14)
     assert again.at(20).tokens == 500
     again.begin(plan(300, most=499), checkpoint_step=10)
     assert [again.at(step).tokens for step in (9, 10, 20)] == [500, 300, 300]
 
 
-def test_a_rule_of_the_settings_starts_after_the_replay(tmp_path: Path) -> None:
+def test_a_rule_of_the_settings_starts_after_the_completed_steps(tmp_path: Path) -> None:
     log = MicroBatchLog(tmp_path / "log")
     log.begin(plan(500), checkpoint_step=0)
-    log.begin(plan(300, most=900, asked_for=True), checkpoint_step=10)
-    assert log.at(12).tokens == 500
-    log.continue_at(14, plan(300, most=900, asked_for=True))
-    assert [log.at(step).tokens for step in (13, 14)] == [500, 300]
+    log.begin(plan(300, most=900, asks_tokens=True), checkpoint_step=10, completed=14)
+    assert [log.at(step).tokens for step in (12, 13, 14)] == [500, 500, 300]
 
 
 def test_a_rule_that_cannot_be_written_is_not_used_silently(tmp_path: Path) -> None:
     log = MicroBatchLog(tmp_path / "absent" / "log")
     with pytest.raises(MachineError):
         log.change(rule(100), from_step=0)
+
+
+def test_a_rule_fits_by_what_it_needs_itself() -> None:
+    checkpointed = MicroBatchRule(tokens=500, checkpointing=True)
+    roomy = MemoryPlan(rule=rule(9), most_tokens=300, most_tokens_checkpointed=500)
+    assert [roomy.allows(each) for each in (rule(300), rule(301), checkpointed)] == [True, False, True]
+    assert not MemoryPlan(rule=rule(9), most_tokens=300, most_tokens_checkpointed=499).allows(checkpointed)
+
+
+def test_checkpointing_asked_for_holds_from_the_step_that_ran_out_of_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    MicroBatchLog(path).begin(plan(500), checkpoint_step=0)
+    asked = MemoryPlan(rule=MicroBatchRule(tokens=900, checkpointing=True), most_tokens=500, asks_checkpointing=True)
+    log = MicroBatchLog(path)
+    log.begin(asked, checkpoint_step=10, completed=13)
+    assert [log.at(step) for step in (10, 12, 13, 20)] == [rule(500), rule(500), asked.rule, asked.rule]
+    smaller = MemoryPlan(rule=MicroBatchRule(tokens=800, checkpointing=True), most_tokens=900, asks_checkpointing=True)
+    log.begin(smaller, checkpoint_step=20, completed=23)
+    assert log.at(30) == asked.rule, "another size that was not asked for changes nothing"
+    back = MemoryPlan(rule=rule(200), most_tokens=900, most_tokens_checkpointed=900, asks_checkpointing=True)
+    log.begin(back, checkpoint_step=20, completed=13)
+    assert [log.at(step) for step in (19, 20)] == [asked.rule, rule(200)], "not before the newest checkpoint"
