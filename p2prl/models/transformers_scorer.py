@@ -8,14 +8,16 @@ machine.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from p2prl.errors import IntegrityError, LocalProtocolError
+from p2prl.errors import IntegrityError, LocalProtocolError, MachineError
 from p2prl.models.batching import DEFAULT_BATCH_TOKENS, batches
+from p2prl.models.out_of_memory import is_out_of_memory, release_memory
 from p2prl.models.policy_logprobs import pad_right
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.replay_head import ReplayHead
@@ -29,6 +31,8 @@ _LOGITS = 1 << 24
 
 _PART_LOGITS = 1 << 22
 """Most logits of a part of the vocabulary computed at once: 16 MiB in float32 stay in the last cache."""
+
+_LESS_MEMORY = "Free some memory, or use a larger device; nothing is lost."
 
 _SIZE_SAMPLE = 4096
 """Tokens whose logits give a position's size: it is known to 2 %, without another pass over the vocabulary."""
@@ -66,9 +70,23 @@ class TransformersScorer:
                 raise IntegrityError("a completion is empty, too long or outside the vocabulary")
         scored: dict[int, Scored] = {}
         sizes = [(len(request.prompt_ids), len(ids)) for request, ids in zip(requests, token_ids, strict=True)]
-        for batch in batches(sizes, self._max_batch_tokens):
-            results = self._score([requests[i] for i in batch], [token_ids[i] for i in batch])
-            scored.update(zip(batch, results, strict=True))
+        waiting = deque(batches(sizes, self._max_batch_tokens))
+        while waiting:
+            batch = waiting.popleft()
+            try:
+                results = self._score([requests[i] for i in batch], [token_ids[i] for i in batch])
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if len(batch) == 1:
+                    raise MachineError("memory ran out replaying a single completion", remedy=_LESS_MEMORY) from error
+            else:
+                scored.update(zip(batch, results, strict=True))
+                continue
+            # Outside of the handler, whose traceback holds the tensors of the failed attempt.
+            release_memory()
+            waiting.extendleft([batch[len(batch) // 2 :], batch[: len(batch) // 2]])
+            self._max_batch_tokens = max(1, self._max_batch_tokens // 2)
         return [scored[i] for i in range(len(requests))]
 
     def _score(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:

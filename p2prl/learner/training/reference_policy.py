@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.guards import ema_update
-from p2prl.errors import require
+from p2prl.errors import ConfigError, require
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.policy_gradient import BatchLogprobs
 from p2prl.models.policy_forward import Row
+
+_SHORT = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +36,11 @@ class Reference:
     def __init__(
         self, model: Any, config: ReferenceConfig, *, temperature: float, autocast: torch.dtype | None = None
     ) -> None:
+        if config.ema_rate > 0 and any(p.dtype in _SHORT for p in model.parameters()):
+            raise ConfigError(
+                "a reference policy that follows (ema_rate) would hardly move in 16 bits: its steps are rounded away",
+                remedy='Set precision = "bf16" in [learner.memory] of run.toml, or another kind in [loss.reference].',
+            )
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
         self._policy = BatchLogprobs(self._model, temperature=temperature, autocast=autocast)
         self._config = config

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from p2prl.errors import MachineError
 from p2prl.models import replay_head, transformers_scorer
 from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.policy_model import PolicyModel
@@ -131,3 +132,40 @@ def test_replay_of_single_tokens_after_one_prompt(tokens_per_call: int, monkeypa
     torch.testing.assert_close(
         torch.tensor([row.margins[0] for row in made]), torch.cat(expected), rtol=1e-5, atol=1e-4
     )
+
+
+def _small_scorer() -> TransformersScorer:
+    model = _model("llama")
+    return TransformersScorer(PolicyModel(model, layout_of(model, "float32")))
+
+
+def test_a_replay_that_runs_out_of_memory_goes_on_in_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = _requests([(1, 2)] * 8)
+    completions = [(i, i + 1) for i in range(8)]
+    expected = _small_scorer().replay(requests, completions)
+    scorer, complete, sizes = _small_scorer(), TransformersScorer._score, []
+
+    def scarce(self: Any, requests: Any, token_ids: Any) -> Any:
+        sizes.append(len(requests))
+        if len(requests) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return complete(self, requests, token_ids)
+
+    monkeypatch.setattr(TransformersScorer, "_score", scarce)
+    made = scorer.replay(requests, completions)
+    assert sizes == [8, 4, 2, 2, 4, 2, 2]
+    for one, other in zip(made, expected, strict=True):
+        assert one.margins == pytest.approx(other.margins, abs=1e-4)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(("error", "expected"), [(MemoryError(), MachineError), (RuntimeError("shape"), RuntimeError)])
+def test_a_single_completion_too_large_is_named_and_other_errors_pass(
+    error: BaseException, expected: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(TransformersScorer, "_score", fail)
+    with pytest.raises(expected, match="single completion" if expected is MachineError else "shape"):
+        _small_scorer().replay(_requests([(1, 2)]), [(3,)])
