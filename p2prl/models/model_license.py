@@ -15,14 +15,14 @@ _CARD_CHARS = 64 * 1024
 _VALUE = re.compile(r"""(?m)^(license|license_name):[ \t]*["']?([^\s"'#][^"'#\n]*?)["']?[ \t]*(?:#.*)?$""")
 
 
-def model_license(model: str) -> str:
-    """The license in the metadata of the model's card; `NOT_STATED` without one, or for a hub id.
+def model_license(directory: Path) -> str:
+    """The license in the metadata of the model's card; `NOT_STATED` without one.
 
     A card that says `other` names the license under `license_name`.
     """
     try:
-        with (Path(model) / _CARD).open(encoding="utf-8", errors="replace") as file:
-            card = file.read(_CARD_CHARS)
+        with (directory / _CARD).open(encoding="utf-8-sig", errors="replace") as file:
+            card = file.read(_CARD_CHARS) + "\n"
     except OSError:
         return NOT_STATED
     parts = card.split("---\n", 2)

@@ -25,7 +25,7 @@ _CODE_KEYS = ("auto_map", "custom_pipelines", "quantization_config")
 _CODE_SUFFIX = "_implementation"  # attention and expert kernels: transformers would fetch and run them from the hub
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja", "README.md"]
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
 

@@ -13,6 +13,8 @@ from p2prl.models.model_license import NOT_STATED, model_license
     ("card", "expected"),
     [
         ("---\nlicense: mit\n---\n# Model\n", "mit"),
+        ("\ufeff---\r\nlicense: mit\r\n---\r\n", "mit"),
+        ("---\nlicense: mit\n---", "mit"),
         ("---\ntags: [x]\nlicense: 'apache-2.0'   # as the base\nlanguage: en\n---\n", "apache-2.0"),
         ('---\nlicense: other\nlicense_name: "qwen-research"\n---\n', "qwen-research"),
         ("---\nlicense: other\n---\n", "other"),
@@ -28,9 +30,9 @@ from p2prl.models.model_license import NOT_STATED, model_license
 )
 def test_the_license_is_the_one_in_the_metadata(card: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(card)
-    assert model_license(str(tmp_path)) == expected
+    assert model_license(tmp_path) == expected
 
 
 def test_no_card_and_no_directory_state_none(tmp_path: Path) -> None:
-    assert model_license(str(tmp_path)) == NOT_STATED
-    assert model_license("owner/name-that-is-no-directory") == NOT_STATED
+    assert model_license(tmp_path) == NOT_STATED
+    assert model_license(tmp_path / "absent") == NOT_STATED
