@@ -44,7 +44,6 @@ class VllmPolicy:
         self._dtype = dtype
         self._options = options
         self._reference = ReferenceLogits(run, dtype=dtype)
-        self._check = LogitCheck(dtype=dtype)
         self.draws = Draws()
         self.engine: VllmEngine | None = self._build()
         self.loads = 0
@@ -108,4 +107,5 @@ class VllmPolicy:
         self.draws.clear()
 
     def _build(self) -> VllmEngine:
+        self._check = LogitCheck(dtype=self._dtype)  # rounding is the engine's: another one may be less exact
         return VllmEngine(self._run, self.draws, device=self._device, dtype=self._dtype, options=self._options)
