@@ -11,6 +11,7 @@ from typing import Any
 
 from p2prl.learner.training.memory_config import PURE_BF16, OptimizerStates, Precision
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.models.batching import DEFAULT_BATCH_TOKENS
 
 _SAVED_BYTES: dict[Precision, float] = {"fp32": 4.4, "bf16": 2.8, "bf16_stochastic": 2.2, "bf16_kahan": 2.2}
 """Bytes for each saved element of a layer. Measured: 3.7-4.4 in float32, 2.4-2.7 with autocast, whose norms stay in
@@ -49,6 +50,11 @@ class ModelShape:
     """Width of all query heads together."""
     own_logits: bool = False
     """Its logits are more than a linear layer, so those of a micro-batch are held at once."""
+
+    @property
+    def replay_elements(self) -> int:
+        """Elements that one token needs in a forward pass alone: hidden states, and the widest layer's products."""
+        return 3 * self.hidden + 3 * self.intermediate
 
     @property
     def layer_elements(self) -> int:
@@ -100,7 +106,7 @@ class MemoryNeeds:
     optimizer: int
     reference: int
     replay: int
-    """Weights of the engine that replays groups."""
+    """The engine that replays groups: its weights, and one batch, since it runs beside training."""
     publishing: int
     """A new version and its patch."""
     scratch: int
@@ -125,7 +131,7 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
         gradients=shape.parameters * width,
         optimizer=int(shape.parameters * (states + rest)),
         reference=shape.parameters * width if setup.reference else 0,
-        replay=shape.parameters * setup.replay_bytes,
+        replay=(shape.parameters + DEFAULT_BATCH_TOKENS * shape.replay_elements) * setup.replay_bytes,
         publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,
         scratch=embedding + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
         activations=int(rule.tokens * token_bytes(shape, setup.precision, checkpointing=rule.checkpointing)),

@@ -59,7 +59,7 @@ def test_a_restart_keeps_the_micro_batches_of_the_first_start(folder: RunFolder)
         build_learner(with_memory(folder, **memory), on_metrics=lambda _: None, on_notice=lambda _: None).close()
         return MicroBatchLog(folder.paths.micro_batches).at(0).tokens
 
-    first = start(limit_gb=0.2)
+    first = start(limit_gb=0.25)
     assert start() == first
     assert start(micro_batch_tokens=321) == 321
 
