@@ -5,8 +5,9 @@
 
 Makes a model with a vocabulary of 151,936 and warm-starts it on flawed count-downs of up to 1,024 tokens
 (`--model DIRECTORY` takes one made before), then runs `p2prl init`, `learn` and `join` on loopback. The third volunteer
-samples with vLLM if a Python with vLLM is named. Prints the reward over the run as JSON; exits 1 unless the sampled
-reward rose by `--gain`.
+samples with vLLM if a Python with vLLM is named. Prints the reward on fresh prompts before and after the run as JSON,
+with `p2prl eval`: that of the groups trained on starts too high, since short completions arrive first. Exits 1 unless
+it rose by `--gain`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from scripts.long_run.count_down import COUNT_DOWN
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SMOOTHED = 5
-"""Updates over which the reward at the start and at the end is averaged."""
+"""Updates over which the reward of the groups trained on is averaged, at the start and at the end."""
 
 _SETTINGS = """\
 device = "cpu"
@@ -69,6 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gain", type=float, default=0.3, help="rise of the sampled reward that counts as success")
+    parser.add_argument("--prompts", type=int, default=192, help="fresh prompts to sample before and after")
     parser.add_argument("--minutes", type=float, default=120.0, help="longest run")
     parser.add_argument("--model", type=Path, default=None, help="directory of a model made before")
     parser.add_argument("--out", type=Path, default=None, help="folder of the run, its logs and the model")
@@ -128,7 +130,21 @@ def _run(swarm: SwarmProcesses, folder: Path, model: Path, arguments: argparse.N
     for volunteer in volunteers:
         volunteer.wait(120)
     assert learner.process.returncode == 0, learner.log[-2000:]
-    return _report(run, folder, time.monotonic() - watch.began)
+    report = _report(run, folder, time.monotonic() - watch.began)
+    before = _evaluate(run, ("--checkpoint", str(run / "model")), arguments, environment)
+    after = _evaluate(run, (), arguments, environment)
+    return report | {"reward_before": before, "reward_after": after, "gain": round(after - before, 4)}
+
+
+def _evaluate(
+    run: Path, checkpoint: tuple[str, ...], arguments: argparse.Namespace, variables: dict[str, str]
+) -> float:
+    """Mean reward of a checkpoint, the newest by default, on fresh prompts."""
+    _say(f"sampling {arguments.prompts} fresh prompts")
+    options = ("--prompts", str(arguments.prompts), "--seed", str(arguments.seed + 1), "--json")
+    done = command("eval", str(run), *checkpoint, *options, environment=variables, timeout_s=3600)
+    assert done.returncode == 0, done.stderr
+    return round(float(json.loads(done.stdout)["reward"]), 4)
 
 
 def _task_package(folder: Path) -> dict[str, str]:
@@ -175,9 +191,8 @@ def _report(run: Path, folder: Path, wall_s: float) -> dict[str, Any]:
     first, last = (sum(part) / len(part) for part in (rewards[:_SMOOTHED], rewards[-_SMOOTHED:]))
     return {
         "updates": len(rewards),
-        "reward_first": round(first, 4),
-        "reward_last": round(last, 4),
-        "gain": round(last - first, 4),
+        "trained_reward_first": round(first, 4),
+        "trained_reward_last": round(last, 4),
         "wall_s": round(wall_s),
         "volunteers": {
             home.name: {key: status_of(home).get(key) for key in ("groups", "reasons", "verified_tokens")}
