@@ -16,10 +16,12 @@ _SOURCE = f"""
 from p2prl.tasks.task import FAILED, Score
 from p2prl.tasks.task_spec import TaskSpec
 
+LONG = {LONG}
+
 class Uneven:
     name = "{NAME}"
     def prompt(self, seed):
-        return "7" * ({SHORT} if seed % 4 else {LONG})
+        return "7" * ({SHORT} if seed % 4 else LONG)
     def score(self, prompt, completion, finished):
         return Score(1.0) if finished else FAILED
 

@@ -71,7 +71,12 @@ def init_command(
 
         if model is None:
             use_threads(1)  # a model this small gains nothing from more threads
-        folder = init_run(root / name, plan, settings=chosen.settings_text(), on_progress=on_progress)
+        notices: list[str] = []
+        folder = init_run(
+            root / name, plan, settings=chosen.settings_text(), on_progress=on_progress, on_notice=notices.append
+        )
+    for notice in notices:
+        say(notice)
     say(f"Created {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
     if plan.license == NOT_STATED:
         say("The license of the trained weights is not stated: the model's directory has no card with one (--license).")
