@@ -137,7 +137,7 @@ class Agent:
         self._in_flight.update(slots)
 
     def completed(self, slots: Iterable[int]) -> None:
-        """The groups of these slots are in the spool."""
+        """The groups of these slots are in the spool, or cannot be made."""
         self._in_flight.difference_update(slots := set(slots))
         self._made |= slots
 

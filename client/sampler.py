@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from p2prl.client.agent import LocalPolicy
 from p2prl.clock import Clock
+from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import SamplingTools, SlotAssignment
 from p2prl.models.sampler_port import Generation, Ticket
 from p2prl.protocol.digests import Digest
@@ -15,6 +16,9 @@ from p2prl.protocol.signed_group import seal_group
 
 _TURN_S = 0.1
 """Decoding returns after this long, so that messages are read and groups are sent in time."""
+
+_MOST_SKIPPED = 1_000
+"""Slots skipped one after the other before the run is given up: its prompts do not fit, and trying on costs CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,16 @@ class _Slot:
 class SlotSampler:
     """Samples slots of one run as one volunteer."""
 
-    def __init__(self, identity: Identity, run: Digest, clock: Clock) -> None:
+    def __init__(self, identity: Identity, run: Digest, clock: Clock, on_notice: Callable[[str], None]) -> None:
+        """`on_notice` gets a message for the user when a slot is skipped."""
         self._identity = identity
         self._run = run
         self._clock = clock
+        self._on_notice = on_notice
         self._by_ticket: dict[Ticket, _Slot] = {}
         self._slots: dict[int, _Slot] = {}
+        self._skipped_in_a_row = 0
+        self._told_skipped = False
         self._stopped = False
 
     @property
@@ -77,15 +85,30 @@ class SlotSampler:
         """Return from `decode` after the step being computed, and decode nothing more."""
         self._stopped = True
 
-    def submit(self, tools: SamplingTools, policy: LocalPolicy, slots: Iterable[int]) -> None:
-        """Put slots in flight. The policy is the sampler's, until the last of them is complete."""
+    def submit(self, tools: SamplingTools, policy: LocalPolicy, slots: Iterable[int]) -> set[int]:
+        """Put slots in flight. The policy is the sampler's, until the last of them is complete.
+
+        Return the slots that are skipped, because their prompt does not fit the run or this engine. After
+        `_MOST_SKIPPED` of them in a row, raise the error instead.
+        """
+        skipped: set[int] = set()
         for number in slots:
-            assignment = tools.work.assign(
-                policy=policy.digest, beacon=policy.manifest.beacon, peer=self._identity.public_key, slot=number
-            )
-            slot = _Slot(assignment, policy, tools.sampler.submit(assignment.requests))
+            try:
+                assignment = tools.work.assign(
+                    policy=policy.digest, beacon=policy.manifest.beacon, peer=self._identity.public_key, slot=number
+                )
+                slot = _Slot(assignment, policy, tools.sampler.submit(assignment.requests))
+            except (RemoteProtocolError, ConfigError) as error:
+                self._skipped_in_a_row += 1
+                if self._skipped_in_a_row >= _MOST_SKIPPED:
+                    raise
+                skipped.add(number)
+                self._tell_skipped(number, policy.manifest.version, error)
+                continue
+            self._skipped_in_a_row = 0
             self._slots[number] = slot
             self._by_ticket.update(dict.fromkeys(slot.tickets, slot))
+        return skipped
 
     def decode(self, tools: SamplingTools, *, on_group: Callable[[FinishedGroup], None]) -> Decoded:
         """Decode for about `_TURN_S`; `on_group` gets each group as soon as it is signed.
@@ -110,6 +133,12 @@ class SlotSampler:
                     groups.append(self._pack(tools, slot))
                     on_group(groups[-1])
         return Decoded(tuple(groups), tokens, steps, now - began)
+
+    def _tell_skipped(self, slot: int, version: int, error: Exception) -> None:
+        """Tell of the first alone: a run may have thousands of such slots."""
+        if not self._told_skipped:
+            self._told_skipped = True
+            self._on_notice(f"slot {slot} of version {version} is skipped, as others like it will be: {error}")
 
     def drop(self, tools: SamplingTools) -> None:
         """Drop everything in flight."""

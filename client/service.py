@@ -82,7 +82,7 @@ class Volunteer:
             on_notice=on_notice,
         )
         self._progress = ProgressReporter(self._spool, on_progress)
-        self._sampler = SlotSampler(identity, run, clock)
+        self._sampler = SlotSampler(identity, run, clock, on_notice)
         self._network: NetworkPort | None = None
         self._parked = False
 
@@ -249,8 +249,9 @@ class Volunteer:
             self._agent.completed([group.slot])
 
         try:
-            self._sampler.submit(tools, policy, slots)
-            self._agent.submitted(slots)
+            skipped = self._sampler.submit(tools, policy, slots)
+            self._agent.submitted(set(slots) - skipped)
+            self._agent.completed(skipped)
             busy = tools.sampler.in_flight / tools.work.group_size
             made = self._sampler.decode(tools, on_group=keep)
         except IntegrityError as error:  # the policy's fault: the next version may be usable again

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import transformers
 
+from p2prl.config.prompt_lengths import survey_prompts
+from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.learner.training.memory_model import TrainingSetup, shape_of
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
 from p2prl.models.free_memory import free_memory
+from p2prl.models.run_file_checks import read_tokenizer
 from p2prl.protocol.manifests import DTYPE_BYTES
 from p2prl.tasks.task_registry import task_by_name
-
-if TYPE_CHECKING:
-    from p2prl.config.run_settings import RunFolder
 
 
 def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Callable[[str], None]) -> MemoryPlan:
@@ -24,6 +23,7 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
     model = transformers.AutoConfig.from_pretrained(
         folder.directory / "model", local_files_only=True, trust_remote_code=False
     )
+    text = model.get_text_config()
     setup = TrainingSetup(
         precision=config.precision_on(device.type, manifest.engine_dtype),
         states=config.optimizer_states,
@@ -32,15 +32,18 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
         published_bytes=DTYPE_BYTES[manifest.dtype] if device.type != "cuda" else 0,
         device_type=device.type,
     )
-    # A prompt has fewer tokens than bytes, whatever the tokenizer.
-    prompt = max(len(task_by_name(share.task).task.prompt(0).encode()) for share in manifest.tasks)
+    tokenizer = read_tokenizer({file.name: data for file, data in run_file_blobs(folder)}, text.vocab_size)
+    lengths = survey_prompts(
+        [task_by_name(share.task).task for share in manifest.tasks], lambda texts: tokenizer(texts)["input_ids"]
+    )
+    longest = lengths.expected + manifest.sampling.max_new_tokens
     free = free_memory(device)
     plan = plan_memory(
         shape_of(model, manifest.parameters),
         setup,
         config,
         free_bytes=free,
-        longest_row=prompt + manifest.sampling.max_new_tokens,
+        longest_row=min(longest, getattr(text, "max_position_embeddings", None) or longest),
     )
     on_notice(plan.text(free, str(device)))
     return plan

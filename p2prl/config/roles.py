@@ -85,6 +85,7 @@ def _read_run(manifest: RunManifest, run: Digest, files: Mapping[str, Path]) -> 
         max_weight_bytes=MAX_WEIGHT_BYTES,
         dtype=manifest.engine_dtype,
     )
+    model = replace(model, longest_completion=manifest.sampling.max_new_tokens)
     return model, GroupWork(manifest, run, model.codec())
 
 

@@ -18,6 +18,7 @@ import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.loss_table import LossConfig
+from p2prl.config.prompt_lengths import PromptLengths, survey_prompts
 from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
@@ -37,6 +38,7 @@ from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
+from p2prl.protocol.limits import MAX_PROMPT_TOKENS
 from p2prl.protocol.manifests import RunFile, RunManifest, Sampling
 from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
 from p2prl.tasks.task_registry import task_by_name
@@ -100,10 +102,18 @@ def _check_settings(settings: RunSettings, sampling: Sampling, *, reward: str, d
     )
 
 
-def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Callable[[str, float], None]) -> RunFolder:
+def init_run(
+    directory: Path,
+    plan: RunPlan,
+    *,
+    settings: str,
+    on_progress: Callable[[str, float], None],
+    on_notice: Callable[[str], None] | None = None,
+) -> RunFolder:
     """Make a run folder atomically.
 
-    `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1.
+    `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1; `on_notice` gets a message
+    for the user.
     """
     refuse_folder_in_use(directory)
     RunReward(plan.reward, [plan.task])
@@ -123,7 +133,9 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
         for name, data in files.items():
             (new / "files" / name).write_bytes(data)
         manifest = run_manifest(plan, layout_of(loaded.model, plan.dtype), identity.public_key, files, now=time.time())
-        _check_manifest(manifest, plan, loaded)
+        lengths = _check_manifest(manifest, loaded)
+        if on_notice is not None:
+            on_notice(f"The longest of {lengths.prompts} prompts has {lengths.longest} tokens.")
         _check_files(manifest, files)
         (new / "run.manifest").write_bytes(seal(identity, manifest, run=NO_RUN, now=time.time()))
         (new / "run.toml").write_text(settings)
@@ -140,23 +152,27 @@ def init_run(directory: Path, plan: RunPlan, *, settings: str, on_progress: Call
     return open_run(directory)
 
 
-def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel) -> None:
-    """Refuse a run that no volunteer could join."""
+def _check_manifest(manifest: RunManifest, loaded: LoadedModel) -> PromptLengths:
+    """Refuse a run that no volunteer could join, or with prompts that do not fit; return the lengths of its prompts."""
     try:
         manifest.check()
     except RemoteProtocolError as error:
         raise ConfigError(
             f"this run cannot be made: {error}", remedy="Choose another value; nothing was made."
         ) from error
-    context = getattr(loaded.model.config, "max_position_embeddings", None)
-    prompt = len(TextCodec(loaded.tokenizer, loaded.model).encode(task_by_name(plan.task).task.prompt(0)))
-    if context is not None and prompt + plan.max_new_tokens > context:
+    codec, most_new = TextCodec(loaded.tokenizer, loaded.model), manifest.sampling.max_new_tokens
+    lengths = survey_prompts([task_by_name(share.task).task for share in manifest.tasks], codec.encode_all)
+    measured = f"prompts of {lengths.shortest} to {lengths.longest} tokens ({lengths.prompts} were measured)"
+    other = "Choose a model with a longer context, or a task with other prompts."
+    if not 0 < lengths.shortest <= lengths.longest <= MAX_PROMPT_TOKENS:
+        raise ConfigError(f"{measured} are outside 1..{MAX_PROMPT_TOKENS}", remedy=other)
+    if codec.context is not None and lengths.longest + most_new > codec.context:
+        room = codec.context - lengths.expected
         raise ConfigError(
-            f"a prompt of {prompt} tokens and {plan.max_new_tokens} new ones exceed the model's {context}",
-            remedy=f"Give --max-new-tokens {context - prompt} or less."
-            if context > prompt
-            else "Choose a model with a longer context, or a task with shorter prompts.",
+            f"{measured} and {most_new} new ones exceed the model's {codec.context}",
+            remedy=f"Give --max-new-tokens {room} or less." if room > 0 else other,
         )
+    return lengths
 
 
 def _check_files(manifest: RunManifest, files: Mapping[str, bytes]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import GroupWork, SlotAssignment
 from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
@@ -43,7 +44,7 @@ def evaluate(
     """Sample one completion for each of `prompts` fresh prompts under the sampler's weights and score them.
 
     Prompts come from the slots of a key that no peer can have, so training never sees them. The same `seed` gives the
-    same prompts and draws.
+    same prompts and draws. Prompts that do not fit the run are left out.
     """
     if prompts < 1:
         raise ConfigError(f"prompts must be at least 1, not {prompts}", remedy="Evaluate on a thousand or more.")
@@ -51,19 +52,24 @@ def evaluate(
     rewards: list[float] = []
     tokens = 0
     for start in range(0, prompts, _BATCH):
-        assignments = [
-            work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot)
-            for slot in range(start, min(start + _BATCH, prompts))
-        ]
+        assignments = []
+        for slot in range(start, min(start + _BATCH, prompts)):
+            with contextlib.suppress(RemoteProtocolError):  # too long for the run: no volunteer samples it either
+                assignments.append(work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot))
         generations = sample_all(sampler, [_request(assignment, greedy) for assignment in assignments])
         for assignment, generation in zip(assignments, generations, strict=True):
             rewards.append(work.score(assignment, generation.token_ids).reward)
             tokens += len(generation.token_ids)
         if on_progress is not None:
-            on_progress(len(rewards) / prompts)
-    mean = sum(rewards) / prompts
-    variance = sum((reward - mean) ** 2 for reward in rewards) / max(1, prompts - 1)
-    return Evaluation(mean, math.sqrt(variance / prompts), prompts, tokens / prompts)
+            on_progress(min(1.0, (start + _BATCH) / prompts))
+    count = len(rewards)
+    if not count:
+        raise ConfigError(
+            f"none of {prompts} prompts fits the model's context", remedy="Evaluate a run with shorter prompts."
+        )
+    mean = sum(rewards) / count
+    variance = sum((reward - mean) ** 2 for reward in rewards) / max(1, count - 1)
+    return Evaluation(mean, math.sqrt(variance / count), count, tokens / count)
 
 
 def _request(assignment: SlotAssignment, greedy: bool) -> GenerationRequest:

@@ -32,6 +32,7 @@ class SlotAssignment:
     task: str
     prompt: str
     requests: tuple[GenerationRequest, ...]
+    """Empty in the inspection of a slot without valid work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Inspection:
     assignment: SlotAssignment
     token_ids: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]
+
+
+def longest_prompt(context: int | None, max_new_tokens: int) -> int:
+    """Tokens of the longest prompt that leaves room in the model's context for the longest completion."""
+    return limits.MAX_PROMPT_TOKENS if context is None else min(limits.MAX_PROMPT_TOKENS, context - max_new_tokens)
 
 
 class GroupWork:
@@ -71,14 +77,17 @@ class GroupWork:
         return self._manifest.sampling.group_size
 
     def assign(self, *, policy: bytes, beacon: bytes, peer: bytes, slot: int) -> SlotAssignment:
-        """The one valid work of a slot. `RemoteProtocolError` when the run's files make a prompt no group may hold."""
+        """The one valid work of a slot. `RemoteProtocolError` when it has none: its prompt does not fit the run."""
         sampling = self._manifest.sampling
         key = SlotKey(run=self._run, beacon=beacon, policy=policy, peer=peer, slot=slot)
         work = slot_work(key, self._manifest.tasks, sampling.group_size)
         prompt = self._reward.task(work.task).prompt(work.prompt_seed)
         prompt_ids = self._codec.encode(prompt)
-        if not 0 < len(prompt_ids) <= limits.MAX_PROMPT_TOKENS:
-            raise RemoteProtocolError(f"the run's tokenizer makes a prompt of {len(prompt_ids)} tokens")
+        longest = longest_prompt(self._codec.context, sampling.max_new_tokens)
+        if not 0 < len(prompt_ids) <= longest:
+            raise RemoteProtocolError(
+                f"the run's tokenizer makes a prompt of {len(prompt_ids)} tokens, outside 1..{longest}"
+            )
         requests = tuple(
             GenerationRequest(
                 prompt_ids=prompt_ids,
@@ -140,8 +149,14 @@ class GroupWork:
         )
 
     def inspect(self, group: RolloutGroup, *, peer: bytes, beacon: bytes) -> Inspection:
-        """Do all checks that need no model, and recompute the rewards. The volunteer's claims are not trusted."""
-        assignment = self.assign(policy=group.policy, beacon=beacon, peer=peer, slot=group.slot)
+        """Do all checks that need no model, and recompute the rewards. The volunteer's claims are not trusted.
+
+        A group in a slot without valid work has the wrong prompt, whatever its prompt is.
+        """
+        try:
+            assignment = self.assign(policy=group.policy, beacon=beacon, peer=peer, slot=group.slot)
+        except RemoteProtocolError:
+            return Inspection(RejectionReason.WRONG_PROMPT, SlotAssignment(group.slot, group.task, "", ()), (), ())
         token_ids = tuple(
             tuple(np.frombuffer(completion.tokens, dtype="<u4").tolist()) for completion in group.completions
         )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from p2prl.errors import MachineError
 from p2prl.models.free_memory import free_memory
+from p2prl.models.run_model import RunModel
+from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
 
 MOST_ROWS = 256
 """More rows make no machine faster that was measured, and their groups are staler on arrival."""
@@ -45,6 +50,29 @@ class RowLimit:
         self._steps += 1
         if self._steps == _STEPS_TO_GROW:
             self._most, self._steps = min(self._ceiling, 2 * self._most), 0
+
+
+def check_granted(run: RunModel, *, dtype: str, memory_bytes: int | None) -> None:
+    """`MachineError` when the weights and one completion of the run's longest length exceed what is granted.
+
+    Checked before the model is built: it would take what it needs whatever was granted.
+    """
+    if memory_bytes is None:
+        return
+    weights = layout_of(run.skeleton, dtype).size_bytes
+    token = run.cached_numbers * TORCH_DTYPES[dtype].itemsize
+    row = run.longest_completion * token + run.skeleton.config.get_text_config().vocab_size * _LOGIT_BYTES
+    if weights + row > memory_bytes:
+        raise MachineError(
+            f"sampling needs {_gigabytes(weights + row)} GB, {_gigabytes(weights)} of them for the weights, and"
+            f" {_gigabytes(memory_bytes)} GB are granted",
+            remedy=f"Give --vram-gb {_gigabytes(weights + row)} or more, or join a run with a smaller model.",
+        )
+
+
+def _gigabytes(size: int) -> float:
+    """Rounded up, so that what a message asks for is enough."""
+    return math.ceil(size / 1e6) / 1e3
 
 
 def cache_budget(device: torch.device, *, weight_bytes: int, memory_bytes: int | None) -> int:

@@ -52,6 +52,17 @@ class RunModel:
     """The run's fast tokenizer."""
     skeleton: Any
     """The causal LM on the meta device, with its configuration and its end tokens."""
+    longest_completion: int = 1
+    """The run's limit on new tokens, for engines that plan their memory."""
+
+    @property
+    def cached_numbers(self) -> int:
+        """Keys and values of one token, in numbers."""
+        config = self.skeleton.config.get_text_config()
+        heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layers: int = config.num_hidden_layers
+        return 2 * layers * heads * width
 
     def codec(self) -> TextCodec:
         """Text to token ids as every peer of the run does it."""

@@ -41,10 +41,10 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._cells: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Keep what is held, and allocate this much; at once if the size of a token is known."""
+        """Allocate this much, and keep what is held within it; at once if the size of a token is known."""
         self._shape = (rows, columns)
         if self.is_initialized:
-            self._hold(_grown(self.keys, rows, columns), _grown(self.values, rows, columns))
+            self._hold(_resized(self.keys, rows, columns), _resized(self.values, rows, columns))
 
     def fill(self, slots_N: Tensor, keys_NLHD: Tensor, values_NLHD: Tensor) -> None:
         """Write rows from their first column on."""
@@ -109,17 +109,24 @@ class SlotCache(Cache):  # type: ignore[misc]
         held = [part for layer in self.layers if layer.is_initialized for part in (layer.keys, layer.values)]
         return sum(part[0, 0].numel() * part.element_size() for part in held)
 
-    def reserve(self, rows: int, columns: int, *, most_columns: int) -> None:
-        """Hold at least this many rows and columns, and never more than `most_columns`, which is at least `columns`."""
+    def reserve(self, rows: int, columns: int, *, most_rows: int, most_columns: int) -> None:
+        """Hold the first `rows` rows, which are all in use, with at least this many columns.
+
+        A growth allocates spare rows and columns, as it copies the cache, and keeps spare ones. None are beyond
+        `most_rows` and `most_columns`: many rows of short completions must not all become as wide as a few long ones.
+        """
+        if rows <= self.rows and columns <= self.columns:
+            return
+        spare_rows, spare_columns = self.rows, self.columns
+        if rows > self.rows:
+            spare_rows = 2 * self.rows
         if columns > self.columns:
-            spare = max(columns, self.columns * 3 // 2)
-            columns = min(most_columns, -(-spare // _COLUMNS) * _COLUMNS)
-        wanted = max(rows, self.rows), max(columns, self.columns)
-        if wanted != (self.rows, self.columns):
-            for layer in self.layers:
-                layer.reserve(*wanted)
-            self.rows, self.columns = wanted
-            self._first_cells_N = torch.empty(0, dtype=torch.int64)
+            spare_columns = -(-max(columns, self.columns * 3 // 2) // _COLUMNS) * _COLUMNS
+        self.rows = max(rows, min(spare_rows, most_rows))
+        self.columns = max(columns, min(spare_columns, most_columns))
+        for layer in self.layers:
+            layer.reserve(self.rows, self.columns)
+        self._first_cells_N = torch.empty(0, dtype=torch.int64)
 
     def begin_step(self, positions_N: Tensor, width: int) -> None:
         """The next forward pass writes the first rows at these columns, and attends to `width` columns."""
@@ -142,7 +149,8 @@ class SlotCache(Cache):  # type: ignore[misc]
                 layer.copy_rows(torch.tensor(sources, device=device), torch.tensor(targets, device=device), columns)
 
 
-def _grown(held: Tensor, rows: int, columns: int) -> Tensor:
-    grown = held.new_zeros(rows, columns, *held.shape[2:])
-    grown[: held.shape[0], : held.shape[1]] = held
-    return grown
+def _resized(held: Tensor, rows: int, columns: int) -> Tensor:
+    resized = held.new_zeros(rows, columns, *held.shape[2:])
+    kept = held[:rows, :columns]
+    resized[: kept.shape[0], : kept.shape[1]] = kept
+    return resized

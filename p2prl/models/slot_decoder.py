@@ -32,6 +32,8 @@ class SlotDecoder:
         self._draws = RowDraws(())
         self._tokens_N = self._positions_N = self._advance_N = torch.empty(0, dtype=torch.int64)
         self._longest = 0
+        self._most_rows = 0
+        """Rows that fit the memory, as the last call of `admit` said."""
 
     @property
     def rows(self) -> Sequence[SampledRow]:
@@ -44,6 +46,7 @@ class SlotDecoder:
         Both cost as much as a step of a small model, so neither is done for a few rows out of many. Nothing changes
         when memory runs out.
         """
+        self._most_rows = limit
         holes = [slot for slot, row in enumerate(self._rows) if row.ended]
         left = len(self._rows) - len(holes)
         free = max(0, limit - left)
@@ -57,10 +60,11 @@ class SlotDecoder:
         slots = [*holes[: len(joining)], *range(len(self._rows), len(rows))]
         for slot, row in zip(slots, joining, strict=True):
             rows[slot] = row
-        if joining:
-            self._reserve(rows, limit)
-            self._fill(slots, joining, without=set(holes))
+        # Joining rows are in the first holes, so none of them is moved. Rows that ended must not be widened below.
         self._close(rows, holes[len(joining) :])
+        if joining:
+            self._reserve(rows)
+            self._fill(rows, slots, joining)
         for row in joining:
             queue.popleft()
             row.load = self._policy.loads
@@ -72,8 +76,7 @@ class SlotDecoder:
         if not alive:
             return 0
         if self._longest > self._model.columns:
-            most = max(row.most_tokens for row in self._rows)
-            self._model.reserve(0, self._longest, most_columns=most)
+            self._reserve(self._rows)
         logits_NV = self._model.logits(self._tokens_N, self._positions_N, self._longest)
         self._tokens_N = self._draws.sample(logits_NV, self._policy.version)
         self._longest += 1
@@ -101,18 +104,19 @@ class SlotDecoder:
         self._advance_N = torch.ones_like(self._positions_N)
         self._longest = max((row.size for row in rows), default=0)
 
-    def _reserve(self, rows: Sequence[SampledRow], limit: int) -> None:
-        """Grow the cache by doubling its rows, so that few of its growths copy it."""
+    def _reserve(self, rows: Sequence[SampledRow]) -> None:
+        """Make the cache hold these rows with one more token each."""
         most = max(row.most_tokens for row in rows)
-        wanted = max(len(rows), min(limit, 2 * self._model.rows)) if len(rows) > self._model.rows else 0
-        self._model.reserve(wanted, max(row.size for row in rows), most_columns=most)
+        longest = max(row.size for row in rows)
+        self._model.reserve(len(rows), longest, most_rows=self._most_rows, most_columns=most)
 
-    def _fill(self, slots: Sequence[int], joining: Sequence[SampledRow], *, without: set[int]) -> None:
+    def _fill(self, rows: Sequence[SampledRow], slots: Sequence[int], joining: Sequence[SampledRow]) -> None:
         """Compute what joining rows need, or copy it from a row with the same prompt and policy."""
+        new = set(slots)
         known = {
             row.request.prompt_ids: slot
-            for slot, row in enumerate(self._rows)
-            if slot not in without and row.load == self._policy.loads
+            for slot, row in enumerate(rows)
+            if slot not in new and row.load == self._policy.loads
         }
         copied = [
             (known[row.request.prompt_ids], slot, row)

@@ -62,9 +62,9 @@ class SlotModel:
         """Give back the cache's memory."""
         self._cache = SlotCache(self._policy.config.num_hidden_layers)
 
-    def reserve(self, rows: int, columns: int, *, most_columns: int) -> None:
+    def reserve(self, rows: int, columns: int, *, most_rows: int, most_columns: int) -> None:
         """See `SlotCache.reserve`."""
-        self._cache.reserve(rows, columns, most_columns=most_columns)
+        self._cache.reserve(rows, columns, most_rows=most_rows, most_columns=most_columns)
 
     def fill(self, slots: Sequence[int], sequences: Sequence[tuple[int, ...]]) -> None:
         """Compute keys and values of sequences and put them into cache rows; of equal ones only once."""
@@ -185,7 +185,7 @@ def _decode_known(
     model: SlotModel, sequences: Sequence[tuple[int, ...]], alone: Sequence[Tensor], device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs of logits, wanted and got: rows of different lengths, one of which ends and is replaced by two."""
-    model.reserve(3, _CHECKED_COLUMNS, most_columns=_CHECKED_COLUMNS)
+    model.reserve(3, _CHECKED_COLUMNS, most_rows=3, most_columns=_CHECKED_COLUMNS)
 
     def step(ends: Sequence[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Decode token `position` of sequence `number`, for each cache row."""

@@ -16,7 +16,9 @@ class TextCodec:
     def __init__(self, tokenizer: Any, model: Any) -> None:
         """`tokenizer` is a transformers fast tokenizer, `model` the causal LM it belongs to."""
         self._tokenizer = tokenizer
-        self._vocabulary: int = model.config.get_text_config().vocab_size
+        config = model.config.get_text_config()
+        self._vocabulary: int = config.vocab_size
+        self._context: int | None = getattr(config, "max_position_embeddings", None)
         ends = model.generation_config.eos_token_id if model.generation_config is not None else None
         stops = {ends} if isinstance(ends, int) else set(ends or ())
         if tokenizer.eos_token_id is not None:
@@ -27,6 +29,11 @@ class TextCodec:
     def vocabulary(self) -> int:
         """Number of token ids the model's output covers; may exceed the tokenizer's own."""
         return self._vocabulary
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of the longest prompt and completion together; None when the model sets no limit."""
+        return self._context
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -18,7 +18,7 @@ from p2prl.models.batch_decoder import BatchDecoder
 from p2prl.models.batching import DEFAULT_BATCH_TOKENS
 from p2prl.models.out_of_memory import is_out_of_memory, release_memory
 from p2prl.models.policy_model import PolicyModel
-from p2prl.models.row_limit import MOST_ROWS, RowLimit, cache_budget
+from p2prl.models.row_limit import MOST_ROWS, RowLimit, cache_budget, check_granted
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampled_row import SampledRow
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, StepResult, Ticket, Weights
@@ -33,6 +33,7 @@ def build_sampler(
     run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None
 ) -> TransformersSampler:
     """The sampler of a run: see `SamplerBuilder`."""
+    check_granted(run, dtype=dtype, memory_bytes=memory_bytes)
     policy = PolicyModel(run.build(device=device, dtype=dtype), run.layout)
     return TransformersSampler(policy, memory_bytes=memory_bytes)
 

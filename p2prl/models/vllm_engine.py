@@ -224,10 +224,8 @@ def _configuration(run: RunModel, draws: Draws, *, device: torch.device, dtype: 
 def _cpu_cache_bytes(run: RunModel, itemsize: int, options: VllmOptions) -> int:
     """Memory for keys and values: what is granted, but no more than all sequences could fill."""
     config = run.skeleton.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     tokens = (options.context or config.max_position_embeddings) + 2 * _CPU_BLOCK_TOKENS  # whole blocks
-    most: int = (options.sequences + 1) * tokens * 2 * config.num_hidden_layers * width * itemsize
+    most: int = (options.sequences + 1) * tokens * run.cached_numbers * itemsize
     granted = int(psutil.virtual_memory().available * _CPU_CACHE_SHARE)
     if options.memory_bytes is not None:
         granted = options.memory_bytes - _CPU_WEIGHT_COPIES * run.layout.parameters * itemsize

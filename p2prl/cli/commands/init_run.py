@@ -76,7 +76,12 @@ def init_command(
         elif license_name is None:
             on_progress("finding the model", 0.0)
             plan = replace(plan, license=model_license(model_directory(model)))
-        folder = init_run(root / name, plan, settings=chosen.settings_text(), on_progress=on_progress)
+        notices: list[str] = []
+        folder = init_run(
+            root / name, plan, settings=chosen.settings_text(), on_progress=on_progress, on_notice=notices.append
+        )
+    for notice in notices:
+        say(notice)
     say(f"Created {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
     if plan.license == NOT_STATED:
         say("The license of the trained weights is not stated: the model has no card with one (--license).")

@@ -55,7 +55,7 @@ class BodyFetching:
             present = self._store.begin(header.ref)
             missing = set(range(len(header.ref.chunks))) - present
             body = self._bodies[name] = Body(header, missing, began_at=now, progressed_at=now)
-            self._headers.held.add(name)
+            self._headers.hold(name)
             if not missing:
                 self._store.finish(header.ref)
         if body is not None and not body.missing:
@@ -80,19 +80,21 @@ class BodyFetching:
 
     def fill(self, part: Digest, data: bytes, now: float) -> None:
         """Write a part, whose hash was checked, wherever it is missing. Delete a body that gives it another size."""
-        for name, index in self._headers.places_of(part):
-            body = self._bodies.get(name)
-            if body is None or index not in body.missing:
+        for header, _ in self._headers.bodies_with(part):
+            body = self._bodies.get(header.name)
+            places = [] if body is None else [i for i in sorted(body.missing) if header.ref.chunks[i] == part]
+            if body is None or not places:
                 continue
-            if body.header.ref.span(index)[1] != len(data):
-                self._drop(name)
+            if any(header.ref.span(index)[1] != len(data) for index in places):
+                self._drop(header.name)
                 continue
-            self._store.write(body.header.ref, index, data)
-            body.missing.discard(index)
+            for index in places:
+                self._store.write(header.ref, index, data)
+            body.missing.difference_update(places)
             body.progressed_at = now
             if not body.missing:
-                self._store.finish(body.header.ref)
-                self.completed.append(body.header)
+                self._store.finish(header.ref)
+                self.completed.append(header)
         self.due = True
 
     def request_more(self, now: float) -> None:
@@ -170,7 +172,7 @@ class BodyFetching:
 
     def _drop(self, name: Digest) -> None:
         body = self._bodies.pop(name)
-        self._headers.held.discard(name)
+        self._headers.release(name)
         root = body.header.ref.root
         if not any(other.header.ref.root == root for other in self._bodies.values()):  # a copied header shares it
             self._store.drop(root)

@@ -107,7 +107,7 @@ class GroupBodies:
         part = chunk_digest(data)
         if not self._requests.has_asked(source, part):
             return False
-        sizes = {header.ref.span(index)[1] for header, index in self._headers.bodies_with(part)}
+        sizes = {size for header, _ in self._headers.bodies_with(part) for size in header.sizes_of(part)}
         if sizes and len(data) not in sizes:
             for request in self._requests.of_part(part):
                 self._pause(request, now, for_good=True)

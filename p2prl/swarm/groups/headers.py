@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from p2prl.protocol.digests import Digest
@@ -13,6 +13,10 @@ from p2prl.protocol.identity import PeerId, peer_id_of
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.rollout_group import GroupHeader
 from p2prl.swarm.groups.config import GroupBodyConfig
+
+HEADERS_PER_PART = 16
+"""Headers of other peers remembered for one part. Honest groups share parts only by chance, and copies of a header are
+attacks: every request for the part costs a look at each."""
 
 
 @dataclass(slots=True)
@@ -31,29 +35,54 @@ class KnownHeader:
     def name(self) -> Digest:
         return self.opened.digest
 
+    @property
+    def parts(self) -> dict[Digest, int]:
+        """Each part that the header names, and its first index."""
+        last_first = reversed(list(enumerate(map(Digest, self.ref.chunks))))
+        return {part: index for index, part in last_first}
+
+    def sizes_of(self, part: Digest) -> set[int]:
+        """Sizes that the header gives to a part. The last part may be shorter than an equal one before it."""
+        chunks = self.ref.chunks
+        last = len(chunks) - 1
+        return {self.ref.span(index)[1] for index in (chunks.index(part), last) if chunks[index] == part}
+
 
 class KnownHeaders:
-    """Headers by envelope digest, within the budgets. Those in `held` are never dropped."""
+    """Headers by envelope digest, within the budgets. Held ones are never dropped."""
 
     def __init__(self, config: GroupBodyConfig) -> None:
         self._config = config
         self._headers: OrderedDict[Digest, KnownHeader] = OrderedDict()
         self._by_source: Counter[PeerId | None] = Counter()
-        self._places: dict[Digest, dict[tuple[Digest, int], None]] = {}
-        """Part → (header, index) of each place it belongs to. A copied header names the parts of another."""
-        self.held: set[Digest] = set()
+        self._bodies: dict[Digest, dict[Digest, int]] = {}
+        """Part → header → the first index it has there. A copied header names the parts of another, and a header may
+        name one part many times: the completions of a degenerate policy are all the same."""
+        self._held: set[Digest] = set()
 
     def get(self, name: Digest) -> KnownHeader | None:
         """The header of this digest."""
         return self._headers.get(name)
 
-    def places_of(self, part: Digest) -> Collection[tuple[Digest, int]]:
-        """(header, index) of every known body that contains this part."""
-        return self._places.get(part, {}).keys()
+    def hold(self, name: Digest) -> None:
+        """Do not drop a known header, nor forget it for any of its parts."""
+        self._held.add(name)
+        for part, index in self._headers[name].parts.items():
+            self._bodies.setdefault(part, {})[name] = index
 
-    def bodies_with(self, part: Digest) -> list[tuple[KnownHeader, int]]:
-        """Every known body that contains this part, and its index there."""
-        return [(self._headers[name], index) for name, index in self.places_of(part)]
+    def release(self, name: Digest) -> None:
+        """Let a header be dropped again."""
+        self._held.discard(name)
+        for part in self._headers[name].parts:
+            self._bound_bodies(part)
+
+    def names(self, part: Digest) -> bool:
+        """Whether a known body contains this part."""
+        return part in self._bodies
+
+    def bodies_with(self, part: Digest) -> Sequence[tuple[KnownHeader, int]]:
+        """Bodies that contain this part, each once, and its first index there."""
+        return [(self._headers[name], index) for name, index in self._bodies.get(part, {}).items()]
 
     def add(self, opened: Opened, source: PeerId | None) -> None:
         """Remember an accepted header and who sent it; `source` is None for one of this node's own."""
@@ -63,8 +92,7 @@ class KnownHeaders:
             known = KnownHeader(opened, ref, peer_id_of(opened.author), source)
             self._headers[opened.digest] = known
             self._by_source[source] += 1
-            for index, part in enumerate(ref.chunks):
-                self._places.setdefault(Digest(part), {})[opened.digest, index] = None
+            self._add_parts(known)
             if self._by_source[source] > self._config.known_per_source and source is not None:
                 self._drop_oldest(header for header in self._headers.values() if header.first_source == source)
             foreign = len(self._headers) - self._by_source[None]
@@ -88,15 +116,36 @@ class KnownHeaders:
             header.sources.pop(peer, None)
 
     def _drop_oldest(self, headers: Iterable[KnownHeader]) -> None:
-        oldest = next((header for header in headers if header.name not in self.held), None)
+        oldest = next((header for header in headers if header.name not in self._held), None)
         if oldest is None:
             return
         del self._headers[oldest.name]
         self._by_source[oldest.first_source] -= 1
         if not self._by_source[oldest.first_source]:
             del self._by_source[oldest.first_source]
-        for index, part in enumerate(oldest.ref.chunks):
-            places = self._places[Digest(part)]
-            del places[oldest.name, index]
-            if not places:
-                del self._places[Digest(part)]
+        for part in oldest.parts:
+            self._forget_part(part, oldest.name)
+
+    def _add_parts(self, header: KnownHeader) -> None:
+        for part, index in header.parts.items():
+            self._bodies.setdefault(part, {})[header.name] = index
+            self._bound_bodies(part)
+
+    def _bound_bodies(self, part: Digest) -> None:
+        """Past `HEADERS_PER_PART` forget the oldest of the peer that sent most of them: copies that come through one
+        link must not displace the original. Own and held headers do not count."""
+        known = [self._headers[name] for name in self._bodies.get(part, {})]
+        foreign = [each for each in known if each.first_source is not None and each.name not in self._held]
+        counts = Counter(header.first_source for header in foreign)
+        while len(foreign) > HEADERS_PER_PART:
+            most = max(counts.values())
+            oldest = next(header for header in foreign if counts[header.first_source] == most)
+            foreign.remove(oldest)
+            counts[oldest.first_source] -= 1
+            self._forget_part(part, oldest.name)
+
+    def _forget_part(self, part: Digest, name: Digest) -> None:
+        bodies = self._bodies.get(part, {})
+        bodies.pop(name, None)
+        if not bodies:
+            self._bodies.pop(part, None)

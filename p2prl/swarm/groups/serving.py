@@ -75,8 +75,7 @@ class PartServing:
 
     def on_request(self, source: PeerId, part: Digest, now: float) -> bool:
         """Queue a part, request it elsewhere, or refuse. False when no known body contains it."""
-        places = self._headers.places_of(part)
-        if not places:
+        if not self._headers.names(part):
             return False
         queue = self._queues.get(source, ())
         if any(queued.part == part for queued in queue):
@@ -126,8 +125,10 @@ class PartServing:
         return next(filter(self._is_learner, able), able[0] if able else None)
 
     def _is_here(self, part: Digest) -> bool:
-        places = self._headers.places_of(part)
-        return any(name in self._own or (self.relays and self._fetching.holds(name, index)) for name, index in places)
+        return any(
+            header.name in self._own or (self.relays and self._fetching.holds(header.name, index))
+            for header, index in self._headers.bodies_with(part)
+        )
 
     def _read(self, part: Digest) -> bytes | None:
         for header, index in self._headers.bodies_with(part):

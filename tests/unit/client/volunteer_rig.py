@@ -64,8 +64,8 @@ class HandClock:
 class VolunteerRig:
     """A volunteer of a small run, its network and its clock."""
 
-    def __init__(self, directory: Path) -> None:
-        self.small_run = SmallRun(directory / "learner")
+    def __init__(self, directory: Path, *, task: str = "chain4") -> None:
+        self.small_run = SmallRun(directory / "learner", task=task)
         self.spool = directory / "seat" / "spool.db"
         self.clock = HandClock()
         self.notices: list[str] = []

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config import run_settings
+from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import build_learner, learner_network
 from p2prl.config.run_settings import init_run, open_run
 from p2prl.errors import ConfigError, IdentityError, MachineError
 from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.identity import Identity
+from tests.unit.uneven_task import install_uneven_task
 
 SETTINGS = preset_by_name("chain4").settings_text()
 PLAN = RunPlan(name="unit", goal="test", task="chain4", model=None)
@@ -92,6 +97,28 @@ def test_completions_longer_than_the_context_are_refused(tmp_path: Path, model: 
         init_run(tmp_path / "run", plan, settings=SETTINGS, on_progress=lambda stage, share: None)
     assert "--max-new-tokens 23 or less" in caught.value.remedy
     assert entries(tmp_path) == []
+
+
+def test_the_longest_of_many_prompts_has_to_fit(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, run = tmp_path / "package", tmp_path / "runs" / "run"
+    package.mkdir()
+    plan = replace(PLAN, task=install_uneven_task(package, monkeypatch), model=str(model))
+    with pytest.raises(ConfigError, match=r"6 to 41 tokens.*exceed the model's 32") as caught:
+        init_run(run, plan, settings=SETTINGS, on_progress=lambda stage, share: None)
+    assert "longer context" in caught.value.remedy
+    monkeypatch.setattr(sys.modules["unit_uneven_task"], "LONG", 22)
+    with pytest.raises(ConfigError, match="6 to 23 tokens") as caught:
+        init_run(run, replace(plan, max_new_tokens=10), settings=SETTINGS, on_progress=lambda stage, share: None)
+    assert "--max-new-tokens 7 or less" in caught.value.remedy, "an eighth of the spread is left for longer prompts"
+    told: list[str] = []
+    fitting = replace(plan, max_new_tokens=7)
+    folder = init_run(run, fitting, settings=SETTINGS, on_progress=lambda stage, share: None, on_notice=told.append)
+    assert "prompts has 23 tokens" in told[0]
+    one_row = replace(folder.settings.learner, memory=MemoryConfig(micro_batch_tokens=1))
+    folder = replace(folder, settings=replace(folder.settings, learner=one_row))
+    assert plan_learner_memory(folder, torch.device("cpu"), told.append).rule.tokens == 32
+    monkeypatch.setattr(sys.modules["unit_uneven_task"], "LONG", 12)
+    assert plan_learner_memory(folder, torch.device("cpu"), told.append).rule.tokens == 13 + 7
 
 
 def test_a_model_whose_files_volunteers_would_refuse_is_refused(tmp_path: Path, model: Path) -> None:

@@ -47,7 +47,13 @@ class SmallRun:
     """One run, and everything its learner has on disk."""
 
     def __init__(
-        self, directory: Path, *, group_size: int = 2, staleness_bound: int = STALENESS, dtype: str = "float32"
+        self,
+        directory: Path,
+        *,
+        group_size: int = 2,
+        staleness_bound: int = STALENESS,
+        dtype: str = "float32",
+        task: str = "chain4",
     ) -> None:
         self.directory = directory
         self.beacons = itertools.count(1)
@@ -59,7 +65,7 @@ class SmallRun:
         plan = RunPlan(
             name="unit",
             goal="test",
-            task="chain4",
+            task=task,
             model=None,
             staleness_bound=staleness_bound,
             group_size=group_size,

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from p2prl.errors import RemoteProtocolError
 from p2prl.learner.intake.receipt_signing import receipt_of
 from p2prl.learner.journal.groups import GroupState, StoredGroup
+from p2prl.models.group_work import ReplayTools
 from p2prl.models.scorer_port import Scored
+from p2prl.protocol.envelope import seal
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
+from p2prl.protocol.signed_group import read_group
+from p2prl.validator.verdicts import judge
 from tests.unit.learner.small_run import NOW, STALENESS, SmallRun, altered, identity, with_completion
+from tests.unit.uneven_task import install_uneven_task
 
 PEER = identity("volunteer")
 STRANGER = identity("stranger")
@@ -101,6 +108,30 @@ def test_every_tampering_is_named(
     receipt = receipt_of(outcome)
     assert (receipt.state, receipt.reason) == (ReceiptState.REJECTED, reason)
     assert (receipt.tokens, receipt.completions, receipt.reward) == (0, 0, 0.0)
+
+
+def test_a_group_in_a_slot_without_valid_work_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SmallRun(tmp_path, task=install_uneven_task(tmp_path, monkeypatch))
+    policy = run.publish(0, step=0)
+    groups = {}
+    unusable = None
+    for slot in range(64):
+        try:
+            groups[slot] = run.group(policy, PEER, slot)
+        except RemoteProtocolError:
+            unusable = slot
+        if groups and unusable is not None:
+            break
+    assert unusable is not None
+    (group,) = list(groups.values())[:1]
+    forged, longest = altered(group, slot=unusable), altered(group, slot=unusable, prompt=packed([3] * 41))
+    outcomes = run.check(*(run.sealed(each, PEER) for each in (forged, longest, group)), step=0)
+    rejected = (ReceiptState.REJECTED, RejectionReason.WRONG_PROMPT)
+    assert [(o.state, o.reason) for o in outcomes] == [rejected, rejected, (ReceiptState.VERIFIED, "")]
+    signed = [read_group(seal(PEER, each, run=run.run, now=NOW)) for each in (forged, group)]
+    verdicts = judge(ReplayTools(run.scorer, run.work), policy.manifest, signed)
+    assert [verdict.reason for verdict in verdicts] == [RejectionReason.WRONG_PROMPT, ""]
+    run.close()
 
 
 def test_every_rejection_reason_is_tested() -> None:

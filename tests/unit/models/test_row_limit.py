@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
+from p2prl.errors import MachineError
 from p2prl.models.row_limit import RowLimit, cache_budget
+from p2prl.models.run_files import export_run_files
+from p2prl.models.run_model import RunModel, read_run_model
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.transformers_sampler import build_sampler
+from p2prl.models.weight_layout import layout_of
 
 
 def _limit(budget: int, most: int = 100) -> RowLimit:
@@ -42,3 +51,28 @@ def test_granted_memory_includes_the_weights() -> None:
     assert free > 0
     assert cache_budget(cpu, weight_bytes=1000, memory_bytes=5000) == 4000
     assert cache_budget(cpu, weight_bytes=1000, memory_bytes=900) == 0
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2)])
+def test_a_grant_below_the_weights_and_one_completion_is_refused(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, itemsize: int
+) -> None:
+    made = tiny_model()
+    config = made.model.config
+    layout = layout_of(made.model, "float32")
+    run = read_run_model(export_run_files(made), layout_digest=layout.digest, max_weight_bytes=1 << 30, dtype="float32")
+    run = replace(run, longest_completion=24)
+    weights = layout.parameters * itemsize
+    need = weights + 24 * 2 * config.n_layer * config.n_embd * itemsize + 32 * config.vocab_size
+    cpu = torch.device("cpu")
+    sampler = build_sampler(run, device=cpu, dtype=dtype, memory_bytes=need)
+    assert sum(parameter.nbytes for parameter in sampler._policy.model.parameters()) == weights
+
+    def build(*_: object, **__: object) -> object:
+        raise AssertionError("the model is built")
+
+    monkeypatch.setattr(RunModel, "build", build)
+    for granted in (need - 1, weights - 1, 1):
+        with pytest.raises(MachineError, match=f"needs 0.{-(-need // 1000000):03} GB") as caught:
+            build_sampler(run, device=cpu, dtype=dtype, memory_bytes=granted)
+        assert f"--vram-gb 0.{-(-need // 1000000):03} or more" in caught.value.remedy

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.link_messages import Chunk, ChunkRefused
+from p2prl.protocol.manifests import blob_of
+from p2prl.swarm.groups.headers import HEADERS_PER_PART, KnownHeader, KnownHeaders
 from tests.unit.swarm.group_bench import LEARNER, OTHER, PART, PARTS, THIRD, Bench, Group
 
 
@@ -100,6 +105,72 @@ def test_parts_in_a_relay_are_bounded_over_all_peers() -> None:
     for number, part in enumerate(group.names):
         bench.bodies.on_request((LEARNER, OTHER, THIRD)[number % 3], part, bench.now)
     assert len(bench.requests()) == 4
+
+
+def repeated(author: int, *, times: int = 96) -> Group:
+    """A group that names one part many times, as the completions of a degenerate policy may."""
+    part = bytes([7]) * PART
+    group = Group(author, ref=blob_of(part * times, PART))
+    group.parts, group.body, group.names = [part] * times, part * times, [chunk_digest(part)] * times
+    return group
+
+
+def test_a_part_that_headers_repeat_costs_a_request_a_bounded_number_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    bodies_with = KnownHeaders.bodies_with
+
+    def counted(headers: KnownHeaders, part: Digest) -> Sequence[tuple[KnownHeader, int]]:
+        found = bodies_with(headers, part)
+        looks.append(len(found))
+        return found
+
+    monkeypatch.setattr(KnownHeaders, "bodies_with", counted)
+    bench = Bench()
+    for author in range(1, 97):
+        bench.announce(repeated(author), (OTHER, THIRD, LEARNER)[author % 3])
+    part = repeated(1).names[0]
+    for _ in range(256):
+        assert bench.bodies.on_request(OTHER, part, bench.now)
+    assert max(looks) == HEADERS_PER_PART
+    assert len(looks) <= 256 * 4
+
+
+def test_copies_through_one_link_do_not_displace_the_original_or_what_is_held() -> None:
+    bench, original, wanted, own = (
+        Bench(known_per_source=64),
+        Group(1, content=9),
+        Group(2, content=9),
+        Group(3, content=9),
+    )
+    bench.announce(original)
+    bench.own(own)
+    bench.fetch(wanted, THIRD)
+    for author in range(10, 60):
+        bench.announce(Group(author, content=9), OTHER)
+    found = {header.name for header, _ in bench.bodies._headers.bodies_with(original.names[0])}
+    assert {original.name, wanted.name, own.name} <= found
+    assert len(found) == HEADERS_PER_PART + 2
+
+
+def test_a_header_that_copies_displaced_is_fetched_all_the_same() -> None:
+    bench, group = Bench(known_per_source=64), Group(1, content=9)
+    bench.announce(group, OTHER)
+    for author in range(10, 60):
+        bench.announce(Group(author, content=9), OTHER)
+    assert group.name not in {header.name for header, _ in bench.bodies._headers.bodies_with(group.names[0])}
+    bench.fetch(group)
+    bench.deliver(group)
+    assert [header.name for header in bench.bodies.take_completed()] == [group.name]
+
+
+def test_a_body_of_equal_parts_is_fetched_with_one_request_and_served() -> None:
+    bench, group = Bench(), repeated(1)
+    bench.fetch(group)
+    assert bench.requests(group.author) == group.names[:1]
+    assert bench.bodies.on_part(group.author, group.parts[0], bench.now)
+    assert [header.name for header in bench.bodies.take_completed()] == [group.name]
+    bench.bodies.on_request(OTHER, group.names[0], bench.now)
+    assert bench.sent(Chunk, OTHER) == [Chunk(group.parts[0])]
 
 
 @pytest.mark.parametrize("sources", [1, 4])
