@@ -23,6 +23,7 @@ from p2prl.models.weight_layout import TORCH_DTYPES
 
 _CODE_KEYS = ("auto_map", "custom_pipelines", "quantization_config")
 _CODE_SUFFIX = "_implementation"  # attention and expert kernels: transformers would fetch and run them from the hub
+_PLAIN_KEYS = ("cache_implementation",)  # a kind of cache in transformers, named by the config.json of Gemma 2
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja"]
@@ -153,7 +154,9 @@ def names_code(config: object) -> str:
         value = pending.pop()
         if isinstance(value, dict):
             for key, inner in value.items():
-                if inner is not None and (key in _CODE_KEYS or key.endswith(_CODE_SUFFIX)):
+                if inner is None or key in _PLAIN_KEYS:
+                    continue
+                if key in _CODE_KEYS or key.endswith(_CODE_SUFFIX):
                     return str(key)
             pending.extend(value.values())
         elif isinstance(value, list):

@@ -19,7 +19,7 @@ from transformers import initialization
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.models.pretrained import quiet_transformers
-from p2prl.models.run_file_checks import check_config, json_file, read_end_tokens, read_tokenizer
+from p2prl.models.run_file_checks import check_config, json_file, model_settings, read_end_tokens, read_tokenizer
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout, layout_of
 from p2prl.protocol import limits
@@ -29,6 +29,7 @@ MAX_SCRATCH_BYTES = 256 * 1024 * 1024
 
 _MISFITS = (
     ArithmeticError,
+    AssertionError,
     AttributeError,
     ImportError,
     LookupError,
@@ -114,8 +115,8 @@ def read_run_model(files: Mapping[str, bytes], *, layout_digest: bytes, max_weig
 def _skeleton(raw: dict[str, Any]) -> Any:
     """The run's causal LM on the meta device."""
     try:
-        settings = {key: value for key, value in raw.items() if key != "model_type"}
-        config = transformers.AutoConfig.for_model(raw["model_type"], **settings)
+        config_class = transformers.CONFIG_MAPPING[raw["model_type"]]
+        config = config_class(**model_settings(raw, config_class))
         if not 0 < config.vocab_size <= limits.MAX_VOCABULARY:
             raise RemoteProtocolError(f"run files: a vocabulary of {config.vocab_size} tokens")
         with torch.device("meta"):
