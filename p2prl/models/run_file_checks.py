@@ -10,11 +10,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.pretrained import names_code, read_json
+from p2prl.models.tokenizer_checks import MAX_ADDED_TOKENS, check_tokenizer, check_tokens
 
 ARCHITECTURES = frozenset(
     {
@@ -49,9 +51,6 @@ MAX_NESTING = 8
 
 LABEL_KEYS = ("num_labels", "id2label", "label2id", "problem_type")
 """Settings of classifiers. transformers makes a name for each label: 300 bytes can ask for 2,000,000,000."""
-
-MAX_ADDED_TOKENS = 4
-"""Special tokens a tokenizer may put around a text; real ones add a beginning, an end, or both."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """The special tokens a run's tokenizer may name."""
@@ -138,13 +137,15 @@ def read_tokenizer(files: Mapping[str, bytes], vocabulary: int) -> PreTrainedTok
     for name, token in json_file(files, "tokenizer_config.json").items():
         if name in SPECIAL_TOKENS and token is not None:
             special[name] = token.get("content") if isinstance(token, dict) else token
-    if "tokenizer.json" not in files:
-        raise RemoteProtocolError("run files: tokenizer.json is missing")
+    rules = json_file(files, "tokenizer.json")
+    check_tokenizer(rules)
     try:
-        backend = Tokenizer.from_str(files["tokenizer.json"].decode())
+        # Encoded again, so that the library reads what was checked: a key written twice has one value here.
+        backend = Tokenizer.from_str(msgspec.json.encode(rules).decode())
     except Exception as error:  # the library raises nothing narrower
         raise RemoteProtocolError(f"run files: tokenizer.json is not a valid tokenizer: {str(error)[:200]}") from error
     known = backend.get_vocab(with_added_tokens=True)
+    check_tokens(known)
     if max(known.values(), default=vocabulary) >= vocabulary:
         raise RemoteProtocolError("run files: the tokenizer has tokens that the model does not")
     if any(not isinstance(token, str) or token not in known for token in special.values()):

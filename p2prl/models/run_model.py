@@ -54,6 +54,12 @@ class RunModel:
     skeleton: Any
     """The causal LM on the meta device, with its configuration and its end tokens."""
 
+    def settings(self) -> dict[str, Any]:
+        """The checked settings of config.json and the name of the model's class, for an engine with its own loader."""
+        raw = json_file(self.files, "config.json")
+        named = {"model_type": raw["model_type"], "architectures": [type(self.skeleton).__name__]}
+        return model_settings(raw, type(self.skeleton.config)) | named
+
     def codec(self) -> TextCodec:
         """Text to token ids as every peer of the run does it."""
         return TextCodec(self.tokenizer, self.skeleton)

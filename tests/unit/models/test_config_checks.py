@@ -118,13 +118,15 @@ def test_configs_that_multiply_modules_are_refused_at_once(config: dict[str, Any
     [
         {"num_labels": 2_000_000_000},
         {"id2label": {"0": "a"}, "label2id": {"a": 0}, "problem_type": "regression"},
-        {"attribute_map": {"num_hidden_layers": "others"}, "others": 1 << 30},
+        {"attribute_map": {"num_hidden_layers": "n_head"}},
         {"base_model_tp_plan": {}, "sub_configs": {"a": {}}, "validate": 1, "__class__": 1, "dtype": "rand"},
         {"_output_attentions": True},
     ],
 )
 def test_settings_that_no_model_needs_are_ignored(changes: dict[str, Any]) -> None:
-    config = _read(_tiny(**changes)).skeleton.config
+    run = _read(_tiny(**changes))
+    assert not set(changes) & set(run.settings())
+    config = run.skeleton.config
     assert config.num_labels == 2
     assert config.num_hidden_layers == MODEL.model.config.num_hidden_layers
     assert not config.output_attentions
