@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from p2prl.errors import ConfigError
+from p2prl.models.attention import exact_attention
 from p2prl.models.weight_layout import TORCH_DTYPES
 
 _CODE_KEYS = ("auto_map", "custom_pipelines", "quantization_config")
@@ -71,11 +72,13 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     directory = model_directory(source)
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
+        config = transformers.AutoConfig.from_pretrained(directory, **options)
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
+            config=config,
             dtype=TORCH_DTYPES[dtype],
             use_safetensors=True,
-            attn_implementation="sdpa",
+            attn_implementation=exact_attention(config),
             output_loading_info=True,
             **options,
         )

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import initialization
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.models.attention import exact_attention
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.run_file_checks import check_config, json_file, model_settings, read_end_tokens, read_tokenizer
 from p2prl.models.text_codec import TextCodec
@@ -137,7 +138,7 @@ def _skeleton(raw: dict[str, Any]) -> Any:
 
 def _from_config(config: Any, dtype: str) -> Any:
     return transformers.AutoModelForCausalLM.from_config(
-        config, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa", trust_remote_code=False
+        config, dtype=TORCH_DTYPES[dtype], attn_implementation=exact_attention(config), trust_remote_code=False
     )
 
 
