@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.pretrained import names_code, read_json
+from p2prl.models.text_codec import library_panics
 from p2prl.models.tokenizer_checks import MAX_ADDED_TOKENS, check_tokenizer, check_tokens
 
 ARCHITECTURES = frozenset(
@@ -141,7 +142,10 @@ def read_tokenizer(files: Mapping[str, bytes], vocabulary: int) -> PreTrainedTok
     check_tokenizer(rules)
     try:
         # Encoded again, so that the library reads what was checked: a key written twice has one value here.
-        backend = Tokenizer.from_str(msgspec.json.encode(rules).decode())
+        with library_panics():
+            backend = Tokenizer.from_str(msgspec.json.encode(rules).decode())
+    except RemoteProtocolError:
+        raise
     except Exception as error:  # the library raises nothing narrower
         raise RemoteProtocolError(f"run files: tokenizer.json is not a valid tokenizer: {str(error)[:200]}") from error
     known = backend.get_vocab(with_added_tokens=True)

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.run_file_checks import read_tokenizer
 from p2prl.models.run_files import export_run_files
+from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.tokenizer_checks import MAX_STEPS, MAX_TOKEN_CHARACTERS
 
@@ -194,3 +195,15 @@ def test_a_model_with_such_a_tokenizer_is_not_exported() -> None:
     loaded.tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([DOUBLE] * 15)
     with pytest.raises(ConfigError, match="cannot use"):
         export_run_files(loaded)
+
+
+def test_a_regex_that_tries_too_long_is_the_learners_fault() -> None:
+    files = {
+        "tokenizer.json": _tokenizer(pre_tokenizer=_split("(a+)+$")).to_str().encode(),
+        "tokenizer_config.json": b"{}",
+    }
+    codec = TextCodec(read_tokenizer(files, 32), tiny_model().model)
+    assert codec.encode("aaa") == (3, 3, 3)
+    for encode in (codec.encode, lambda text: codec.encode_all([text])):
+        with pytest.raises(RemoteProtocolError, match="retry-limit"):
+            encode("a" * 2000 + "b")
