@@ -207,8 +207,7 @@ class BareVllm:
         if device.type == "cpu":
             settings = {"enforce_eager": True, "kv_cache_memory_bytes": CACHE_BYTES, "block_size": 32}
         with TemporaryDirectory() as directory:
-            config = json.loads(run.files["config.json"]) | {"architectures": [type(run.skeleton).__name__]}
-            (Path(directory) / "config.json").write_text(json.dumps(config))
+            (Path(directory) / "config.json").write_text(json.dumps(run.settings()))
             settings |= {"model": directory, "load_format": "dummy", "skip_tokenizer_init": True, "dtype": dtype}
             arguments = EngineArgs(max_model_len=CONTEXT, max_num_seqs=256, disable_log_stats=True, **settings)
             self._engine: Any = LLMEngine.from_engine_args(arguments)

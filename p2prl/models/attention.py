@@ -10,10 +10,23 @@ from p2prl.errors import ConfigError
 Attention = Literal["sdpa", "flash_attention_2"]
 
 
+def exact_attention(config: Any) -> str:
+    """The kernels that compute a configuration's attention as defined: sdpa, or eager where scores are capped.
+
+    torch's attention ignores `attn_logit_softcapping` (Gemma 2). Sampler, scorer and trainer must agree on it.
+    """
+    return "eager" if _caps_scores(config) else "sdpa"
+
+
 def use_attention(model: Any, attention: Attention) -> None:
     """Let the model use these kernels. `ConfigError` where they are not installed or the model cannot use them."""
     if attention == "sdpa":
-        return  # as loaded
+        return  # as loaded: see `exact_attention`
+    if _caps_scores(model.config):
+        raise ConfigError(
+            f"attention = {attention!r} drops the cap on this model's attention scores in older versions of flash-attn",
+            remedy='Set learner.memory.attention = "sdpa".',
+        )
     # Without the package, transformers would fetch kernels from the hub and run them.
     if importlib.util.find_spec("flash_attn") is None:
         raise ConfigError(
@@ -31,3 +44,7 @@ def use_attention(model: Any, attention: Attention) -> None:
             f"the model cannot use attention = {attention!r}: {error}",
             remedy='Set learner.memory.attention = "sdpa".',
         ) from error
+
+
+def _caps_scores(config: Any) -> bool:
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None

@@ -19,10 +19,12 @@ from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from p2prl.errors import ConfigError
+from p2prl.models.attention import exact_attention
 from p2prl.models.weight_layout import TORCH_DTYPES
 
 _CODE_KEYS = ("auto_map", "custom_pipelines", "quantization_config")
 _CODE_SUFFIX = "_implementation"  # attention and expert kernels: transformers would fetch and run them from the hub
+_PLAIN_KEYS = ("cache_implementation",)  # a kind of cache in transformers, named by the config.json of Gemma 2
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja", "README.md"]
@@ -70,11 +72,13 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     directory = model_directory(source)
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
+        config = transformers.AutoConfig.from_pretrained(directory, **options)
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
+            config=config,
             dtype=TORCH_DTYPES[dtype],
             use_safetensors=True,
-            attn_implementation="sdpa",
+            attn_implementation=exact_attention(config),
             output_loading_info=True,
             **options,
         )
@@ -153,7 +157,9 @@ def names_code(config: object) -> str:
         value = pending.pop()
         if isinstance(value, dict):
             for key, inner in value.items():
-                if inner is not None and (key in _CODE_KEYS or key.endswith(_CODE_SUFFIX)):
+                if inner is None or key in _PLAIN_KEYS:
+                    continue
+                if key in _CODE_KEYS or key.endswith(_CODE_SUFFIX):
                     return str(key)
             pending.extend(value.values())
         elif isinstance(value, list):

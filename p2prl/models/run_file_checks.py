@@ -6,14 +6,18 @@ kernels or templates. Every fault is the learner's: `RemoteProtocolError`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.pretrained import names_code, read_json
+from p2prl.models.text_codec import library_panics
+from p2prl.models.tokenizer_checks import MAX_ADDED_TOKENS, check_tokenizer, check_tokens
 
 ARCHITECTURES = frozenset(
     {
@@ -31,25 +35,55 @@ differently would not agree on a token."""
 MAX_LAYERS = 256
 """Decoder layers of a run's model; each costs Python objects even on the meta device."""
 
-MAX_ADDED_TOKENS = 4
-"""Special tokens a tokenizer may put around a text; real ones add a beginning, an end, or both."""
+MAX_HEADS = 512
+"""Attention heads, and key-value heads, of a layer; the largest open models have 128."""
+
+MAX_HEAD_NORMS = 4096
+"""Norms of single heads in all layers (StableLM's `qk_layernorm`); each is a module. StableLM 2 12B has 1,600."""
+
+MAX_EXPERTS = 512
+"""Experts of a layer; open models have up to 512."""
+
+MAX_LIST = 1024
+"""Entries of a list in config.json. Such lists have one entry for each layer; some are searched once for each layer."""
+
+MAX_NESTING = 8
+"""Levels of objects and lists in config.json; real ones have three. transformers copies them recursively."""
+
+LABEL_KEYS = ("num_labels", "id2label", "label2id", "problem_type")
+"""Settings of classifiers. transformers makes a name for each label: 300 bytes can ask for 2,000,000,000."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """The special tokens a run's tokenizer may name."""
 
-_FIXED_SETTINGS = {
-    "is_causal": True,
-    "is_encoder_decoder": False,
-    "add_cross_attention": False,
-    "return_dict": True,
-    "output_attentions": False,
-    "output_hidden_states": False,
+_FIXED_SETTINGS: dict[str, tuple[bool | None, ...]] = {
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False, None),
+    "return_dict": (True,),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
 }
 """Settings that would make a decoder attend ahead or return other outputs; a run must keep the default values."""
 
 _MAX_INTEGER = 1 << 31
 """Far above any real setting; a larger integer would overflow or stall its reader."""
-_LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_COUNTS = {
+    "layers": (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), MAX_LAYERS),
+    "attention heads": (("num_attention_heads", "n_head", "n_heads", "num_heads"), MAX_HEADS),
+    "key-value heads": (("num_key_value_heads", "num_kv_heads"), MAX_HEADS),
+    "experts": (("num_experts", "num_local_experts", "n_routed_experts"), MAX_EXPERTS),
+    "experts for a token": (("num_experts_per_tok",), MAX_EXPERTS),
+}
+"""Settings that say how many objects to make, or how often to loop."""
+
+_OPTIONAL_COUNTS = ("num_key_value_heads", "num_kv_heads")
+"""Counts that may be null: then transformers takes the attention heads."""
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_DEFAULT_HEADS = 32
+_DEFAULT_LAYERS = 32
 
 
 def json_file(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
@@ -69,19 +103,33 @@ def check_config(config: dict[str, Any]) -> None:
         raise RemoteProtocolError(f"run files: architecture {str(kind)[:64]!r} is not supported")
     if named := names_code(config):
         raise RemoteProtocolError(f"run files: config.json requires code through {named!r}")
-    for key, fixed in _FIXED_SETTINGS.items():
-        if config.get(key, fixed) is not fixed:
+    for key, allowed in _FIXED_SETTINGS.items():
+        if key in config and not any(config[key] is value for value in allowed):
             raise RemoteProtocolError(f"run files: config.json changes {key!r}")
-    layers = [config[key] for key in _LAYER_KEYS if key in config]
-    if any(not isinstance(count, int) or not 0 < count <= MAX_LAYERS for count in layers):
-        raise RemoteProtocolError(f"run files: the number of layers is outside 1..{MAX_LAYERS}")
-    for value in _scalars(config):
-        if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
-            raise RemoteProtocolError("run files: config.json contains an integer that is too large")
+    if config.get("per_layer_config") is not None:
+        raise RemoteProtocolError("run files: config.json changes 'per_layer_config'")
+    _check_sizes(config)
+    _check_counts(config)
     for key in ("rope_parameters", "rope_scaling"):
         for rope in _rope_types(config.get(key)):
             if rope not in ROPE_TYPES:
                 raise RemoteProtocolError(f"run files: rotary scaling {str(rope)[:64]!r} depends on the batch")
+
+
+def model_settings(config: dict[str, Any], config_class: type) -> dict[str, Any]:
+    """The settings of a checked config.json that its class may be built from.
+
+    transformers sets every other key as an attribute. Keys that would replace a part of the class are left out: a new
+    `attribute_map` gives a checked setting another, unchecked name. So are private keys, labels and the local dtype.
+    """
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    fields |= {"rope_scaling", *config_class.attribute_map}  # type: ignore[attr-defined]
+    ignored = ("model_type", "dtype", "torch_dtype", *LABEL_KEYS)
+    return {
+        key: value
+        for key, value in config.items()
+        if key not in ignored and not key.startswith("_") and (key in fields or not hasattr(config_class, key))
+    }
 
 
 def read_tokenizer(files: Mapping[str, bytes], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -90,13 +138,18 @@ def read_tokenizer(files: Mapping[str, bytes], vocabulary: int) -> PreTrainedTok
     for name, token in json_file(files, "tokenizer_config.json").items():
         if name in SPECIAL_TOKENS and token is not None:
             special[name] = token.get("content") if isinstance(token, dict) else token
-    if "tokenizer.json" not in files:
-        raise RemoteProtocolError("run files: tokenizer.json is missing")
+    rules = json_file(files, "tokenizer.json")
+    check_tokenizer(rules)
     try:
-        backend = Tokenizer.from_str(files["tokenizer.json"].decode())
+        # Encoded again, so that the library reads what was checked: a key written twice has one value here.
+        with library_panics():
+            backend = Tokenizer.from_str(msgspec.json.encode(rules).decode())
+    except RemoteProtocolError:
+        raise
     except Exception as error:  # the library raises nothing narrower
         raise RemoteProtocolError(f"run files: tokenizer.json is not a valid tokenizer: {str(error)[:200]}") from error
     known = backend.get_vocab(with_added_tokens=True)
+    check_tokens(known)
     if max(known.values(), default=vocabulary) >= vocabulary:
         raise RemoteProtocolError("run files: the tokenizer has tokens that the model does not")
     if any(not isinstance(token, str) or token not in known for token in special.values()):
@@ -118,23 +171,43 @@ def read_end_tokens(files: Mapping[str, bytes], vocabulary: int) -> list[int]:
     return stops
 
 
+def _check_counts(config: dict[str, Any]) -> None:
+    """Bound every setting that multiplies modules."""
+    for name, (keys, most) in _COUNTS.items():
+        for key in keys:
+            count = config.get(key, 1)
+            if count is None and key in _OPTIONAL_COUNTS:
+                continue
+            if not isinstance(count, int) or not 0 < count <= most:
+                raise RemoteProtocolError(f"run files: the number of {name} is outside 1..{most}")
+    if config.get("qk_layernorm") and config["model_type"] == "stablelm":
+        heads = config.get("num_attention_heads", _DEFAULT_HEADS)
+        heads += config.get("num_key_value_heads", _DEFAULT_HEADS) or heads
+        if heads * config.get("num_hidden_layers", _DEFAULT_LAYERS) > MAX_HEAD_NORMS:
+            raise RemoteProtocolError(f"run files: the model has more than {MAX_HEAD_NORMS} norms of heads")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and not all(isinstance(kind, str) and kind in _LAYER_TYPES for kind in kinds):
+        raise RemoteProtocolError("run files: config.json has an unknown type of layer")
+
+
+def _check_sizes(config: dict[str, Any]) -> None:
+    """Bound integers, lists and nesting, wherever they are in the configuration."""
+    pending: list[tuple[object, int]] = [(config, 1)]
+    while pending:
+        value, depth = pending.pop()
+        if isinstance(value, dict | list):
+            if depth > MAX_NESTING:
+                raise RemoteProtocolError("run files: config.json is nested too deep")
+            if isinstance(value, list) and len(value) > MAX_LIST:
+                raise RemoteProtocolError(f"run files: config.json has a list of more than {MAX_LIST} entries")
+            pending += [(inner, depth + 1) for inner in (value.values() if isinstance(value, dict) else value)]
+        elif isinstance(value, int) and abs(value) >= _MAX_INTEGER:
+            raise RemoteProtocolError("run files: config.json contains an integer that is too large")
+
+
 def _rope_types(value: object) -> list[object]:
     """The rotary types in a rope setting, which is flat or has one entry for each kind of layer."""
     if not isinstance(value, dict):
         return []
     nested = [rope for inner in value.values() for rope in _rope_types(inner)]
     return nested + [value[key] for key in ("rope_type", "type") if key in value]
-
-
-def _scalars(config: object) -> list[object]:
-    """Every scalar in a decoded JSON value."""
-    scalars, pending = [], [config]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-        else:
-            scalars.append(value)
-    return scalars

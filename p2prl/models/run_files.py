@@ -12,10 +12,13 @@ from tokenizers import Tokenizer
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_file_checks import SPECIAL_TOKENS, check_config, json_file
+from p2prl.models.run_file_checks import LABEL_KEYS, SPECIAL_TOKENS, check_config, json_file
+from p2prl.models.tokenizer_checks import check_tokenizer, check_tokens
 
 _LOCAL_KEYS = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 """Keys of config.json that depend on the machine it was written on."""
+
+_LEFT_OUT = (*_LOCAL_KEYS, *LABEL_KEYS)
 
 
 def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
@@ -32,13 +35,15 @@ def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
     backend.no_padding()
     # These bytes identify a run, so the same model must give the same ones: nothing local, all keys sorted.
     files = {
-        "config.json": _dump({key: value for key, value in config.items() if key not in _LOCAL_KEYS}),
+        "config.json": _dump({key: value for key, value in config.items() if key not in _LEFT_OUT}),
         "generation_config.json": _dump({"eos_token_id": sorted(ends)}),
         "tokenizer.json": backend.to_str().encode(),
         "tokenizer_config.json": _dump({k: str(v) for k, v in tokens.items() if v is not None}),
     }
     try:
         check_config(json_file(files, "config.json"))
+        check_tokenizer(json_file(files, "tokenizer.json"))
+        check_tokens(backend.get_vocab(with_added_tokens=True))
     except RemoteProtocolError as error:
         raise ConfigError(f"a run cannot use this model: {error}", remedy="Choose another base model.") from error
     return files

@@ -18,8 +18,9 @@ from torch import nn
 from transformers import initialization
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.models.attention import exact_attention
 from p2prl.models.pretrained import quiet_transformers
-from p2prl.models.run_file_checks import check_config, json_file, read_end_tokens, read_tokenizer
+from p2prl.models.run_file_checks import check_config, json_file, model_settings, read_end_tokens, read_tokenizer
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout, layout_of
 from p2prl.protocol import limits
@@ -29,6 +30,7 @@ MAX_SCRATCH_BYTES = 256 * 1024 * 1024
 
 _MISFITS = (
     ArithmeticError,
+    AssertionError,
     AttributeError,
     ImportError,
     LookupError,
@@ -63,6 +65,12 @@ class RunModel:
         width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         layers: int = config.num_hidden_layers
         return 2 * layers * heads * width
+
+    def settings(self) -> dict[str, Any]:
+        """The checked settings of config.json and the name of the model's class, for an engine with its own loader."""
+        raw = json_file(self.files, "config.json")
+        named = {"model_type": raw["model_type"], "architectures": [type(self.skeleton).__name__]}
+        return model_settings(raw, type(self.skeleton.config)) | named
 
     def codec(self) -> TextCodec:
         """Text to token ids as every peer of the run does it."""
@@ -125,8 +133,8 @@ def read_run_model(files: Mapping[str, bytes], *, layout_digest: bytes, max_weig
 def _skeleton(raw: dict[str, Any]) -> Any:
     """The run's causal LM on the meta device."""
     try:
-        settings = {key: value for key, value in raw.items() if key != "model_type"}
-        config = transformers.AutoConfig.for_model(raw["model_type"], **settings)
+        config_class = transformers.CONFIG_MAPPING[raw["model_type"]]
+        config = config_class(**model_settings(raw, config_class))
         if not 0 < config.vocab_size <= limits.MAX_VOCABULARY:
             raise RemoteProtocolError(f"run files: a vocabulary of {config.vocab_size} tokens")
         with torch.device("meta"):
@@ -141,7 +149,7 @@ def _skeleton(raw: dict[str, Any]) -> Any:
 
 def _from_config(config: Any, dtype: str) -> Any:
     return transformers.AutoModelForCausalLM.from_config(
-        config, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa", trust_remote_code=False
+        config, dtype=TORCH_DTYPES[dtype], attn_implementation=exact_attention(config), trust_remote_code=False
     )
 
 

@@ -6,8 +6,25 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from p2prl.errors import RemoteProtocolError
+
+
+@contextmanager
+def library_panics() -> Iterator[None]:
+    """Raise a panic of the tokenizer library as `RemoteProtocolError`: its rules and tokens come from other peers.
+
+    A panic is no `Exception`, and its class has no importable name. Regular expressions that try too long cause one.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RemoteProtocolError(f"the run's tokenizer failed: {str(error)[:200]}") from error
 
 
 class TextCodec:
@@ -42,18 +59,21 @@ class TextCodec:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Prompt text to token ids, with the special tokens that the tokenizer adds to a text."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=True))
+        with library_panics():
+            return tuple(self._tokenizer.encode(text, add_special_tokens=True))
 
     def encode_all(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Encode several texts; much faster than `encode` for many short ones."""
-        return [tuple(row) for row in self._tokenizer(list(texts), add_special_tokens=True)["input_ids"]]
+        with library_panics():
+            return [tuple(row) for row in self._tokenizer(list(texts), add_special_tokens=True)["input_ids"]]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Completion token ids (without the stop token) to text.
 
         Special tokens inside a completion stay visible, because removing them could change the meaning of its text.
         """
-        text: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        with library_panics():
+            text: str = self._tokenizer.decode(
+                list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
         return text

@@ -165,8 +165,7 @@ def _model_directory(run: RunModel) -> Path:
     """
     from vllm import envs
 
-    config = json.loads(run.files["config.json"]) | {"architectures": [type(run.skeleton).__name__]}
-    data = json.dumps(config, sort_keys=True).encode()
+    data = json.dumps(run.settings(), sort_keys=True).encode()
     directory = Path(envs.VLLM_CACHE_ROOT) / "p2prl" / chunk_digest(data).hex()[:16]
     directory.mkdir(parents=True, exist_ok=True)
     partial = directory / f"config.{os.getpid()}"

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from p2prl.models.attention import exact_attention
+
 
 def small_model(kind: str) -> Any:
     """Two layers and 18 words, with weights large enough to give distinct logits."""
@@ -28,7 +30,9 @@ def small_model(kind: str) -> Any:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(1)
         config = AutoConfig.for_model(kind, **settings)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=exact_attention(config)
+        )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -103,6 +103,8 @@ def test_chat_template_is_dropped() -> None:
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "batch"),
         ({"rope_scaling": {"full_attention": {"type": "longrope"}}}, "batch"),
         ({"is_causal": False}, "is_causal"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         ({"return_dict": False}, "return_dict"),
         ({"activation_function": "no-such-function"}, "not a valid model"),
         ({"n_head": 7}, "not a valid model"),
