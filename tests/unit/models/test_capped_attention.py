@@ -72,7 +72,7 @@ def test_slots_keep_the_cap() -> None:
         assert check.works
         wanted = _logits(model)[0, -1]
         slots = SlotModel(policy)
-        slots.reserve(1, 8, most_columns=8)
+        slots.reserve(1, 8, most_rows=1, most_columns=8)
         slots.fill([0], [tuple(IDS[0, :-1].tolist())])
         got = slots.logits(IDS[0, -1:], torch.tensor([7]), 8)[0]
     assert torch.allclose(got, wanted, atol=1e-4)
