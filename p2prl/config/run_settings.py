@@ -10,7 +10,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtoc
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
-from p2prl.models.pretrained import LoadedModel, load_pretrained
+from p2prl.models.model_license import model_license
+from p2prl.models.pretrained import LoadedModel, load_pretrained, model_directory
 from p2prl.models.rewards import RunReward
 from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import read_run_model
@@ -126,6 +127,8 @@ def init_run(
         identity = Identity.generate(os.urandom(ENTROPY_BYTES))
         create_identity(new / "key.json", identity)
         loaded = _first_weights(plan, on_progress)
+        if plan.model is not None and plan.license is None:
+            plan = replace(plan, license=model_license(model_directory(plan.model)))
         loaded.model.save_pretrained(new / "model", safe_serialization=True)
         loaded.tokenizer.save_pretrained(new / "model")
         files = export_run_files(loaded)

@@ -24,6 +24,9 @@ from p2prl.tasks.task_registry import task_by_name
 if TYPE_CHECKING:
     from p2prl.models.weight_layout import WeightLayout
 
+OWN_LICENSE = "Apache-2.0"
+"""License of the weights of a model made here."""
+
 _PART = r"(?:[0-9.]+\*)?(?:success|outcome|process(?::clip\+delta|:clip|:delta)?)"
 _REWARD = re.compile(rf"{_PART}(?:\+{_PART})*")
 """Shape of a reward. `parse_reward` decides, but importing it takes torch: a typing error should not cost that wait."""
@@ -54,8 +57,8 @@ class RunPlan:
     """Number type weights are published in. In 16 bits an update leaves most weights unchanged: small patches."""
     compute_dtype: str = ""
     """Number type every engine computes in; empty for `dtype`."""
-    license: str = "Apache-2.0"
-    """License of the trained weights: that of the model they start from."""
+    license: str | None = None
+    """License of the trained weights; None for that of the model's card, or `OWN_LICENSE` for a model made here."""
     seed: int = 0
     """Seed of the first weights of a model made here."""
 
@@ -65,7 +68,8 @@ class RunPlan:
         return Sampling(self.temperature, self.max_new_tokens, self.group_size)
 
     def __post_init__(self) -> None:
-        lines = (("--goal", self.goal, "'add numbers'"), ("--license", self.license, "apache-2.0"))
+        own = OWN_LICENSE if self.license is None else self.license
+        lines = (("--goal", self.goal, "'add numbers'"), ("--license", own, "apache-2.0"))
         for option, text, sample in lines:
             legal = 0 < len(text) <= limits.MAX_TEXT_CHARS and text.isprintable()
             _check(option, text[:40], legal, f"one line of 1 to {limits.MAX_TEXT_CHARS} characters", sample)
@@ -140,7 +144,7 @@ def run_manifest(
         staleness_bound=plan.staleness_bound,
         publish_every=plan.publish_every,
         reward=plan.reward,
-        licence=plan.license,
+        licence=plan.license or OWN_LICENSE,
         content_policy="Prompts are made by a public program from public seeds; completions are answers to them.",
         compute_dtype=plan.compute_dtype,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.tasks.task_registry import TASKS
 from tests.unit.installed_package import install_package
 
 NAME = "unit_uneven"
@@ -30,7 +31,9 @@ UNEVEN = TaskSpec(task=Uneven(), goal="stop", max_new_tokens=8)
 
 
 def install_uneven_task(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Install the package in `folder`; return the task's name."""
+    """Install the package in `folder`; return the task's name. Other tests' copies of it are not used."""
+    loaded = {name: task for name, task in TASKS._loaded.items() if name != NAME}
+    monkeypatch.setattr(TASKS, "_loaded", loaded)
     install_package(
         folder,
         monkeypatch,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from p2prl.cli.views.console import emit, say
@@ -13,7 +12,7 @@ from p2prl.config.run_folder import refuse_folder_in_use
 from p2prl.config.worker_folder import check_writable
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
-from p2prl.models.model_license import NOT_STATED, model_license
+from p2prl.models.model_license import NOT_STATED
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -58,7 +57,7 @@ def init_command(
         dtype=dtype or chosen.dtype,
         # With --dtype alone, engines compute in that type too.
         compute_dtype=compute_dtype or ("" if dtype else chosen.compute_dtype),
-        license=license_name or (NOT_STATED if model else "Apache-2.0"),
+        license=license_name,
         seed=seed,
     )
     refuse_folder_in_use(root / name)
@@ -69,13 +68,9 @@ def init_command(
 
         from p2prl.config.run_settings import describe, init_run
         from p2prl.models.device import use_threads
-        from p2prl.models.pretrained import model_directory
 
         if model is None:
             use_threads(1)  # a model this small gains nothing from more threads
-        elif license_name is None:
-            on_progress("finding the model", 0.0)
-            plan = replace(plan, license=model_license(model_directory(model)))
         notices: list[str] = []
         folder = init_run(
             root / name, plan, settings=chosen.settings_text(), on_progress=on_progress, on_notice=notices.append
@@ -83,7 +78,7 @@ def init_command(
     for notice in notices:
         say(notice)
     say(f"Created {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
-    if plan.license == NOT_STATED:
+    if folder.manifest.licence == NOT_STATED:
         say("The license of the trained weights is not stated: the model has no card with one (--license).")
     if as_json:
         emit({"run": str(folder.directory), "digest": folder.run.hex(), **describe(folder.manifest)})

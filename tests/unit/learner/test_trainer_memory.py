@@ -12,7 +12,7 @@ import torch
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import MachineError
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
-from p2prl.learner.training.memory_config import Precision, weight_dtype
+from p2prl.learner.training.memory_config import PURE_BF16, Precision, weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
@@ -65,7 +65,7 @@ def trainer(
         loss(auto=auto),
         CONFIG,
         temperature=1.0,
-        reference=ReferenceConfig(ema_rate=0.1) if reference else None,
+        reference=ReferenceConfig(ema_rate=0.0 if precision in PURE_BF16 else 0.1) if reference else None,
         memory=StepMemory(precision=precision, rules=log),
     )
 
