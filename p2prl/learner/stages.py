@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,6 +21,11 @@ class Stage(Protocol):
     @property
     def busy(self) -> bool:
         """Whether a job was started whose result has not been taken."""
+        ...
+
+    @property
+    def job_s(self) -> float:
+        """Seconds of the job whose result was taken last."""
         ...
 
     def start(self, job: Job) -> None:
@@ -46,6 +52,11 @@ class InlineStage:
         """See `Stage.busy`."""
         return bool(self._results)
 
+    @property
+    def job_s(self) -> float:
+        """See `Stage.job_s`. In virtual time a job takes none."""
+        return 0.0
+
     def start(self, job: Job) -> None:
         """See `Stage.start`."""
         self._results.append(job())
@@ -67,9 +78,10 @@ class ThreadStage:
     def __init__(self, name: str, *, on_start: Callable[[], None], on_done: Callable[[], None]) -> None:
         """`on_start` runs first in the thread, and before this returns; `on_done` in the thread after each job."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[Any, BaseException | None, float]] = queue.SimpleQueue()
         self._on_done = on_done
         self._busy = False
+        self._job_s = 0.0
         self._thread = threading.Thread(target=self._run, args=(on_start,), name=name, daemon=True)
         self._thread.start()
         self._busy = True
@@ -79,6 +91,11 @@ class ThreadStage:
     def busy(self) -> bool:
         """See `Stage.busy`."""
         return self._busy
+
+    @property
+    def job_s(self) -> float:
+        """See `Stage.job_s`."""
+        return self._job_s
 
     def start(self, job: Job) -> None:
         """See `Stage.start`."""
@@ -91,7 +108,7 @@ class ThreadStage:
         if not self._busy:
             return []
         try:
-            result, error = self._ended.get(block=wait)
+            result, error, self._job_s = self._ended.get(block=wait)
         except queue.Empty:
             return []
         self._busy = False
@@ -107,9 +124,10 @@ class ThreadStage:
     def _run(self, on_start: Callable[[], None]) -> None:
         job: Job | None = on_start
         while job is not None:
+            began = time.monotonic()
             try:
-                self._ended.put((job(), None))
+                self._ended.put((job(), None, time.monotonic() - began))
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that takes the result
-                self._ended.put((None, error))
+                self._ended.put((None, error, time.monotonic() - began))
             self._on_done()
             job = self._jobs.get()

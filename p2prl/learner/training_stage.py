@@ -16,8 +16,6 @@ class TrainingStage:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._then: Callable[[Any], None] | None = None
-        self._began = time.monotonic()
-        self._job_s = 0.0
         self._time = TrainingTime(time.monotonic())
 
     @property
@@ -28,20 +26,18 @@ class TrainingStage:
     @property
     def job_s(self) -> float:
         """Seconds of the newest completed job."""
-        return self._job_s
+        return self._stage.job_s
 
     def run(self, activity: Activity, job: Job, then: Callable[[Any], None]) -> None:
         """Begin a job; `finish` passes its result to `then`, which may begin the next."""
         self.switch(activity)
         self._then = then
-        self._began = time.monotonic()
         self._stage.start(job)
 
     def finish(self, *, wait: bool) -> bool:
         """Complete the job if it has ended; with `wait`, once it ends. False when there was nothing to complete."""
         results = self._stage.take(wait=wait)
         for result in results:
-            self._job_s = time.monotonic() - self._began
             then, self._then = self._then, None
             assert then is not None
             then(result)

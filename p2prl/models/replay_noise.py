@@ -16,7 +16,6 @@ The row's logits are the scorer's own. Of the sampler's claims only the dtype co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +39,6 @@ LOGIT_FLOOR = 1e-3
 """Least noise of a logit between two engines, whatever the dtype. fp32 on two GPU architectures differs by up to this
 in deep models, far more than the roundoff says; TF32 is switched off."""
 
-WIDEST_MEASURED = 4.0
-"""A measured scale counts up to this multiple of the expected one: a run's operator cannot calibrate on cheats."""
-
 
 @dataclass(frozen=True, slots=True)
 class NoiseScale:
@@ -58,30 +54,14 @@ class NoiseScale:
         return np.maximum(self.relative * sizes, self.floor / temperature)
 
 
-def noise_scale(
-    *, claimed_dtype: str, run_dtype: str, scorer_dtype: str, layers: int, measured: float | None = None
-) -> NoiseScale:
+def noise_scale(*, claimed_dtype: str, run_dtype: str, scorer_dtype: str, layers: int) -> NoiseScale:
     """The scale for a group whose volunteer claims to have sampled in `claimed_dtype`.
 
-    A claim wider than the run's dtype, or an unknown one, counts as the run's. `measured` is the pair's own relative
-    noise, from `measured_noise` of groups of trusted peers; without it the scale is the expected one.
+    A claim wider than the run's dtype, or an unknown one, counts as the run's.
     """
     for dtype in (run_dtype, scorer_dtype):
         require("dtype", dtype, dtype in UNIT_ROUNDOFF, f"one of {', '.join(UNIT_ROUNDOFF)}")
     widest = UNIT_ROUNDOFF[run_dtype]
     sampler = min(widest, UNIT_ROUNDOFF.get(claimed_dtype, widest))
     expected = math.hypot(sampler, UNIT_ROUNDOFF[scorer_dtype]) * math.sqrt(1.0 + VARIANCE_PER_LAYER * layers)
-    relative = expected if measured is None else min(measured, WIDEST_MEASURED * expected)
-    return NoiseScale(SLACK * relative, SLACK * LOGIT_FLOOR)
-
-
-def measured_noise(logprob_differences: Sequence[float], logprobs: Sequence[float], sizes: Sequence[float]) -> float:
-    """Relative noise of a pair of engines, from honest groups: the sampler's log-probs minus the scorer's.
-
-    A log-prob moves with its own logit and against the mean of all, weighted by their probabilities; the second part is
-    small where the token was unlikely, so tokens above one half are left out. `ConfigError` when none is left.
-    """
-    unlikely = np.asarray(logprobs) < math.log(0.5)
-    require("tokens below one half", int(unlikely.sum()), bool(unlikely.any()), "1 or more")
-    ratios = np.asarray(logprob_differences)[unlikely] / np.asarray(sizes)[unlikely]
-    return float(np.sqrt(np.mean(np.square(ratios))))
+    return NoiseScale(SLACK * expected, SLACK * LOGIT_FLOOR)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from p2prl.learner.intake.replay_backlog import ReplayBacklog
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
-from p2prl.learner.intake.verification import Admission, Candidate, Outcome, Replayer
+from p2prl.learner.intake.verification import Admission, Outcome, Replayer
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.stages import Stage
 from p2prl.protocol.ledger_messages import ReceiptState
@@ -79,8 +78,8 @@ class GroupChecks:
     def finish(self, *, step: int, wait: bool = False) -> bool:
         """Settle the groups whose replay has ended; with `wait`, once it ends. True when the ledger has grown."""
         results = self._stage.take(wait=wait)
-        for outcomes, seconds in results:
-            self._backlog.replay_ended(seconds)
+        for outcomes in results:
+            self._backlog.replay_ended(self._stage.job_s)
             self._settle(outcomes, step, surplus=self._backlog.is_surplus)
         return bool(results)
 
@@ -98,12 +97,7 @@ class GroupChecks:
         batch = self._backlog.next_batch(wanted)
         if batch:
             admitted = self._admission.admit(self._journal.groups.by_digest([group.digest for group in batch]), step)
-            self._stage.start(lambda: self._timed_check(admitted))
-
-    def _timed_check(self, admitted: list[Candidate | Outcome]) -> tuple[list[Outcome], float]:
-        """The outcomes, and the seconds they took. Runs on the stage."""
-        began = time.monotonic()
-        return self._replayer.check(admitted), time.monotonic() - began
+            self._stage.start(lambda: self._replayer.check(admitted))
 
     def _settle(self, outcomes: list[Outcome], step: int, *, surplus: bool = False) -> None:
         for group in self._settlement.settle(outcomes, step=step, surplus=surplus):

@@ -86,3 +86,16 @@ def test_shares_of_the_training_thread() -> None:
     }
     assert time.take_shares(110.0) == {}
     assert time.take_shares(112.0)["training/waiting_replay"] == 1.0
+
+
+def test_a_job_is_timed_apart_from_the_wait_for_its_result() -> None:
+    assert InlineStage().job_s == 0.0
+    stage = thread_stage()
+    stage.start(lambda: sum(range(300_000)))
+    (_,) = stage.take(wait=True)
+    worked = stage.job_s
+    assert worked > 0.0
+    stage.start(lambda: None)
+    (_,) = stage.take(wait=True)
+    assert 0.0 <= stage.job_s < worked, "that of the newest job"
+    stage.close()

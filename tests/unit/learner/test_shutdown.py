@@ -1,0 +1,80 @@
+"""End of a run: it waits for late groups, but neither hours of replays nor a user who wants to stop."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from p2prl.learner.shutdown import Shutdown
+
+
+class Swarm:
+    """Stands for the parts of a learner around its shutdown: each replay and each read takes its time."""
+
+    def __init__(self, *, waiting: int, replay_s: float) -> None:
+        self.time = 1_000.0
+        self.waiting = waiting
+        self.replay_s = replay_s
+        self.arriving: list[float] = []
+        self.heads: list[bool] = []
+        self.reads = 0
+
+    def now(self) -> float:
+        return self.time
+
+    @property
+    def has_unsettled(self) -> bool:
+        return self.waiting > 0
+
+    def settle_next(self, *, step: int) -> bool:
+        if not self.waiting:
+            return False
+        self.waiting -= 1
+        self.time += self.replay_s
+        return True
+
+    def read(self, timeout_s: float, *, step: int, finished: bool) -> None:
+        assert finished
+        self.reads += 1
+        self.time += timeout_s
+        while self.arriving and self.arriving[0] <= self.time:
+            self.arriving.pop(0)
+            self.waiting += 1
+
+    def send_ledger_head(self, *, step: int, finished: bool) -> None:
+        self.heads.append(finished)
+
+    def end(self, stop_at: float = float("inf")) -> float:
+        """Shut down; returns the seconds it took."""
+        part = cast(Any, self)
+        began = self.time
+        Shutdown(part, part, part, part).announce_end(step=7, is_stopped=lambda: self.time - began >= stop_at)
+        return self.time - began
+
+
+def test_what_is_stored_is_checked_and_messages_are_answered_in_between() -> None:
+    swarm = Swarm(waiting=40, replay_s=2.0)
+    assert swarm.end() == pytest.approx(80.0 + 6.0, abs=0.5)
+    assert swarm.waiting == 0
+    assert swarm.reads > 40
+    assert len(swarm.heads) > 40
+    assert all(swarm.heads)
+
+
+def test_hours_of_replays_are_left_in_the_journal() -> None:
+    swarm = Swarm(waiting=100_000, replay_s=1.0)
+    assert 300.0 <= swarm.end() <= 300.0 + 15.0 + 3.0
+    assert swarm.waiting > 99_000
+
+
+def test_a_group_that_arrives_late_is_settled_and_waited_for() -> None:
+    swarm = Swarm(waiting=0, replay_s=0.1)
+    swarm.arriving = [swarm.time + 4.0]
+    assert swarm.end() == pytest.approx(4.0 + 6.0, abs=0.6)
+    assert swarm.waiting == 0
+
+
+@pytest.mark.parametrize("waiting", [0, 1_000])
+def test_a_stop_ends_it_at_once(waiting: int) -> None:
+    assert Swarm(waiting=waiting, replay_s=1.0).end(stop_at=3.0) <= 3.0 + 1.2
