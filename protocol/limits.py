@@ -88,6 +88,18 @@ MAX_RUN_FILE_BYTES = 32 * 1024 * 1024
 MAX_TASKS = 64
 """Tasks in a mix."""
 
+MAX_DATA_ROWS = 1 << 32
+"""Rows of one data set: a volunteer cannot count further slots either."""
+
+MAX_DATA_BYTES = 4 * 1024**3
+"""All data sets of a run together, packed: what a stranger may store on a volunteer's disk for them."""
+
+MAX_SCORING_CHARS = 8_192
+"""Description of a data set's scorers."""
+
+MAX_SCORER_CODE_BYTES = 1024 * 1024
+"""A researcher's own scorer, one Python file."""
+
 MAX_ADDRESSES = 8
 """Dialable addresses one peer may announce; more would make a directory record an amplifier."""
 

@@ -108,6 +108,38 @@ class TaskShare(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     weight: float
 
 
+class DataSet(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The data behind a task of the mix whose prompts are rows instead of made from a seed."""
+
+    task: str
+    """Name of the task in the mix."""
+    rows: int
+    prompts: BlobRef
+    """Packed prompts, as token ids: all that sampling needs (`p2prl/tasks/data/packed_prompts.py`)."""
+    answers: BlobRef
+    """Packed rows as the scorers see them. Only learner and validators download them."""
+    scoring: str
+    """Scorers and their weights (`p2prl/tasks/scoring_spec.py`), canonical JSON."""
+    code: BlobRef | None = None
+    """Python file with the researcher's own scorer, if the scoring names one. Run in a sandbox, by the learner and by
+    validators whose owner agreed; never by a volunteer."""
+    held_out: bytes = b""
+    """Digest of the packed evaluation rows, which are never trained on; empty if there are none."""
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` for the first impossible field."""
+        _require(0 < len(self.task) <= limits.MAX_NAME_CHARS and self.task.isprintable(), "a task has no usable name")
+        _require(1 <= self.rows <= limits.MAX_DATA_ROWS, "a data set has too many rows, or none")
+        self.prompts.check(max_bytes=limits.MAX_DATA_BYTES)
+        self.answers.check(max_bytes=limits.MAX_DATA_BYTES)
+        if self.code is not None:
+            self.code.check(max_bytes=limits.MAX_SCORER_CODE_BYTES)
+        _require(
+            0 < len(self.scoring) <= limits.MAX_SCORING_CHARS and self.scoring.isprintable(), "scoring is unusable"
+        )
+        _require(len(self.held_out) in (0, DIGEST_BYTES), "digests have 32 bytes")
+
+
 class Sampling(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Sampling settings. No top-p, top-k or penalties: hard masks flip between decoding and replay."""
 
@@ -154,6 +186,11 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     compute_dtype: str = ""
     """Type in which every engine computes; empty for `dtype`. float32 holds every shorter type exactly, so weights can
     be sent short and still replay to the last bit."""
+    data_sets: tuple[DataSet, ...] = ()
+    """Data of those tasks of the mix whose prompts are rows."""
+    prompt_frame: tuple[str, str] = ("", "")
+    """Text before and after every procedural prompt: the model's chat template around one user message, rendered once
+    when the run was made. No volunteer evaluates a template."""
 
     @property
     def engine_dtype(self) -> str:
@@ -190,6 +227,7 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
             _require(share.task.isprintable(), "a task's name must be printable")
             _require(MIN_TASK_WEIGHT <= share.weight <= MAX_TASK_WEIGHT, "task weights must be within 1e-6..1e6")
         _require(len({share.task for share in self.tasks}) == len(self.tasks), "a task is listed twice")
+        self._check_data()
         _require(1 <= self.sampling.group_size <= limits.MAX_GROUP_SIZE, "group_size is out of range")
         _require(
             1 <= self.sampling.max_new_tokens <= limits.MAX_COMPLETION_TOKENS,
@@ -201,6 +239,17 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
         )
         _require(0 <= self.staleness_bound <= limits.MAX_STALENESS, "staleness_bound is out of range")
         _require(1 <= self.publish_every <= limits.MAX_STALENESS, "publish_every is out of range")
+
+    def _check_data(self) -> None:
+        """Raise `RemoteProtocolError` for the first impossible data set."""
+        of_data = [data.task for data in self.data_sets]
+        _require(len(set(of_data)) == len(of_data), "a task has two data sets")
+        _require({share.task for share in self.tasks}.issuperset(of_data), "a data set belongs to no task of the mix")
+        for data in self.data_sets:
+            data.check()
+        total = sum(data.prompts.size_bytes + data.answers.size_bytes for data in self.data_sets)
+        _require(total <= limits.MAX_DATA_BYTES, "the data sets are too large together")
+        _require(all(len(part) <= limits.MAX_TEXT_CHARS for part in self.prompt_frame), "prompt_frame is too long")
 
 
 class Patch(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2prl.protocol.manifests import TaskShare
+from p2prl.protocol.task_schedule import PERIOD, task_of_slot
 
 SEED_BITS = 63
 _SAMPLE_DOMAIN = b"p2prl/sample-seed/v1"
 _PROMPT_DOMAIN = b"p2prl/prompt-seed/v1"
-_TASK_DOMAIN = b"p2prl/task-choice/v1"
+_START_DOMAIN = b"p2prl/task-schedule/v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +36,36 @@ class Slot:
     """Work of one slot."""
 
     task: str
+    number: int
+    """How many of the peer's earlier slots have the same task. It selects the row of a data task (`row_order`)."""
     prompt_seed: int
+    """Selects the prompt of a procedural task."""
     sample_seeds: tuple[int, ...]
 
 
 def slot_work(key: SlotKey, tasks: Sequence[TaskShare], group_size: int) -> Slot:
     """Derive the work of a slot: its task (by its share of the mix), prompt seed and G sampling seeds."""
-    draw = _derive(_TASK_DOMAIN, key) / (1 << SEED_BITS) * sum(share.weight for share in tasks)
-    task = tasks[-1].task
-    for share in tasks:
-        draw -= share.weight
-        if draw < 0:
-            task = share.task
-            break
+    start = _number(_START_DOMAIN, key.run, key.peer) % PERIOD
+    scheduled = task_of_slot([share.weight for share in tasks], start=start, slot=key.slot)
+    task = tasks[scheduled.task].task
     name = task.encode()
     return Slot(
         task=task,
+        number=scheduled.number,
         prompt_seed=_derive(_PROMPT_DOMAIN, key, name),
         sample_seeds=tuple(_derive(_SAMPLE_DOMAIN, key, name, i.to_bytes(4, "little")) for i in range(group_size)),
     )
 
 
 def _derive(domain: bytes, key: SlotKey, *extra: bytes) -> int:
+    """63 bits that depend on all of a slot's key."""
+    return _number(domain, key.run, key.beacon, key.policy, key.peer, key.slot.to_bytes(8, "little"), *extra)
+
+
+def _number(*parts: bytes) -> int:
     """63 bits of the SHA-256 of length-prefixed parts."""
     hasher = hashlib.sha256()
-    for part in (domain, key.run, key.beacon, key.policy, key.peer, key.slot.to_bytes(8, "little"), *extra):
+    for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return int.from_bytes(hasher.digest()[:8], "little") >> 1

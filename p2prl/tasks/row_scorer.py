@@ -1,0 +1,18 @@
+"""The row scorer interface: a number for a completion of a data set's row. Runs in the sandbox only."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from p2prl.tasks.data.packed_rows import Row
+
+
+class RowScorer(Protocol):
+    """Scores completions of one data set's rows."""
+
+    def score(self, row: Row, completion: str, finished: bool) -> float:
+        """Score a completion (its text without the stop token); `finished` means that a stop token ended it.
+
+        A finite number. May raise and may hang: the sandbox scores such an answer 0 and reports it.
+        """
+        ...
