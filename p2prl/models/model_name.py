@@ -42,7 +42,9 @@ def base_model_name(source: str, directory: Path, *, parameters: int) -> str:
         if _usable(name, source):
             return name
     kind = config.get("model_type")
-    return f"an unnamed {kind if isinstance(kind, str) and kind.isprintable() else 'model'} of {parameters:,} parameters"
+    return (
+        f"an unnamed {kind if isinstance(kind, str) and kind.isprintable() else 'model'} of {parameters:,} parameters"
+    )
 
 
 def _usable(name: str, source: str) -> bool:
