@@ -12,9 +12,8 @@ _CARD = "README.md"
 _CARD_CHARS = 64 * 1024
 """Characters of a card that are read: its metadata stands first and is a few lines."""
 
-_VALUE = re.compile(
-    r"""(?m)^(license|license_name|base_model|model_name|(?:-[ \t]+)?name):[ \t]*["']?([^\s"'#][^"'#\n]*?)["']?[ \t]*(?:#.*)?$"""
-)
+_KEYS = r"license|license_name|base_model|model_name|(?:-[ \t]+)?name"
+_VALUE = re.compile(rf"""(?m)^({_KEYS}):[ \t]*["']?([^\s"'#][^"'#\n]*?)["']?[ \t]*(?:#.*)?$""")
 
 
 def card_text(directory: Path) -> str:

@@ -17,9 +17,6 @@ from p2prl.models.text_codec import library_panics
 from p2prl.protocol import limits
 from p2prl.tasks.data.prompts import Message, Prompt
 
-MAX_TEMPLATE_CHARS = 256 * 1024
-"""Text of a chat template; those of open models have up to 20,000 characters."""
-
 _DATE = datetime.date(2024, 7, 26)
 """Date that templates get for today's, as Llama's do without a clock: the same data must give the same prompts."""
 

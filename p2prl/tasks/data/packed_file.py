@@ -96,6 +96,12 @@ class PackedFile:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest record; 0 without any."""
+        offsets = np.frombuffer(self._bytes, dtype="<u8", count=self._count + 1, offset=_HEADER_BYTES)
+        return int(np.diff(offsets.astype(np.int64)).max(initial=0))
+
     def record(self, number: int) -> bytes:
         """Record `number`. `IntegrityError` when the file is damaged, `IndexError` outside it."""
         if not 0 <= number < self._count:

@@ -23,6 +23,7 @@ from p2prl.tasks.data.data_plan import (
     DataPlan,
 )
 from p2prl.tasks.data.data_source import DataSource, open_source
+from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.data.prompts import Prompt, normal_text
 from p2prl.tasks.data.split_packer import LongPrompts, PromptRoom, SplitPacker, number_of
 
@@ -64,9 +65,21 @@ class PackedData:
 class DataPacker:
     """Packs one data set. The files are complete after `finish`."""
 
-    def __init__(self, plan: DataPlan, directory: Path, encoder: PromptEncoder, room: PromptRoom) -> None:
-        """`directory` takes the packed files. `ConfigError` when a source does not exist or has another format."""
+    def __init__(
+        self,
+        plan: DataPlan,
+        directory: Path,
+        encoder: PromptEncoder,
+        room: PromptRoom,
+        *,
+        problem: Callable[[Row], str] = lambda row: "",  # noqa: ARG005  # no scorer, no problem
+    ) -> None:
+        """`directory` takes the packed files; `problem` says why the scorers cannot use a row, empty if they can.
+
+        `ConfigError` when a source does not exist or has another format.
+        """
         self._plan = plan
+        self._problem = problem
         self._encoder = encoder
         self._room = room
         self._source = open_source(plan.path)
@@ -155,6 +168,11 @@ class DataPacker:
         unknown = self._encoder.unknown_id
         for row, rendered, token_ids in self._encoded(rows):
             self._check_answer(row)
+            if problem := self._problem({**row.columns, "prompt": row.prompt}):
+                raise ConfigError(
+                    f"{row.place}: {problem}",
+                    remedy="Correct the row, name another column with --answer-column, or choose another --scorer.",
+                )
             count = 0 if unknown is None else list(token_ids).count(unknown)
             if count and count >= len(token_ids) - 1:  # all but the mark of the beginning
                 raise ConfigError(
@@ -209,9 +227,7 @@ class DataPacker:
             if self._plan.drop_long:
                 self._notices.append(f"{long.count:,} rows with longer prompts were left out; the first: {long.first}.")
                 continue
-            raise ConfigError(
-                _too_long(long.count, long.first, long.longest, self._room), remedy=self._remedy(long.longest)
-            )
+            raise ConfigError(_too_long(long, self._room), remedy=_shorter(long.longest, self._room))
 
 
 def _too_long(long: LongPrompts, room: PromptRoom) -> str:
@@ -225,9 +241,13 @@ def _too_long(long: LongPrompts, room: PromptRoom) -> str:
 
 def _shorter(longest: int, room: PromptRoom) -> str:
     """The remedy for prompts that are too long."""
-    fits = 0 if room.context is None or longest > limits.MAX_PROMPT_TOKENS else room.context - longest
-    drop = "eave such rows out with --drop-long."
-    return f"Give --max-new-tokens {fits}, or l{drop}" if fits > 0 else f"L{drop}"
+    remedies = []
+    if room.context is not None and longest <= limits.MAX_PROMPT_TOKENS and room.context > longest:
+        remedies.append(f"give --max-new-tokens {room.context - longest}")
+    if room.longest_prompt > 0:
+        remedies.append("leave such rows out with --drop-long")
+    text = ", or ".join(remedies) or "choose a smaller --max-new-tokens, or a model with a longer context"
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def refuse_overlap(packers: Sequence[DataPacker]) -> None:

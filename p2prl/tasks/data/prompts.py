@@ -64,7 +64,9 @@ def kind_of(value: object) -> str:
         return "true or false"
     if isinstance(value, int | float):
         return "a number"
-    return {str: "a text", list: "a list", dict: "an object"}[type(value)]
+    if isinstance(value, str):
+        return "a text"
+    return "a list" if isinstance(value, list) else "an object"
 
 
 def normal_text(prompt: Prompt) -> bytes:
