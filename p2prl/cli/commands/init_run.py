@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from p2prl.cli.commands.init_options import InitOptions
 from p2prl.cli.commands.init_plan import run_plan
+from p2prl.cli.commands.init_preset import Progress, prepare_preset
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.run_folder import refuse_folder_in_use
@@ -13,6 +18,12 @@ from p2prl.models.model_license import NOT_STATED
 
 def init_command(options: InitOptions) -> None:
     """Create the run folder; options that are None come from the preset."""
+    with TemporaryDirectory(prefix="p2prl-init-") as folder:
+        prepared = prepare_preset(options, Path(folder))
+        _make_run(prepared.options, prepared.make_model)
+
+
+def _make_run(options: InitOptions, make_model: Callable[[Progress], None]) -> None:
     plan, settings = run_plan(options)
     root = options.root
     refuse_folder_in_use(root / plan.name)
@@ -26,6 +37,7 @@ def init_command(options: InitOptions) -> None:
 
         if plan.model is None:
             use_threads(1)  # a model this small gains nothing from more threads
+        make_model(on_progress)
         notices: list[str] = []
         folder = init_run(root / plan.name, plan, settings=settings, on_progress=on_progress, on_notice=notices.append)
     for notice in notices:

@@ -8,7 +8,7 @@ every one of them starts with it. Training pushes their logits far down, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +20,14 @@ from p2prl.errors import ConfigError
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.small_model.tokenizer import END, chat_prompt
 from p2prl.tasks.task_spec import Demonstration
-
-_POOL = 2048
-"""Demonstrations made and tokenized at once, then sorted by length into batches."""
+_POOL_BATCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallWarmstart:
     """Training schedule of the warm start."""
 
-    steps: int = 400
+    steps: int = 240
     """Optimizer updates; at least 1."""
     batch: int = 64
     """Demonstrations in an update, each used once; at least 1."""
@@ -71,7 +69,7 @@ def warm_start_small_model(
     config = config or SmallWarmstart()
     model = loaded.model
     count = config.steps * config.batch
-    examples = [_example(loaded.tokenizer, *demonstration(seed * (1 << 32) + i)) for i in range(count)]
+    examples = _examples(loaded.tokenizer, [demonstration(seed * (1 << 32) + i) for i in range(count)])
     used = torch.tensor(sorted({token for example in examples for token in example.token_ids}))
     index = torch.full((model.config.vocab_size,), len(used), dtype=torch.int64)
     index[used] = torch.arange(len(used))
@@ -97,14 +95,17 @@ def warm_start_small_model(
     model.eval()
 
 
-def _example(tokenizer: Any, question: str, completion: str) -> _Example:
-    prompt = tokenizer.encode(chat_prompt(question), add_special_tokens=False)
-    return _Example([*prompt, *tokenizer.encode(completion + END, add_special_tokens=False)], len(prompt))
+def _examples(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[_Example]:
+    prompts = tokenizer([chat_prompt(question) for question, _ in pairs], add_special_tokens=False)["input_ids"]
+    completions = tokenizer([completion + END for _, completion in pairs], add_special_tokens=False)["input_ids"]
+    return [_Example([*p, *c], len(p)) for p, c in zip(prompts, completions, strict=True)]
 
 
-def _batches(examples: Sequence[_Example], size: int) -> Iterable[Sequence[_Example]]:
-    for start in range(0, len(examples), size):
-        yield examples[start : start + size]
+def _batches(examples: Sequence[_Example], size: int) -> Iterator[Sequence[_Example]]:
+    """Batches in the order of the examples, but for sorting by length inside pools, which saves padding."""
+    for start in range(0, len(examples), _POOL_BATCHES * size):
+        pool = sorted(examples[start : start + _POOL_BATCHES * size], key=lambda example: len(example.token_ids))
+        yield from (pool[i : i + size] for i in range(0, len(pool), size))
 
 
 def _loss(model: Any, words: Tensor, batch: Sequence[_Example], index: Tensor, others: float) -> Tensor:
