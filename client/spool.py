@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from p2prl.client.slot_numbers import SlotNumbers
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.protocol.digests import Digest
@@ -38,6 +39,8 @@ CREATE TRIGGER IF NOT EXISTS drop_body AFTER UPDATE OF raw ON groups WHEN NEW.ra
 CREATE INDEX IF NOT EXISTS waiting ON groups (state, created);
 CREATE TABLE IF NOT EXISTS ledger_read (height INTEGER NOT NULL, head BLOB NOT NULL);
 INSERT INTO ledger_read SELECT 0, zeroblob(32) WHERE NOT EXISTS (SELECT 1 FROM ledger_read);
+CREATE TABLE IF NOT EXISTS slots_done (below INTEGER NOT NULL);
+INSERT INTO slots_done SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM slots_done);
 """
 
 
@@ -159,9 +162,20 @@ class Spool:
         )
         return changed > 0
 
-    def slots(self, version: int) -> set[int]:
-        """Slots of a version that have a group. Others are sampled, the lowest first, also after a crash."""
-        return {int(row[0]) for row in self._db.execute("SELECT slot FROM groups WHERE version = ?", (version,))}
+    def slot_numbers(self) -> SlotNumbers:
+        """The slots that have a group, of whichever version, or were skipped. Others are sampled, also after a crash.
+
+        Spools of earlier releases, which numbered the slots of each version from 0, continue above them all.
+        """
+        (lowest,) = self._db.execute("SELECT below FROM slots_done").fetchone()
+        numbers = SlotNumbers(lowest)
+        for (slot,) in self._db.execute("SELECT DISTINCT slot FROM groups WHERE slot >= ? ORDER BY slot", (lowest,)):
+            numbers.done((slot,))
+        return numbers
+
+    def slots_done(self, below: int) -> None:
+        """Every slot below this one has a group or is skipped: skipped ones leave no other trace."""
+        self._write("UPDATE slots_done SET below = ?", (below,))
 
     def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:
         """Envelopes no learner has confirmed, oldest first; newer ones may still be in flight."""
