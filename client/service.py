@@ -261,7 +261,7 @@ class Volunteer:
             self._sampler.drop(tools)
             self._agent.policy_lost(policy)
             return
-        rewards = [group.reward for group in made.groups]
+        rewards = [group.reward for group in made.groups if group.reward is not None]
         self._progress.add_decoding(rewards, tokens=made.tokens, seconds=made.seconds)
         self._agent.decoded(busy, tokens=made.tokens, steps=made.steps, seconds=made.seconds)
 

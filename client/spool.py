@@ -31,6 +31,7 @@ CREATE TABLE IF NOT EXISTS groups (
     tokens INTEGER NOT NULL DEFAULT 0,
     reward REAL NOT NULL,
     created REAL NOT NULL,
+    scored INTEGER NOT NULL DEFAULT 1,
     UNIQUE (version, slot)
 );
 CREATE TABLE IF NOT EXISTS bodies (digest BLOB PRIMARY KEY, size INTEGER NOT NULL, body BLOB NOT NULL);
@@ -97,6 +98,8 @@ class Spool:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
+            if "scored" not in {row[1] for row in self._db.execute("PRAGMA table_info(groups)")}:  # an older release
+                self._db.execute("ALTER TABLE groups ADD COLUMN scored INTEGER NOT NULL DEFAULT 1")
         except (OSError, sqlite3.Error) as error:
             raise MachineError(
                 f"cannot open the spool {path}: {error}", remedy="Free some space or fix the directory's permissions."
@@ -114,15 +117,16 @@ class Spool:
         version: int,
         slot: int,
         tokens: int,
-        reward: float,
+        reward: float | None,
         now: float,
         body: bytes = b"",
     ) -> bool:
         """Store a finished group. It is on disk when this returns. Raises `MachineError` when the disk is full.
 
+        `reward` is None where volunteers cannot score, as in a data task.
         A large group for which alone there is no room is recorded as expired: False.
         """
-        row = (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward, now)
+        row = (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward or 0.0, now, reward is not None)
         try:
             self._insert(row, body)
         except MachineError:
@@ -137,8 +141,8 @@ class Spool:
         self._write("BEGIN IMMEDIATE", ())
         try:
             added = self._write(
-                "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created, scored)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
             if added and body:
@@ -268,9 +272,9 @@ class Spool:
         return expired
 
     def newest_rewards(self, limit: int) -> list[float]:
-        """Rewards of the newest groups, in order of creation."""
-        rows = self._db.execute("SELECT reward FROM groups ORDER BY rowid DESC LIMIT ?", (limit,)).fetchall()
-        return [float(row[0]) for row in reversed(rows)]
+        """Rewards of the newest groups that have one, in order of creation."""
+        rows = self._db.execute("SELECT reward FROM groups WHERE scored ORDER BY rowid DESC LIMIT ?", (limit,))
+        return [float(row[0]) for row in reversed(rows.fetchall())]
 
     def counts(self) -> dict[str, int]:
         """Groups by `SpoolState`."""

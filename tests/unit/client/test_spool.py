@@ -130,6 +130,19 @@ def test_skipped_slots_are_remembered(path: Path) -> None:
     spool.close()
 
 
+def test_groups_without_a_reward_are_left_out_of_the_mean(path: Path) -> None:
+    spool = Spool(path, SpoolConfig())
+    for number, reward in ((0, 0.5), (1, None), (2, 0.0), (3, 1.0)):
+        spool.add(name(number), b"g", version=0, slot=number, tokens=1, reward=reward, now=NOW)
+    assert spool.newest_rewards(10) == [0.5, 0.0, 1.0]
+    assert spool.newest_rewards(2) == [0.0, 1.0]
+    spool._db.execute("ALTER TABLE groups DROP COLUMN scored")  # as an earlier release left it
+    spool.close()
+    spool = Spool(path, SpoolConfig())
+    assert len(spool.newest_rewards(10)) == 4
+    spool.close()
+
+
 def test_one_slot_has_one_group(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     add(spool, 0)
