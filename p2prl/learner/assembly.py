@@ -135,8 +135,8 @@ def assemble_learner(parts: LearnerParts) -> Learner:
             storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
         ),
         stage=replay_stage,
+        evaluations=_evaluations(parts, storage, replayer),
     )
-    evaluations = _evaluations(parts, storage, checks, replayer)
     inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice)
     return Learner(
         storage=storage,
@@ -153,22 +153,18 @@ def assemble_learner(parts: LearnerParts) -> Learner:
             clock=clock,
             random_bytes=parts.random_bytes,
         ),
-        shutdown=Shutdown(inbox, checks, sender, clock, evaluations=evaluations),
-        evaluations=evaluations,
+        shutdown=Shutdown(inbox, checks, sender, clock),
     )
 
 
-def _evaluations(
-    parts: LearnerParts, storage: LearnerStorage, checks: GroupChecks, replayer: Replayer
-) -> Evaluations | None:
+def _evaluations(parts: LearnerParts, storage: LearnerStorage, replayer: Replayer) -> Evaluations | None:
     if parts.evaluation is None or not parts.evaluate.every:
         return None
     return Evaluations(
         tools=parts.evaluation,
         config=parts.evaluate,
         storage=storage,
-        checks=checks,
-        replayer=replayer,
+        holder=replayer,
         clock=parts.clock,
         on_notice=parts.on_notice,
     )

@@ -54,6 +54,7 @@ def task_report(outcomes: Sequence[PromptOutcome], *, split: Split, pass_above: 
         "pass_above": pass_above,
         "greedy_pass": asdict(rate_of(float(outcome.greedy.score > pass_above) for outcome in outcomes)),
         "greedy_score": _mean([outcome.greedy.score for outcome in outcomes]),
+        "greedy_error": standard_error(outcome.greedy.score for outcome in outcomes),
         "pass_at": {
             str(k): asdict(rate_of(pass_at_k(samples, count, k) for count in passed)) for k in reported_ks(samples)
         },

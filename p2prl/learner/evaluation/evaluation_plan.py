@@ -1,4 +1,4 @@
-"""Plan of evaluations: which version is measured next, how many prompts a slice takes, and whether one may run. Pure."""
+"""Plan of evaluations: which version is measured next, the size of a slice, and whether there is time for one. Pure."""
 
 from __future__ import annotations
 

@@ -1,29 +1,48 @@
 """The evaluation in progress: a slice of prompts at a time on the replay stage, then one line of results.
 
-It shares the replay's model, which holds one policy at a time, so it costs no memory for weights; it loads the version
-it measures before each slice, and leaves the model without a policy. An evaluation that a crash interrupts begins again
-with the newest version.
+It shares the replay's model, which holds one policy at a time, so it costs no memory for weights: each slice loads the
+version it measures. An evaluation that a crash interrupts begins again, with the newest version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from p2prl.clock import Clock
 from p2prl.errors import MachineError
 from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.evaluation.evaluation_plan import SliceSize, TimeShare, version_due
 from p2prl.learner.evaluation.results_file import ResultsFile
-from p2prl.learner.intake.group_checks import GroupChecks
-from p2prl.learner.intake.verification import Replayer
+from p2prl.learner.stages import Job
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.group_work import GroupWork
 from p2prl.models.pass_evaluation import EvaluationPrompt, EvaluationSet, evaluate_prompts
 from p2prl.models.sampler_port import GenerationStopped, Sampler
 from p2prl.swarm.policies.catalog import PolicyVersion
 from p2prl.tasks.evaluation_report import PromptOutcome, metric_keys, report_text, task_report
+
+
+class PolicyHolder(Protocol):
+    """Whoever else uses the model that evaluations sample with."""
+
+    def load(self, digest: bytes, weights: memoryview) -> None:
+        """Load a policy, unless the model holds it."""
+        ...
+
+    def forget(self) -> None:
+        """The model holds no policy any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of an evaluation: a job for the replay stage, and what to do with its result and seconds."""
+
+    job: Job
+    then: Callable[[Any, float], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +54,8 @@ class EvaluationTools:
     work: GroupWork
     sets: tuple[EvaluationSet, ...]
     """The prompts, by task; may be empty."""
+    frees_memory: bool = False
+    """Whether a slice frees the keys and values it leaves, because an update may need their memory. It takes .2 s."""
 
 
 class _Progress:
@@ -71,7 +92,7 @@ class _Progress:
 
 
 class Evaluations:
-    """Measures published versions between replays."""
+    """Measures published versions, a slice at a time."""
 
     def __init__(
         self,
@@ -79,16 +100,14 @@ class Evaluations:
         tools: EvaluationTools,
         config: EvaluationConfig,
         storage: LearnerStorage,
-        checks: GroupChecks,
-        replayer: Replayer,
+        holder: PolicyHolder,
         clock: Clock,
         on_notice: Callable[[str], None],
     ) -> None:
         self._tools = tools
         self._every = config.every if tools.sets else 0
         self._storage = storage
-        self._checks = checks
-        self._replayer = replayer
+        self._holder = holder
         self._clock = clock
         self._on_notice = on_notice
         self._results = ResultsFile(storage.paths.evaluations)
@@ -112,70 +131,72 @@ class Evaluations:
         """Give up the slice in progress soon, and begin no other."""
         self._is_stopped = True
 
-    def advance(self, *, idle: bool, finished: bool = False) -> bool:
-        """Begin a slice if one is due, the replay stage is free, and there is time. False when nothing is left to do.
-
-        `idle` means that the learner has nothing else to do; `finished`, that the newest version is the run's last.
-        """
-        progress = self._progress or self._begin(finished=finished)
-        if progress is None or self._is_stopped:
+    def is_due(self, *, finished: bool) -> bool:
+        """Whether a version is being measured, or is to be. `finished` means that the newest version is the last."""
+        if self._is_stopped:
             return False
-        if self._checks.is_replaying or not (idle or finished or self._share.allows(self._clock.now())):
-            return True
+        if self._progress is None:
+            self._progress = self._begin(finished=finished)
+        return self._progress is not None
+
+    def next_slice(self, *, idle: bool) -> Slice | None:
+        """The next slice of the version that is due, or None while there is no time for it.
+
+        `idle` means that the learner has nothing else to do now.
+        """
+        progress = self._progress
+        if progress is None or self._is_stopped or not (idle or self._share.allows(self._clock.now())):
+            return None
         chosen = progress.next_prompts(self._size.prompts)
         assert chosen is not None, "an evaluation ends with its last prompt"
         task, prompts = chosen
-
-        def done(outcomes: list[PromptOutcome] | MachineError, seconds: float) -> None:
-            if not (idle or finished):
-                self._share.spend(seconds)
-            if isinstance(outcomes, MachineError):
-                self._give_up(outcomes)
-            elif outcomes:
-                self._size.took(len(outcomes), seconds)
-                self._record(progress, task, outcomes, seconds)
-
-        self._checks.run_between(self._job(progress, prompts), done)
-        return True
+        return Slice(partial(self._measure, progress, prompts), partial(self._measured, progress, task, idle))
 
     def _begin(self, *, finished: bool) -> _Progress | None:
         published = self._storage.published
         due = version_due(self._storage.version, self._results.versions, every=self._every, finished=finished)
         policy = None if due is None else published.at(due)
-        if policy is not None:
-            self._progress = _Progress(policy, published.weights(policy.manifest.version), self._tools.sets)
-        return self._progress
+        if policy is None:
+            return None
+        return _Progress(policy, published.weights(policy.manifest.version), self._tools.sets)
 
-    def _job(
-        self, progress: _Progress, prompts: Sequence[EvaluationPrompt]
-    ) -> Callable[[], list[PromptOutcome] | MachineError]:
-        """One slice: the outcome of each prompt; none when it was stopped; the reason when this machine cannot."""
-        sampler, work, replayer = self._tools.sampler, self._tools.work, self._replayer
+    def _measure(self, progress: _Progress, prompts: Sequence[EvaluationPrompt]) -> list[PromptOutcome] | MachineError:
+        """The outcome of each prompt; none when it was stopped; the reason when this machine cannot. In the stage."""
+        try:
+            self._holder.load(progress.policy.digest, progress.weights)
+            return evaluate_prompts(
+                self._tools.sampler, self._tools.work, prompts, should_stop=lambda: self._is_stopped
+            )
+        except GenerationStopped:
+            return []
+        except MachineError as error:
+            return error
+        finally:
+            if self._tools.frees_memory:
+                self._tools.sampler.sleep()
+                self._holder.forget()
 
-        def run() -> list[PromptOutcome] | MachineError:
-            try:
-                replayer.load(progress.policy.digest, progress.weights)
-                return evaluate_prompts(sampler, work, prompts, should_stop=lambda: self._is_stopped)
-            except GenerationStopped:
-                return []
-            except MachineError as error:
-                return error
-            finally:
-                sampler.sleep()  # an update may need the memory of the keys and values
-                replayer.forget()
-
-        return run
-
-    def _record(self, progress: _Progress, task: str, outcomes: list[PromptOutcome], seconds: float) -> None:
+    def _measured(
+        self, progress: _Progress, task: str, idle: bool, outcomes: list[PromptOutcome] | MachineError, seconds: float
+    ) -> None:
+        """A slice has ended."""
+        if not idle:
+            self._share.spend(seconds)
+        if isinstance(outcomes, MachineError):
+            self._give_up(outcomes)
+            return
+        if outcomes:
+            self._size.took(len(outcomes), seconds)
         progress.outcomes[task] += outcomes
         progress.seconds += seconds
-        if progress.next_prompts(1) is not None:
-            return
-        self._progress = None
-        result = progress.result(self._clock.now())
+        if progress.next_prompts(1) is None:
+            self._progress = None
+            self._finish(progress.result(self._clock.now()))
+
+    def _finish(self, result: dict[str, Any]) -> None:
         self._results.add(result)
-        for name, report in result["tasks"].items():
-            self._on_notice(f"version {result['version']}, {name}: {report_text(report)}")
+        for task, report in result["tasks"].items():
+            self._on_notice(f"version {result['version']}, {task}: {report_text(report)}")
 
     def _give_up(self, error: MachineError) -> None:
         """Training goes on without evaluations."""
