@@ -115,6 +115,11 @@ class GroupWork:
         return self._manifest.sampling.group_size
 
     @property
+    def scores_data(self) -> bool:
+        """Whether answers to rows of data are scored on this machine; False in a run without any."""
+        return bool(self._data) and self._scoring.scores_data
+
+    @property
     def scorer_failures(self) -> int:
         """Answers to rows of data that could not be scored, and count 0."""
         return self._scoring.failures
@@ -160,10 +165,6 @@ class GroupWork:
             for seed in seeds
         )
         return SlotAssignment(slot, task, prompt.text, requests, prompt.row, prompt.held_out)
-
-    def scores(self, assignment: SlotAssignment) -> bool:
-        """Whether this machine can score a slot's answers: those of a data task only where its scorers run."""
-        return assignment.row is None or self._scoring.scores_data
 
     def successes(
         self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]], *, account: bytes = b""

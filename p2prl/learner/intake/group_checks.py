@@ -54,9 +54,10 @@ class GroupChecks:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Queue lengths and the newest evaluation, as keys of the metrics log."""
+        """Queue lengths, failures of scorers and the newest evaluation, as keys of the metrics log."""
         evaluated = {} if self._evaluations is None else self._evaluations.figures
         return evaluated | {
+            **self._replayer.figures,
             "queue/stored_groups": len(self._backlog) - self._backlog.in_replay,
             "queue/replaying_groups": self._backlog.in_replay,
         }

@@ -3,7 +3,8 @@
 Order of checks: the learner must have published the policy, and it must be within the staleness bound; no other group
 may fill the slot; prompt, tokens and lengths must be those of the slot; then one batched prefill per policy version
 replays every token against its seed. Only then is it scored: a scorer reads nothing but what a policy sampled. Rewards
-and behavior log-probs are the learner's own; a volunteer's claims are never trained on. `Admission` does what needs the journal, `Replayer` the rest, in a thread of its own.
+and behavior log-probs are the learner's own; a volunteer's claims are never trained on. `Admission` does what needs the
+journal, `Replayer` the rest, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ class Replayer:
         self._work = tools.work
         self._scorer = tools.scorer
         self._loaded: bytes | None = None
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Answers that could not be scored, as a key of the metrics log; nothing in a run without data."""
+        return {"scorer_failures": self._work.scorer_failures} if self._work.scores_data else {}
 
     def check(self, admitted: Sequence[Candidate | Outcome]) -> list[Outcome]:
         """One outcome per group, in order. Loads each policy version once, and not the one that is loaded."""
