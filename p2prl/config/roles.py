@@ -19,6 +19,7 @@ from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.errors import P2PRLError
 from p2prl.learner.assembly import LearnerParts, assemble_learner
+from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
@@ -28,10 +29,12 @@ from p2prl.models.device import choose_device, repeat_exactly, use_threads
 from p2prl.models.engine_registry import ChosenEngine, build_sampler
 from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.local_base import flatten_local_base
+from p2prl.models.pass_evaluation import evaluation_sets
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.text_codec import TextCodec
+from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig
@@ -45,6 +48,9 @@ from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
+
+_EVALUATED_ROWS = 64
+"""Completions a learner decodes at once for an evaluation: their keys and values take memory beside an update's."""
 
 
 def prepare_sampling(
@@ -104,6 +110,7 @@ def build_learner(
     replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     work = GroupWork(folder.manifest, folder.run, TextCodec(replaying.tokenizer, replaying.model))
+    policy = PolicyModel(replaying.model, layout)
     blobs = DiskBlobStore(folder.paths.blobs)
     for file, data in run_file_blobs(folder):
         blobs.add(file.blob, data)
@@ -115,7 +122,7 @@ def build_learner(
             run=folder.run,
             training=training,
             layout=layout,
-            replaying=ReplayTools(TransformersScorer(PolicyModel(replaying.model, layout)), work),
+            replaying=ReplayTools(TransformersScorer(policy), work),
             loss=LossPipeline(folder.loss_config()),
             reference=folder.settings.loss.reference_config(),
             memory=memory,
@@ -124,9 +131,28 @@ def build_learner(
             random_bytes=os.urandom,
             on_metrics=on_metrics,
             on_notice=on_notice,
+            evaluation=_evaluation_tools(folder, policy, work),
+            evaluate=folder.settings.evaluation,
             threads=torch.get_num_threads(),
         )
     )
+
+
+def _evaluation_tools(folder: RunFolder, policy: PolicyModel, work: GroupWork) -> EvaluationTools | None:
+    """What a learner evaluates with; None when the settings turn it off."""
+    wanted = folder.settings.evaluation
+    if not wanted.every:
+        return None
+    sets = evaluation_sets(
+        work,
+        folder.manifest,
+        folder.run,
+        prompts=wanted.prompts,
+        samples=wanted.samples,
+        pass_above=wanted.pass_above,
+    )
+    sampler = TransformersSampler(policy, most_rows=_EVALUATED_ROWS)
+    return EvaluationTools(sampler=sampler, work=work, sets=sets, frees_memory=policy.device.type == "cuda")
 
 
 def learner_network(

@@ -23,6 +23,7 @@ from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.run_prompts import RunPrompts, make_prompts
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
+from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
@@ -65,6 +66,8 @@ class RunSettings:
     """Training, publishing and pacing."""
     loss: LossConfig = field(default_factory=LossConfig)
     """The loss, its guards, probation and reference (docs/algorithms.md)."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """How published versions are measured on prompts that are never trained on."""
     network: ListenConfig = field(default_factory=ListenConfig)
     """Addresses of the learner."""
     device: str = "auto"
