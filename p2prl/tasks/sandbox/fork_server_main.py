@@ -3,8 +3,8 @@
 It never sees a stranger's text, so it can be trusted to end what it started. Workers start in milliseconds, because
 interpreter, packages and scorers are in memory already.
 
-Started by `p2prl.tasks.sandbox.fork_server` with a control socket, over which it gets a `COMMAND` at a time. It ends, and
-its workers with it, when the socket is closed or its parent is gone.
+Started by `p2prl.tasks.sandbox.fork_server` with a control socket, over which it gets one `COMMAND` at a time. It ends,
+and its workers with it, when the socket is closed or its parent is gone.
 """
 
 from __future__ import annotations
