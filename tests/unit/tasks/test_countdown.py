@@ -187,7 +187,8 @@ def test_longest_answer(excess: int) -> None:
 @pytest.mark.parametrize(
     "prompt",
     ["", PROMPT[:-1], PROMPT + " ", PROMPT.replace("46", "9"), PROMPT.replace("46", "100"),
-     PROMPT.replace(" 3,", " 11,"), PROMPT.replace("16", "26"), PROMPT.replace("10 and 16", "16 and 10"), PROMPT.replace("46", "٤٦")],
+     PROMPT.replace(" 3,", " 11,"), PROMPT.replace("16", "26"),
+     PROMPT.replace("10 and 16", "16 and 10"), PROMPT.replace("46", "٤٦")],
 )  # fmt: skip
 def test_foreign_prompts(prompt: str) -> None:
     assert parse_prompt(prompt) is None

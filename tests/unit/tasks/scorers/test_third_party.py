@@ -139,9 +139,7 @@ def test_rows_alternate_and_repeat(mix: list[dict[str, Any]]) -> None:
 
 @pytest.mark.extra
 def test_the_same_rows_in_this_process(mix: list[dict[str, Any]]) -> None:
-    import reasoning_gym
-
-    dataset = reasoning_gym.create_dataset("chain_sum", max_terms=3, size=2, seed=1)
+    dataset = pytest.importorskip("reasoning_gym").create_dataset("chain_sum", max_terms=3, size=2, seed=1)
     assert [row["prompt"] for row in mix[::4][:2]] == [dataset[i]["question"] for i in range(2)]
 
 

@@ -9,6 +9,7 @@ import pytest
 from p2prl.errors import ConfigError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.scorers.build import build_scorer
+from p2prl.tasks.scorers.trl_function import load_function
 
 FILE = """
 import dataclasses
@@ -79,8 +80,6 @@ def test_text_rows(path: Path) -> None:
 
 
 def test_arguments_are_trls(path: Path) -> None:
-    from p2prl.tasks.scorers.trl_function import load_function
-
     arguments = load_function(path, "trl_shape").arguments(ROW, "four")
     assert arguments == {"prompts": ["2+2?"], "completions": ["four"], "answer": ["4"], "level": [3]}
     chat = [{"role": "user", "content": "2+2?"}]
