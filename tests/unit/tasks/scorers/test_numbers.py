@@ -109,7 +109,9 @@ def test_any_text_gives_a_number_or_none(text: str) -> None:
 
 @given(st.fractions(), st.fractions(), st.floats(0, 10))
 def test_tolerance(answer: Fraction, right: Fraction, tolerance: float) -> None:
-    assert numbers_equal(answer, right, tolerance) == (abs(answer - right) <= Fraction(tolerance) * max(Fraction(1), abs(right)))
+    assert numbers_equal(answer, right, tolerance) == (
+        abs(answer - right) <= Fraction(tolerance) * max(Fraction(1), abs(right))
+    )
     assert numbers_equal(answer, right, 0.0) == (answer == right)
 
 

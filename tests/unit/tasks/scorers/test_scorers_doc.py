@@ -34,7 +34,7 @@ def test_examples(row: list[str]) -> None:
 
 def test_every_scorer_and_option_is_named() -> None:
     named = {row[0] for row in table("| scorer | gives 1 if |")}
-    assert named | {"math-verify", "reasoning-gym", "function"} == set(SCORER_OPTIONS)
+    assert named | {"math-verify", "reasoning-gym", "verifiers", "function"} == set(SCORER_OPTIONS)
     for option, scorers, _ in table("| option | of | meaning |"):
         name = option.partition("=")[0]
         owners = {scorer for scorer in named if name in SCORER_OPTIONS[scorer]}

@@ -154,5 +154,5 @@ def test_length_penalty_of_a_text() -> None:
 def test_scorers_that_need_a_child_of_their_own(name: str) -> None:
     options = {key: "x" for key, option in SCORER_OPTIONS[name].items() if option.required}
     text = scoring_spec(Scoring(rewards=(Reward(scorer="number"), Reward(scorer=name, options=options))))
-    assert runs_third_party_code(text) == (name in ("math-verify", "reasoning-gym", "function"))
+    assert runs_third_party_code(text) == (name in ("math-verify", "reasoning-gym", "verifiers", "function"))
     assert needs_code(text) == (name == "function")
