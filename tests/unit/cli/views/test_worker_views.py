@@ -23,7 +23,9 @@ from p2prl.testing.sample_ledgers import manifest
 from p2prl.validator.service import Audit
 
 IDENTITY = Identity.generate(bytes(range(16)))
-NEEDS = Requirements(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)
+NEEDS = Requirements(
+    files_bytes=20_000, data_bytes=0, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000
+)
 ENGINE = ChosenEngine("transformers", "the only one here")
 IDLE = Progress("connecting", -1, -1, {}, {}, {}, 0, None, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
 BUSY = Progress(
