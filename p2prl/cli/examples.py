@@ -6,7 +6,7 @@ _EXAMPLES = {
     "p2prl": ("p2prl demo", "p2prl join 'p2prl://NAME@…?b=…'"),
     "p2prl join": ("p2prl join 'p2prl://NAME@…?b=…'", "p2prl join LINK --device cuda:1 --upload-mbit 5"),
     "p2prl seed": ("p2prl seed LINK --upload-mbit 50 --monthly-gb 500",),
-    "p2prl validate": ("p2prl validate LINK --rate 0.1",),
+    "p2prl validate": ("p2prl validate LINK --rate 0.1", "p2prl validate LINK --run-scorer"),
     "p2prl init": (
         "p2prl init my-run --preset chain4",
         "p2prl init my-run --model Qwen/Qwen3-0.6B --task walk12 --max-new-tokens 64",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2prl.config.run_data import folder_data
 from p2prl.config.run_settings import RunFolder
 from p2prl.errors import ConfigError
 from p2prl.models.device import choose_device
@@ -101,12 +102,14 @@ def _tools(
     folder: RunFolder, checkpoint: Path, device: str, resources: ExitStack
 ) -> tuple[TransformersSampler, GroupWork]:
     """A sampler with the checkpoint's weights as the run would publish them, and the run's prompts and scorers."""
-    del resources
     manifest = folder.manifest
     loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype="float32")
     weights = flatten(loaded.model, layout_of(loaded.model, manifest.dtype))
     loaded.model.to(TORCH_DTYPES[manifest.engine_dtype])
     policy = PolicyModel(loaded.model, layout_of(loaded.model, manifest.dtype))
     policy.load(weights)
-    work = GroupWork(folder.manifest, folder.run, TextCodec(loaded.tokenizer, loaded.model))
+    data = folder_data(folder)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
+    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers())
+    resources.callback(work.close)
     return TransformersSampler(policy), work

@@ -128,6 +128,7 @@ class GroupChecks:
         """Free the stage. Groups in replay keep waiting in the journal."""
         self.stop_evaluating()
         self._stage.close()
+        self._replayer.close()
 
     def _replay(self, wanted: int, step: int) -> None:
         batch = self._backlog.next_batch(wanted)

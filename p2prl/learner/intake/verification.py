@@ -92,6 +92,10 @@ class Replayer:
         self._scorer = tools.scorer
         self._loaded: bytes | None = None
 
+    def close(self) -> None:
+        """End the processes that score answers."""
+        self._work.close()
+
     @property
     def figures(self) -> dict[str, int]:
         """Answers that could not be scored, as a key of the metrics log; nothing in a run without data."""
