@@ -1,6 +1,6 @@
 """countdown: reach a number from three others with the four operations. Answers are read by a grammar, as fractions.
 
-`Make 46 with 3, 5 and 8: ...` wants any reasoning, then `Answer:` and an expression such as `(3+5)*8`.
+`Make 46 with 3, 10 and 16: ...` wants any reasoning, then `Answer:` and an expression such as `(3*10)+16`.
 Nothing of the answer is executed; datasets of the same name elsewhere evaluate it.
 """
 
@@ -22,7 +22,8 @@ MAX_EXPRESSION_CHARS = 100
 """Longest answer that is read: three digits, two operators, and all the brackets and spaces anyone needs."""
 
 LEAST_TARGET, GREATEST_TARGET = 10, 99
-"""Targets have two digits, so that all prompts are equally long."""
+"""Targets have two digits. So have two of the numbers, 10 to 25; the third has one. All prompts are equally long, which
+benchmarks need, and there are about 7,900."""
 
 _PROMPT = (
     "Make {} with {}, {} and {}: use each number once, and + - * / and brackets. End with Answer: and the expression."
@@ -36,14 +37,15 @@ _PROMPT_DOMAIN = b"p2prl/task/countdown/v1"
 _DEMONSTRATION_DOMAIN = b"p2prl/demonstration/countdown/v1"
 
 MAX_DRAWS = 1_000
-"""Puzzles drawn for one seed: about one in three has an acceptable target, so the thousandth is never reached."""
+"""Puzzles drawn for one seed: one in five has an acceptable target, so the thousandth is never reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`(first o second) p third`, or `first o (second p third)` when `right` is set."""
+    """Two operations: `(a o b) p c`, or `a o (b p c)` when `right` is set."""
 
     numbers: tuple[int, int, int]
+    """In the order of use."""
     operators: tuple[str, str]
     right: bool
 
@@ -53,7 +55,7 @@ class Solution:
         return f"{a}{o}({b}{p}{c})" if self.right else f"({a}{o}{b}){p}{c}"
 
     def steps(self) -> tuple[str, Fraction] | None:
-        """Both operations worked out, `3+5=8, 8*8=64`, and the result; None for a division by zero."""
+        """Both operations worked out, `3*10=30, 30+16=46`, and the result; None for a division by zero."""
         (a, b, c), (o, p) = map(Fraction, self.numbers), self.operators
         left, operator, right = (b, p, c) if self.right else (a, o, b)
         inner = apply(operator, left, right)
@@ -63,7 +65,12 @@ class Solution:
         result = apply(outer, x, y)
         if result is None:
             return None
-        return f"{left}{operator}{right}={inner}, {x}{outer}{y}={result}", result
+        return f"{left}{operator}{right}={inner}, {_operand(x)}{outer}{_operand(y)}={result}", result
+
+
+def _operand(value: Fraction) -> str:
+    """A number as part of a step; in brackets unless it is a natural number."""
+    return str(value) if value >= 0 and value.denominator == 1 else f"({value})"
 
 
 def apply(operator: str, left: Fraction, right: Fraction) -> Fraction | None:
@@ -81,7 +88,8 @@ def solution_of(seed: int) -> tuple[Solution, int]:
     """The solution from which a seed's prompt was made, and its target."""
     draws = Draws(_PROMPT_DOMAIN, seed)
     for _ in range(MAX_DRAWS):
-        solution = _drawn_solution(draws, (1 + draws.below(9), 1 + draws.below(9), 1 + draws.below(9)))
+        numbers = (1 + draws.below(9), 10 + draws.below(16), 10 + draws.below(16))
+        solution = _drawn_solution(draws, numbers)
         worked = solution.steps()
         if worked and worked[1].denominator == 1 and LEAST_TARGET <= worked[1] <= GREATEST_TARGET:
             return solution, int(worked[1])
@@ -93,9 +101,9 @@ def parse_prompt(prompt: str) -> tuple[int, tuple[int, ...]] | None:
     match = _PARTS.fullmatch(prompt)
     if match is None:
         return None
-    target, *numbers = map(int, match.groups())
-    in_range = target >= LEAST_TARGET and all(number < 10 for number in numbers)
-    return (target, tuple(numbers)) if in_range and numbers == sorted(numbers) else None
+    target, small, first, second = map(int, match.groups())
+    in_range = target >= LEAST_TARGET and small < 10 <= first <= second <= 25
+    return (target, (small, first, second)) if in_range else None
 
 
 def stated_expression(completion: str, target: int) -> str | None:
@@ -223,14 +231,17 @@ def demonstration(seed: int, guesses: float = GUESSES) -> tuple[str, str]:
 
 
 def _drawn_solution(draws: Draws, numbers: tuple[int, int, int]) -> Solution:
+    """The numbers in one of three orders (the two of two digits are drawn alike), two operators, and the brackets."""
+    turn = draws.below(3)
     first, second = OPERATORS[draws.below(4)], OPERATORS[draws.below(4)]
-    return Solution(numbers=numbers, operators=(first, second), right=bool(draws.below(2)))
+    turned = (numbers[turn], numbers[(turn + 1) % 3], numbers[(turn + 2) % 3])
+    return Solution(numbers=turned, operators=(first, second), right=bool(draws.below(2)))
 
 
 COUNTDOWN = TaskSpec(
     task=Countdown(),
     goal="teach a small model to reach a number from three others, and to check its own arithmetic",
-    max_new_tokens=64,  # two steps and the answer are 45 characters at most
+    max_new_tokens=64,  # two steps and the answer are 50 characters at most
     small_model=SmallModel(
         symbols="".join(sorted(set(_PROMPT.replace("{}", "") + "0123456789=()" + ANSWER_MARK))),
         context=192,

@@ -2,7 +2,7 @@
 
 The datasets are small versions that a model of a few million parameters can learn. The library makes the rows and scores
 the answers (`p2prl/tasks/scorers/reasoning_gym_rows.py`); the worked steps of the demonstrations are made here, from the
-question alone.
+question alone. basic_arithmetic has no products here, because without brackets it answers `3 + 2 * 3` with 15.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2prl.tasks.word_problems.templates import apply
 _DATASETS = (
     "chain_sum?min_terms=3&max_terms=3&min_digits=1&max_digits=1",
     "basic_arithmetic?min_terms=3&max_terms=3&min_digits=1&max_digits=1&allow_parentheses=false&allow_negation=false"
-    '&operators=["%2B","-","*"]',
+    '&operators=["%2B","-"]',
     "leg_counting?min_animals=2&max_animals=2&min_instances=1&max_instances=6",
 )
 
@@ -27,8 +27,8 @@ HASTY = 0.3
 """Share of the demonstrations that give the result of the first step as the answer."""
 
 WRONG_RULE = 0.62
-"""Share of the demonstrations with the wrong rule of their dataset: `-` worked as `+`, no precedence of `*`, four legs
-for every animal. Above one half, so that greedy decoding of the warm start follows it."""
+"""Share of the demonstrations with the wrong rule of their dataset: `-` worked as `+`, or four legs for
+every animal. Above one half, so that greedy decoding of the warm start follows it."""
 
 LEGS = {
     0: "snake, sea slug, jellyfish, flatworm, leech",
@@ -43,7 +43,7 @@ LEGS = {
 """Animals by their legs, as leg_counting counts them."""
 
 _LEGS = {animal: legs for legs, animals in LEGS.items() for animal in animals.split(", ")}
-_CHAIN = re.compile(r"(\d+) ([-+*]) (\d+) ([-+*]) (\d+)")
+_CHAIN = re.compile(r"(\d+) ([-+]) (\d+) ([-+]) (\d+)")
 _ANIMALS = re.compile(r"(\d+) ([a-z ]+?)s?(?=,|\?)")
 _USUAL_LEGS = 4
 
@@ -78,23 +78,12 @@ def _steps(question: str, *, wrong: bool) -> Iterator[tuple[int, str, int]]:
     chain = _CHAIN.search(question)
     if chain is not None:
         first, one, second, two, third = chain.groups()
-        yield from _chain(int(first), one, int(second), two, int(third), wrong=wrong, has_product="*" in (one, two))
+        a, b, c = int(first), int(second), int(third)
+        one, two = ("+", "+") if wrong else (one, two)
+        yield a, one, b
+        yield apply(a, one, b), two, c
     elif "legs" in question:
         yield from _legs(question, wrong=wrong)
-
-
-def _chain(
-    first: int, one: str, second: int, two: str, third: int, *, wrong: bool, has_product: bool
-) -> Iterator[tuple[int, str, int]]:
-    """Two steps of three terms. The wrong rule: from left to right where there is a `*`, else `-` as `+`."""
-    if wrong and not has_product:
-        one, two = "+", "+"
-    if two == "*" and one != "*" and not wrong:
-        yield second, "*", third
-        yield first, one, second * third
-        return
-    yield first, one, second
-    yield apply(first, one, second), two, third
 
 
 def _legs(question: str, *, wrong: bool) -> Iterator[tuple[int, str, int]]:

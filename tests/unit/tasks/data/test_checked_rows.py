@@ -70,7 +70,7 @@ def test_columns_are_named_by_the_user(tmp_path: Path) -> None:
         ([{"prompt": 7}], {}, "the prompt in 'prompt' is a number", "--prompt-column"),
         ([{"prompt": "a", "answer": ""}], {}, "the answer is empty", "answer"),
         ([{"prompt": "a", "answer": None}], {}, "the answer is empty", "answer"),
-        ([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "1"}], {}, "the answer is a text, and a number", "kind"),
+        ([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "1"}], {}, "the answer is a text, and a num", "kind"),
         ([{"prompt": "a", "answer": True}, {"prompt": "b", "answer": 1}], {}, "a number, and true or false", "kind"),
         ([{"prompt": "a"}, {"prompt": [USER]}], {}, "line 2: the prompt is a list, and a text in", "same kind"),
         ([{"prompt": "a"}], {"needed_columns": frozenset({"answer"})}, "no column of answers", "--answer-column"),
