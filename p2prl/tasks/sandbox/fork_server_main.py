@@ -32,9 +32,8 @@ COMMAND = struct.Struct("<cQ")
 
 FORK, FORK_ONCE, SLOW, END = b"F", b"O", b"S", b"E"
 
-_SLOW_NICENESS = 5
-"""Added to a worker's niceness once its answer is slow: it keeps a quarter of a busy core, so that a slow honest answer
-still ends in time, and three quarters are left to the others."""
+_SLOW_NICENESS = 10
+"""Added to a worker's niceness once its answer is slow: on a busy core the quick answers of others keep nine tenths."""
 
 _PARENT_CHECK_MS = 1000
 """How often the parent is looked for: a copy of its socket in another child of it would hide its end."""
