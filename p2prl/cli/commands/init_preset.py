@@ -26,6 +26,8 @@ class Prepared:
     options: InitOptions
     make_model: Callable[[Progress], None]
     """Makes the model that the options name; takes a minute for the small language model, else does nothing."""
+    is_own_model: bool
+    """The user named the model, so that run.toml must be made to fit it."""
 
 
 def prepare_preset(options: InitOptions, folder: Path) -> Prepared:
@@ -36,11 +38,11 @@ def prepare_preset(options: InitOptions, folder: Path) -> Prepared:
     """
     preset = preset_by_name(options.preset)
     if not preset.makes_model or options.tasks:
-        return Prepared(options, _nothing)
+        return Prepared(options, _nothing, options.model is not None)
     refuse_folder_in_use(options.root / options.name)
     filled = replace(options, max_new_tokens=options.max_new_tokens or preset.max_new_tokens)
     if options.data and options.model is not None:
-        return Prepared(filled, _nothing)
+        return Prepared(filled, _nothing, True)
     with progress_bar("preparing", quiet=options.as_json) as on_progress:
         made = materials(options.preset, folder, seed=options.seed, on_progress=on_progress)
     if not options.data:
@@ -53,13 +55,13 @@ def prepare_preset(options: InitOptions, folder: Path) -> Prepared:
             goal=preset.goal if options.goal is None and options.model is None else options.goal,
         )
     if options.model is not None:
-        return Prepared(filled, _nothing)
+        return Prepared(filled, _nothing, True)
     directory = folder / "model"
 
     def make_model(on_progress: Progress) -> None:
         _make_small_model(directory, preset.task, made.demonstration, options.seed, on_progress)
 
-    return Prepared(replace(filled, model=str(directory)), make_model)
+    return Prepared(replace(filled, model=str(directory)), make_model, False)
 
 
 def _nothing(on_progress: Progress) -> None:
