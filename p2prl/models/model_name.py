@@ -28,7 +28,7 @@ def base_model_name(source: str, directory: Path, *, parameters: int) -> str:
     card = card_text(directory)
     body = card.split("---\n", 2)[-1] if metadata else card
     heading = _HEADING.search(body)
-    base = metadata.get("base_model", "")
+    base = _hub_id(metadata.get("base_model"))
     candidates = (
         source if not Path(source).expanduser().is_dir() else "",
         _cached_id(directory),
@@ -36,11 +36,12 @@ def base_model_name(source: str, directory: Path, *, parameters: int) -> str:
         metadata.get("model_name", ""),
         metadata.get("name", ""),
         heading[1] if heading else "",
-        f"a model fine-tuned from {base}" if _HUB_ID.fullmatch(base) else "",
     )
     for name in candidates:
         if _usable(name, source):
             return name
+    if base:
+        return f"a model fine-tuned from {base}"
     kind = config.get("model_type")
     return (
         f"an unnamed {kind if isinstance(kind, str) and kind.isprintable() else 'model'} of {parameters:,} parameters"

@@ -65,7 +65,12 @@ class Solution:
         result = apply(outer, x, y)
         if result is None:
             return None
-        return f"{left}{operator}{right}={inner}, {x}{outer}{y}={result}", result
+        return f"{left}{operator}{right}={inner}, {_operand(x)}{outer}{_operand(y)}={result}", result
+
+
+def _operand(value: Fraction) -> str:
+    """A number as part of a step; in brackets unless it is a natural number."""
+    return str(value) if value >= 0 and value.denominator == 1 else f"({value})"
 
 
 def apply(operator: str, left: Fraction, right: Fraction) -> Fraction | None:

@@ -93,5 +93,5 @@ _CODE = (
     '<!DOCTYPE a [<!ENTITY b SYSTEM "file://%s/key">]><a>&b;</a>',
     "(1).__class__.__base__.__subclasses__()%.0s",
     "Symbol('x').__class__.__init__.__globals__['__builtins__']['open']('%s/made','w')",
-    "sympify('__import__(\"os\").mkdir(\"%s/made\")')",
+    'sympify(\'__import__("os").mkdir("%s/made")\')',
 )

@@ -97,7 +97,8 @@ def _goal(options: InitOptions, preset_goal: str, shares: Sequence[TaskShare], d
         return options.goal
     if not data and options.model is None:
         return preset_goal
-    parts = [share.task for share in shares] + [f"{plan.task} (scored by {_scorers(plan)})" for plan in data]
+    parts = [share.task for share in shares]
+    parts += [f"the data set {plan.task} (scored by {_scorers(plan)})" for plan in data]
     goal = f"train the model on {', '.join(parts)}"
     return goal if len(goal) <= limits.MAX_TEXT_CHARS else f"train the model on {len(parts)} tasks"
 

@@ -10,6 +10,7 @@ from p2prl.errors import ConfigError
 from p2prl.tasks.data.columns import ANSWER, OWN_KEYS, Columns, choose_columns, has, missing_column, value_of
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import DataSource
+from p2prl.tasks.data.packed_rows import row_record
 from p2prl.tasks.data.prompts import Prompt, checked_prompt, kind_of
 
 
@@ -48,6 +49,7 @@ class CheckedRows:
     def _checked(self, row: dict[str, Any], number: int, place: str) -> CheckedRow:
         if not row:
             raise ConfigError(f"{place}: the row has no columns", remedy="Remove the row.")
+        _check_values(row, place)
         chosen = self._columns(row, place)
         for option, name in (("--prompt-column", chosen.prompt), ("--answer-column", chosen.answer)):
             if name and not has(row, name):
@@ -94,3 +96,17 @@ class CheckedRows:
                 remedy="Name it: --answer-column COLUMN; or choose a scorer that needs no answer.",
             )
         return missing_column(row, name, place=place, option="the scorer's column")
+
+
+def _check_values(row: dict[str, Any], place: str) -> None:
+    """`ConfigError` when a row holds what UTF-8 or JSON cannot: every peer has to read the same bytes."""
+    try:
+        row_record(row)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place}: a text has half of a surrogate pair", remedy="Save the text as valid Unicode."
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{place}: a number is NaN or infinite", remedy="Remove the row, or give it a number."
+        ) from error

@@ -66,8 +66,8 @@ def open_source(path: Path) -> DataSource:
 def _similar(path: Path) -> str:
     """A remedy that names the file which the user may have meant."""
     try:
-        names = [entry.name for entry in path.parent.iterdir()]
+        names = {entry.stem: entry.name for entry in path.parent.iterdir()}
     except OSError:
         return "Check the path."
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"Did you mean {path.with_name(close[0])}?" if close else "Check the path."
+    close = difflib.get_close_matches(path.stem, names, n=1)
+    return f"Did you mean {path.with_name(names[close[0]])}?" if close else "Check the path."

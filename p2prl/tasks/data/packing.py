@@ -241,9 +241,13 @@ def _too_long(long: LongPrompts, room: PromptRoom) -> str:
 
 def _shorter(longest: int, room: PromptRoom) -> str:
     """The remedy for prompts that are too long."""
-    fits = 0 if room.context is None or longest > limits.MAX_PROMPT_TOKENS else room.context - longest
-    drop = "eave such rows out with --drop-long."
-    return f"Give --max-new-tokens {fits}, or l{drop}" if fits > 0 else f"L{drop}"
+    remedies = []
+    if room.context is not None and longest <= limits.MAX_PROMPT_TOKENS and room.context > longest:
+        remedies.append(f"give --max-new-tokens {room.context - longest}")
+    if room.longest_prompt > 0:
+        remedies.append("leave such rows out with --drop-long")
+    text = ", or ".join(remedies) or "choose a smaller --max-new-tokens, or a model with a longer context"
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def refuse_overlap(packers: Sequence[DataPacker]) -> None:

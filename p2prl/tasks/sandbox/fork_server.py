@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2prl import errors
 from p2prl.tasks.sandbox import frames
-from p2prl.tasks.sandbox.fork_server_main import COMMAND, END, FORK, FORK_ONCE
+from p2prl.tasks.sandbox.fork_server_main import COMMAND, END, FORK, FORK_ONCE, SLOW
 from p2prl.tasks.sandbox.worker_process import WorkerProcess, receive_exactly
 
 BUILD_S = 120
@@ -99,11 +99,18 @@ class ForkServer:
     def end(self, worker: WorkerProcess) -> None:
         """Kill a worker. One of an earlier fork server ended with it."""
         worker.hang_up()
+        self._command(END, worker)
+
+    def slow_down(self, worker: WorkerProcess) -> None:
+        """Have a worker leave the processor to others first: its answer is slow."""
+        self._command(SLOW, worker)
+
+    def _command(self, letter: bytes, worker: WorkerProcess) -> None:
         with self._lock:
             if self._closed or worker.server != self._process.pid:
                 return
             try:
-                self._control.sendall(COMMAND.pack(END, worker.number))
+                self._control.sendall(COMMAND.pack(letter, worker.number))
             except OSError:
                 self._restart()
 

@@ -3,7 +3,7 @@
 It never sees a stranger's text, so it can be trusted to end what it started. Workers start in milliseconds, because
 interpreter, packages and scorers are in memory already.
 
-Started by `p2prl.tasks.sandbox.fork_server` with a control socket, over which come commands of `COMMAND` bytes. It ends,
+Started by `p2prl.tasks.sandbox.fork_server` with a control socket, over which it gets one `COMMAND` at a time. It ends,
 and its workers with it, when the socket is closed or its parent is gone.
 """
 
@@ -29,7 +29,11 @@ from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
 COMMAND = struct.Struct("<cQ")
 """A command: one letter and a worker's number. A fork comes with the worker's end of a socket pair."""
 
-FORK, FORK_ONCE, END = b"F", b"O", b"E"
+FORK, FORK_ONCE, SLOW, END = b"F", b"O", b"S", b"E"
+
+_SLOW_NICENESS = 5
+"""Added to a worker's niceness once its answer is slow: it keeps a quarter of a busy core, so that a slow honest answer
+still ends in time, and three quarters are left to the others."""
 
 _PARENT_CHECK_MS = 1000
 """How often the parent is looked for: a copy of its socket in another child of it would hide its end."""
@@ -69,6 +73,8 @@ class _ForkServer:
         letter, number = COMMAND.unpack(data)
         if letter == END:
             self._end(number)
+        elif letter == SLOW:
+            self._yield_to_others(number)
         else:
             self._fork(number, descriptors[0], once=letter == FORK_ONCE)
         return True
@@ -92,6 +98,12 @@ class _ForkServer:
                 os._exit(1)
         os.close(descriptor)
         self._workers[number] = pid
+
+    def _yield_to_others(self, number: int) -> None:
+        pid = self._workers.get(number)
+        if pid is not None:
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, pid, own + _SLOW_NICENESS)
 
     def _end(self, number: int) -> None:
         """Kill a worker and collect it. Not collected before, so its process id cannot be another process's."""

@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.tasks.data.packed_rows import Row
@@ -90,7 +91,8 @@ def request_frame(task: str, row: bytes, answers: Sequence[tuple[str, bool]], li
 
 def read_request(payload: bytes) -> tuple[str, float, list[tuple[str, bool]], Row]:
     """Task, seconds for one answer, answers and row of a request. It comes from the pool, so it is not checked."""
-    task, limit_s, answers, row = json_document(payload)  # type: ignore[misc]
+    document: Any = json_document(payload)
+    task, limit_s, answers, row = document
     return task, limit_s, [(text, finished) for text, finished in answers], row
 
 

@@ -1,4 +1,4 @@
-"""A lane of the pool: a thread that has one job after the other scored by its worker, and replaces the worker it kills."""
+"""A lane of the pool: a thread that has its worker score one job after the other, and replaces the worker it kills."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Lane(threading.Thread):
             if job.attempts > 1 or time.monotonic() - started > _RETRY_S:
                 self._dispatcher.settle(job, ScoredAnswer(0.0, ENDED), overrun=True)
         else:
-            if once or worker.scored >= _MAX_ANSWERS:
+            if once or job.slow or worker.scored >= _MAX_ANSWERS:  # a slowed worker stays slow
                 self._discard()
 
     def _reply(self, worker: WorkerProcess, place: int, job: Job[Batch], *, started: float, limit_s: float) -> Reply:
@@ -109,6 +109,7 @@ class Lane(threading.Thread):
             return worker.reply(place, until=started + min(SLOW_S, limit_s))
         except TimeoutError:
             self._dispatcher.mark_slow(job)
+            self._server.slow_down(worker)
             return worker.reply(place, until=started + limit_s)
 
     def _ready_worker(self, *, once: bool) -> WorkerProcess:

@@ -101,7 +101,7 @@ class ScorerPool:
     def __init__(
         self,
         tasks: Mapping[str, TaskScoring],
-        config: PoolConfig = PoolConfig(),  # noqa: B008  # frozen
+        config: PoolConfig = PoolConfig(),
         *,
         builder: str = "p2prl.tasks.scorers.build",
     ) -> None:
@@ -139,6 +139,11 @@ class ScorerPool:
         """Layers of protection on this system."""
         layers = self._server.layers
         return Protection(layers, tuple(layer for layer in ALL_LAYERS if layer not in layers))
+
+    @property
+    def fork_server_pid(self) -> int:
+        """Process id of the fork server, which leads a session of its own."""
+        return self._server.pid
 
     @property
     def statistics(self) -> PoolStatistics:
@@ -209,12 +214,14 @@ class ScorerPool:
         """See `Dispatcher`."""
         with self._changed:
             while not self._closed:
-                now = time.monotonic()
-                job = self._queue.take(lambda account: self._ledger.count(account, now) > 0)
+                job = self._queue.take(self._is_suspect)
                 if job is not None:
                     return job
                 self._changed.wait()
             return None
+
+    def _is_suspect(self, account: bytes) -> bool:
+        return self._ledger.count(account, time.monotonic()) > 0
 
     def limit_s(self, account: bytes) -> float:
         """See `Dispatcher`."""

@@ -22,6 +22,7 @@ from p2prl.tasks.scorers.reasoning_gym_scorer import ReasoningGymScorer
 from p2prl.tasks.scorers.spec import Reward, parse_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS, THIRD_PARTY
 from p2prl.tasks.scorers.trl_function import load_function
+from p2prl.tasks.scorers.verifiers_taskset import VerifiersScorer
 
 
 def build_scorer(spec: str, code: Path | None) -> RowScorer:
@@ -89,6 +90,8 @@ def _scorer(reward: Reward, code: Path | None) -> RowScorer:
                 "the scoring names a function, and the run has no scorer file", remedy="Make the run again with init."
             )
         return load_function(code, str(reward.option("function")))
+    if reward.scorer == "verifiers":
+        return VerifiersScorer(str(reward.option("taskset")))
     if reward.scorer == "reasoning-gym":
         return ReasoningGymScorer(after=str(reward.option("after")), truncated=bool(reward.option("truncated")))
     known = {"after": ""} | {name: reward.option(name) for name in ("after", "truncated") if _has(reward, name)}

@@ -11,14 +11,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import Any
-from urllib.parse import unquote
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.tasks.scorers.reasoning_gym_scorer import refuse_unsafe
+from p2prl.tasks.scorers.source_settings import Progress, settings_of
 
 PREFIX = "reasoning-gym:"
 
@@ -31,9 +31,6 @@ MAX_SEED = 2**31 - 1
 _PROGRAM = "p2prl.tasks.scorers.reasoning_gym_program"
 _PART = re.compile(r",(?=[a-z][a-z0-9_]*(?:[?,]|$))")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-
-Progress = Callable[[int, int], None]
-"""Takes the number of rows made and of all rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +72,7 @@ def parse_source(source: str) -> tuple[GymDataset, ...]:
                 f"{source[:100]!r} names no reasoning-gym dataset",
                 remedy="Write reasoning-gym:NAME?size=2000&seed=1, such as reasoning-gym:leg_counting?size=2000.",
             )
-        parts.append((name, dict(_setting(name, pair) for pair in query.split("&") if query)))
+        parts.append((name, settings_of(name, query)))
     shared = {key: value for key, value in parts[-1][1].items() if key in ("size", "seed")}
     datasets = []
     for name, own in parts:
@@ -127,14 +124,3 @@ def _documents(request: str) -> Iterator[dict[str, Any]]:
         finally:
             program.kill()
             program.communicate()
-
-
-def _setting(name: str, pair: str) -> tuple[str, Any]:
-    key, equals, text = pair.partition("=")
-    if not equals or not key.isidentifier():
-        raise ConfigError(f"{name}: {pair[:64]!r} is no setting", remedy="Write settings as key=value&key=value.")
-    text = unquote(text)
-    try:
-        return key, json.loads(text)
-    except ValueError:
-        return key, text

@@ -113,7 +113,7 @@ def _options(scorer: str, text: str) -> dict[str, OptionValue]:
 
 def _pattern_options(scorer: str, text: str) -> dict[str, OptionValue]:
     """`PATTERN`, or `OPTION=VALUE,...,pattern=PATTERN`: what does not begin with an option's name is all pattern."""
-    names = "|".join(SCORER_OPTIONS[scorer])
+    names = "|".join(name for name in SCORER_OPTIONS[scorer] if name != "pattern")
     head = re.match(rf"((?:(?:{names})=[^,]*,)*)pattern=", text)
     if head is None:
         return {"pattern": text} if text else {}

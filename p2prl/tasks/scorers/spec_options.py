@@ -84,13 +84,22 @@ SCORER_OPTIONS: Mapping[str, Mapping[str, Option]] = {
     },
     "math-verify": {"column": _COLUMN, "truncated": _TRUNCATED, "after": _AFTER},
     "reasoning-gym": {"truncated": _TRUNCATED, "after": _AFTER},
+    "verifiers": {
+        "taskset": Option(
+            default="",
+            required=True,
+            identifier=True,
+            example="verifiers:taskset=MODULE",
+            meaning="the taskset's module",
+        )
+    },
     "function": {
         "function": Option(default="", identifier=True, required=True, example="FILE.py:FUNCTION", meaning="its name")
     },
 }
 """Every scorer by its name, with its options."""
 
-THIRD_PARTY = frozenset({"math-verify", "reasoning-gym", "function"})
+THIRD_PARTY = frozenset({"math-verify", "reasoning-gym", "verifiers", "function"})
 """Scorers that run code which is neither ours nor bounded: each answer gets a forked child of its own."""
 
 
@@ -107,7 +116,9 @@ def option_problem(option: Option, value: object) -> str:
     if option.choices:
         return "" if value in option.choices else " or ".join(option.choices)
     if option.identifier:
-        return "" if value.isidentifier() and len(value) <= MAX_MARK_CHARS else "the name of a Python function"
+        return (
+            "" if value.isidentifier() and len(value) <= MAX_MARK_CHARS else "the name of a Python function or module"
+        )
     return "" if 0 < len(value) <= option.max_chars else f"a text of 1..{option.max_chars} characters"
 
 
