@@ -195,7 +195,7 @@ def _link_of(run: Path, learner: RoleProcess) -> str:
 
 def _verified(folder: Path) -> int:
     """Groups of both volunteers that the learner has verified, as their last status says."""
-    return sum(int(status_of(home).get("groups") or 0) for home in folder.glob("home-*"))
+    return sum(status_of(home).get("groups", {}).get("verified", 0) for home in folder.glob("home-*"))
 
 
 def _rewards(run: Path) -> list[float]:
