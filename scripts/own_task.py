@@ -95,7 +95,7 @@ def _task(folder: Path, arguments: argparse.Namespace) -> Task:
     if arguments.reasoning:
         from p2prl.config.preset_materials import materials
 
-        materials("reasoning", folder, seed=arguments.seed, on_progress=lambda stage, share: None)
+        materials("reasoning", folder, seed=arguments.seed, on_progress=lambda *_: None)
         return Task(train, held_out, "reasoning-gym", "reasoning")
     seed = ("--seed", str(arguments.seed))
     _script("make_word_problems.py", str(train), "--rows", str(arguments.rows), *seed)
@@ -109,9 +109,7 @@ def _task(folder: Path, arguments: argparse.Namespace) -> Task:
     return Task(train, held_out, scorer, "arithmetic")
 
 
-def _run(
-    swarm: SwarmProcesses, folder: Path, model: Path, task: Task, arguments: argparse.Namespace
-) -> dict[str, Any]:
+def _run(swarm: SwarmProcesses, folder: Path, model: Path, task: Task, arguments: argparse.Namespace) -> dict[str, Any]:
     environment = swarm.environment()
     data = ("--data", f"own={task.train}", "--eval", f"own={task.held_out}", "--scorer", task.scorer)
     began = time.monotonic()

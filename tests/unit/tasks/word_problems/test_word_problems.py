@@ -1,4 +1,4 @@
-"""Word problems: the steps follow from the question's numbers, rows do not repeat, demonstrations are wrong as stated."""
+"""Word problems: steps follow from the question's numbers, rows do not repeat, demonstrations err as stated."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def test_the_seed_fixes_the_rows() -> None:
 def test_rows_of_this_version_stay_as_they_are() -> None:
     row = next(iter(word_problem_rows(0)))
     assert row == {
-        "question": "Ruth has 3 bags with 3 stickers each and 7 other stickers. How many stickers does Ruth have in all?",
+        "question": "Ruth has 3 bags with 3 stickers each and 7 other stickers. "
+        "How many stickers does Ruth have in all?",
         "answer": "3*3=9\n9+7=16\n#### 16",
     }
 
