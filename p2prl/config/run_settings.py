@@ -18,14 +18,16 @@ import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.loss_table import LossConfig
-from p2prl.config.prompt_lengths import PromptLengths, survey_prompts
+from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
+from p2prl.config.run_prompts import RunPrompts, make_prompts
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.model_license import model_license
+from p2prl.models.model_name import base_model_name
 from p2prl.models.pretrained import LoadedModel, load_pretrained, model_directory
 from p2prl.models.rewards import RunReward
 from p2prl.models.run_files import export_run_files
@@ -117,7 +119,7 @@ def init_run(
     for the user.
     """
     refuse_folder_in_use(directory)
-    RunReward(plan.reward, [plan.task])
+    RunReward(plan.reward, [share.task for share in plan.shares], data_tasks=[data.task for data in plan.data])
     # Before the model is loaded or trained, which takes long.
     checked = parse(RunSettings, tomllib.loads(settings), where="run.toml")
     _check_settings(checked, plan.sampling, reward=plan.reward, dtype=plan.dtype)
@@ -127,18 +129,26 @@ def init_run(
         identity = Identity.generate(os.urandom(ENTROPY_BYTES))
         create_identity(new / "key.json", identity)
         loaded = _first_weights(plan, on_progress)
-        if plan.model is not None and plan.license is None:
-            plan = replace(plan, license=model_license(model_directory(plan.model)))
+        plan = _with_card(plan, loaded)
+        prompts = make_prompts(plan, loaded, new, on_progress)
         loaded.model.save_pretrained(new / "model", safe_serialization=True)
         loaded.tokenizer.save_pretrained(new / "model")
         files = export_run_files(loaded)
         (new / "files").mkdir()
         for name, data in files.items():
             (new / "files" / name).write_bytes(data)
-        manifest = run_manifest(plan, layout_of(loaded.model, plan.dtype), identity.public_key, files, now=time.time())
-        lengths = _check_manifest(manifest, loaded)
-        if on_notice is not None:
-            on_notice(f"The longest of {lengths.prompts} prompts has {lengths.longest} tokens.")
+        manifest = run_manifest(
+            plan,
+            layout_of(loaded.model, plan.dtype),
+            identity.public_key,
+            files,
+            data_sets=prompts.data_sets,
+            prompt_frame=prompts.frame,
+            now=time.time(),
+        )
+        for notice in (*_check_manifest(manifest, loaded, prompts), *prompts.notices):
+            if on_notice is not None:
+                on_notice(notice)
         _check_files(manifest, files)
         (new / "run.manifest").write_bytes(seal(identity, manifest, run=NO_RUN, now=time.time()))
         (new / "run.toml").write_text(settings)
@@ -155,27 +165,41 @@ def init_run(
     return open_run(directory)
 
 
-def _check_manifest(manifest: RunManifest, loaded: LoadedModel) -> PromptLengths:
-    """Refuse a run that no volunteer could join, or with prompts that do not fit; return the lengths of its prompts."""
+def _with_card(plan: RunPlan, loaded: LoadedModel) -> RunPlan:
+    """The plan with what the model's card says, where the user said nothing."""
+    if plan.model is None:
+        return plan
+    directory = model_directory(plan.model)
+    name = base_model_name(plan.model, directory, parameters=layout_of(loaded.model, plan.dtype).parameters)
+    return replace(plan, license=plan.license or model_license(directory), base_model=plan.base_model or name)
+
+
+def _check_manifest(manifest: RunManifest, loaded: LoadedModel, prompts: RunPrompts) -> list[str]:
+    """Refuse a run that no volunteer could join, or with procedural prompts that do not fit; notices about them."""
     try:
         manifest.check()
     except RemoteProtocolError as error:
         raise ConfigError(
             f"this run cannot be made: {error}", remedy="Choose another value; nothing was made."
         ) from error
-    codec, most_new = TextCodec(loaded.tokenizer, loaded.model), manifest.sampling.max_new_tokens
-    lengths = survey_prompts([task_by_name(share.task).task for share in manifest.tasks], codec.encode_all)
+    rows = {data.task for data in manifest.data_sets}
+    procedural = [task_by_name(share.task).task for share in manifest.tasks if share.task not in rows]
+    if not procedural:
+        return []
+    context = TextCodec(loaded.tokenizer, loaded.model).context
+    most_new = manifest.sampling.max_new_tokens
+    lengths = survey_prompts(procedural, prompts.encode_framed)
     measured = f"prompts of {lengths.shortest} to {lengths.longest} tokens ({lengths.prompts} were measured)"
     other = "Choose a model with a longer context, or a task with other prompts."
     if not 0 < lengths.shortest <= lengths.longest <= MAX_PROMPT_TOKENS:
         raise ConfigError(f"{measured} are outside 1..{MAX_PROMPT_TOKENS}", remedy=other)
-    if codec.context is not None and lengths.longest + most_new > codec.context:
-        room = codec.context - lengths.expected
+    if context is not None and lengths.longest + most_new > context:
+        room = context - lengths.expected
         raise ConfigError(
-            f"{measured} and {most_new} new ones exceed the model's {codec.context}",
+            f"{measured} and {most_new} new ones exceed the model's {context}",
             remedy=f"Give --max-new-tokens {room} or less." if room > 0 else other,
         )
-    return lengths
+    return [f"The longest of {lengths.prompts} prompts has {lengths.longest} tokens."]
 
 
 def _check_files(manifest: RunManifest, files: Mapping[str, bytes]) -> None:
