@@ -6,7 +6,7 @@ _EXAMPLES = {
     "p2prl": ("p2prl demo", "p2prl join 'p2prl://NAME@…?b=…'"),
     "p2prl join": ("p2prl join 'p2prl://NAME@…?b=…'", "p2prl join LINK --device cuda:1 --upload-mbit 5"),
     "p2prl seed": ("p2prl seed LINK --upload-mbit 50 --monthly-gb 500",),
-    "p2prl validate": ("p2prl validate LINK --rate 0.1",),
+    "p2prl validate": ("p2prl validate LINK --rate 0.1", "p2prl validate LINK --run-scorer"),
     "p2prl init": (
         "p2prl init my-run --preset chain4",
         "p2prl init my-run --model MODEL --data train.jsonl --eval held-out.jsonl --scorer number",
@@ -16,7 +16,7 @@ _EXAMPLES = {
     "p2prl learn": ("p2prl learn runs/my-run", "p2prl learn runs/my-run --updates 0 --track tensorboard"),
     "p2prl board": ("p2prl board runs/my-run", "p2prl board LINK --port 0", "p2prl board runs/my-run --json"),
     "p2prl status": ("p2prl status", "p2prl status runs/my-run"),
-    "p2prl eval": ("p2prl eval runs/my-run", "p2prl eval runs/my-run --greedy --prompts 512"),
+    "p2prl eval": ("p2prl eval runs/my-run", "p2prl eval runs/my-run --split held-out --k 16 --prompts 512"),
     "p2prl export": ("p2prl export runs/my-run", "p2prl export runs/my-run --step 150 --push OWNER/NAME --private"),
     "p2prl demo": ("p2prl demo", "p2prl demo --volunteers 2 --cheats 1 --updates 60"),
     "p2prl sim": (

@@ -17,15 +17,19 @@ from typing import Any
 import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
+from p2prl.config.fitted_settings import fitted_settings
+from p2prl.config.init_checks import InitChecks, NewRun, check_learnable
 from p2prl.config.loss_table import LossConfig
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.run_prompts import RunPrompts, make_prompts
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
+from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
+from p2prl.models.device import choose_device
 from p2prl.models.model_license import model_license
 from p2prl.models.model_name import base_model_name
 from p2prl.models.pretrained import LoadedModel, load_pretrained, model_directory
@@ -65,6 +69,8 @@ class RunSettings:
     """Training, publishing and pacing."""
     loss: LossConfig = field(default_factory=LossConfig)
     """The loss, its guards, probation and reference (docs/algorithms.md)."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """How published versions are measured on prompts that are never trained on."""
     network: ListenConfig = field(default_factory=ListenConfig)
     """Addresses of the learner."""
     device: str = "auto"
@@ -111,12 +117,15 @@ def init_run(
     *,
     settings: str,
     on_progress: Callable[[str, float], None],
-    on_notice: Callable[[str], None] | None = None,
+    on_notice: Callable[[str], None] = lambda _: None,
+    fit_settings: bool = False,
+    checks: InitChecks | None = None,
 ) -> RunFolder:
     """Make a run folder atomically.
 
-    `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1; `on_notice` gets a message
-    for the user.
+    `settings` is the text of run.toml; with `fit_settings`, learning rate, device and threads in it are made to fit the
+    model. `checks` are tried before the folder is put in place; `ConfigError` when they say that the run cannot learn.
+    `on_progress` gets a stage and a share done, 0..1; `on_notice` gets a message for the user.
     """
     refuse_folder_in_use(directory)
     RunReward(plan.reward, [share.task for share in plan.shares], data_tasks=[data.task for data in plan.data])
@@ -147,11 +156,24 @@ def init_run(
             now=time.time(),
         )
         for notice in (*_check_manifest(manifest, loaded, prompts), *prompts.notices):
-            if on_notice is not None:
-                on_notice(notice)
+            on_notice(notice)
         _check_files(manifest, files)
-        (new / "run.manifest").write_bytes(seal(identity, manifest, run=NO_RUN, now=time.time()))
+        raw = seal(identity, manifest, run=NO_RUN, now=time.time())
+        (new / "run.manifest").write_bytes(raw)
+        if fit_settings:
+            settings = fitted_settings(settings, parameters=manifest.parameters)
+            on_notice(_fitted_notice(settings, manifest.parameters))
         (new / "run.toml").write_text(settings)
+        if checks is not None:
+            has_template = bool(loaded.tokenizer.chat_template)
+            made = NewRun(
+                folder=Folder(new, identity, manifest, raw),
+                loaded=loaded,
+                template_unused=has_template and plan.chat_template == "off",
+                uses_template=has_template and plan.chat_template != "off",
+            )
+            for notice in check_learnable(made, checks, on_progress):
+                on_notice(notice)
         directory.parent.mkdir(parents=True, exist_ok=True)
         if directory.exists():
             directory.rmdir()
@@ -163,6 +185,14 @@ def init_run(
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return open_run(directory)
+
+
+def _fitted_notice(text: str, parameters: int) -> str:
+    """What run.toml says about the model's size, and the device that was found here."""
+    settings = parse(RunSettings, tomllib.loads(text), where="run.toml")
+    rate, device = settings.learner.optimiser.learning_rate, choose_device(settings.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{parameters:,} parameters: learning rate {rate:g}, training on {name} (run.toml)."
 
 
 def _with_card(plan: RunPlan, loaded: LoadedModel) -> RunPlan:

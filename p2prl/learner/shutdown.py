@@ -32,6 +32,9 @@ failed n times only after 5 + n² seconds."""
 _RECENT_S = 600.0
 """A volunteer whose last group is older than this at the start is not waited for."""
 
+_LONGEST_EVALUATION_S = 120.0
+"""Longest stay for the evaluation of the last version, which says what the run has reached."""
+
 
 class Shutdown:
     """Keeps a finished learner reachable until volunteers are back and the groups in flight have their receipts."""
@@ -49,16 +52,19 @@ class Shutdown:
     def announce_end(self, *, step: int, is_stopped: Callable[[], bool]) -> None:
         """Tell everyone that the run has ended at `step`.
 
-        Returns when no group has arrived for `_QUIET_S` and no volunteer is missing, or at once when `is_stopped`.
+        Returns when no group has arrived for `_QUIET_S` and no volunteer is missing, or at once when `is_stopped`. The
+        last version is evaluated meanwhile.
         """
         self._announce(step)
         self._check_all(step, is_stopped)
         began = announced_at = quiet_since = self._clock.now()
         while not is_stopped():
-            now = self._clock.now()
+            self._checks.finish(step=step)
+            now, evaluating = self._clock.now(), self._checks.evaluate(idle=True, finished=True)
             if self._are_volunteers_missing(now):
                 began = quiet_since = now
-            if now - quiet_since >= _QUIET_S or now - began >= _LONGEST_S:
+            is_quiet = now - quiet_since >= _QUIET_S or now - began >= _LONGEST_S
+            if is_quiet and not (evaluating and now - began < _LONGEST_EVALUATION_S):
                 return
             self._inbox.read(0.2, step=step, finished=True)
             if now - announced_at >= _REPEAT_S:

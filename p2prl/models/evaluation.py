@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import GroupWork, SlotAssignment
 from p2prl.models.sampler_port import GenerationRequest, Sampler
-from p2prl.models.sampling import sample_all
+from p2prl.models.sampling import GREEDY_TEMPERATURE, sample_all
 from p2prl.protocol.digests import digest
 
 _BATCH = 256
 """Prompts sampled in one call: enough to fill a device, few enough for progress to be reported."""
-_GREEDY_TEMPERATURE = 1e-6
-"""Temperature of greedy decoding: scales logits up until the noise, about ten nats, cannot change the best one; two
-closer than 1e-5 are equal in single precision anyway. So greedy decoding needs no second sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +76,6 @@ def _request(assignment: SlotAssignment, greedy: bool) -> GenerationRequest:
         prompt_ids=request.prompt_ids,
         seed=request.seed,
         max_new_tokens=request.max_new_tokens,
-        temperature=_GREEDY_TEMPERATURE if greedy else request.temperature,
+        temperature=GREEDY_TEMPERATURE if greedy else request.temperature,
         stop_ids=request.stop_ids,
     )

@@ -111,6 +111,16 @@ ComputeDtype = Annotated[
 LicenseName = Annotated[
     str | None, typer.Option("--license", "--licence", help="License of the weights. Default: the model card's.")
 ]
+Probe = Annotated[
+    str | None,
+    typer.Option(
+        "--probe",
+        metavar="off|GROUPS",
+        help="Groups sampled from the first weights, for a minute at most, to see that the run can learn. Default: 64 "
+        "with --model or --data, else off.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Make the run although a check says that it could not learn.")]
 RootFolder = Annotated[Path, typer.Option("--in", help="Folder to create the run in.")]
 
 
@@ -142,6 +152,8 @@ class InitOptions:
     dtype: str | None
     compute_dtype: str | None
     license_name: str | None
+    probe: str | None
+    force: bool
     root: Path
     seed: int
     as_json: bool

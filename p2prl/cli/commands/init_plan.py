@@ -22,6 +22,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DATA_NEW_TOKENS = 256
 """Longest completion of a run of data, unless told: room for the steps of a school problem."""
 
+_MAX_PROBE_GROUPS = 4_096
+"""Groups of a probe, which is over after a minute all the same."""
+
 _MAX_TEMPLATE_CHARS = 256 * 1024
 """Text of a chat template; those of open models have up to 20,000 characters."""
 
@@ -60,6 +63,19 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
         seed=options.seed,
     )
     return plan, chosen.settings_text()
+
+
+def probe_groups(options: InitOptions) -> int | None:
+    """Groups of the probe, 0 for none; None for the default. `ConfigError` for a text that is neither."""
+    if options.probe is None:
+        return None
+    if options.probe == "off":
+        return 0
+    if options.probe.isdecimal() and 1 <= int(options.probe) <= _MAX_PROBE_GROUPS:
+        return int(options.probe)
+    raise ConfigError(
+        f"--probe is {options.probe[:40]!r}", remedy=f"Give off, or a number of groups from 1 to {_MAX_PROBE_GROUPS}."
+    )
 
 
 def _data_options(options: InitOptions) -> DataOptions:

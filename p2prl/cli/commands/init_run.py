@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2prl.cli.commands.init_options import InitOptions
-from p2prl.cli.commands.init_plan import run_plan
+from p2prl.cli.commands.init_plan import probe_groups, run_plan
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.run_folder import refuse_folder_in_use
@@ -14,6 +14,7 @@ from p2prl.models.model_license import NOT_STATED
 def init_command(options: InitOptions) -> None:
     """Create the run folder; options that are None come from the preset."""
     plan, settings = run_plan(options)
+    groups = probe_groups(options)
     root = options.root
     refuse_folder_in_use(root / plan.name)
     check_writable(root, remedy="Give another folder with --in.")
@@ -21,13 +22,25 @@ def init_command(options: InitOptions) -> None:
     with progress_bar("creating the run", quiet=options.as_json) as on_progress:
         on_progress("importing torch", 0.0)
 
+        from p2prl.config.init_checks import PROBE_GROUPS, InitChecks
         from p2prl.config.run_settings import describe, init_run
         from p2prl.models.device import use_threads
 
         if plan.model is None:
             use_threads(1)  # a model this small gains nothing from more threads
         notices: list[str] = []
-        folder = init_run(root / plan.name, plan, settings=settings, on_progress=on_progress, on_notice=notices.append)
+        checks = None
+        if plan.model is not None or plan.data or groups:  # a preset's own model and task are known to fit
+            checks = InitChecks(probe_groups=PROBE_GROUPS if groups is None else groups, force=options.force)
+        folder = init_run(
+            root / plan.name,
+            plan,
+            settings=settings,
+            on_progress=on_progress,
+            on_notice=notices.append,
+            fit_settings=plan.model is not None,
+            checks=checks,
+        )
     for notice in notices:
         say(notice)
     say(f"Created {folder.directory}. Start its learner:  p2prl learn {folder.directory}")

@@ -21,6 +21,8 @@ class Swarm:
         self.reads = 0
         self.recent_peers = 0
         self.returns_at = float("inf")
+        self.slices = 0
+        """Slices of the last version's evaluation that are left, one a turn."""
 
     def now(self) -> float:
         return self.time
@@ -35,6 +37,15 @@ class Swarm:
         self.waiting -= 1
         self.time += self.replay_s
         return True
+
+    def finish(self, *, step: int) -> bool:
+        return False
+
+    def evaluate(self, *, idle: bool, finished: bool) -> bool:
+        assert idle
+        assert finished
+        self.slices -= 1
+        return self.slices >= 0
 
     def read(self, timeout_s: float, *, step: int, finished: bool) -> None:
         assert finished
@@ -118,3 +129,10 @@ def test_a_stop_ends_the_wait_for_volunteers() -> None:
     swarm = Swarm(waiting=0, replay_s=0.0)
     swarm.recent_peers = 2
     assert swarm.end(stop_at=3.0) <= 3.0 + 0.5
+
+
+@pytest.mark.parametrize(("slices", "seconds"), [(10, 6.0), (100, 20.0), (10_000, 120.0)])
+def test_the_last_evaluation_is_waited_for_but_not_for_ever(slices: int, seconds: float) -> None:
+    swarm = Swarm(waiting=0, replay_s=0.1)
+    swarm.slices = slices
+    assert swarm.end() == pytest.approx(seconds, abs=0.5)
