@@ -170,7 +170,7 @@ class ForkServer:
         if "error" in state:
             raise errors.ConfigError(
                 f"a scorer could not be built: {state['error']}",
-                remedy="Install the package it names, or correct the task's scoring.",
+                remedy=state["remedy"] or "Install the package it names, or correct the task's scoring.",
             )
         self._control.settimeout(_CLOSE_S)
         self.third_party, self.layers = frozenset(state["third_party"]), tuple(state["layers"])

@@ -21,6 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from p2prl.errors import ConfigError, P2PRLError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.confinement import Confinement, confine_fork_server
@@ -31,12 +32,15 @@ COMMAND = struct.Struct("<cQ")
 
 FORK, FORK_ONCE, SLOW, END = b"F", b"O", b"S", b"E"
 
-_SLOW_NICENESS = 5
-"""Added to a worker's niceness once its answer is slow: it keeps a quarter of a busy core, so that a slow honest answer
-still ends in time, and three quarters are left to the others."""
+_SLOW_NICENESS = 10
+"""Added to a worker's niceness once its answer is slow: on a busy core the quick answers of others keep nine tenths."""
 
 _PARENT_CHECK_MS = 1000
 """How often the parent is looked for: a copy of its socket in another child of it would hide its end."""
+
+
+_MAX_REPORT_CHARS = 2_000
+"""Text of an error while building, for the researcher to read."""
 
 
 class _ForkServer:
@@ -114,7 +118,7 @@ class _ForkServer:
 
 
 def build_scorers(settings: dict[str, Any]) -> Scorers:
-    """Scorers of every task, by the builder module that the settings name."""
+    """Scorers of every task, by the builder module that the settings name. `ConfigError` names the task that fails."""
     builder = importlib.import_module(settings["builder"])
     built: dict[str, RowScorer] = {}
     third_party = set()
@@ -124,7 +128,9 @@ def build_scorers(settings: dict[str, Any]) -> Scorers:
             if builder.runs_third_party_code(spec):
                 third_party.add(task)
         except Exception as error:
-            raise RuntimeError(f"task {task!r}: {error}") from error
+            known = isinstance(error, P2PRLError)
+            problem = str(error) if known else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"task {task!r}: {problem}", remedy=getattr(error, "remedy", "")) from error
     return Scorers(built, frozenset(third_party))
 
 
@@ -141,7 +147,9 @@ def main() -> None:
         confinement = confine_fork_server()
         state: dict[str, object] = {"third_party": sorted(scorers.third_party), "layers": confinement.layers}
     except Exception as error:  # noqa: BLE001  # a researcher's module may raise anything; the pool reports it
-        control.sendall(frames.frame(frames.json_bytes({"error": f"{type(error).__name__}: {error}"})))
+        text = str(error) if isinstance(error, P2PRLError) else f"{type(error).__name__}: {error}"
+        report = {"error": text[:_MAX_REPORT_CHARS], "remedy": getattr(error, "remedy", "")[:_MAX_REPORT_CHARS]}
+        control.sendall(frames.frame(frames.json_bytes(report)))
         return
     signal.alarm(0)
     gc.collect()
