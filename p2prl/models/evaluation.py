@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import GroupWork, SlotAssignment
 from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
+from p2prl.models.turn_inspection import sampled_tokens
 from p2prl.protocol.digests import digest
 
 _BATCH = 256
@@ -29,7 +30,7 @@ class Evaluation:
     standard_error: float
     prompts: int
     tokens_mean: float
-    """Mean completion length, tokens."""
+    """Mean completion length, in tokens that the policy sampled."""
 
 
 def evaluate(
@@ -59,7 +60,7 @@ def evaluate(
         generations = sample_all(sampler, [_request(assignment, greedy) for assignment in assignments])
         for assignment, generation in zip(assignments, generations, strict=True):
             rewards.append(work.score(assignment, generation.token_ids).reward)
-            tokens += len(generation.token_ids)
+            tokens += sampled_tokens(assignment.turns, [generation.token_ids])
         if on_progress is not None:
             on_progress(min(1.0, (start + _BATCH) / prompts))
     count = len(rewards)
@@ -74,10 +75,4 @@ def evaluate(
 
 def _request(assignment: SlotAssignment, greedy: bool) -> GenerationRequest:
     request = assignment.requests[0]
-    return GenerationRequest(
-        prompt_ids=request.prompt_ids,
-        seed=request.seed,
-        max_new_tokens=request.max_new_tokens,
-        temperature=_GREEDY_TEMPERATURE if greedy else request.temperature,
-        stop_ids=request.stop_ids,
-    )
+    return replace(request, temperature=_GREEDY_TEMPERATURE) if greedy else request

@@ -16,12 +16,15 @@ from p2prl.models.rewards import RunReward
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.scorer_port import Scorer
 from p2prl.models.text_codec import TextCodec
+from p2prl.models.turn_inspection import inspect_turns
+from p2prl.models.turns import TurnRules
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.work_slots import SlotKey, slot_work
-from p2prl.tasks.task import Score
+from p2prl.tasks.environment import EnvironmentTask
+from p2prl.tasks.task import Score, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,11 @@ class SlotAssignment:
     requests: tuple[GenerationRequest, ...]
     """Empty in the inspection of a slot without valid work."""
 
+    @property
+    def turns(self) -> TurnRules | None:
+        """How an environment continues the completions; None in a task of one turn."""
+        return self.requests[0].turns if self.requests else None
+
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
@@ -43,6 +51,8 @@ class Inspection:
     assignment: SlotAssignment
     token_ids: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]
+    sampled: tuple[tuple[bool, ...], ...] = ()
+    """For each token, whether the policy sampled it rather than an environment; empty in a task of one turn."""
 
 
 def longest_prompt(context: int | None, max_new_tokens: int) -> int:
@@ -81,13 +91,15 @@ class GroupWork:
         sampling = self._manifest.sampling
         key = SlotKey(run=self._run, beacon=beacon, policy=policy, peer=peer, slot=slot)
         work = slot_work(key, self._manifest.tasks, sampling.group_size)
-        prompt = self._reward.task(work.task).prompt(work.prompt_seed)
+        task = self._reward.task(work.task)
+        prompt = task.prompt(work.prompt_seed)
         prompt_ids = self._codec.encode(prompt)
         longest = longest_prompt(self._codec.context, sampling.max_new_tokens)
         if not 0 < len(prompt_ids) <= longest:
             raise RemoteProtocolError(
                 f"the run's tokenizer makes a prompt of {len(prompt_ids)} tokens, outside 1..{longest}"
             )
+        turns = self._turns(task, work.prompt_seed)
         requests = tuple(
             GenerationRequest(
                 prompt_ids=prompt_ids,
@@ -95,6 +107,7 @@ class GroupWork:
                 max_new_tokens=sampling.max_new_tokens,
                 temperature=sampling.temperature,
                 stop_ids=self._codec.stop_ids,
+                turns=turns,
             )
             for seed in work.sample_seeds
         )
@@ -102,12 +115,22 @@ class GroupWork:
 
     def score(self, assignment: SlotAssignment, token_ids: Sequence[int]) -> Score:
         """The task's verdict on one completion; its last token says whether it finished."""
+        if assignment.turns is not None:
+            return assignment.turns.score(token_ids)
         return self._reward.score(assignment.task, assignment.prompt, self._decode(token_ids))
 
     def rewards(self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
         """The run's reward of each of a slot's completions."""
+        turns = assignment.turns
+        if turns is not None:
+            return self._reward.of_success([turns.score(ids).reward for ids in token_ids])
         completions = [self._decode(ids) for ids in token_ids]
         return self._reward.rewards(assignment.task, assignment.prompt, completions)
+
+    def _turns(self, task: Task, seed: int) -> TurnRules | None:
+        if not isinstance(task, EnvironmentTask):
+            return None
+        return TurnRules(task.environment, seed, self._codec, self._manifest.sampling.max_new_tokens)
 
     def _decode(self, token_ids: Sequence[int]) -> tuple[str, bool]:
         """Text without the stop token, and whether there was one."""
@@ -161,8 +184,11 @@ class GroupWork:
             tuple(np.frombuffer(completion.tokens, dtype="<u4").tolist()) for completion in group.completions
         )
         reason = self._fault(group, assignment, token_ids)
+        sampled: tuple[tuple[bool, ...], ...] = ()
+        if not reason and assignment.turns is not None:
+            reason, sampled = inspect_turns(assignment.turns, group.completions, token_ids)
         rewards = () if reason else self.rewards(assignment, token_ids)
-        return Inspection(reason, assignment, token_ids, rewards)
+        return Inspection(reason, assignment, token_ids, rewards, sampled)
 
     def _fault(
         self, group: RolloutGroup, assignment: SlotAssignment, token_ids: Sequence[tuple[int, ...]]
@@ -180,7 +206,7 @@ class GroupWork:
             if (
                 max(ids) >= self._codec.vocabulary
                 or len(ids) > sampling.max_new_tokens
-                or any(token in stops for token in ids[:-1])
+                or (assignment.turns is None and any(token in stops for token in ids[:-1]))
                 or finished != completion.finished
                 or not (finished or len(ids) == sampling.max_new_tokens)
             ):

@@ -46,11 +46,15 @@ class RunReward:
         """The task's own verdict on one completion."""
         return self._tasks[task].score(prompt, *completion)
 
+    def of_success(self, success: Iterable[float]) -> tuple[float, ...]:
+        """Rewards of completions whose steps nothing judges."""
+        return tuple(self._config.success_weight * verdict for verdict in success)
+
     def rewards(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[float, ...]:
         """Rewards of several completions of one prompt, computed in float64."""
         success = [self.score(task, prompt, completion).reward for completion in completions]
         if not self._judges_steps:
-            return tuple(self._config.success_weight * verdict for verdict in success)
+            return self.of_success(success)
         judgements = [self._scorers[task].judge(prompt, *completion) for completion in completions]
         longest = max(1, *(len(judgement.steps) for judgement in judgements))
         steps = [judgement.steps + (0.0,) * (longest - len(judgement.steps)) for judgement in judgements]

@@ -62,6 +62,11 @@ class TextCodec:
         with library_panics():
             return tuple(self._tokenizer.encode(text, add_special_tokens=True))
 
+    def encode_message(self, text: str) -> tuple[int, ...]:
+        """Text inside a sequence to token ids, without the special tokens that begin or end one."""
+        with library_panics():
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
     def encode_all(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Encode several texts; much faster than `encode` for many short ones."""
         with library_panics():

@@ -14,7 +14,11 @@ from p2prl.tasks.task_spec import TaskSpec
 TASKS: Registry[TaskSpec] = Registry(
     "p2prl.tasks",
     kind="task",
-    builtin={"chain4": "p2prl.tasks.chain4:CHAIN4", "walk12": "p2prl.tasks.walk12:WALK12"},
+    builtin={
+        "chain4": "p2prl.tasks.chain4:CHAIN4",
+        "walk12": "p2prl.tasks.walk12:WALK12",
+        "guess": "p2prl.tasks.guess:GUESS",
+    },
     expected=TaskSpec,
 )
 
