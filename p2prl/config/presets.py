@@ -68,7 +68,18 @@ PRESETS = {
         compute_dtype="float32",  # exact for bfloat16 weights, and as fast on a CPU
         settings=_CHAIN4_SETTINGS,
         updates=200,
-    )
+    ),
+    "guess": Preset(
+        goal="teach a small model to find a number by asking: higher or lower?",
+        task="guess",
+        max_new_tokens=28,
+        staleness_bound=128,
+        publish_every=2,
+        dtype="bfloat16",
+        compute_dtype="float32",
+        settings=_CHAIN4_SETTINGS,  # a model of the same size, and episodes of a few dozen tokens
+        updates=200,
+    ),
 }
 
 

@@ -87,7 +87,7 @@ class GuessFaults:
                 raise ConfigError(f"{name} is {value}", remedy=f"Set {name} to a probability within 0..1.")
 
 
-FAULTS = GuessFaults(creep=0.45, forget=0.45, slip=0.02)
+FAULTS = GuessFaults(creep=0.5, forget=0.65, slip=0.02)
 """Systematic, as in chain4: a policy must give up a habit, creeping, and unlearn a wrong rule, forgetting."""
 
 

@@ -13,14 +13,14 @@ from p2prl.cli.options import AsJson, Seed
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the run, and of its folder.")],
     preset: Annotated[
-        str, typer.Option("--preset", help="Defaults for everything not given here. Presets: chain4.")
+        str, typer.Option("--preset", help="Defaults for everything not given here. Presets: chain4, guess.")
     ] = "chain4",
     model: Annotated[
         str | None,
         typer.Option("--model", help="A Hugging Face directory or hub id to train. Default: a small new model."),
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="Task: chain4, walk12 or an installed one. Default: the preset's.")
+        str | None, typer.Option("--task", help="Task: chain4, walk12, guess or an installed one. Default: the preset's.")
     ] = None,
     goal: Annotated[
         str | None, typer.Option("--goal", help="A sentence for volunteers to read. Default: the preset's.")
