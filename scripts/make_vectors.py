@@ -37,6 +37,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.protocol.manifests import (
     NO_BASE,
+    DataSet,
     Patch,
     PolicyManifest,
     RunFile,
@@ -50,6 +51,7 @@ from p2prl.protocol.manifests import (
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+from p2prl.protocol.row_order import RowOrderKey, row_of
 from p2prl.protocol.signed_group import seal_group
 from p2prl.protocol.wire_codec import Wire
 from p2prl.protocol.work_slots import SlotKey, slot_work
@@ -78,6 +80,9 @@ RUN_MANIFEST = RunManifest(
     licence="Apache-2.0",
     content_policy="Arithmetic.",
     compute_dtype="float32",
+    data_sets=(DataSet("sort", 1_000, BLOB, BLOB, '{"rewards":[{"scorer":"exact","weight":1.0}]}', BLOB, bytes(32)),),
+    prompt_frame=("<user>", "<assistant>"),
+    turn_frame=("<end><user>", "<assistant>"),
 )
 
 
@@ -199,9 +204,13 @@ def vectors() -> dict[str, object]:
             "task": work.task,
             "prompt_seed": work.prompt_seed,
             "sample_seeds": list(work.sample_seeds),
+            "number": work.number,
             "tasks_of_slots_0_to_15": [
                 slot_work(SlotKey(run, policy.beacon, name, VOLUNTEER.public_key, slot), RUN_MANIFEST.tasks, 1).task
                 for slot in range(16)
+            ],
+            "rows_of_sort_0_to_15": [
+                row_of(RowOrderKey(run, VOLUNTEER.public_key, "sort"), number, 1_000) for number in range(16)
             ],
         },
         "link": str(JoinLink("vectors", run, (address,))),

@@ -45,7 +45,7 @@ def _of_turns(
 
     def encode(text: str) -> tuple[int, ...]:
         if text not in texts:
-            texts[text] = codec.encode_message(text)
+            texts[text] = codec.encode(text, rendered=True)
         return texts[text]
 
     completions, learned = [], []

@@ -44,8 +44,9 @@ def evaluate(
 ) -> Evaluation:
     """Sample one completion for each of `prompts` fresh prompts under the sampler's weights and score them.
 
-    Prompts come from the slots of a key that no peer can have, so training never sees them. The same `seed` gives the
-    same prompts and draws. Prompts that do not fit the run are left out.
+    Prompts come from the slots of a key that no peer can have, so training never sees them; a data task's come from its
+    held-out rows, or from those trained on if it has none. The same `seed` gives the same prompts and draws. Prompts
+    that do not fit the run are left out.
     """
     if prompts < 1:
         raise ConfigError(f"prompts must be at least 1, not {prompts}", remedy="Evaluate on a thousand or more.")
@@ -56,10 +57,10 @@ def evaluate(
         assignments = []
         for slot in range(start, min(start + _BATCH, prompts)):
             with contextlib.suppress(RemoteProtocolError):  # too long for the run: no volunteer samples it either
-                assignments.append(work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot))
+                assignments.append(work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot, held_out=True))
         generations = sample_all(sampler, [_request(assignment, greedy) for assignment in assignments])
         for assignment, generation in zip(assignments, generations, strict=True):
-            rewards.append(work.score(assignment, generation.token_ids).reward)
+            rewards += work.successes(assignment, [generation.token_ids])
             tokens += sampled_tokens(assignment.turns, [generation.token_ids])
         if on_progress is not None:
             on_progress(min(1.0, (start + _BATCH) / prompts))

@@ -31,7 +31,7 @@ def inspect_turns(
             return RejectionReason.BAD_TOKENS, ()
         claimed = np.frombuffer(completion.logprobs, dtype="<f2")
         if np.any(claimed[~np.asarray(transcript.sampled)] != 0):
-            return RejectionReason.LOGPROB_MISMATCH, ()
+            return RejectionReason.BAD_TOKENS, ()
         sampled.append(transcript.sampled)
     return "", tuple(sampled)
 

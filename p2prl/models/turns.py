@@ -110,5 +110,5 @@ class TurnRules:
             return None, True
         if len(turns) >= MAX_TURNS:
             return None, False
-        message = self.codec.encode_message(self.frame[0] + text + self.frame[1])
+        message = self.codec.encode(self.frame[0] + text + self.frame[1], rendered=True)
         return (message, False) if size + len(message) < self.max_new_tokens else (None, False)

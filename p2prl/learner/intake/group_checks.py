@@ -45,8 +45,9 @@ class GroupChecks:
 
     @property
     def figures(self) -> dict[str, int]:
-        """Queue lengths, as keys of the metrics log."""
+        """Queue lengths and failures of scorers, as keys of the metrics log."""
         return {
+            **self._replayer.figures,
             "queue/stored_groups": len(self._backlog) - self._backlog.in_replay,
             "queue/replaying_groups": self._backlog.in_replay,
         }
