@@ -10,7 +10,6 @@ from p2prl.clock import Clock
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import SamplingTools, SlotAssignment
 from p2prl.models.sampler_port import Generation, Ticket
-from p2prl.models.turn_inspection import sampled_tokens
 from p2prl.models.turn_sampling import TurnSampling
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
@@ -166,7 +165,7 @@ class SlotSampler:
             raw=raw,
             body=body,
             slot=slot.assignment.slot,
-            tokens=sampled_tokens(slot.assignment.turns, [generation.token_ids for generation in generations]),
+            tokens=sum(generation.sampled_tokens for generation in generations),
             reward=sum(completion.reward for completion in group.completions) / len(group.completions),
             created=created,
         )

@@ -11,7 +11,6 @@ from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import GroupWork, SlotAssignment
 from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
-from p2prl.models.turn_inspection import sampled_tokens
 from p2prl.protocol.digests import digest
 
 _BATCH = 256
@@ -61,7 +60,7 @@ def evaluate(
         generations = sample_all(sampler, [_request(assignment, greedy) for assignment in assignments])
         for assignment, generation in zip(assignments, generations, strict=True):
             rewards += work.successes(assignment, [generation.token_ids])
-            tokens += sampled_tokens(assignment.turns, [generation.token_ids])
+            tokens += generation.sampled_tokens
         if on_progress is not None:
             on_progress(min(1.0, (start + _BATCH) / prompts))
     count = len(rewards)

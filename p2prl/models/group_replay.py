@@ -18,7 +18,6 @@ from p2prl.models.replay_statistics import TokenScores, judge_tokens
 from p2prl.models.scorer_port import Scored, Scorer
 from p2prl.protocol.rollout_group import RolloutGroup
 
-
 Sampled = npt.NDArray[np.bool_]
 """For each token of a group, whether the policy sampled it."""
 

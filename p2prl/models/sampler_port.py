@@ -81,6 +81,14 @@ class Generation:
     """(first token, version) of each stretch sampled under one policy; empty where the engine does not report it. Stays
     on this machine: a group on the wire declares one policy, and is replayed under that one."""
 
+    context_tokens: int = 0
+    """Tokens that an environment said in between, which no policy sampled. Samplers give none: `turn_sampling` does."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy sampled: those that credit is paid for."""
+        return len(self.token_ids) - self.context_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

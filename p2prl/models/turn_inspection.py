@@ -34,8 +34,3 @@ def inspect_turns(
             return RejectionReason.BAD_TOKENS, ()
         sampled.append(transcript.sampled)
     return "", tuple(sampled)
-
-
-def sampled_tokens(turns: TurnRules | None, token_ids: Sequence[Sequence[int]]) -> int:
-    """Tokens of completions that the policy sampled: those that credit is paid for."""
-    return sum(len(ids) if turns is None else turns.sampled_tokens(ids) for ids in token_ids)

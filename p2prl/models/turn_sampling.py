@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler, StepResult, Ticket
-from p2prl.models.turns import TurnRules
+from p2prl.models.turns import Episode
 
 
 @dataclass(slots=True)
@@ -20,10 +20,11 @@ class _Open:
     ticket: Ticket
     """Of its first turn: the caller's name for it."""
     request: GenerationRequest
-    turns: TurnRules
+    episode: Episode
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
+    context_tokens: int = 0
 
     def add_turn(self, turn: Generation) -> tuple[int, ...] | None:
         """Append a turn; return the message that follows it, or None at the end."""
@@ -32,12 +33,13 @@ class _Open:
                 self.spans.append((len(self.token_ids) + first, version))
         self.token_ids += turn.token_ids
         self.logprobs += turn.logprobs
-        return self.turns.message_after(self.token_ids) if turn.finished else None
+        return self.episode.end_turn(turn.token_ids) if turn.finished else None
 
     def next_turn(self, message: Sequence[int]) -> GenerationRequest:
         """Append the environment's message; return the request of the turn after it."""
         self.token_ids += message
         self.logprobs += [0.0] * len(message)
+        self.context_tokens += len(message)
         return replace(
             self.request,
             prompt_ids=(*self.request.prompt_ids, *self.token_ids),
@@ -47,7 +49,7 @@ class _Open:
 
     def whole(self, *, finished: bool) -> Generation:
         """The transcript."""
-        return Generation(tuple(self.token_ids), tuple(self.logprobs), finished, tuple(self.spans))
+        return Generation(tuple(self.token_ids), tuple(self.logprobs), finished, tuple(self.spans), self.context_tokens)
 
 
 class TurnSampling:
@@ -62,7 +64,7 @@ class TurnSampling:
         tickets = sampler.submit(plain)
         for ticket, request, first_turn in zip(tickets, requests, plain, strict=True):
             if request.turns is not None:
-                self._open[ticket] = _Open(ticket, first_turn, request.turns)
+                self._open[ticket] = _Open(ticket, first_turn, Episode(request.turns))
         return tickets
 
     def step(self, sampler: Sampler) -> StepResult:

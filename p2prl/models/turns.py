@@ -43,22 +43,6 @@ class TurnRules:
     frame: tuple[str, str] = ("", "")
     """Text before and after every message."""
 
-    def message_after(self, token_ids: Sequence[int]) -> tuple[int, ...] | None:
-        """Tokens of the environment after a transcript that ends in a stop token; None when the transcript ends there.
-
-        `token_ids` is a transcript as far as it was sampled, its earlier messages included.
-        """
-        turns: list[str] = []
-        start = 0
-        while True:
-            end = self._stop_from(token_ids, start)
-            assert end is not None, "a transcript is continued after a stop token"
-            turns.append(self.codec.decode(token_ids[start:end]))
-            message, _ = self._message(turns, end + 1)
-            if message is None or end + 1 == len(token_ids):
-                return message
-            start = end + 1 + len(message)
-
     def read(self, token_ids: Sequence[int]) -> Transcript | None:
         """Read a transcript of a stranger; None when it is not what sampling under these rules gives.
 
@@ -68,47 +52,60 @@ class TurnRules:
         ids = tuple(token_ids)
         if len(ids) > self.max_new_tokens:
             return None
-        turns: list[str] = []
+        episode = Episode(self)
         sampled: list[bool] = []
         start = 0
-        while (end := self._stop_from(ids, start)) is not None:
-            turns.append(self.codec.decode(ids[start:end]))
-            sampled += [True] * (end + 1 - start)
-            message, ended = self._message(turns, end + 1)
+        while (stop := self._stop_from(ids, start)) is not None:
+            message = episode.end_turn(ids[start : stop + 1])
+            sampled += [True] * (stop + 1 - start)
             if message is None:
-                return Transcript(tuple(turns), tuple(sampled), ended) if end + 1 == len(ids) else None
-            start = end + 1 + len(message)
-            if ids[end + 1 : start] != message:
+                whole = stop + 1 == len(ids)
+                return Transcript(tuple(episode.turns), tuple(sampled), episode.finished) if whole else None
+            start = stop + 1 + len(message)
+            if ids[stop + 1 : start] != message:
                 return None
             sampled += [False] * len(message)
         if len(ids) < self.max_new_tokens:
             return None
-        turns.append(self.codec.decode(ids[start:]))
-        return Transcript(tuple(turns), (*sampled, *[True] * (len(ids) - start)), finished=False)
+        turns = (*episode.turns, self.codec.decode(ids[start:]))
+        return Transcript(turns, (*sampled, *[True] * (len(ids) - start)), finished=False)
 
     def score(self, token_ids: Sequence[int]) -> Score:
         """The environment's verdict on a transcript; `FAILED` on one that `read` refuses."""
         read = self.read(token_ids)
         return FAILED if read is None else self.environment.score(self.seed, read.turns, read.finished)
 
-    def sampled_tokens(self, token_ids: Sequence[int]) -> int:
-        """Tokens of a transcript that the policy sampled."""
-        read = self.read(token_ids)
-        return 0 if read is None else sum(read.sampled)
-
     def _stop_from(self, token_ids: Sequence[int], start: int) -> int | None:
         """Index of the first stop token from `start` on."""
         return next((i for i in range(start, len(token_ids)) if token_ids[i] in self.codec.stop_ids), None)
 
-    def _message(self, turns: Sequence[str], size: int) -> tuple[tuple[int, ...] | None, bool]:
-        """The message after `turns`, which end at token `size`; None at the end, and whether the environment ended it.
 
-        A message that leaves no room for another token of the model is not sent.
+class Episode:
+    """One transcript while it grows, turn by turn."""
+
+    def __init__(self, rules: TurnRules) -> None:
+        self._rules = rules
+        self._size = 0
+        self.turns: list[str] = []
+        """The model's turns so far, without their stop tokens."""
+        self.finished = False
+        """Whether the environment has ended the episode."""
+
+    def end_turn(self, token_ids: Sequence[int]) -> tuple[int, ...] | None:
+        """Take the model's next turn, with its stop token; return the environment's message.
+
+        None when the transcript ends there: the environment has nothing to say, or a limit is reached. A message that
+        would leave no room for another token of the model is not sent.
         """
-        text = next_message(self.environment, self.seed, turns)
+        rules = self._rules
+        self.turns.append(rules.codec.decode(token_ids[:-1]))
+        self._size += len(token_ids)
+        text = next_message(rules.environment, rules.seed, self.turns)
         if text is None:
-            return None, True
-        if len(turns) >= MAX_TURNS:
-            return None, False
-        message = self.codec.encode(self.frame[0] + text + self.frame[1], rendered=True)
-        return (message, False) if size + len(message) < self.max_new_tokens else (None, False)
+            self.finished = True
+            return None
+        if len(self.turns) >= MAX_TURNS:
+            return None
+        message = rules.codec.encode(rules.frame[0] + text + rules.frame[1], rendered=True)
+        self._size += len(message)
+        return message if self._size < rules.max_new_tokens else None

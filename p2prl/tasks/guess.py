@@ -1,7 +1,7 @@
 """guess: find a number from 0 to 99 in seven guesses, told after each whether the number is higher or lower.
 
-The opening is `00-99?`. A turn is one guess, such as `50`; the environment answers `+` (the number is higher) or `-` (it
-is lower). Bisection always finds the number, and every guess needs what the answers before have left possible.
+The opening is `00-99?`. A turn is one guess, such as `50`; the environment answers `+` (the number is higher) or `-`
+(it is lower). Bisection always finds the number, and every guess needs what the answers before have left possible.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An environment of somebody else's package that talks whatever the model says, for up to five turns.
 
-Its alphabet is so small that a model with random weights ends many turns by chance.
+Its alphabet is so small that a model with random weights ends many turns by chance. It likes to hear ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Talk:
             return None
         return "ab"[seed % 2] + "ab"[turns[-1].count("1") % 2] * (len(turns[-1]) % 3)
     def score(self, seed, turns, finished):
-        return Score(reward=float(finished) * (seed + sum(turn.count("1") for turn in turns)) % 7 / 8)
+        said = "".join(turns)
+        return Score(reward=said.count("1") / max(8, len(said)))
 
 TALK = TaskSpec(
     task=EnvironmentTask(Talk()),

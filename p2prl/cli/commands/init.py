@@ -20,7 +20,8 @@ def init(
         typer.Option("--model", help="A Hugging Face directory or hub id to train. Default: a small new model."),
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="Task: chain4, walk12, guess or an installed one. Default: the preset's.")
+        str | None,
+        typer.Option("--task", help="Task: chain4, walk12, guess or an installed one. Default: the preset's."),
     ] = None,
     goal: Annotated[
         str | None, typer.Option("--goal", help="A sentence for volunteers to read. Default: the preset's.")

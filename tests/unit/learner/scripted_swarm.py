@@ -102,7 +102,9 @@ def make_learner(
     checkpoints = sorted((small_run.directory / "checkpoints").glob("step-*"))
     memory = memory or MemoryPlan(rule=DEFAULT_RULE, most_tokens=DEFAULT_RULE.tokens)
     held_in = weight_dtype(memory.precision)
-    training = load_pretrained(str(checkpoints[-1]), dtype=held_in) if checkpoints else tiny_model(small_run.model, seed=1)
+    training = (
+        load_pretrained(str(checkpoints[-1]), dtype=held_in) if checkpoints else tiny_model(small_run.model, seed=1)
+    )
     if not checkpoints:
         if small_run.model == "chain4":
             training.model.load_state_dict(_warm_weights())

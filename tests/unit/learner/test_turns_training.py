@@ -158,15 +158,13 @@ def test_receipts_and_verdicts_count_the_policys_tokens(fresh: Callable[[str], S
 
 
 @pytest.mark.parametrize(("kill", "within"), [(3, False), (6, False), (4, True)])
-def test_a_killed_learner_ends_with_the_same_weights(
-    fresh: Callable[[str], SmallRun], kill: int, within: bool
-) -> None:
+def test_a_killed_learner_ends_with_the_same_weights(fresh: Callable[[str], SmallRun], kill: int, within: bool) -> None:
     """The mask survives in the journal."""
     weights = []
     for name, at in (("straight", None), ("killed", kill)):
         run = fresh(name)
         run.journal.close()
-        made, swarm, _ = run_through(run, at, within_update=within and at is not None)
+        made, _, _ = run_through(run, at, within_update=within and at is not None)
         weights.append(made)
         run.blobs.close()
     assert weights[0] == weights[1]

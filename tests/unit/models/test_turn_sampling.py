@@ -19,6 +19,7 @@ from p2prl.models.sampling import sample_all
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.turn_sampling import TurnSampling
+from p2prl.models.turns import Episode
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
@@ -60,6 +61,7 @@ def drawn_by_hand(world: World, request: GenerationRequest) -> tuple[list[int], 
     """One token at a time from complete logits, with the environment asked at every stop token."""
     turns, model = request.turns, world.run.loaded.model
     assert turns is not None
+    episode, start = Episode(turns), 0
     ids: list[int] = []
     ours: list[bool] = []
     logprobs: list[float] = []
@@ -70,9 +72,10 @@ def drawn_by_hand(world: World, request: GenerationRequest) -> tuple[list[int], 
         ids, ours = [*ids, token], [*ours, True]
         logprobs.append(float(scaled.log_softmax(-1)[token]))
         if token in request.stop_ids:
-            message = turns.message_after(ids)
+            message = episode.end_turn(ids[start:])
             if message is None:
                 break
+            start = len(ids) + len(message)
             ids, ours = [*ids, *message], [*ours, *[False] * len(message)]
             logprobs += [0.0] * len(message)
     return ids, ours, logprobs
@@ -96,6 +99,7 @@ def test_noise_goes_on_across_turns(world: World) -> None:
             read = assignment.turns.read(ids)
             assert read is not None
             assert list(read.sampled) == ours
+            assert generation.sampled_tokens == sum(ours)
             turns_seen.add(len(read.turns))
     assert max(turns_seen) >= 4
 
@@ -177,7 +181,9 @@ def test_dropped_turns_and_false_claims_are_refused(world: World) -> None:
     ends = [i + 1 for i in range(len(ids) - 1) if ours[i] and not ours[i + 1]]
     assert ends
     for end in ends:  # stops after a turn
-        early = with_completion(group, index, tokens=packed(list(ids[:end])), logprobs=logprobs[:end].tobytes(), finished=True)
+        early = with_completion(
+            group, index, tokens=packed(list(ids[:end])), logprobs=logprobs[:end].tobytes(), finished=True
+        )
         assert world.replayed(early)[0] == RejectionReason.BAD_TOKENS
     start = next(i for i in range(ends[0], len(ids)) if ours[i])
     dropped = with_completion(group, index, tokens=packed(list(ids[start:])), logprobs=logprobs[start:].tobytes())
@@ -186,7 +192,9 @@ def test_dropped_turns_and_false_claims_are_refused(world: World) -> None:
     claims[ends[0]] = -0.5
     assert world.replayed(with_completion(group, index, logprobs=claims.tobytes()))[0] == RejectionReason.BAD_TOKENS
     claims = np.where(np.asarray(ours), logprobs - np.float16(0.5), logprobs).astype("<f2")
-    assert world.replayed(with_completion(group, index, logprobs=claims.tobytes()))[0] == RejectionReason.LOGPROB_MISMATCH
+    assert (
+        world.replayed(with_completion(group, index, logprobs=claims.tobytes()))[0] == RejectionReason.LOGPROB_MISMATCH
+    )
 
 
 def test_a_group_of_another_seed_is_refused(world: World) -> None:
@@ -211,9 +219,7 @@ def test_a_group_of_another_seed_is_refused(world: World) -> None:
 def test_the_scorer_counts_positions_from_the_first(world: World) -> None:
     """A continued request replays like the same tokens of a whole one."""
     world.group(0)
-    request = GenerationRequest(
-        prompt_ids=(1, 2, 3), seed=77, max_new_tokens=12, temperature=0.8, stop_ids=frozenset()
-    )
+    request = GenerationRequest(prompt_ids=(1, 2, 3), seed=77, max_new_tokens=12, temperature=0.8, stop_ids=frozenset())
     (whole,) = sample_all(world.run.sampler, [request])
     rest = replace(request, prompt_ids=(1, 2, 3, *whole.token_ids[:5]), max_new_tokens=7, first_position=5)
     (made,) = sample_all(world.run.sampler, [rest])

@@ -1,4 +1,4 @@
-"""guess: replies and scores against a second implementation of `docs/tasks.md` §8, and what its demonstrations teach."""
+"""guess: replies and scores against a second implementation of `docs/tasks.md` §8, and its demonstrations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def wins(seed: int, turns: list[str], finished: bool) -> float:
     return float(said is not None and len(turns[-1]) <= 4 and int(said[1]) == number(seed))
 
 
-TURNS = st.lists(st.from_regex(r"\A ?[0-9]{1,3} {0,3}\Z") | st.text("0123456789+- ٣²?", max_size=5), min_size=1, max_size=8)
+TURNS = st.lists(
+    st.from_regex(r"\A ?[0-9]{1,3} {0,3}\Z") | st.text("0123456789+- ٣²?", max_size=5), min_size=1, max_size=8
+)
 
 
 @given(SEEDS, TURNS, st.booleans())
