@@ -1,4 +1,4 @@
-"""Swarms on environments: volunteers play whole episodes, the learner checks and trains on them, and the reward rises."""
+"""Swarms on environments: volunteers play whole episodes, the learner checks and trains on them, rewards rise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from p2prl.sim.simulated_run import SimulatedRun
 from p2prl.sim.swarm import Swarm, SwarmConfig
 from tests.unit.talking_task import install_talking_task
 
-GROUPS, UPDATES = 8, 12
+GROUPS, UPDATES = 8, 8
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +94,5 @@ def practice(task: str, loaded: LoadedModel) -> tuple[float, float]:
 def test_the_reward_rises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = install_talking_task(tmp_path, monkeypatch)
     before, after = practice(task, tiny_model(task, seed=1))
-    print(before, after)
     assert 0.05 < before < 0.3
     assert after > before + 0.2

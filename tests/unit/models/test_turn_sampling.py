@@ -255,7 +255,7 @@ class ScriptedSampler:
     def swap(self, staged: StagedWeights) -> None:
         raise NotImplementedError
 
-    def submit(self, requests: list[GenerationRequest]) -> list[Ticket]:  # type: ignore[override]
+    def submit(self, requests: list[GenerationRequest]) -> list[Ticket]:
         tickets = list(range(len(self.asked), len(self.asked) + len(requests)))
         self.asked += requests
         self.waiting += zip(tickets, requests, strict=True)
