@@ -32,8 +32,8 @@ class FinishedGroup:
     slot: int
     tokens: int
     """Completion tokens that the policy sampled."""
-    reward: float
-    """Mean over the completions."""
+    reward: float | None
+    """Mean over the completions; None for a data task, which a volunteer cannot score."""
     created: float
     """Unix time it was signed."""
 
@@ -159,6 +159,7 @@ class SlotSampler:
             engine=tools.sampler.engine_class,
             seconds=slot.seconds,
         )
+        rewards = [completion.reward for completion in group.completions]
         created = self._clock.now()
         raw, body = seal_group(self._identity, group, run=self._run, now=created)
         return FinishedGroup(
@@ -166,6 +167,6 @@ class SlotSampler:
             body=body,
             slot=slot.assignment.slot,
             tokens=sum(generation.sampled_tokens for generation in generations),
-            reward=sum(completion.reward for completion in group.completions) / len(group.completions),
+            reward=sum(rewards) / len(rewards) if slot.assignment.row is None else None,
             created=created,
         )

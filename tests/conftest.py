@@ -26,6 +26,8 @@ SLOW = (
     "unit/learner/test_crash_recovery.py",
     "unit/models/test_vllm_sampler.py",
     "unit/models/test_warm_start.py",
+    "unit/tasks/sandbox/test_hostile_answers.py",
+    "unit/tasks/sandbox/test_pool",
     "unit/testing/",
 )
 """Folders and files whose tests start processes, train, simulate or build for seconds: left out by `make test-fast`."""

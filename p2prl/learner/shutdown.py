@@ -22,6 +22,9 @@ _LONGEST_CHECKS_S = 300.0
 """Longest time for those checks. What is left stays in the journal, unsettled: a swarm that outran training for hours
 can have left hours of replays."""
 
+_LONGEST_EVALUATION_S = 120.0
+"""Longest stay for the evaluation of the last version, which says what the run has reached."""
+
 
 class Shutdown:
     """Keeps a finished learner reachable until the groups in flight have their receipts."""
@@ -35,12 +38,17 @@ class Shutdown:
     def announce_end(self, *, step: int, is_stopped: Callable[[], bool]) -> None:
         """Tell everyone that the run has ended at `step`; returns when no group has arrived for `_QUIET_S`.
 
-        Ends at once when `is_stopped`.
+        Ends at once when `is_stopped`. The last version is evaluated meanwhile.
         """
         self._announce(step)
         self._check_all(step, is_stopped)
         began = announced_at = quiet_since = self._clock.now()
-        while (now := self._clock.now()) - quiet_since < _QUIET_S and now - began < _LONGEST_S and not is_stopped():
+        while not is_stopped():
+            self._checks.finish(step=step)
+            now, evaluating = self._clock.now(), self._checks.evaluate(idle=True, finished=True)
+            is_quiet = now - quiet_since >= _QUIET_S or now - began >= _LONGEST_S
+            if is_quiet and not (evaluating and now - began < _LONGEST_EVALUATION_S):
+                return
             self._inbox.read(0.2, step=step, finished=True)
             if now - announced_at >= _REPEAT_S:
                 announced_at = now

@@ -10,14 +10,11 @@ from dataclasses import dataclass, replace
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import GroupWork, SlotAssignment
 from p2prl.models.sampler_port import GenerationRequest, Sampler
-from p2prl.models.sampling import sample_all
+from p2prl.models.sampling import GREEDY_TEMPERATURE, sample_all
 from p2prl.protocol.digests import digest
 
 _BATCH = 256
 """Prompts sampled in one call: enough to fill a device, few enough for progress to be reported."""
-_GREEDY_TEMPERATURE = 1e-6
-"""Temperature of greedy decoding: scales logits up until the noise, about ten nats, cannot change the best one; two
-closer than 1e-5 are equal in single precision anyway. So greedy decoding needs no second sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +72,4 @@ def evaluate(
 
 def _request(assignment: SlotAssignment, greedy: bool) -> GenerationRequest:
     request = assignment.requests[0]
-    return replace(request, temperature=_GREEDY_TEMPERATURE) if greedy else request
+    return replace(request, temperature=GREEDY_TEMPERATURE) if greedy else request

@@ -27,7 +27,7 @@ from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.work_slots import SlotKey, slot_work
-from p2prl.tasks.data.packed_rows import PackedRows
+from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.data.task_data import TaskData
 
 _NO_DATA: Mapping[str, TaskData] = MappingProxyType({})
@@ -88,7 +88,7 @@ class GroupWork:
     ) -> None:
         """`data` has the data of each data task by name; `answers` scores it, on machines that do.
 
-        `ConfigError` when this machine lacks a task or a reward of the run.
+        `ConfigError` when this machine lacks a task or a reward of the run. `close` it where answers are scored.
         """
         self._manifest = manifest
         self._run = run
@@ -103,7 +103,7 @@ class GroupWork:
                 f"this machine cannot work for the run: {error}",
                 remedy="Install the release, and any task package, that the run was created with.",
             ) from error
-        self._scoring = RunScoring(reward, answers)
+        self._scoring = RunScoring(reward, answers, {held.task: held.scoring for held in manifest.data_sets})
         self._data_prompts = {name: DataPrompts(run, name, held) for name, held in data.items()}
         self._prompts: dict[str, PromptSource] = {
             **{
@@ -128,6 +128,10 @@ class GroupWork:
     def scores_data(self) -> bool:
         """Whether answers to rows of data are scored on this machine; False in a run without any."""
         return bool(self._data) and self._scoring.scores_data
+
+    def scores(self, assignment: SlotAssignment) -> bool:
+        """Whether this machine can score a slot: a data task only where its rows are and its scorers run."""
+        return assignment.row is None or (self.scores_data and self._data[assignment.task].training.rows is not None)
 
     @property
     def scorer_failures(self) -> int:
@@ -189,8 +193,7 @@ class GroupWork:
         completions = [self._decode(ids) for ids in token_ids]
         if assignment.row is None:
             return tuple(self._scoring.success(assignment.task, assignment.prompt, text) for text in completions)
-        rows, row = self._rows(assignment), assignment.row
-        return self._scoring.data_success(assignment.task, rows, row, completions, account=account)
+        return self._scoring.data_success(assignment.task, self._row(assignment), completions, account=account)
 
     def rewards(
         self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]], *, account: bytes = b""
@@ -204,14 +207,18 @@ class GroupWork:
         completions = [self._decode(ids) for ids in token_ids]
         if assignment.row is None:
             return self._scoring.rewards(assignment.task, assignment.prompt, completions)
-        rows, row = self._rows(assignment), assignment.row
-        return self._scoring.data_rewards(assignment.task, rows, row, completions, account=account)
+        row, lengths = self._row(assignment), [len(ids) for ids in token_ids]
+        return self._scoring.data_rewards(assignment.task, row, completions, lengths, account=account)
 
-    def _rows(self, assignment: SlotAssignment) -> PackedRows:
+    def close(self) -> None:
+        """End the processes that score answers."""
+        self._scoring.close()
+
+    def _row(self, assignment: SlotAssignment) -> Row:
         rows = self._data[assignment.task].split(held_out=assignment.held_out).rows
-        if rows is None:
+        if rows is None or assignment.row is None:
             raise LocalProtocolError(f"this machine has no answers of {assignment.task} to score with")
-        return rows
+        return rows.row(assignment.row)
 
     def _decode(self, token_ids: Sequence[int]) -> tuple[str, bool]:
         """Text without the stop token, and whether there was one."""

@@ -8,12 +8,16 @@ scorer that can score nothing at all stops the run, because a run without reward
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from p2prl.errors import ConfigError
 from p2prl.models.rewards import Completion, RunReward
-from p2prl.tasks.data.packed_rows import PackedRows, Row
+from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.scorers.spec import parse_spec
+
+_NO_SCORING: Mapping[str, str] = MappingProxyType({})
 
 _HOPELESS_GROUPS = 64
 """Groups of a task scored without one answer that the scorer could read: it never will."""
@@ -42,13 +46,23 @@ class AnswerScorer(Protocol):
         """One score for each completion of a row. `account` is the public key that is charged for overruns."""
         ...
 
+    def close(self) -> None:
+        """End the processes."""
+        ...
+
 
 class RunScoring:
     """The rewards of one run, as far as this machine can compute them."""
 
-    def __init__(self, reward: RunReward, answers: AnswerScorer | None = None) -> None:
-        """Without `answers` the rows of data have no reward: on a volunteer, and on a validator that runs no scorer."""
+    def __init__(
+        self, reward: RunReward, answers: AnswerScorer | None = None, scoring: Mapping[str, str] = _NO_SCORING
+    ) -> None:
+        """Without `answers` the rows of data have no reward: on a volunteer, and on a validator that runs no scorer.
+
+        `scoring` has the scoring spec of each data task by name. `RemoteProtocolError` when one cannot be read.
+        """
         self._reward = reward
+        self._scoring = {task: parse_spec(spec) for task, spec in scoring.items()} if answers is not None else {}
         self._answers = answers
         self._hopeless: Counter[str] = Counter()
         """Groups of a data task without a scored answer, as long as none had any."""
@@ -61,6 +75,11 @@ class RunScoring:
     def scores_data(self) -> bool:
         """Whether rows of data are scored here."""
         return self._answers is not None
+
+    def close(self) -> None:
+        """End the processes that score."""
+        if self._answers is not None:
+            self._answers.close()
 
     def rewards(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[float, ...]:
         """Rewards of completions of a procedural prompt."""
@@ -75,17 +94,22 @@ class RunScoring:
         return self._reward.score(task, prompt, completion).reward
 
     def data_rewards(
-        self, task: str, rows: PackedRows, row: int, completions: Sequence[Completion], *, account: bytes
+        self, task: str, row: Row, completions: Sequence[Completion], lengths: Sequence[int], *, account: bytes
     ) -> tuple[float, ...]:
-        """Rewards of completions of a row of data. `ConfigError` when the task's scorer has failed on everything."""
-        return self._reward.of_success(self.data_success(task, rows, row, completions, account=account))
+        """Rewards of completions of a row of data, of so many tokens each, with the scoring's length penalty.
+
+        `ConfigError` when the task's scorer has failed on everything.
+        """
+        penalty = self._scoring[task].penalty
+        values = self.data_success(task, row, completions, account=account)
+        return self._reward.of_success(value + penalty(tokens) for value, tokens in zip(values, lengths, strict=True))
 
     def data_success(
-        self, task: str, rows: PackedRows, row: int, completions: Sequence[Completion], *, account: bytes
+        self, task: str, row: Row, completions: Sequence[Completion], *, account: bytes
     ) -> tuple[float, ...]:
         """The scorers' values for completions of a row of data. Errors as `data_rewards`."""
         assert self._answers is not None, "asked for rewards of data where nothing scores them"
-        scored = self._answers.score(task, rows.row(row), completions, account=account)
+        scored = self._answers.score(task, row, completions, account=account)
         failures = [answer.failure for answer in scored if answer.failure]
         self.failures += len(failures)
         if task not in self._scored:

@@ -92,6 +92,10 @@ class Replayer:
         self._scorer = tools.scorer
         self._loaded: bytes | None = None
 
+    def close(self) -> None:
+        """End the processes that score answers."""
+        self._work.close()
+
     @property
     def figures(self) -> dict[str, int]:
         """Answers that could not be scored, as a key of the metrics log; nothing in a run without data."""
@@ -118,7 +122,7 @@ class Replayer:
                 slots_here.add(slot)
                 to_replay.setdefault(entry.policy.digest, []).append((index, entry, inspection))
         for digest, entries in sorted(to_replay.items(), key=lambda item: item[0] != self._loaded):
-            self._load(digest, entries[0][1].weights)
+            self.load(digest, entries[0][1].weights)
             work = [(candidate.group, inspection) for _, candidate, inspection in entries]
             replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype)
             for (index, candidate, inspection), replay in zip(entries, replays, strict=True):
@@ -132,8 +136,13 @@ class Replayer:
         rewards = self._work.rewards(inspection.assignment, inspection.token_ids, account=stored.peer)
         return Outcome(stored, group, ReceiptState.VERIFIED, "", policy, replay, rewards)
 
-    def _load(self, digest: bytes, weights: memoryview) -> None:
+    def load(self, digest: bytes, weights: memoryview) -> None:
+        """Load a policy, unless the model holds it."""
         if digest != self._loaded:
             self._loaded = None
             self._scorer.load_weights(weights)
             self._loaded = digest
+
+    def forget(self) -> None:
+        """Somebody else has used the model: it holds no policy, or another."""
+        self._loaded = None

@@ -30,6 +30,11 @@ class PackedPrompts:
     def __len__(self) -> int:
         return len(self._file)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return self._file.longest // 4
+
     def token_ids(self, row: int) -> tuple[int, ...]:
         """Token ids of a row's prompt. `IntegrityError` when they are no prompt."""
         record = self._file.record(row)

@@ -15,7 +15,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunFile, blob_of
 from p2prl.testing.sample_ledgers import manifest
 
-NEEDS = Requirements(files_bytes=1_000, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
+NEEDS = Requirements(files_bytes=1_000, data_bytes=0, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
 
 
 class Usage(NamedTuple):
@@ -53,7 +53,8 @@ def test_disk_without_room_for_two_versions_is_refused(tmp_path: Path, monkeypat
 
 
 def test_unreadable_disk_is_not_refused(tmp_path: Path) -> None:
-    check_room(Requirements(files_bytes=0, weights_bytes=1 << 60, disk_bytes=0, memory_bytes=0), tmp_path / "nowhere")
+    huge = Requirements(files_bytes=0, data_bytes=0, weights_bytes=1 << 60, disk_bytes=0, memory_bytes=0)
+    check_room(huge, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

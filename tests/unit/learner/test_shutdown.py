@@ -19,6 +19,8 @@ class Swarm:
         self.arriving: list[float] = []
         self.heads: list[bool] = []
         self.reads = 0
+        self.slices = 0
+        """Slices of the last version's evaluation that are left, one a turn."""
 
     def now(self) -> float:
         return self.time
@@ -33,6 +35,15 @@ class Swarm:
         self.waiting -= 1
         self.time += self.replay_s
         return True
+
+    def finish(self, *, step: int) -> bool:
+        return False
+
+    def evaluate(self, *, idle: bool, finished: bool) -> bool:
+        assert idle
+        assert finished
+        self.slices -= 1
+        return self.slices >= 0
 
     def read(self, timeout_s: float, *, step: int, finished: bool) -> None:
         assert finished
@@ -78,3 +89,10 @@ def test_a_group_that_arrives_late_is_settled_and_waited_for() -> None:
 @pytest.mark.parametrize("waiting", [0, 1_000])
 def test_a_stop_ends_it_at_once(waiting: int) -> None:
     assert Swarm(waiting=waiting, replay_s=1.0).end(stop_at=3.0) <= 3.0 + 1.2
+
+
+@pytest.mark.parametrize(("slices", "seconds"), [(10, 6.0), (100, 20.0), (10_000, 120.0)])
+def test_the_last_evaluation_is_waited_for_but_not_for_ever(slices: int, seconds: float) -> None:
+    swarm = Swarm(waiting=0, replay_s=0.1)
+    swarm.slices = slices
+    assert swarm.end() == pytest.approx(seconds, abs=0.5)

@@ -19,10 +19,13 @@ from p2prl.tasks.data.packed_file import PackedWriter
 from p2prl.tasks.data.packed_prompts import PackedPrompts, prompt_record
 from p2prl.tasks.data.packed_rows import PackedRows, Row, row_record
 from p2prl.tasks.data.task_data import DataSplit, TaskData
+from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from tests.unit.learner.small_run import SmallRun
 
 SUMS = tuple({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)} for a in range(1, 6) for b in range(2, 5))
 """Fifteen rows."""
+
+SCORING = scoring_spec(Scoring(rewards=(Reward(scorer="exact"),)))
 
 HELD_OUT = tuple({"prompt": f"{a}-1=", "answer": str(a - 1)} for a in range(1, 5))
 
@@ -47,7 +50,7 @@ def split(
 
 def data_set(task: str, *, rows: int = len(SUMS), prompts: bytes = b"p", answers: bytes = b"a") -> DataSet:
     """A manifest's entry. Only its name and number of rows are read where no file travels."""
-    return DataSet(task, rows, blob_of(prompts, 4096), blob_of(answers, 4096), '{"rewards":[{"scorer":"exact"}]}')
+    return DataSet(task, rows, blob_of(prompts, 4096), blob_of(answers, 4096), SCORING)
 
 
 def with_data(manifest: RunManifest, *, share: float = 1.0, **changes: object) -> RunManifest:
@@ -69,6 +72,7 @@ class Comparing:
     """Scores 1 for exactly the answer. Fails on every answer as long as `broken` says why."""
 
     broken: str = ""
+    closed: bool = False
     calls: list[tuple[str, Row, bytes]] = field(default_factory=list)
 
     def score(
@@ -78,6 +82,9 @@ class Comparing:
         if self.broken:
             return tuple(Scored(0.0, self.broken) for _ in completions)
         return tuple(Scored(float(finished and text == row["answer"])) for text, finished in completions)
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class DataRun:

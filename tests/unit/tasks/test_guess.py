@@ -1,4 +1,4 @@
-"""guess: replies and scores against a second implementation of `docs/tasks.md` §8, and its demonstrations."""
+"""guess: replies and scores against a second implementation of `docs/tasks.md` §9, and its demonstrations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS = st.integers(0, (1 << 63) - 1)
 
 
 def number(seed: int) -> int:
-    """Sections 1 and 8."""
+    """Sections 1 and 9."""
     domain = b"p2prl/task/guess/v1"
     block = hashlib.sha256(bytes([len(domain)]) + domain + seed.to_bytes(8, "little") + bytes(8)).digest()
     return int.from_bytes(block[:4], "little") % 100

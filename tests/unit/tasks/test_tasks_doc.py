@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import itertools
 import operator
 import random
 import re
+from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ import pytest
 from p2prl.errors import ConfigError
 from p2prl.models.rewards import RunReward
 from p2prl.tasks.chain4 import Chain4
+from p2prl.tasks.countdown import Countdown
 from p2prl.tasks.task import Task
 from p2prl.tasks.task_registry import scorer_by_task
 from p2prl.tasks.walk12 import Walk12
@@ -235,4 +240,103 @@ def test_examples() -> None:
 
 
 def test_every_task_has_a_section() -> None:
-    assert all(f". {name}\n" in TEXT for name in TASKS)
+    assert all(f". {name}\n" in TEXT for name in (*TASKS, "countdown"))
+
+
+# --- countdown, section 8 ------------------------------------------------------------------------------------------
+
+COUNTDOWN_PROMPT = next(line for line in TEXT.splitlines() if line.startswith("    Make {}")).strip()
+ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+
+def countdown_prompt(seed: int) -> str:
+    domain = b"p2prl/task/countdown/v1"
+
+    def words() -> Iterator[int]:
+        for n in itertools.count():
+            head = bytes([len(domain)]) + domain + seed.to_bytes(8, "little")
+            block = hashlib.sha256(head + n.to_bytes(8, "little")).digest()
+            yield from (int.from_bytes(block[i : i + 4], "little") for i in range(0, 32, 4))
+
+    drawn = words()
+    while True:
+        numbers = [1 + next(drawn) % 9, 10 + next(drawn) % 16, 10 + next(drawn) % 16]
+        turn = next(drawn) % 3
+        a, b, c = (Fraction(numbers[(turn + i) % 3]) for i in range(3))
+        first, second = (ARITHMETIC["+-*/"[next(drawn) % 4]] for _ in range(2))
+        right = next(drawn) % 2
+        try:
+            value = first(a, second(b, c)) if right else second(first(a, b), c)
+        except ZeroDivisionError:
+            continue
+        if value.denominator == 1 and 10 <= value <= 99:
+            return COUNTDOWN_PROMPT.format(value, *sorted(numbers))
+
+
+def countdown_score(text: str, completion: str) -> float:
+    target, *numbers = map(int, re.findall(r"[0-9]+", text))
+    if "Answer:" not in completion:
+        return 0.0
+    answer = completion.split("Answer:")[-1]
+    if len(answer) > 100:
+        return 0.0
+    for sign, plain in ("×*", "÷/", "−-"):
+        answer = answer.replace(sign, plain)
+    match = re.fullmatch(r"([0-9+\-*/() ]+?)(?: *= *([0-9]{1,2}))? *\.?", answer.strip(" \n"))
+    if match is None or (match[2] and int(match[2]) != target):
+        return 0.0
+    symbols = re.findall(r"[0-9]+|\S", match[1])
+    if any(len(symbol) > 2 for symbol in symbols):
+        return 0.0
+    kinds = "".join("n" if symbol.isdigit() else symbol for symbol in symbols)
+    while (shorter := re.sub(r"n[-+*/]n|\(n\)", "n", kinds)) != kinds:
+        kinds = shorter
+    if kinds != "n" or sorted(int(symbol) for symbol in symbols if symbol.isdigit()) != sorted(numbers):
+        return 0.0
+    try:
+        tree = ast.parse("".join(f"Fraction({int(s)})" if s.isdigit() else s for s in symbols), mode="eval")
+        return float(reduced(tree.body) == target)
+    except ZeroDivisionError:
+        return 0.0
+
+
+def reduced(node: ast.expr) -> Fraction:
+    """The value of a parsed expression of fractions."""
+    if isinstance(node, ast.Call):
+        assert isinstance(node.args[0], ast.Constant)
+        return Fraction(str(node.args[0].value))
+    assert isinstance(node, ast.BinOp)
+    sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}[type(node.op)]
+    result: Fraction = ARITHMETIC[sign](reduced(node.left), reduced(node.right))
+    return result
+
+
+def test_countdown_prompts() -> None:
+    rng = random.Random(4)
+    for seed in (0, 1, (1 << 63) - 1, *(rng.getrandbits(63) for _ in range(500))):
+        assert Countdown().prompt(seed) == countdown_prompt(seed)
+    examples = rows("| countdown, seed | prompt begins |")
+    assert len(examples) == 3
+    assert all(countdown_prompt(int(seed)).startswith(text + ":") for seed, text in examples)
+
+
+def test_countdown_scores() -> None:
+    rng = random.Random(5)
+    counts = [0, 0]
+    task = Countdown()
+    for _ in range(400):
+        text = countdown_prompt(rng.getrandbits(63))
+        target, *numbers = map(int, re.findall(r"[0-9]+", text))
+        for a, b, c in itertools.permutations(numbers):
+            form = rng.choice(["({}{}{}){}{}", "{}{}({}{}{})", "{} {}{}{} {}"])
+            answer = form.format(a, rng.choice("+-*/"), b, rng.choice("+-*/×÷−"), c) + rng.choice(
+                ["", "", f" = {target}."]
+            )
+            if rng.random() < 0.2:
+                place = rng.randrange(len(answer))
+                answer = answer[:place] + rng.choice("0123456789+-*/()= .x") + answer[place + rng.randrange(2) :]
+            completion = rng.choice(["Answer:", "so\nAnswer: ", "Answer: 1 Answer: "]) + answer
+            expected = countdown_score(text, completion)
+            assert task.score(text, completion, True).reward == expected, (text, completion)
+            counts[int(expected)] += 1
+    assert min(counts) > 30

@@ -1,0 +1,184 @@
+"""The pool's side of its fork server: start it clean, have it fork and end workers, start it again when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl import errors
+from p2prl.tasks.sandbox import frames
+from p2prl.tasks.sandbox.fork_server_main import COMMAND, END, FORK, FORK_ONCE, SLOW
+from p2prl.tasks.sandbox.worker_process import WorkerProcess, receive_exactly
+
+BUILD_S = 120
+"""Longest time to import and build the scorers of a run, seconds: large packages on a slow disk take tens of them."""
+
+_MAX_RESTARTS = 10
+"""Restarts of the fork server before the pool gives up: it runs no stranger's code, so more would not help."""
+
+_CLOSE_S = 5.0
+"""How long the fork server may take to end its workers and itself; then it is killed."""
+
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # the order of sets decides scores of some scorers
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/nonexistent",
+    "OMP_NUM_THREADS": "1",  # a process with one thread can be forked and confined
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""The whole environment of the fork server: nothing of the owner's, and the same on every machine."""
+
+_START = (
+    "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); "
+    "from p2prl.tasks.sandbox.fork_server_main import main; main()"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkServerSettings:
+    """Settings for a fork server."""
+
+    tasks: Mapping[str, tuple[str, str | None]]
+    """Scoring of each task, and the path of its code."""
+    builder: str
+    """Module with `build_scorer` and `runs_third_party_code`."""
+    memory_bytes: int
+    limit_s: float
+    build_s: int = BUILD_S
+
+
+class ForkServer:
+    """A fork server, and numbers for its workers. Any thread may use it."""
+
+    def __init__(self, settings: ForkServerSettings) -> None:
+        """`ConfigError` when a scorer cannot be built, `MachineError` when the process does not start."""
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._next = 0
+        self._restarts = 0
+        self._closed = False
+        self.third_party: frozenset[str] = frozenset()
+        self.layers: tuple[str, ...] = ()
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the fork server."""
+        return self._process.pid
+
+    def fork(self, *, once: bool) -> WorkerProcess:
+        """A new worker, perhaps not ready yet; `once` for a single answer. `MachineError` when none can be had."""
+        with self._lock:
+            while not self._closed:
+                ours, theirs = socket.socketpair()
+                self._next += 1
+                command = COMMAND.pack(FORK_ONCE if once else FORK, self._next)
+                try:
+                    socket.send_fds(self._control, [command], [theirs.fileno()])
+                except OSError:
+                    ours.close()
+                    self._restart()
+                else:
+                    return WorkerProcess(ours, number=self._next, server=self._process.pid, once=once)
+                finally:
+                    theirs.close()
+        raise errors.LocalProtocolError("the scorer pool is closed")
+
+    def end(self, worker: WorkerProcess) -> None:
+        """Kill a worker. One of an earlier fork server ended with it."""
+        worker.hang_up()
+        self._command(END, worker)
+
+    def slow_down(self, worker: WorkerProcess) -> None:
+        """Have a worker leave the processor to others first: its answer is slow."""
+        self._command(SLOW, worker)
+
+    def _command(self, letter: bytes, worker: WorkerProcess) -> None:
+        with self._lock:
+            if self._closed or worker.server != self._process.pid:
+                return
+            try:
+                self._control.sendall(COMMAND.pack(letter, worker.number))
+            except OSError:
+                self._restart()
+
+    def close(self) -> None:
+        """End the fork server and its workers."""
+        with self._lock:
+            self._closed = True
+            self._stop()
+
+    def _restart(self) -> None:
+        self._stop()
+        self._restarts += 1
+        if self._restarts > _MAX_RESTARTS:
+            raise errors.MachineError(
+                f"the scorers' process ended {self._restarts} times",
+                remedy="Look for messages about memory in the system's log; then start again.",
+            )
+        self._start()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        path = [str(Path(__file__).resolve().parents[3]), *(entry for entry in sys.path if os.path.isabs(entry))]
+        self._process = subprocess.Popen(
+            # Not -I: it would ignore PYTHONHASHSEED. The environment is ours, and -P -s leave out folder and user site.
+            [sys.executable, "-P", "-s", "-c", _START, frames.json_bytes(path).decode(), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=_ENVIRONMENT,
+            start_new_session=True,  # Ctrl-C in the terminal must not end a worker in the middle of an answer
+        )
+        theirs.close()
+        try:
+            self._read_state()
+        except BaseException:
+            self._stop()
+            raise
+
+    def _read_state(self) -> None:
+        s = self._settings
+        settings = {"tasks": dict(s.tasks), "builder": s.builder, "memory_bytes": s.memory_bytes}
+        settings |= {"limit_s": s.limit_s, "build_s": s.build_s}
+        until = time.monotonic() + s.build_s + _CLOSE_S
+        try:
+            self._control.sendall(frames.frame(frames.json_bytes(settings)))
+            header = receive_exactly(self._control, frames.HEADER_BYTES, until=until)
+            state = frames.json_document(receive_exactly(self._control, frames.payload_bytes(header), until=until))
+        except OSError as error:
+            raise errors.MachineError(
+                f"the scorers' process ended before its scorers were built ({self._process.poll()}), "
+                f"or building took over {s.build_s} s",
+                remedy="Check that the scorer imports quickly and needs no network.",
+            ) from error
+        assert isinstance(state, dict)
+        if "error" in state:
+            raise errors.ConfigError(
+                f"a scorer could not be built: {state['error']}",
+                remedy="Install the package it names, or correct the task's scoring.",
+            )
+        self._control.settimeout(_CLOSE_S)
+        self.third_party, self.layers = frozenset(state["third_party"]), tuple(state["layers"])
+
+    def _stop(self) -> None:
+        self._control.close()
+        try:
+            self._process.wait(timeout=_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)  # the session that it leads: its workers too
+            self._process.wait()

@@ -1,0 +1,150 @@
+"""The fork server: builds a run's scorers once, confines itself, then forks a worker for each request of its pool.
+
+It never sees a stranger's text, so it can be trusted to end what it started. Workers start in milliseconds, because
+interpreter, packages and scorers are in memory already.
+
+Started by `p2prl.tasks.sandbox.fork_server` with a control socket, over which it gets one `COMMAND` at a time. It ends,
+and its workers with it, when the socket is closed or its parent is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from p2prl.tasks.row_scorer import RowScorer
+from p2prl.tasks.sandbox import frames
+from p2prl.tasks.sandbox.confinement import Confinement, confine_fork_server
+from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
+
+COMMAND = struct.Struct("<cQ")
+"""A command: one letter and a worker's number. A fork comes with the worker's end of a socket pair."""
+
+FORK, FORK_ONCE, SLOW, END = b"F", b"O", b"S", b"E"
+
+_SLOW_NICENESS = 5
+"""Added to a worker's niceness once its answer is slow: it keeps a quarter of a busy core, so that a slow honest answer
+still ends in time, and three quarters are left to the others."""
+
+_PARENT_CHECK_MS = 1000
+"""How often the parent is looked for: a copy of its socket in another child of it would hide its end."""
+
+
+class _ForkServer:
+    """The running fork server: its workers by number."""
+
+    def __init__(self, control: socket.socket, settings: dict[str, Any], scorers: Scorers, layers: Confinement) -> None:
+        self._control = control
+        self._settings = settings
+        self._scorers = scorers
+        self._confinement = layers
+        self._workers: dict[int, int] = {}
+        self._parent = os.getppid()
+
+    def serve(self) -> None:
+        """Obey until the pool is gone, then end every worker."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        try:
+            while os.getppid() == self._parent:
+                if poll.poll(_PARENT_CHECK_MS) and not self._obey():
+                    break
+        finally:
+            for number in list(self._workers):
+                self._end(number)
+
+    def _obey(self) -> bool:
+        """Read and obey one command; False when the pool has hung up."""
+        data, descriptors, _flags, _address = socket.recv_fds(self._control, COMMAND.size, 1)
+        while data and len(data) < COMMAND.size:
+            rest = self._control.recv(COMMAND.size - len(data))
+            data = data + rest if rest else b""
+        if not data:
+            return False
+        letter, number = COMMAND.unpack(data)
+        if letter == END:
+            self._end(number)
+        elif letter == SLOW:
+            self._yield_to_others(number)
+        else:
+            self._fork(number, descriptors[0], once=letter == FORK_ONCE)
+        return True
+
+    def _fork(self, number: int, descriptor: int, *, once: bool) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ruleset = self._confinement.worker_ruleset
+                prepare_fork(server, (descriptor, ruleset) if ruleset >= 0 else (descriptor,))
+                run_worker(
+                    descriptor,
+                    self._scorers,
+                    self._confinement,
+                    memory_bytes=self._settings["memory_bytes"],
+                    limit_s=self._settings["limit_s"],
+                    once=once,
+                )
+            finally:
+                os._exit(1)
+        os.close(descriptor)
+        self._workers[number] = pid
+
+    def _yield_to_others(self, number: int) -> None:
+        pid = self._workers.get(number)
+        if pid is not None:
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, pid, own + _SLOW_NICENESS)
+
+    def _end(self, number: int) -> None:
+        """Kill a worker and collect it. Not collected before, so its process id cannot be another process's."""
+        pid = self._workers.pop(number, None)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def build_scorers(settings: dict[str, Any]) -> Scorers:
+    """Scorers of every task, by the builder module that the settings name."""
+    builder = importlib.import_module(settings["builder"])
+    built: dict[str, RowScorer] = {}
+    third_party = set()
+    for task, (spec, code) in settings["tasks"].items():
+        try:
+            built[task] = builder.build_scorer(spec, None if code is None else Path(code))
+            if builder.runs_third_party_code(spec):
+                third_party.add(task)
+        except Exception as error:
+            raise RuntimeError(f"task {task!r}: {error}") from error
+    return Scorers(built, frozenset(third_party))
+
+
+def main() -> None:
+    """Run the fork server on the control socket whose descriptor is the last argument."""
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=int(sys.argv[-1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pool's process, which then closes the socket
+    warnings.simplefilter("ignore")
+    with control.makefile("rb") as stream:
+        settings: Any = frames.json_document(stream.read(frames.payload_bytes(stream.read(frames.HEADER_BYTES))))
+    signal.alarm(settings["build_s"])
+    try:
+        scorers = build_scorers(settings)
+        confinement = confine_fork_server()
+        state: dict[str, object] = {"third_party": sorted(scorers.third_party), "layers": confinement.layers}
+    except Exception as error:  # noqa: BLE001  # a researcher's module may raise anything; the pool reports it
+        control.sendall(frames.frame(frames.json_bytes({"error": f"{type(error).__name__}: {error}"})))
+        return
+    signal.alarm(0)
+    gc.collect()
+    gc.freeze()  # a worker's collector must not copy the pages that all of them share
+    control.sendall(frames.frame(frames.json_bytes(state)))
+    _ForkServer(control, settings, scorers, confinement).serve()

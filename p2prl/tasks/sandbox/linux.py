@@ -1,0 +1,139 @@
+"""Linux calls that confine a process, through ctypes: no privileges, no capabilities, Landlock, seccomp, namespaces.
+
+Written here because the libraries for them need system packages or a compiler. Each function affects the calling thread
+and what it starts later, so callers have one thread. Each raises `OSError` when the kernel refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446  # the same on all architectures
+_LANDLOCK_CREATE_RULESET_VERSION = 1
+_LANDLOCK_RULE_PATH_BENEATH = 1
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_FILE_RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))
+"""Landlock version, and how many file rights the kernel knows from it on. All are handled, so all are denied."""
+
+_NETWORK_RIGHTS = 0b11  # bind and connect TCP; since version 4
+_SCOPES = 0b11  # abstract Unix sockets and signals outside the sandbox; since version 6
+
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, call: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")
+    return result
+
+
+def _prctl(option: int, value: int, pointer: object = None) -> None:
+    zero = ctypes.c_ulong(0)
+    third = zero if pointer is None else pointer
+    _checked(_libc().prctl(option, ctypes.c_ulong(value), third, zero, zero), "prctl")
+
+
+def die_with_parent() -> None:
+    """Have this process killed when its parent's thread ends. Does not help if that has already happened."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def forbid_new_privileges() -> None:
+    """No program that this process executes gains privileges. Landlock and seccomp need it."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def forbid_tracing() -> None:
+    """No other process of the user reads this one's memory; it writes no core dumps."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability: the superuser becomes an ordinary owner of files."""
+    header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
+    _checked(_libc().capset(header, bytes(24)), "capset")
+
+
+def leave_network() -> None:
+    """Enter a network namespace without interfaces."""
+    if os.geteuid() != 0 or _libc().unshare(_CLONE_NEWNET) < 0:
+        _checked(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET), "unshare")
+
+
+def landlock_version() -> int:
+    """Version of the kernel's Landlock; 0 if it has none."""
+    version: int = _libc().syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_CREATE_RULESET_VERSION)
+    return max(0, version)
+
+
+def landlock_ruleset(readable: Iterable[Path]) -> int:
+    """A file descriptor of rules that deny every access except reading below the given paths. Missing ones are skipped.
+
+    Apply it with `landlock_restrict`, as often as needed.
+    """
+    version = landlock_version()
+    file_rights = (1 << max(bits for since, bits in _FILE_RIGHTS_BY_VERSION if version >= since)) - 1
+    attributes = struct.pack(
+        "<QQQ", file_rights, _NETWORK_RIGHTS if version >= 4 else 0, _SCOPES if version >= 6 else 0
+    )
+    known_bytes = 8 if version < 4 else 16 if version < 6 else 24
+    call = _libc().syscall
+    ruleset = _checked(
+        call(_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(known_bytes), 0), "landlock_create_ruleset"
+    )
+    os.set_inheritable(ruleset, False)
+    for path in readable:
+        if path.exists():
+            _allow_reading(ruleset, path)
+    return ruleset
+
+
+def _allow_reading(ruleset: int, path: Path) -> None:
+    rights = _READ_FILE | _READ_DIR if path.is_dir() else _READ_FILE
+    opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("<Qi", rights, opened)
+        _checked(
+            _libc().syscall(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, rule, 0), "landlock_add_rule"
+        )
+    finally:
+        os.close(opened)
+
+
+def landlock_restrict(ruleset: int) -> None:
+    """Apply the rules of `landlock_ruleset` to this process, for good."""
+    _checked(_libc().syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+
+
+def seccomp_install(program: bytes) -> None:
+    """Install a filter made by `seccomp_filter` on this process, for good."""
+    instructions = ctypes.create_string_buffer(program, len(program))
+    descriptor = _FilterProgram(len(program) // 8, ctypes.addressof(instructions))
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(descriptor))
+
+
+class _FilterProgram(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))

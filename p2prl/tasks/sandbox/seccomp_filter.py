@@ -1,0 +1,157 @@
+"""The seccomp filter of a worker, as classic BPF: system calls that scoring needs are allowed, all others fail.
+
+An allow list, since a kernel gains system calls every year. A denied call returns EPERM instead of killing the process,
+so that a scorer's harmless probe (is this a terminal?) does not turn an honest answer into a failure.
+
+What a worker cannot do with it: make processes, execute programs, open sockets, signal or trace others, open a file for
+writing, change a file's name, mode or owner, raise its limits, enter namespaces. It can start threads and make socket
+pairs, which asyncio needs; both end with the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from dataclasses import dataclass
+
+_LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
+_JUMP_EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
+_JUMP_BITS = 0x45  # BPF_JMP | BPF_JSET | BPF_K
+_RETURN = 0x06  # BPF_RET | BPF_K
+
+_ALLOW = 0x7FFF0000
+_ERRNO = 0x00050000
+_KILL_PROCESS = 0x80000000
+
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16  # of struct seccomp_data
+
+_CLONE_THREAD = 0x00010000
+_CLONE_NEW_NAMESPACES = 0x7E020080
+_OPEN_TO_WRITE = 0o1 | 0o2 | 0o100 | 0o1000 | 0o2000 | 0o20000000  # WRONLY RDWR CREAT TRUNC APPEND TMPFILE
+_AF_UNIX = 1
+_HARMLESS_IOCTLS = (0x5401, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX
+_HARMLESS_FCNTLS = (0, 1, 2, 3, 4, 1030)  # F_SETOWN and F_SETSIG would send signals to any process of the user
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentRule:
+    """Condition on one argument of a system call; values are below 2^32."""
+
+    argument: int
+    one_of: tuple[int, ...] = ()
+    """Allowed values; empty allows all."""
+    required_bits: int = 0
+    """One of these bits has to be set."""
+    forbidden_bits: int = 0
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A processor's audit number and its system call numbers."""
+
+    audit: int
+    numbers: dict[str, int]
+
+
+_X86_64 = """
+read 0 write 1 open 2 close 3 stat 4 fstat 5 lstat 6 poll 7 lseek 8 mmap 9 mprotect 10 munmap 11 brk 12 rt_sigaction 13
+rt_sigprocmask 14 rt_sigreturn 15 ioctl 16 pread64 17 readv 19 writev 20 access 21 pipe 22 select 23 sched_yield 24
+mremap 25 madvise 28 dup 32 dup2 33 nanosleep 35 getitimer 36 alarm 37 setitimer 38 getpid 39 sendto 44 recvfrom 45
+socketpair 53 clone 56 exit 60 uname 63 fcntl 72 getcwd 79 readlink 89 gettimeofday 96 getrlimit 97 getrusage 98
+sysinfo 99 times 100 getuid 102 getgid 104 geteuid 107 getegid 108 getppid 110 getpgrp 111 getgroups 115
+sigaltstack 131 statfs 137 fstatfs 138 arch_prctl 158 gettid 186 time 201 futex 202 sched_getaffinity 204
+getdents64 217 set_tid_address 218 restart_syscall 219 clock_gettime 228 clock_getres 229 clock_nanosleep 230
+exit_group 231 epoll_wait 232 epoll_ctl 233 openat 257 newfstatat 262 readlinkat 267 faccessat 269 pselect6 270
+ppoll 271 set_robust_list 273 epoll_pwait 281 eventfd2 290 epoll_create1 291 dup3 292 pipe2 293 prlimit64 302
+getrandom 318 membarrier 324 statx 332 rseq 334 clone3 435 close_range 436 faccessat2 439 epoll_pwait2 441
+"""
+
+_AARCH64 = """
+getcwd 17 eventfd2 19 epoll_create1 20 epoll_ctl 21 epoll_pwait 22 dup 23 dup3 24 fcntl 25 ioctl 29 statfs 43
+fstatfs 44 faccessat 48 openat 56 close 57 pipe2 59 getdents64 61 lseek 62 read 63 write 64 readv 65 writev 66
+pread64 67 pselect6 72 ppoll 73 readlinkat 78 newfstatat 79 fstat 80 exit 93 exit_group 94 set_tid_address 96 futex 98
+set_robust_list 99 nanosleep 101 getitimer 102 setitimer 103 clock_gettime 113 clock_getres 114 clock_nanosleep 115
+sched_getaffinity 123 sched_yield 124 restart_syscall 128 sigaltstack 132 rt_sigaction 134 rt_sigprocmask 135
+rt_sigreturn 139 times 153 getgroups 158 uname 160 getrlimit 163 getrusage 165 gettimeofday 169 getpid 172 getppid 173
+getuid 174 geteuid 175 getgid 176 getegid 177 gettid 178 sysinfo 179 socketpair 199 sendto 206 recvfrom 207 brk 214
+munmap 215 mremap 216 clone 220 mmap 222 mprotect 226 madvise 233 prlimit64 261 getrandom 278 membarrier 283 statx 291
+rseq 293 clone3 435 close_range 436 faccessat2 439 epoll_pwait2 441
+"""
+
+
+def _numbers(table: str) -> dict[str, int]:
+    entries = table.split()
+    return {name: int(number) for name, number in zip(entries[::2], entries[1::2], strict=True)}
+
+
+ARCHITECTURES = {
+    "x86_64": Architecture(0xC000003E, _numbers(_X86_64)),
+    "aarch64": Architecture(0xC00000B7, _numbers(_AARCH64)),
+}
+"""By the name that `platform.machine()` gives."""
+
+RULES = {
+    "clone": ArgumentRule(argument=0, required_bits=_CLONE_THREAD, forbidden_bits=_CLONE_NEW_NAMESPACES),
+    "fcntl": ArgumentRule(argument=1, one_of=_HARMLESS_FCNTLS),
+    "ioctl": ArgumentRule(argument=1, one_of=_HARMLESS_IOCTLS),
+    "open": ArgumentRule(argument=1, forbidden_bits=_OPEN_TO_WRITE),
+    "openat": ArgumentRule(argument=2, forbidden_bits=_OPEN_TO_WRITE),
+    "prlimit64": ArgumentRule(argument=2, one_of=(0,)),  # reading a limit, never setting one
+    "sendto": ArgumentRule(argument=4, one_of=(0,)),  # on a socket pair, never to an address
+    "socketpair": ArgumentRule(argument=0, one_of=(_AF_UNIX,)),
+}
+
+_OPENS_FILES = ("open", "openat")
+
+_UNKNOWN = ("clone3",)
+"""Answered with ENOSYS: the C library then uses `clone`, whose flags a filter can read."""
+
+
+def worker_filter(architecture: Architecture, *, may_open: bool) -> bytes:
+    """Instructions of the filter (`struct sock_filter`, 8 bytes each).
+
+    `may_open` allows opening files for reading: only where Landlock limits which.
+    """
+    program = [
+        *_load(_ARCHITECTURE_OFFSET),
+        _instruction(_JUMP_EQUAL, architecture.audit, if_true=1),
+        _instruction(_RETURN, _KILL_PROCESS),
+        *_load(_NUMBER_OFFSET),
+    ]
+    for name, number in architecture.numbers.items():
+        if name in _UNKNOWN:
+            body = [_instruction(_RETURN, _ERRNO | errno.ENOSYS)]
+        elif name in _OPENS_FILES and not may_open:
+            body = [_instruction(_RETURN, _ERRNO | errno.EACCES)]
+        elif name in RULES:
+            body = _checked(RULES[name])
+        else:
+            body = [_instruction(_RETURN, _ALLOW)]
+        program += [_instruction(_JUMP_EQUAL, number, if_false=len(body)), *body]
+    program.append(_instruction(_RETURN, _ERRNO | errno.EPERM))
+    return b"".join(program)
+
+
+def _checked(rule: ArgumentRule) -> list[bytes]:
+    """Instructions that end in a verdict on one argument."""
+    deny = _instruction(_RETURN, _ERRNO | errno.EPERM)
+    low = _ARGUMENTS_OFFSET + 8 * rule.argument  # both architectures are little-endian
+    body: list[bytes] = []
+    if rule.one_of:
+        body += [*_load(low + 4), _instruction(_JUMP_EQUAL, 0, if_true=1), deny]
+    body += _load(low)
+    if rule.required_bits:
+        body += [_instruction(_JUMP_BITS, rule.required_bits, if_true=1), deny]
+    if rule.forbidden_bits:
+        body += [_instruction(_JUMP_BITS, rule.forbidden_bits, if_false=1), deny]
+    for value in rule.one_of:
+        body += [_instruction(_JUMP_EQUAL, value, if_false=1), _instruction(_RETURN, _ALLOW)]
+    return [*body, deny if rule.one_of else _instruction(_RETURN, _ALLOW)]
+
+
+def _load(offset: int) -> list[bytes]:
+    return [_instruction(_LOAD, offset)]
+
+
+def _instruction(code: int, operand: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, operand)

@@ -1,0 +1,124 @@
+"""A worker: a confined process that scores the answers its pool sends, forked by the fork server.
+
+A worker of third-party scorers scores one answer and is then ended: whatever an answer did to the process ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from p2prl.tasks.row_scorer import RowScorer
+from p2prl.tasks.sandbox import frames, linux
+from p2prl.tasks.sandbox.confinement import Confinement, confine_worker
+from p2prl.tasks.sandbox.frames import Reply
+
+_ALARM_MARGIN_S = 1.0
+"""A worker ends itself this long after its limit: by then its pool would have, so the pool is gone."""
+
+_CPU_MARGIN_S = 2
+"""CPU time of a worker for one answer beyond its seconds: several threads use more than the clock shows."""
+
+
+@dataclass(frozen=True)
+class Scorers:
+    """The scorers of a run, as built by the fork server."""
+
+    by_task: Mapping[str, RowScorer]
+    third_party: frozenset[str]
+    """Tasks whose scorers run third-party code."""
+
+
+def run_worker(
+    descriptor: int, scorers: Scorers, confinement: Confinement, *, memory_bytes: int, limit_s: float, once: bool
+) -> NoReturn:
+    """Confine this freshly forked process, then score until the pool hangs up. `once`: one answer only."""
+    try:
+        cpu_s = int(limit_s) + _CPU_MARGIN_S if once else 0
+        confine_worker(confinement, memory_bytes=memory_bytes, cpu_s=cpu_s)
+        _seed_global_generators()
+        _write(descriptor, frames.READY)
+        while payload := _next_request(descriptor):
+            _answer(descriptor, payload, scorers, once=once)
+            if once:
+                break
+    finally:
+        os._exit(0)
+
+
+def prepare_fork(parent: int, keep: tuple[int, ...]) -> None:
+    """First steps of a forked worker: end with its parent, keep only the given descriptors and standard streams."""
+    if sys.platform == "linux":
+        linux.die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
+    first = 3
+    for descriptor in sorted(keep):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def _answer(descriptor: int, payload: bytes, scorers: Scorers, *, once: bool) -> None:
+    task, limit_s, answers, row = frames.read_request(payload)
+    if task in scorers.third_party and not once:
+        return  # the pool never asks for it; ending here scores nothing
+    scorer = scorers.by_task[task]
+    for number, (text, finished) in enumerate(answers):
+        signal.setitimer(signal.ITIMER_REAL, limit_s + _ALARM_MARGIN_S)
+        try:
+            reply = _reply(number, scorer.score(row, text, finished))
+        except MemoryError:
+            reply = Reply(number, frames.OUT_OF_MEMORY, 0.0)
+        except BaseException as error:  # noqa: BLE001  # SystemExit too: an answer may raise anything
+            reply = Reply(number, frames.FAILED, 0.0, _first_line(error))
+        _write(descriptor, frames.reply_bytes(reply))
+        if once:
+            return
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _reply(number: int, score: object) -> Reply:
+    if not isinstance(score, int | float) or not frames.is_score(value := float(score)):
+        return Reply(number, frames.NOT_A_SCORE, 0.0, f"{type(score).__name__}")
+    return Reply(number, frames.SCORED, value)
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][: frames.MAX_ERROR_BYTES]
+
+
+def _seed_global_generators() -> None:
+    """A scorer that draws numbers draws the same ones in every worker. Python seeds `random` anew in each fork."""
+    random.seed(0)
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed(0)
+
+
+def _next_request(descriptor: int) -> bytes:
+    """The next request's payload; empty when the pool has hung up."""
+    header = _read(descriptor, frames.HEADER_BYTES)
+    return _read(descriptor, frames.payload_bytes(header)) if header else b""
+
+
+def _read(descriptor: int, count: int) -> bytes:
+    """Exactly `count` bytes; empty at the end of the stream."""
+    parts, missing = [], count
+    while missing:
+        part = os.read(descriptor, min(missing, 1 << 20))
+        if not part:
+            return b""
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

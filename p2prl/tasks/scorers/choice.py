@@ -1,0 +1,68 @@
+"""`choice`: the letter of the right option, A to J, in the usual forms."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+
+from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.scorers.answer_text import UnusableRowError, last_boxed, plain_latex
+
+LETTERS = "ABCDEFGHIJ"
+"""Options of a question: MMLU-Pro has ten."""
+
+_LETTER = re.compile(r"\(?([A-Ja-j])[).:]?")
+_STATED = re.compile(
+    r"\b(?i:answer|option|choice)(?:\s{1,3}is)?\s{0,3}[:=]?\s{0,3}[*(\[{$]{0,3}"
+    r"([A-HJ](?![A-Za-z0-9'’])|[a-jI](?![A-Za-z0-9'’]|\s{1,3}[A-Za-z]))"  # `the answer is a prime` names no option
+)
+_BRACKETED = re.compile(r"[(\[]([A-J])[)\]]")
+_WRAPPING = " \t\r\n*_`$\"'."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """Accepts, for the answer B, what names B last, by the first of these rules that finds a letter:
+
+    `\\boxed{B}`; `Answer: B`, `the answer is (b)`, `option B`; `(B)` or `[B]` in capitals; a last line that is only
+    `B`, `b`, `B.`, `B)` or `**B**`. The answer's column holds a letter (`B`, `(B)`, `b.`) or the option's number
+    counted from 0, as in MMLU.
+    """
+
+    column: str
+
+    def accepts(self, row: Row, text: str) -> bool:
+        """See `Judge.accepts`."""
+        return stated_choice(text) == self._right(row)
+
+    def right_answer(self, row: Row) -> str | None:
+        """See `Judge.right_answer`."""
+        return f"Answer: {self._right(row)}"
+
+    def _right(self, row: Row) -> str:
+        value = row.get(self.column)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(LETTERS):
+            return LETTERS[value]
+        letter = _lone_letter(value) if isinstance(value, str) else None
+        if letter is None:
+            raise UnusableRowError(
+                f"the column {self.column!r} holds {str(value)[:60]!r}; it must hold a letter A..J or a number 0..9"
+            )
+        return letter
+
+
+def stated_choice(text: str) -> str | None:
+    """The letter that a text chooses, as a capital; None when it chooses none."""
+    boxed = last_boxed(text)
+    if boxed is not None and (letter := _lone_letter(plain_latex(boxed))):
+        return letter
+    for pattern in (_STATED, _BRACKETED):
+        if found := deque(pattern.finditer(text), maxlen=1):
+            return str(found[0][1]).upper()
+    return _lone_letter(text.strip().rpartition("\n")[2])
+
+
+def _lone_letter(text: str) -> str | None:
+    match = _LETTER.fullmatch(text.strip(_WRAPPING))
+    return match[1].upper() if match else None

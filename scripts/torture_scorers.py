@@ -1,0 +1,147 @@
+"""Attack the scorer pool with hostile answers and a thousand fatal ones, beside honest authors; print figures as JSON.
+
+    python -m scripts.torture_scorers
+    python -m scripts.torture_scorers --kills 100 --honest 2000
+
+Uses the pool and the settings of `p2prl learn`. Exits 1 when an answer escaped, took over 3 seconds, or cost honest
+authors over 20 % of their throughput.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2prl.tasks.sandbox.pool import ScorerPool, TaskScoring
+from p2prl.testing.hostile_answers import HostileAnswer, Kind
+from p2prl.testing.sandbox_attack import ROW, Attack, Outcome, attack, processes_of_session
+
+_SLOWEST_WANTED_S = 3.0
+_RATIO_WANTED = 0.80
+_WINDOW_S = 4.0
+"""Length of one measurement of honest authors: alone and under attack in turn, so that other load hits both alike."""
+
+_GROUP = 16
+_HONEST_ACCOUNTS = 8
+_FATAL = ("import time; time.sleep(1000)", "import os; os._exit(1)")
+
+
+@dataclass
+class _Attacker:
+    """A thread that sends hostile answers while `go` is set: all of them once, then fatal ones until enough died."""
+
+    pool: ScorerPool
+    attack: Attack
+    kills: int
+    go: threading.Event = field(default_factory=threading.Event)
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    done: threading.Event = field(default_factory=threading.Event)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Attack to the end."""
+        try:
+            for task in ("built in", "evaluating"):
+                for number, answer in enumerate(self.attack.answers):
+                    self._score(task, answer, b"%s %d" % (task.encode(), number))
+            number = 0
+            while self.pool.statistics.overruns < self.kills:
+                answer = HostileAnswer(Kind.DISRUPTION, _FATAL[number % len(_FATAL)])
+                self._score("evaluating", answer, b"fatal %d" % (number % len(_FATAL)))
+                number += 1
+        finally:
+            self.done.set()
+
+    def _score(self, task: str, answer: HostileAnswer, account: bytes) -> None:
+        self.go.wait()
+        with self.busy:
+            began = time.monotonic()
+            scored = self.pool.score(task, ROW, [(answer.text, True)], account=account)
+            self.outcomes.append(Outcome(answer, scored[0], time.monotonic() - began))
+
+
+def main() -> int:
+    """Run the attack and print its figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=1000, help="workers that answers hang or crash")
+    parser.add_argument("--honest", type=int, default=10_000, help="honest answers to time alone")
+    arguments = parser.parse_args()
+    tasks = {"built in": TaskScoring("exact"), "evaluating": TaskScoring("evaluating")}
+    with tempfile.TemporaryDirectory() as folder, attack(Path(folder)) as attacked:
+        with ScorerPool(tasks, builder="p2prl.testing.sandbox_scorers") as pool:
+            session = pool.fork_server_pid
+            figures = _measure(pool, attacked, kills=arguments.kills, honest=arguments.honest)
+        figures["processes_left"] = len(processes_of_session(session))
+    print(json.dumps(figures, indent=2, sort_keys=True))
+    held = (
+        not figures["escapes"]
+        and not figures["processes_left"]
+        and figures["slowest_answer_s"] <= _SLOWEST_WANTED_S  # type: ignore[operator]
+        and figures["throughput_ratio"] >= _RATIO_WANTED  # type: ignore[operator]
+    )
+    return 0 if held else 1
+
+
+def _measure(pool: ScorerPool, attacked: Attack, *, kills: int, honest: int) -> dict[str, object]:
+    seconds = {task: _honest(pool, task, answers=honest) for task in ("built in", "evaluating")}
+    attacker = _Attacker(pool, attacked, kills)
+    thread = threading.Thread(target=attacker.run)
+    thread.start()
+    counted, spent = [0, 0], [0.0, 0.0]  # alone, under attack
+    while not attacker.done.is_set():
+        attacker.go.clear()
+        with attacker.busy:  # the answer under way ends first
+            _measure_window(pool, counted, spent, 0)
+        attacker.go.set()
+        _measure_window(pool, counted, spent, 1)
+        print(f"{pool.statistics.overruns} of {kills} workers killed", file=sys.stderr)
+    thread.join()
+    alone, attacked_rate = (answers / window_s for answers, window_s in zip(counted, spent, strict=True))
+    return {
+        "protection": str(pool.protection),
+        "hostile_answers": len(attacked.answers),
+        "escapes": attacked.escapes(attacker.outcomes),
+        "kills_survived": pool.statistics.overruns,
+        "slowest_answer_s": round(max(outcome.seconds for outcome in attacker.outcomes), 3),
+        "honest_answers_per_s": round(alone, 1),
+        "honest_answers_per_s_under_attack": round(attacked_rate, 1),
+        "throughput_ratio": round(attacked_rate / alone, 3),
+        "honest_answers_timed": honest,
+        "honest_seconds_built_in": round(seconds["built in"], 2),
+        "honest_seconds_third_party": round(seconds["evaluating"], 2),
+    }
+
+
+def _measure_window(pool: ScorerPool, counted: list[int], spent: list[float], which: int) -> None:
+    began = time.monotonic()
+    while time.monotonic() - began < _WINDOW_S:
+        counted[which] += _honest_group(pool, "built in", counted[which])
+    spent[which] += time.monotonic() - began
+
+
+def _honest(pool: ScorerPool, task: str, *, answers: int) -> float:
+    """Seconds for so many honest answers, one group at a time."""
+    began = time.monotonic()
+    scored = 0
+    while scored < answers:
+        scored += _honest_group(pool, task, scored)
+    return time.monotonic() - began
+
+
+def _honest_group(pool: ScorerPool, task: str, number: int) -> int:
+    """Have a group scored; its number of answers. The scores must be right, whatever happens beside it."""
+    right, wrong = ("42", "41") if task == "built in" else ("result = '42'", "result = '41'")
+    account = b"honest %d" % (number // _GROUP % _HONEST_ACCOUNTS)
+    scores = pool.score(task, ROW, [(right, True), (wrong, True)] * (_GROUP // 2), account=account)
+    assert [score.value for score in scores] == [1.0, 0.0] * (_GROUP // 2), scores
+    return _GROUP
+
+
+if __name__ == "__main__":
+    sys.exit(main())
