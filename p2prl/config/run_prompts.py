@@ -70,7 +70,9 @@ def make_prompts(
         framed = [frame[0] + text + frame[1] for text in texts]
         return [tuple(ids) for ids in (renderer if any(frame) else codec).encode_all(framed)]
 
-    return RunPrompts(data_sets=data_sets, frame=frame, turn_frame=turn_frame, encode_framed=encode_framed, notices=notices)
+    return RunPrompts(
+        data_sets=data_sets, frame=frame, turn_frame=turn_frame, encode_framed=encode_framed, notices=notices
+    )
 
 
 def _pack(

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the run, and of its folder.")]
-PresetName = Annotated[str, typer.Option("--preset", help="Defaults for everything not given here. Presets: chain4, guess.")]
+PresetName = Annotated[
+    str, typer.Option("--preset", help="Defaults for everything not given here. Presets: chain4, guess.")
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", help="A Hugging Face directory or hub id to train. Default: a small new model."),
