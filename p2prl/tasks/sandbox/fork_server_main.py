@@ -30,10 +30,7 @@ from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
 COMMAND = struct.Struct("<cQ")
 """A command: one letter and a worker's number. A fork comes with the worker's end of a socket pair."""
 
-FORK, FORK_ONCE, SLOW, END = b"F", b"O", b"S", b"E"
-
-_SLOW_NICENESS = 10
-"""Added to a worker's niceness once its answer is slow: on a busy core the quick answers of others keep nine tenths."""
+FORK, FORK_ONCE, END = b"F", b"O", b"E"
 
 _PARENT_CHECK_MS = 1000
 """How often the parent is looked for: a copy of its socket in another child of it would hide its end."""
@@ -77,8 +74,6 @@ class _ForkServer:
         letter, number = COMMAND.unpack(data)
         if letter == END:
             self._end(number)
-        elif letter == SLOW:
-            self._yield_to_others(number)
         else:
             self._fork(number, descriptors[0], once=letter == FORK_ONCE)
         return True
@@ -89,7 +84,7 @@ class _ForkServer:
         if pid == 0:
             try:
                 ruleset = self._confinement.worker_ruleset
-                prepare_fork(server, (descriptor, ruleset) if ruleset >= 0 else (descriptor,))
+                prepare_fork(server, (descriptor, ruleset) if ruleset >= 0 else (descriptor,), once=once)
                 run_worker(
                     descriptor,
                     self._scorers,
@@ -102,12 +97,6 @@ class _ForkServer:
                 os._exit(1)
         os.close(descriptor)
         self._workers[number] = pid
-
-    def _yield_to_others(self, number: int) -> None:
-        pid = self._workers.get(number)
-        if pid is not None:
-            own = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, pid, own + _SLOW_NICENESS)
 
     def _end(self, number: int) -> None:
         """Kill a worker and collect it. Not collected before, so its process id cannot be another process's."""

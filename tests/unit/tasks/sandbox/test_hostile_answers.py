@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,14 @@ from p2prl.tasks.scorers.build import build_scorer
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS, THIRD_PARTY
 from p2prl.testing.hostile_answers import Kind
-from p2prl.testing.sandbox_attack import ROW, Attack, attack, processes_of_session
+from p2prl.testing.sandbox_attack import ROW, Attack, attack, sandbox_processes
 
-NEEDED = {"regex": {"pattern": "([0-9]+)$"}, "format": {"pattern": "(a+)+b"}, "json": {"column": "answer"}}
+NEEDED = {
+    "regex": {"pattern": "([0-9]+)$"},
+    "format": {"pattern": "(a+)+b"},
+    "json": {"column": "answer"},
+    "choice": {"column": "letter"},
+}
 """Options of scorers that need some."""
 
 EVALUATING = """
@@ -59,8 +65,7 @@ def test_nothing_escapes_from_a_function_that_executes_answers(attacked: Attack,
         assert [o.answer.text for o in outcomes if o.answer.kind is Kind.TEXT and o.scored.value] == []
         right = pool.score("evaluating", ROW, [("result = '42'", True)], account=b"honest")
         assert [scored.value for scored in right] == [1.0]
-        session = pool.fork_server_pid
-    assert processes_of_session(session) == []
+    assert sandbox_processes(os.getpid()) == []
 
 
 def test_built_in_scorers_read_every_hostile_answer_in_time(attacked: Attack) -> None:
@@ -70,7 +75,7 @@ def test_built_in_scorers_read_every_hostile_answer_in_time(attacked: Attack) ->
     with ScorerPool({name: TaskScoring(specs[name]) for name in built}) as pool:
         for name in built:
             outcomes = attacked.run(pool, name, together=True)
-            assert attacked.escapes(outcomes) == []
+            assert attacked.traces(outcomes) == []
             assert {o.scored.failure for o in outcomes} <= {"", "too long"}, name
         assert pool.statistics.overruns == 0
 
@@ -79,6 +84,5 @@ def _is_installed(spec: str) -> bool:
     try:
         build_scorer(spec, None)
     except ConfigError as error:
-        assert "pip install" in error.remedy, error
-        return False
+        return "pip install" not in error.remedy
     return True
