@@ -175,7 +175,7 @@ class GroupWork:
     ) -> tuple[float, ...]:
         """The task's verdicts on a slot's completions; the last token of each says whether it finished.
 
-        `account` is the public key of whoever sampled them; empty for a sample of our own.
+        `account` is the public key of their sampler; empty for a sample of our own.
         """
         completions = [self._decode(ids) for ids in token_ids]
         if assignment.row is None:
