@@ -25,7 +25,9 @@ def main() -> int:
     parser.add_argument("--skip", type=int, default=0, help="rows to leave out at the start")
     parser.add_argument("--seed", type=int, default=0, help="another seed makes other rows")
     arguments = parser.parse_args()
-    write_rows(arguments.path, islice(word_problem_rows(arguments.seed), arguments.skip, arguments.skip + arguments.rows))
+    write_rows(
+        arguments.path, islice(word_problem_rows(arguments.seed), arguments.skip, arguments.skip + arguments.rows)
+    )
     return 0
 
 

@@ -109,9 +109,7 @@ def _task(folder: Path, arguments: argparse.Namespace) -> Task:
     return Task(train, held_out, scorer, "arithmetic")
 
 
-def _run(
-    swarm: SwarmProcesses, folder: Path, model: Path, task: Task, arguments: argparse.Namespace
-) -> dict[str, Any]:
+def _run(swarm: SwarmProcesses, folder: Path, model: Path, task: Task, arguments: argparse.Namespace) -> dict[str, Any]:
     environment = swarm.environment()
     data = ("--data", f"own={task.train}", "--eval", f"own={task.held_out}", "--scorer", task.scorer)
     began = time.monotonic()

@@ -122,6 +122,17 @@ PRESETS = {
     "reasoning": replace(
         _SMALL_MODEL, task="reasoning", goal="teach a 5-million-parameter language model puzzles of reasoning-gym"
     ),
+    "guess": Preset(
+        goal="teach a small model to find a number by asking: higher or lower?",
+        task="guess",
+        max_new_tokens=28,
+        staleness_bound=128,
+        publish_every=2,
+        dtype="bfloat16",
+        compute_dtype="float32",
+        settings=_CHAIN4_SETTINGS,  # a model of the same size, and episodes of a few dozen tokens
+        updates=200,
+    ),
 }
 
 

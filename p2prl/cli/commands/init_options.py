@@ -13,7 +13,7 @@ PresetName = Annotated[
     str,
     typer.Option(
         "--preset",
-        help="Defaults for everything not given here. Presets: chain4, arithmetic, countdown, reasoning.",
+        help="Defaults for everything not given here. Presets: chain4, guess, arithmetic, countdown, reasoning.",
     ),
 ]
 Model = Annotated[
@@ -24,7 +24,7 @@ Tasks = Annotated[
     list[str] | None,
     typer.Option(
         "--task",
-        help="Task with its weight in the mix, NAME[@WEIGHT]: chain4, countdown, walk12 or an installed one. "
+        help="Task with its weight in the mix, NAME[@WEIGHT]: chain4, countdown, guess, walk12 or an installed one. "
         "May be repeated. Default: the preset's; none with --data.",
     ),
 ]

@@ -32,7 +32,5 @@ def random_small_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Load
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return LoadedModel(model=model.eval(), tokenizer=tokenizer)

@@ -20,6 +20,7 @@ from p2prl.errors import ConfigError
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.small_model.tokenizer import END, chat_prompt
 from p2prl.tasks.task_spec import Demonstration
+
 _POOL_BATCHES = 8
 
 
