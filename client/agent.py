@@ -9,9 +9,10 @@ groups that the learner cannot use soon become stale rollouts.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from p2prl.client.slot_numbers import SlotNumbers
 from p2prl.client.slots_in_flight import SlotsInFlight
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import PolicyManifest
@@ -65,14 +66,13 @@ Action = Load | Sample | Wait
 class Agent:
     """Decides the next action; the shell carries it out and reports back."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, slots: SlotNumbers | None = None) -> None:
+        """`slots` knows which were sampled before a restart."""
         self._config = config
+        self._slots = slots or SlotNumbers()
         self._target = SlotsInFlight.chosen(config.slots_in_flight)
         self._newest: LocalPolicy | None = None
         self._loaded: LocalPolicy | None = None
-        self._in_flight: set[int] = set()
-        self._made: set[int] = set()
-        self._next_slot = 0
         self._finished = False
         self._stopping = False
         self._draining = False
@@ -101,12 +101,17 @@ class Agent:
     @property
     def done(self) -> bool:
         """Whether it was told to stop, and nothing in flight is of use any more."""
-        return self._stopping and (self._finished or not self._in_flight)
+        return self._stopping and (self._finished or not self.in_flight)
 
     @property
     def in_flight(self) -> int:
         """Slots submitted and not complete."""
-        return len(self._in_flight)
+        return self._slots.in_flight
+
+    @property
+    def lowest_slot(self) -> int:
+        """Lowest slot that has no group and was not skipped."""
+        return self._slots.lowest
 
     def policy_ready(self, policy: LocalPolicy) -> None:
         """The weights of a version are on disk. Versions older than the newest are ignored."""
@@ -123,23 +128,20 @@ class Agent:
     def emptied(self) -> None:
         """The engine no longer holds a policy, and nothing is in flight: load one again before sampling."""
         self._loaded = None
-        self._in_flight.clear()
+        self._slots.dropped()
 
-    def loaded_policy(self, policy: LocalPolicy, *, made: Collection[int]) -> None:
-        """The engine holds `policy`; `made` are its slots that have a group."""
+    def loaded_policy(self, policy: LocalPolicy) -> None:
+        """The engine holds `policy`. Slot numbers continue."""
         self._loaded = policy
-        self._made = set(made)
-        self._next_slot = 0
         self._draining = False
 
     def submitted(self, slots: Iterable[int]) -> None:
         """These slots are in flight."""
-        self._in_flight.update(slots)
+        self._slots.submitted(slots)
 
     def completed(self, slots: Iterable[int]) -> None:
         """The groups of these slots are in the spool, or cannot be made."""
-        self._in_flight.difference_update(slots := set(slots))
-        self._made |= slots
+        self._slots.done(slots)
 
     def decoded(self, busy: float, *, tokens: int, steps: int, seconds: float) -> None:
         """Decoding gave `tokens`; it began with the completions of `busy` slots in flight."""
@@ -173,16 +175,16 @@ class Agent:
             # Once begun it goes on, even if a still newer policy has to be staged: else versions that come faster than
             # groups are complete would put off the switch without end.
             self._draining = True
-            return self._go_on("") if self._in_flight else Load(self._newest)
+            return self._go_on("") if self.in_flight else Load(self._newest)
         assert self._loaded is not None
         self._in_demand = not learner_in_reach or outstanding < max(self._config.backlog, 4 * self._target.count)
         if not self._in_demand:
             return self._go_on("the learner has a backlog of our groups")
-        return Sample(self._loaded, tuple(itertools.islice(self._free_slots(), self._wanted(busy, room))))
+        return Sample(self._loaded, tuple(itertools.islice(self._slots.free(), self._wanted(busy, room))))
 
     def _go_on(self, reason: str) -> Sample | Wait:
         """Decode what is in flight; wait for `reason` when nothing is."""
-        return Sample(self._loaded, ()) if self._in_flight and self._loaded is not None else Wait(reason)
+        return Sample(self._loaded, ()) if self.in_flight and self._loaded is not None else Wait(reason)
 
     def _wanted(self, busy: float, room: int) -> int:
         """Slots to submit now.
@@ -196,10 +198,3 @@ class Agent:
         if self._config.slots_in_flight:
             return max(0, missing)
         return max(0 if busy else 1, min(missing, room))
-
-    def _free_slots(self) -> Iterable[int]:
-        """Slots without a group, the lowest first: none is left out, also after a crash."""
-        taken = (self._made, self._in_flight)
-        while any(self._next_slot in slots for slots in taken):
-            self._next_slot += 1
-        return (slot for slot in itertools.count(self._next_slot) if not any(slot in slots for slots in taken))

@@ -38,7 +38,7 @@ class Progress:
     """Groups that earned nothing, by reason."""
     verified_tokens: int
     reward_recent: float | None
-    """Moving average of the groups' mean rewards."""
+    """Moving average of the groups' mean rewards; None before the first, and in a run whose tasks are all data."""
     tokens_per_s: float
     """Over the last second of decoding."""
     fetching: tuple[int, int, int]
@@ -58,6 +58,8 @@ class Progress:
     """Size of all downloaded versions as full weights."""
     step: int = -1
     """Learner step of the newest announced version; −1 before the first."""
+    files: tuple[int, int] = (0, 0)
+    """(bytes held, bytes in all) of the run's files and data."""
 
 
 NO_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
@@ -128,6 +130,7 @@ class ProgressReporter:
                 spared_bytes=network.saved_bytes,
                 network_resident_bytes=network.resident_bytes,
                 network_daemon_bytes=network.daemon_bytes,
+                files=network.files,
             )
         )
 

@@ -31,8 +31,8 @@ class FinishedGroup:
     slot: int
     tokens: int
     """Completion tokens."""
-    reward: float
-    """Mean over the completions."""
+    reward: float | None
+    """Mean over the completions; None for a data task, which a volunteer cannot score."""
     created: float
     """Unix time it was signed."""
 
@@ -155,6 +155,7 @@ class SlotSampler:
             engine=tools.sampler.engine_class,
             seconds=slot.seconds,
         )
+        rewards = [completion.reward for completion in group.completions]
         created = self._clock.now()
         raw, body = seal_group(self._identity, group, run=self._run, now=created)
         return FinishedGroup(
@@ -162,6 +163,6 @@ class SlotSampler:
             body=body,
             slot=slot.assignment.slot,
             tokens=sum(len(completion.tokens) // 4 for completion in group.completions),
-            reward=sum(completion.reward for completion in group.completions) / len(group.completions),
+            reward=sum(rewards) / len(rewards) if slot.assignment.row is None else None,
             created=created,
         )

@@ -69,10 +69,10 @@ class Volunteer:
         self._clock = clock
         self.bootstrap = bootstrap
         self._on_notice = on_notice
-        self._agent = Agent(config.agent)
+        self._spool = Spool(spool_path, config.spool)
+        self._agent = Agent(config.agent, self._spool.slot_numbers())
         self._run_end = RunEnd()
         self._hot_swap = HotSwap(background=config.background)
-        self._spool = Spool(spool_path, config.spool)
         self._delivery = Delivery(
             self._spool,
             author=identity.public_key,
@@ -223,7 +223,7 @@ class Volunteer:
             if staged is not None:
                 self._agent.emptied()
             return
-        self._agent.loaded_policy(policy, made=self._spool.slots(policy.manifest.version))
+        self._agent.loaded_policy(policy)
 
     def _sample(self, policy: LocalPolicy, slots: tuple[int, ...]) -> None:
         tools = self.bootstrap.prepared
@@ -252,6 +252,8 @@ class Volunteer:
             skipped = self._sampler.submit(tools, policy, slots)
             self._agent.submitted(set(slots) - skipped)
             self._agent.completed(skipped)
+            if skipped:
+                self._spool.slots_done(self._agent.lowest_slot)
             busy = tools.sampler.in_flight / tools.work.group_size
             made = self._sampler.decode(tools, on_group=keep)
         except IntegrityError as error:  # the policy's fault: the next version may be usable again
@@ -259,7 +261,7 @@ class Volunteer:
             self._sampler.drop(tools)
             self._agent.policy_lost(policy)
             return
-        rewards = [group.reward for group in made.groups]
+        rewards = [group.reward for group in made.groups if group.reward is not None]
         self._progress.add_decoding(rewards, tokens=made.tokens, seconds=made.seconds)
         self._agent.decoded(busy, tokens=made.tokens, steps=made.steps, seconds=made.seconds)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from p2prl.client.slot_numbers import SlotNumbers
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.protocol.digests import Digest
@@ -30,6 +31,7 @@ CREATE TABLE IF NOT EXISTS groups (
     tokens INTEGER NOT NULL DEFAULT 0,
     reward REAL NOT NULL,
     created REAL NOT NULL,
+    scored INTEGER NOT NULL DEFAULT 1,
     UNIQUE (version, slot)
 );
 CREATE TABLE IF NOT EXISTS bodies (digest BLOB PRIMARY KEY, size INTEGER NOT NULL, body BLOB NOT NULL);
@@ -38,6 +40,8 @@ CREATE TRIGGER IF NOT EXISTS drop_body AFTER UPDATE OF raw ON groups WHEN NEW.ra
 CREATE INDEX IF NOT EXISTS waiting ON groups (state, created);
 CREATE TABLE IF NOT EXISTS ledger_read (height INTEGER NOT NULL, head BLOB NOT NULL);
 INSERT INTO ledger_read SELECT 0, zeroblob(32) WHERE NOT EXISTS (SELECT 1 FROM ledger_read);
+CREATE TABLE IF NOT EXISTS slots_done (below INTEGER NOT NULL);
+INSERT INTO slots_done SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM slots_done);
 """
 
 
@@ -94,6 +98,8 @@ class Spool:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
+            if "scored" not in {row[1] for row in self._db.execute("PRAGMA table_info(groups)")}:  # an older release
+                self._db.execute("ALTER TABLE groups ADD COLUMN scored INTEGER NOT NULL DEFAULT 1")
         except (OSError, sqlite3.Error) as error:
             raise MachineError(
                 f"cannot open the spool {path}: {error}", remedy="Free some space or fix the directory's permissions."
@@ -111,15 +117,16 @@ class Spool:
         version: int,
         slot: int,
         tokens: int,
-        reward: float,
+        reward: float | None,
         now: float,
         body: bytes = b"",
     ) -> bool:
         """Store a finished group. It is on disk when this returns. Raises `MachineError` when the disk is full.
 
+        `reward` is None where volunteers cannot score, as in a data task.
         A large group for which alone there is no room is recorded as expired: False.
         """
-        row = (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward, now)
+        row = (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward or 0.0, now, reward is not None)
         try:
             self._insert(row, body)
         except MachineError:
@@ -134,8 +141,8 @@ class Spool:
         self._write("BEGIN IMMEDIATE", ())
         try:
             added = self._write(
-                "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created, scored)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
             if added and body:
@@ -159,9 +166,20 @@ class Spool:
         )
         return changed > 0
 
-    def slots(self, version: int) -> set[int]:
-        """Slots of a version that have a group. Others are sampled, the lowest first, also after a crash."""
-        return {int(row[0]) for row in self._db.execute("SELECT slot FROM groups WHERE version = ?", (version,))}
+    def slot_numbers(self) -> SlotNumbers:
+        """The slots that have a group, of whichever version, or were skipped. Others are sampled, also after a crash.
+
+        Spools of earlier releases, which numbered the slots of each version from 0, continue above them all.
+        """
+        (lowest,) = self._db.execute("SELECT below FROM slots_done").fetchone()
+        numbers = SlotNumbers(lowest)
+        for (slot,) in self._db.execute("SELECT DISTINCT slot FROM groups WHERE slot >= ? ORDER BY slot", (lowest,)):
+            numbers.done((slot,))
+        return numbers
+
+    def slots_done(self, below: int) -> None:
+        """Every slot below this one has a group or is skipped: skipped ones leave no other trace."""
+        self._write("UPDATE slots_done SET below = ?", (below,))
 
     def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:
         """Envelopes no learner has confirmed, oldest first; newer ones may still be in flight."""
@@ -254,9 +272,9 @@ class Spool:
         return expired
 
     def newest_rewards(self, limit: int) -> list[float]:
-        """Rewards of the newest groups, in order of creation."""
-        rows = self._db.execute("SELECT reward FROM groups ORDER BY rowid DESC LIMIT ?", (limit,)).fetchall()
-        return [float(row[0]) for row in reversed(rows)]
+        """Rewards of the newest groups that have one, in order of creation."""
+        rows = self._db.execute("SELECT reward FROM groups WHERE scored ORDER BY rowid DESC LIMIT ?", (limit,))
+        return [float(row[0]) for row in reversed(rows.fetchall())]
 
     def counts(self) -> dict[str, int]:
         """Groups by `SpoolState`."""

@@ -37,6 +37,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.protocol.manifests import (
     NO_BASE,
+    DataSet,
     Patch,
     PolicyManifest,
     RunFile,
@@ -50,6 +51,7 @@ from p2prl.protocol.manifests import (
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+from p2prl.protocol.row_order import RowOrderKey, row_of
 from p2prl.protocol.signed_group import seal_group
 from p2prl.protocol.wire_codec import Wire
 from p2prl.protocol.work_slots import SlotKey, slot_work
@@ -78,6 +80,8 @@ RUN_MANIFEST = RunManifest(
     licence="Apache-2.0",
     content_policy="Arithmetic.",
     compute_dtype="float32",
+    data_sets=(DataSet("sort", 1_000, BLOB, BLOB, '{"rewards":[{"scorer":"exact","weight":1.0}]}', BLOB, bytes(32)),),
+    prompt_frame=("<user>", "<assistant>"),
 )
 
 
@@ -138,6 +142,24 @@ def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
     )
 
 
+def slot(run: Digest, beacon: bytes, policy: bytes) -> dict[str, object]:
+    """The work of one slot, and the order of tasks and rows of a peer."""
+    peer = VOLUNTEER.public_key
+    tasks = RUN_MANIFEST.tasks
+    work = slot_work(SlotKey(run=run, beacon=beacon, policy=policy, peer=peer, slot=7), tasks, 3)
+    return {
+        "policy": policy.hex(),
+        "task": work.task,
+        "prompt_seed": work.prompt_seed,
+        "sample_seeds": list(work.sample_seeds),
+        "number": work.number,
+        "tasks_of_slots_0_to_15": [
+            slot_work(SlotKey(run, beacon, policy, peer, number), tasks, 1).task for number in range(16)
+        ],
+        "rows_of_sort_0_to_15": [row_of(RowOrderKey(run, peer, "sort"), number, 1_000) for number in range(16)],
+    }
+
+
 def vectors() -> dict[str, object]:
     """Every vector, as JSON values; bytes are hexadecimal."""
     run_envelope = seal(LEARNER, RUN_MANIFEST, run=NO_RUN, now=NOW)
@@ -169,8 +191,6 @@ def vectors() -> dict[str, object]:
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
         "group_header": seal_group(VOLUNTEER, large_group(envelope_digest(policy_envelope)), run=run, now=NOW)[0],
     }
-    key = SlotKey(run=run, beacon=policy.beacon, policy=name, peer=VOLUNTEER.public_key, slot=7)
-    work = slot_work(key, RUN_MANIFEST.tasks, 3)
     address = f"/ip4/203.0.113.7/tcp/4001/p2p/{LEARNER.peer_id}"
     return {
         "wire_version": limits.WIRE_VERSION,
@@ -194,16 +214,7 @@ def vectors() -> dict[str, object]:
         },
         "frames": {type(message).__name__: frames.pack(message).hex() for message in link_messages(run, name)},
         "ledger": {"entries": [first.hex(), second.hex()], "heads": [head.hex(), top.hex()]},
-        "slot": {
-            "policy": name.hex(),
-            "task": work.task,
-            "prompt_seed": work.prompt_seed,
-            "sample_seeds": list(work.sample_seeds),
-            "tasks_of_slots_0_to_15": [
-                slot_work(SlotKey(run, policy.beacon, name, VOLUNTEER.public_key, slot), RUN_MANIFEST.tasks, 1).task
-                for slot in range(16)
-            ],
-        },
+        "slot": slot(run, policy.beacon, name),
         "link": str(JoinLink("vectors", run, (address,))),
     }
 

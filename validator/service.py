@@ -1,14 +1,15 @@
 """The validator's main loop: sample volunteers' groups, replay them at their declared version, sign verdicts.
 
 It trusts neither volunteers nor the learner's receipts: prompts, tokens and rewards are recomputed from the slot, and
-the weights come from the policy manifest that the group names.
+the weights come from the policy manifest that the group names. A verdict is about the volunteer's tokens; rewards are
+the learner's work, and a receipt with another reward than the one computed here is told to this machine's owner.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2prl.clock import Clock
@@ -23,7 +24,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.protocol.ledger_messages import LedgerHead, Receipts
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.signed_group import GROUP_KINDS, assemble_group, read_group
@@ -31,6 +32,7 @@ from p2prl.protocol.wire_codec import decode
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
 from p2prl.validator.replay_weights import ReplayWeights
+from p2prl.validator.reward_checks import RewardChecks
 from p2prl.validator.verdicts import judge
 
 _BATCH = 16
@@ -60,6 +62,12 @@ class Audit:
     """Groups selected and not replayed yet."""
     version: int
     """Newest version on disk; −1 before the first."""
+    rewards_agreed: int = 0
+    """Groups whose mean reward is that of the learner's receipt."""
+    rewards_disputed: int = 0
+    """Groups whose mean reward is another."""
+    files: tuple[int, int] = (0, 0)
+    """(bytes held, bytes in all) of the run's files and data."""
 
 
 @dataclass(slots=True)
@@ -67,6 +75,7 @@ class _Counts:
     seen: int = 0
     replayed: int = 0
     passed: int = 0
+    rewards: RewardChecks = field(default_factory=RewardChecks)
 
 
 class Validator:
@@ -112,15 +121,17 @@ class Validator:
                 for message in network.poll(0.0 if worked else _POLL_S):
                     self._receive(message, network)
                 self._bootstrap.offer_base(network)
-                self._on_audit(self._audit())
+                self._on_audit(self._audit(network))
             return self._is_over()
         finally:
             network.close()
+            if self._bootstrap.prepared is not None:
+                self._bootstrap.prepared.work.close()
 
     def _is_over(self) -> bool:
         return self._run_end.is_over(self._clock.now())
 
-    def _audit(self) -> Audit:
+    def _audit(self, network: NetworkPort) -> Audit:
         counts = self._counts
         return Audit(
             seen=counts.seen,
@@ -129,6 +140,9 @@ class Validator:
             failed=counts.replayed - counts.passed,
             waiting=len(self._queue),
             version=self._weights.newest_version,
+            rewards_agreed=self._counts.rewards.agreed,
+            rewards_disputed=self._counts.rewards.disputed,
+            files=network.status.files if network.status is not None else (0, 0),
         )
 
     def _receive(self, message: control.FromNetwork, network: NetworkPort) -> None:
@@ -161,6 +175,9 @@ class Validator:
                 network.send(control.FetchGroup(opened.digest))
             else:
                 self._queue.add(assemble_group(opened, b""))
+        elif opened.kind is Kind.RECEIPTS:
+            for receipt in body_of(opened, Receipts).receipts:
+                self._tell_dispute(self._counts.rewards.receipt(receipt), receipt.group)
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
@@ -184,12 +201,26 @@ class Validator:
 
     def _replay_batch(self, tools: ReplayTools, policy: Digest, network: NetworkPort) -> None:
         groups = self._queue.take(policy, _BATCH)
-        for signed, verdict in zip(groups, judge(tools, self._weights.manifest_of(policy), groups), strict=True):
+        judged = judge(tools, self._weights.manifest_of(policy), groups)
+        for signed, (verdict, _) in zip(groups, judged, strict=True):
             self._counts.replayed += 1
             self._counts.passed += verdict.passed
             if not verdict.passed:
                 self._on_notice(f"group {signed.digest.hex()[:8]} failed its replay: {verdict.reason}")
             network.send(control.Publish(seal(self._identity, verdict, run=self._run, now=self._clock.now())))
+
+        for signed, (verdict, inspection) in zip(groups, judged, strict=True):
+            if verdict.passed and tools.work.scores(inspection.assignment):
+                rewards = tools.work.rewards(inspection.assignment, inspection.token_ids, account=signed.author)
+                mean = sum(rewards) / len(rewards)
+                self._tell_dispute(self._counts.rewards.scored(signed.digest, mean), signed.digest)
+
+    def _tell_dispute(self, agreed: bool, group: bytes) -> None:
+        """Tell of the first alone: a learner that scores otherwise does so in every group."""
+        if not agreed and self._counts.rewards.disputed == 1:
+            self._on_notice(
+                f"group {group.hex()[:8]}: the learner's receipt gives another reward than this machine computes"
+            )
 
     def _load(self, scorer: Scorer, policy: Digest) -> bool:
         try:

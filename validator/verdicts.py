@@ -7,15 +7,20 @@ import sys
 from collections.abc import Sequence
 
 from p2prl.models.group_replay import replay_groups
-from p2prl.models.group_work import ReplayTools
+from p2prl.models.group_work import Inspection, ReplayTools
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.signed_group import SignedGroup
 
 
-def judge(tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup]) -> list[Verdict]:
-    """One verdict for each group. All groups declare the policy of `manifest`, and the scorer holds its weights."""
+def judge(
+    tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup]
+) -> list[tuple[Verdict, Inspection]]:
+    """One verdict for each group, and what was inspected.
+
+    All groups declare the policy of `manifest`, and the scorer holds its weights.
+    """
     bodies = [signed.group for signed in groups]
     inspections = [tools.work.inspect(signed.group, peer=signed.author, beacon=manifest.beacon) for signed in groups]
     # A group must name its policy's version, or it would be credited to another one.
@@ -30,18 +35,17 @@ def judge(tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedG
     for i, (signed, body) in enumerate(zip(groups, bodies, strict=True)):
         replay = replays.get(i)
         reason = faults[i] or (replay.reason if replay else "")
-        verdicts.append(
-            Verdict(
-                group=signed.digest,
-                peer=signed.author,
-                version=body.version,
-                passed=not reason,
-                reason=str(reason),
-                tokens=replay.tokens if replay else 0,
-                mismatched=replay.mismatched if replay else 0,
-                worst_margin=_finite(replay.worst_margin) if replay else 0.0,
-            )
+        verdict = Verdict(
+            group=signed.digest,
+            peer=signed.author,
+            version=body.version,
+            passed=not reason,
+            reason=str(reason),
+            tokens=replay.tokens if replay else 0,
+            mismatched=replay.mismatched if replay else 0,
+            worst_margin=_finite(replay.worst_margin) if replay else 0.0,
         )
+        verdicts.append((verdict, inspections[i]))
     return verdicts
 
 

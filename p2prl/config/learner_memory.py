@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
 
 from p2prl.config.prompt_lengths import survey_prompts
+from p2prl.config.run_prompts import DATA_FOLDER
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.learner.training.memory_model import TrainingSetup, shape_of
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
 from p2prl.models.free_memory import free_memory
 from p2prl.models.run_file_checks import read_tokenizer
 from p2prl.protocol.manifests import DTYPE_BYTES
+from p2prl.tasks.data.data_plan import PROMPTS_FILE
+from p2prl.tasks.data.packed_prompts import PackedPrompts
 from p2prl.tasks.task_registry import task_by_name
 
 
@@ -33,10 +37,7 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
         device_type=device.type,
     )
     tokenizer = read_tokenizer({file.name: data for file, data in run_file_blobs(folder)}, text.vocab_size)
-    lengths = survey_prompts(
-        [task_by_name(share.task).task for share in manifest.tasks], lambda texts: tokenizer(texts)["input_ids"]
-    )
-    longest = lengths.expected + manifest.sampling.max_new_tokens
+    longest = _longest_prompt(folder, tokenizer) + manifest.sampling.max_new_tokens
     free = free_memory(device)
     plan = plan_memory(
         shape_of(model, manifest.parameters),
@@ -47,3 +48,22 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
     )
     on_notice(plan.text(free, str(device)))
     return plan
+
+
+def _longest_prompt(folder: RunFolder, tokenizer: Any) -> int:
+    """Tokens of the longest prompt: measured for procedural tasks, known for rows of data."""
+    manifest = folder.manifest
+    packed = [PackedPrompts(folder.directory / DATA_FOLDER / data.task / PROMPTS_FILE) for data in manifest.data_sets]
+    rows = {data.task for data in manifest.data_sets}
+    procedural = [task_by_name(share.task).task for share in manifest.tasks if share.task not in rows]
+    longest = [prompts.longest for prompts in packed]
+    if procedural:
+        before, after = manifest.prompt_frame
+        lengths = survey_prompts(
+            procedural,
+            lambda texts: tokenizer(
+                [before + text + after for text in texts], add_special_tokens=not (before or after)
+            )["input_ids"],
+        )
+        longest.append(lengths.expected)
+    return max(longest)

@@ -56,12 +56,14 @@ def peer_network(
     *,
     disk_gb: float = 0.0,
     has_base: bool = False,
+    runs_code: bool = False,
     transport: str = "hivemind",
 ) -> NetworkConfig:
     """Network settings of a worker. With a run manifest kept from an earlier start, it can begin without a peer.
 
-    `disk_gb` bounds the weights and patches kept for others, GB (10⁹ bytes); 0 bounds only the number of versions.
-    With `has_base` no weights are downloaded until the worker has announced its local base.
+    `disk_gb` bounds the weights, patches and data kept, GB (10⁹ bytes); 0 bounds only the number of versions.
+    With `has_base` no weights are downloaded until the worker has announced its local base; with `runs_code` a
+    researcher's own scorer is.
     """
     if not (math.isfinite(disk_gb) and 0.0 <= disk_gb <= _MOST_CAP):
         raise ConfigError(f"--disk-gb {disk_gb:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
@@ -75,6 +77,7 @@ def peer_network(
             keep_versions=VERSIONS_KEPT[role],
             rebuilds=True,
             awaits_base=has_base,
+            runs_code=runs_code,
             disk_bytes=int(disk_gb * 1e9),
             relay=RelayConfig(upload_bytes_s=caps.bytes_s),
         ),

@@ -13,6 +13,7 @@ from pathlib import Path
 from p2prl.errors import MachineError
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
+from p2prl.protocol.run_blobs import data_blobs
 
 VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
 """Newest policy versions a worker keeps on disk. A volunteer serves slower peers from them; a validator replays
@@ -28,28 +29,32 @@ class Requirements:
 
     files_bytes: int
     """Configuration and tokenizer, downloaded once."""
+    data_bytes: int
+    """Rows of data tasks, as far as the role needs them, downloaded once."""
     weights_bytes: int
     """Full weights of one policy version."""
     disk_bytes: int
-    """On disk with all kept versions, without the patches between them. Finished work is added while no learner is
-    in reach."""
+    """On disk with the data and all kept versions, without the patches between them. Finished work is added while no
+    learner is in reach."""
     memory_bytes: int
     """Of all processes together, without the KV cache, which grows with the slots decoded together."""
 
     @property
     def download_bytes(self) -> int:
         """Downloaded before the first completion can be sampled."""
-        return self.files_bytes + self.weights_bytes
+        return self.files_bytes + self.data_bytes + self.weights_bytes
 
 
-def requirements_of(manifest: RunManifest, role: Role) -> Requirements:
-    """Estimate the requirements of a volunteer or validator of this run."""
+def requirements_of(manifest: RunManifest, role: Role, *, runs_code: bool = False) -> Requirements:
+    """Estimate the requirements of a volunteer or validator of this run; `runs_code` as in `blobs_for`."""
+    data = sum(file.blob.size_bytes for file in data_blobs(manifest, role, runs_code=runs_code))
     files = sum(file.blob.size_bytes for file in manifest.files)
     weights = manifest.parameters * DTYPE_BYTES[manifest.dtype]
     return Requirements(
         files_bytes=files,
+        data_bytes=data,
         weights_bytes=weights,
-        disk_bytes=files + VERSIONS_KEPT[role] * weights,
+        disk_bytes=files + data + VERSIONS_KEPT[role] * weights,
         # The engine's weights in its own word type, and the file a newer version is read from.
         memory_bytes=_PROGRAM_BYTES + manifest.parameters * DTYPE_BYTES[manifest.engine_dtype] + weights,
     )
@@ -65,7 +70,7 @@ def check_room(needs: Requirements, directory: Path) -> None:
         held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     except OSError:
         return  # the first write to it reports what is wrong
-    least = needs.files_bytes + 2 * needs.weights_bytes
+    least = needs.files_bytes + needs.data_bytes + 2 * needs.weights_bytes
     if free + held < least:
         raise MachineError(
             f"this run needs {size_text(least)} of disk in {directory} and {size_text(free + held)} are free",

@@ -15,10 +15,12 @@ from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.network_options import UploadCaps, blobs_of_worker, remember_run
+from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.errors import P2PRLError
 from p2prl.learner.assembly import LearnerParts, assemble_learner
+from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
@@ -28,10 +30,12 @@ from p2prl.models.device import choose_device, repeat_exactly, use_threads
 from p2prl.models.engine_registry import ChosenEngine, build_sampler
 from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.local_base import flatten_local_base
+from p2prl.models.pass_evaluation import evaluation_sets
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.text_codec import TextCodec
+from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig
@@ -45,6 +49,9 @@ from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
+
+_EVALUATED_ROWS = 64
+"""Completions a learner decodes at once for an evaluation: their keys and values take memory beside an update's."""
 
 
 def prepare_sampling(
@@ -62,31 +69,42 @@ def prepare_sampling(
     The engine computes in the run's compute dtype: in any other, an honest peer's tokens would not replay.
     `memory_bytes` is the most memory it may use, weights included. `on_notice` gets a message if an engine is replaced.
     """
-    model, work = _read_run(manifest, run, files)
+    model = _read_model(manifest, files)
+    data = downloaded_data(manifest, files, scores=False, runs_scorer=False)
+    work = GroupWork(manifest, run, model.codec(), data.tasks)
     dtype = manifest.engine_dtype
     sampler = build_sampler(engine, model, device=device, dtype=dtype, memory_bytes=memory_bytes, on_notice=on_notice)
     return SamplingTools(sampler, work)
 
 
 def prepare_replay(
-    manifest: RunManifest, files: Mapping[str, Path], *, run: Digest, device: torch.device
+    manifest: RunManifest,
+    files: Mapping[str, Path],
+    *,
+    run: Digest,
+    device: torch.device,
+    runs_scorer: bool = False,
 ) -> ReplayTools:
-    """A scorer without weights and the run's slots and checks, from the files a run ships."""
-    model, work = _read_run(manifest, run, files)
+    """A scorer without weights and the run's slots and checks, from the files a run ships.
+
+    `runs_scorer` says that this machine's owner agreed to run the run's third-party scorers, in the sandbox.
+    """
+    model = _read_model(manifest, files)
+    data = downloaded_data(manifest, files, scores=True, runs_scorer=runs_scorer)
+    work = GroupWork(manifest, run, model.codec(), data.tasks, data.start_scorers())
     policy = PolicyModel(model.build(device=device, dtype=manifest.engine_dtype), model.layout)
     return ReplayTools(TransformersScorer(policy), work)
 
 
-def _read_run(manifest: RunManifest, run: Digest, files: Mapping[str, Path]) -> tuple[RunModel, GroupWork]:
-    """The run's model and work, before memory is allocated: the run's task may not be installed here."""
+def _read_model(manifest: RunManifest, files: Mapping[str, Path]) -> RunModel:
+    """The run's model, before memory is allocated for it. The run's data is among `files` too, and is not read here."""
     model = read_run_model(
-        {name: path.read_bytes() for name, path in files.items()},
+        {file.name: files[file.name].read_bytes() for file in manifest.files},
         layout_digest=manifest.layout,
         max_weight_bytes=MAX_WEIGHT_BYTES,
         dtype=manifest.engine_dtype,
     )
-    model = replace(model, longest_completion=manifest.sampling.max_new_tokens)
-    return model, GroupWork(manifest, run, model.codec())
+    return replace(model, longest_completion=manifest.sampling.max_new_tokens)
 
 
 def build_learner(
@@ -103,10 +121,14 @@ def build_learner(
     use_attention(training.model, folder.settings.learner.memory.attention)
     replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
-    work = GroupWork(folder.manifest, folder.run, TextCodec(replaying.tokenizer, replaying.model))
     blobs = DiskBlobStore(folder.paths.blobs)
-    for file, data in run_file_blobs(folder):
-        blobs.add(file.blob, data)
+    for file, content in run_file_blobs(folder):
+        blobs.add(file.blob, content)
+    serve_data(folder, blobs, on_notice)
+    data = folder_data(folder)
+    codec = TextCodec(replaying.tokenizer, replaying.model)
+    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers())
+    policy = PolicyModel(replaying.model, layout)
     return assemble_learner(
         LearnerParts(
             paths=folder.paths,
@@ -115,7 +137,7 @@ def build_learner(
             run=folder.run,
             training=training,
             layout=layout,
-            replaying=ReplayTools(TransformersScorer(PolicyModel(replaying.model, layout)), work),
+            replaying=ReplayTools(TransformersScorer(policy), work),
             loss=LossPipeline(folder.loss_config()),
             reference=folder.settings.loss.reference_config(),
             memory=memory,
@@ -124,9 +146,28 @@ def build_learner(
             random_bytes=os.urandom,
             on_metrics=on_metrics,
             on_notice=on_notice,
+            evaluation=_evaluation_tools(folder, policy, work),
+            evaluate=folder.settings.evaluation,
             threads=torch.get_num_threads(),
         )
     )
+
+
+def _evaluation_tools(folder: RunFolder, policy: PolicyModel, work: GroupWork) -> EvaluationTools | None:
+    """What a learner evaluates with; None when the settings turn it off."""
+    wanted = folder.settings.evaluation
+    if not wanted.every:
+        return None
+    sets = evaluation_sets(
+        work,
+        folder.manifest,
+        folder.run,
+        prompts=wanted.prompts,
+        samples=wanted.samples,
+        pass_above=wanted.pass_above,
+    )
+    sampler = TransformersSampler(policy, most_rows=_EVALUATED_ROWS)
+    return EvaluationTools(sampler=sampler, work=work, sets=sets, frees_memory=policy.device.type == "cuda")
 
 
 def learner_network(
@@ -208,11 +249,15 @@ def build_validator(
     *,
     prepare: Prepare[ReplayTools],
     base: Path | None = None,
+    runs_scorer: bool = False,
     on_manifest: Callable[[RunManifest], None],
     on_audit: Callable[[Audit], None],
     on_notice: Callable[[str], None],
 ) -> Validator:
-    """A validator for the run behind a link; arguments as for `build_volunteer`."""
+    """A validator for the run behind a link; arguments as for `build_volunteer`.
+
+    `runs_scorer` as in `prepare_replay`.
+    """
     directory = worker_folder.run_directory(link.run)
 
     def keep(manifest: RunManifest, raw: bytes) -> None:
@@ -224,7 +269,13 @@ def build_validator(
         run=link.run,
         config=config,
         clock=SystemClock(),
-        bootstrap=RunBootstrap(prepare, keep, base_finder(base, link, worker_folder, on_notice)),
+        bootstrap=RunBootstrap(
+            prepare,
+            keep,
+            base_finder(base, link, worker_folder, on_notice),
+            role=Role.VALIDATOR,
+            runs_code=runs_scorer,
+        ),
         on_audit=on_audit,
         on_notice=on_notice,
     )

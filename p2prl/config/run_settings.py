@@ -17,15 +17,21 @@ from typing import Any
 import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
+from p2prl.config.fitted_settings import fitted_settings
+from p2prl.config.init_checks import InitChecks, NewRun, check_learnable
 from p2prl.config.loss_table import LossConfig
-from p2prl.config.prompt_lengths import PromptLengths, survey_prompts
+from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
+from p2prl.config.run_prompts import RunPrompts, make_prompts
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
+from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
+from p2prl.models.device import choose_device
 from p2prl.models.model_license import model_license
+from p2prl.models.model_name import base_model_name
 from p2prl.models.pretrained import LoadedModel, load_pretrained, model_directory
 from p2prl.models.rewards import RunReward
 from p2prl.models.run_files import export_run_files
@@ -63,6 +69,8 @@ class RunSettings:
     """Training, publishing and pacing."""
     loss: LossConfig = field(default_factory=LossConfig)
     """The loss, its guards, probation and reference (docs/algorithms.md)."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """How published versions are measured on prompts that are never trained on."""
     network: ListenConfig = field(default_factory=ListenConfig)
     """Addresses of the learner."""
     device: str = "auto"
@@ -109,15 +117,18 @@ def init_run(
     *,
     settings: str,
     on_progress: Callable[[str, float], None],
-    on_notice: Callable[[str], None] | None = None,
+    on_notice: Callable[[str], None] = lambda _: None,
+    fit_settings: bool = False,
+    checks: InitChecks | None = None,
 ) -> RunFolder:
     """Make a run folder atomically.
 
-    `settings` is the text of run.toml; `on_progress` gets a stage and a share done, 0..1; `on_notice` gets a message
-    for the user.
+    `settings` is the text of run.toml; with `fit_settings`, learning rate, device and threads in it are made to fit the
+    model. `checks` are tried before the folder is put in place; `ConfigError` when they say that the run cannot learn.
+    `on_progress` gets a stage and a share done, 0..1; `on_notice` gets a message for the user.
     """
     refuse_folder_in_use(directory)
-    RunReward(plan.reward, [plan.task])
+    RunReward(plan.reward, [share.task for share in plan.shares], data_tasks=[data.task for data in plan.data])
     # Before the model is loaded or trained, which takes long.
     checked = parse(RunSettings, tomllib.loads(settings), where="run.toml")
     _check_settings(checked, plan.sampling, reward=plan.reward, dtype=plan.dtype)
@@ -127,21 +138,42 @@ def init_run(
         identity = Identity.generate(os.urandom(ENTROPY_BYTES))
         create_identity(new / "key.json", identity)
         loaded = _first_weights(plan, on_progress)
-        if plan.model is not None and plan.license is None:
-            plan = replace(plan, license=model_license(model_directory(plan.model)))
+        plan = _with_card(plan, loaded)
+        prompts = make_prompts(plan, loaded, new, on_progress)
         loaded.model.save_pretrained(new / "model", safe_serialization=True)
         loaded.tokenizer.save_pretrained(new / "model")
         files = export_run_files(loaded)
         (new / "files").mkdir()
         for name, data in files.items():
             (new / "files" / name).write_bytes(data)
-        manifest = run_manifest(plan, layout_of(loaded.model, plan.dtype), identity.public_key, files, now=time.time())
-        lengths = _check_manifest(manifest, loaded)
-        if on_notice is not None:
-            on_notice(f"The longest of {lengths.prompts} prompts has {lengths.longest} tokens.")
+        manifest = run_manifest(
+            plan,
+            layout_of(loaded.model, plan.dtype),
+            identity.public_key,
+            files,
+            data_sets=prompts.data_sets,
+            prompt_frame=prompts.frame,
+            now=time.time(),
+        )
+        for notice in (*_check_manifest(manifest, loaded, prompts), *prompts.notices):
+            on_notice(notice)
         _check_files(manifest, files)
-        (new / "run.manifest").write_bytes(seal(identity, manifest, run=NO_RUN, now=time.time()))
+        raw = seal(identity, manifest, run=NO_RUN, now=time.time())
+        (new / "run.manifest").write_bytes(raw)
+        if fit_settings:
+            settings = fitted_settings(settings, parameters=manifest.parameters)
+            on_notice(_fitted_notice(settings, manifest.parameters))
         (new / "run.toml").write_text(settings)
+        if checks is not None:
+            has_template = bool(loaded.tokenizer.chat_template)
+            made = NewRun(
+                folder=Folder(new, identity, manifest, raw),
+                loaded=loaded,
+                template_unused=has_template and plan.chat_template == "off",
+                uses_template=has_template and plan.chat_template != "off",
+            )
+            for notice in check_learnable(made, checks, on_progress):
+                on_notice(notice)
         directory.parent.mkdir(parents=True, exist_ok=True)
         if directory.exists():
             directory.rmdir()
@@ -155,27 +187,49 @@ def init_run(
     return open_run(directory)
 
 
-def _check_manifest(manifest: RunManifest, loaded: LoadedModel) -> PromptLengths:
-    """Refuse a run that no volunteer could join, or with prompts that do not fit; return the lengths of its prompts."""
+def _fitted_notice(text: str, parameters: int) -> str:
+    """What run.toml says about the model's size, and the device that was found here."""
+    settings = parse(RunSettings, tomllib.loads(text), where="run.toml")
+    rate, device = settings.learner.optimiser.learning_rate, choose_device(settings.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{parameters:,} parameters: learning rate {rate:g}, training on {name} (run.toml)."
+
+
+def _with_card(plan: RunPlan, loaded: LoadedModel) -> RunPlan:
+    """The plan with what the model's card says, where the user said nothing."""
+    if plan.model is None:
+        return plan
+    directory = model_directory(plan.model)
+    name = base_model_name(plan.model, directory, parameters=layout_of(loaded.model, plan.dtype).parameters)
+    return replace(plan, license=plan.license or model_license(directory), base_model=plan.base_model or name)
+
+
+def _check_manifest(manifest: RunManifest, loaded: LoadedModel, prompts: RunPrompts) -> list[str]:
+    """Refuse a run that no volunteer could join, or with procedural prompts that do not fit; notices about them."""
     try:
         manifest.check()
     except RemoteProtocolError as error:
         raise ConfigError(
             f"this run cannot be made: {error}", remedy="Choose another value; nothing was made."
         ) from error
-    codec, most_new = TextCodec(loaded.tokenizer, loaded.model), manifest.sampling.max_new_tokens
-    lengths = survey_prompts([task_by_name(share.task).task for share in manifest.tasks], codec.encode_all)
+    rows = {data.task for data in manifest.data_sets}
+    procedural = [task_by_name(share.task).task for share in manifest.tasks if share.task not in rows]
+    if not procedural:
+        return []
+    context = TextCodec(loaded.tokenizer, loaded.model).context
+    most_new = manifest.sampling.max_new_tokens
+    lengths = survey_prompts(procedural, prompts.encode_framed)
     measured = f"prompts of {lengths.shortest} to {lengths.longest} tokens ({lengths.prompts} were measured)"
     other = "Choose a model with a longer context, or a task with other prompts."
     if not 0 < lengths.shortest <= lengths.longest <= MAX_PROMPT_TOKENS:
         raise ConfigError(f"{measured} are outside 1..{MAX_PROMPT_TOKENS}", remedy=other)
-    if codec.context is not None and lengths.longest + most_new > codec.context:
-        room = codec.context - lengths.expected
+    if context is not None and lengths.longest + most_new > context:
+        room = context - lengths.expected
         raise ConfigError(
-            f"{measured} and {most_new} new ones exceed the model's {codec.context}",
+            f"{measured} and {most_new} new ones exceed the model's {context}",
             remedy=f"Give --max-new-tokens {room} or less." if room > 0 else other,
         )
-    return lengths
+    return [f"The longest of {lengths.prompts} prompts has {lengths.longest} tokens."]
 
 
 def _check_files(manifest: RunManifest, files: Mapping[str, bytes]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from p2prl.clock import Clock
 from p2prl.learner.checkpoints import newest_checkpoint_step
+from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.evaluation.evaluations import Evaluations, EvaluationTools
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
@@ -77,6 +79,11 @@ class LearnerParts:
     """Gets the metrics of every update."""
     on_notice: Callable[[str], None]
     """Gets messages for the user."""
+    evaluation: EvaluationTools | None = None
+    """What published versions are evaluated with; None for no evaluations. Its sampler computes with the model of
+    `replaying`."""
+    evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """How often, and how much of the time."""
     threads: int = 0
     """CPU threads of the training thread, as torch counts them; 0 runs training and replay in the caller's thread."""
 
@@ -117,16 +124,18 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     decoded, backlog = DecodedGroups(), _backlog(parts, storage)
     intake = Intake(storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, sender=sender, clock=clock)
     intake.refill()
+    replayer = Replayer(parts.replaying)
     checks = GroupChecks(
         journal=storage.journal,
         backlog=backlog,
         buffer=buffer,
         admission=Admission(storage, decoded),
-        replayer=Replayer(parts.replaying),
+        replayer=replayer,
         settlement=Settlement(
             storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
         ),
         stage=replay_stage,
+        evaluations=_evaluations(parts, storage, replayer),
     )
     inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice)
     return Learner(
@@ -144,7 +153,20 @@ def assemble_learner(parts: LearnerParts) -> Learner:
             clock=clock,
             random_bytes=parts.random_bytes,
         ),
-        shutdown=Shutdown(inbox, checks, sender, clock),
+        shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
+    )
+
+
+def _evaluations(parts: LearnerParts, storage: LearnerStorage, replayer: Replayer) -> Evaluations | None:
+    if parts.evaluation is None or not parts.evaluate.every:
+        return None
+    return Evaluations(
+        tools=parts.evaluation,
+        config=parts.evaluate,
+        storage=storage,
+        holder=replayer,
+        clock=parts.clock,
+        on_notice=parts.on_notice,
     )
 
 

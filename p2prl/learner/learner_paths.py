@@ -37,6 +37,11 @@ class LearnerPaths:
         return self.run / "metrics.jsonl"
 
     @property
+    def evaluations(self) -> Path:
+        """One JSON object per evaluated version."""
+        return self.run / "evaluations.jsonl"
+
+    @property
     def micro_batches(self) -> Path:
         """Micro-batch rules by step."""
         return self.run / "micro-batches.jsonl"

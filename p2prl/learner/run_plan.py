@@ -11,6 +11,7 @@ from p2prl.errors import ConfigError
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import (
     DTYPE_BYTES,
+    DataSet,
     RunFile,
     RunManifest,
     Sampling,
@@ -19,7 +20,8 @@ from p2prl.protocol.manifests import (
     chunk_bytes_for,
 )
 from p2prl.protocol.rollout_group import largest_group_bytes
-from p2prl.tasks.task_registry import task_by_name
+from p2prl.tasks.data.data_plan import DataPlan
+from p2prl.tasks.task_registry import TASKS, task_by_name
 
 if TYPE_CHECKING:
     from p2prl.models.weight_layout import WeightLayout
@@ -39,8 +41,19 @@ class RunPlan:
     name: str
     goal: str
     task: str
+    """The procedural task of a run with one alone; empty for a run of data alone, or with a `mix`."""
     model: str | None
     """A Hugging Face directory or hub id; None makes the preset's small model."""
+    mix: tuple[TaskShare, ...] = ()
+    """Procedural tasks with their weights, instead of `task`."""
+    data: tuple[DataPlan, ...] = ()
+    """Data tasks."""
+    chat_template: str = ""
+    """`on`, `off`, a template's text, or empty for the model's own if it has one."""
+    system: str = ""
+    """System prompt of every prompt; needs a chat template."""
+    base_model: str = ""
+    """Name of the model for people, never a path; empty until the model is loaded."""
     group_size: int = 8
     """G: completions per prompt."""
     temperature: float = 1.0
@@ -67,6 +80,16 @@ class RunPlan:
         """The run's sampling settings."""
         return Sampling(self.temperature, self.max_new_tokens, self.group_size)
 
+    @property
+    def procedural(self) -> tuple[TaskShare, ...]:
+        """The procedural tasks of the mix with their weights."""
+        return self.mix or ((TaskShare(self.task, 1.0),) if self.task else ())
+
+    @property
+    def shares(self) -> tuple[TaskShare, ...]:
+        """All tasks of the mix with their weights."""
+        return (*self.procedural, *(TaskShare(data.task, data.weight) for data in self.data))
+
     def __post_init__(self) -> None:
         own = OWN_LICENSE if self.license is None else self.license
         lines = (("--goal", self.goal, "'add numbers'"), ("--license", own, "apache-2.0"))
@@ -80,7 +103,7 @@ class RunPlan:
         ):
             _check(option, value, 1 <= value <= most, f"from 1 to {most}", example)
         _check("--temperature", self.temperature, 0.01 <= self.temperature <= 100.0, "from 0.01 to 100", 1.0)
-        task_by_name(self.task)
+        self._check_tasks()
         shape = "parts joined by +, success among them"
         _check("--reward", self.reward[:60], bool(_REWARD.fullmatch(self.reward)), shape, "success+0.2*process:clip")
         types = ", ".join(DTYPE_BYTES)
@@ -93,6 +116,24 @@ class RunPlan:
         span = f"from {least} (--publish-every less 1) to {limits.MAX_STALENESS}"
         _check("--staleness", self.staleness_bound, legal, span, max(64, least))
         check_groups_travel(self.group_size, self.max_new_tokens)
+
+    def _check_tasks(self) -> None:
+        """`ConfigError` for a mix that no run can have."""
+        for share in self.procedural:
+            task_by_name(share.task)
+        for data in self.data:
+            if data.task in TASKS.names():
+                raise ConfigError(
+                    f"{data.task!r} is the name of a task that is installed",
+                    remedy=f"Give the data another name: --data NAME={data.path}",
+                )
+        count = len(self.shares)
+        if not 1 <= count <= limits.MAX_TASKS:
+            raise ConfigError(f"the run has {count} tasks", remedy=f"Give 1 to {limits.MAX_TASKS}: --data, --task.")
+        if self.model is None and not self.task:
+            raise ConfigError(
+                "there is no model for these tasks", remedy="Name a Hugging Face directory or hub id: --model MODEL"
+            )
 
 
 def check_groups_travel(group_size: int, max_new_tokens: int, *, most_bytes: int = limits.MAX_GROUP_BYTES) -> None:
@@ -121,11 +162,19 @@ def _check(option: str, value: object, legal: bool, legal_values: str, example: 
 
 
 def run_manifest(
-    plan: RunPlan, layout: WeightLayout, learner: bytes, files: Mapping[str, bytes], *, now: float
+    plan: RunPlan,
+    layout: WeightLayout,
+    learner: bytes,
+    files: Mapping[str, bytes],
+    *,
+    data_sets: tuple[DataSet, ...] = (),
+    prompt_frame: tuple[str, str] = ("", ""),
+    now: float,
 ) -> RunManifest:
     """The manifest of a planned run.
 
-    `layout` is that of the weights; `files` are downloaded by volunteers; `learner` is the learner's public key.
+    `layout` is that of the weights; `files` are downloaded by volunteers; `learner` is the learner's public key;
+    `data_sets` are the plan's data, packed; `prompt_frame` is the text around every procedural prompt.
     """
     blobs = {name: blob_of(data, chunk_bytes_for(len(data), pieces=8)) for name, data in sorted(files.items())}
     return RunManifest(
@@ -133,18 +182,35 @@ def run_manifest(
         goal=plan.goal,
         learner=learner,
         created_ms=int(now * 1000),
-        base_model=plan.model or f"made here: {plan.task}, seed {plan.seed}",
+        base_model=plan.base_model or _base_model(plan),
         parameters=layout.parameters,
         layout=layout.digest,
         dtype=plan.dtype,
         files=tuple(RunFile(name, blob) for name, blob in blobs.items()),
         tokenizer=blobs["tokenizer.json"].root,
-        tasks=(TaskShare(plan.task, 1.0),),
+        tasks=plan.shares,
         sampling=plan.sampling,
         staleness_bound=plan.staleness_bound,
         publish_every=plan.publish_every,
         reward=plan.reward,
         licence=plan.license or OWN_LICENSE,
-        content_policy="Prompts are made by a public program from public seeds; completions are answers to them.",
+        content_policy=_content_policy(plan),
         compute_dtype=plan.compute_dtype,
+        data_sets=data_sets,
+        prompt_frame=prompt_frame,
     )
+
+
+def _base_model(plan: RunPlan) -> str:
+    """Name of a model that has none of its own. The option's text is left out: it may be a path."""
+    return f"made here: {plan.task}, seed {plan.seed}" if plan.model is None else "a model without a name"
+
+
+def _content_policy(plan: RunPlan) -> str:
+    """Nature of the prompts, for volunteers to read."""
+    made = "made by a public program from public seeds"
+    names = ", ".join(data.task for data in plan.data)
+    rows = f"rows of {'data sets' if len(plan.data) > 1 else 'a data set'} that the learner's owner chose ({names})"
+    origin = " or ".join(part for part, there in ((rows, plan.data), (made, plan.procedural)) if there)
+    text = f"Prompts are {origin}; completions are answers to them."
+    return text if len(text) <= limits.MAX_TEXT_CHARS else text.replace(f" ({names})", "")

@@ -92,6 +92,7 @@ class Learner:
     def stop(self) -> None:
         """Finish the update in progress, save everything, and return from `run`."""
         self._stopping = True
+        self._checks.stop_evaluating()
 
     def introduce(self, network: NetworkPort) -> None:
         """Announce every policy a volunteer may still need to a new network process. Called at each of its starts."""
@@ -140,6 +141,7 @@ class Learner:
         action = Action.COLLECT if self._training.busy else self._pacing.next_action(self._checks.ready_groups)
         idle = action is Action.COLLECT and not self._checks.is_due(self.step)
         self._read(wait_s if idle else 0.0)
+        self._checks.evaluate(idle=idle and not self._training.busy and not self._checks.has_unsettled)
         if self._checks.start(step=self.step):
             self._send_head()
         self._finish_checks()

@@ -6,7 +6,9 @@ from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.run_blobs import blobs_for
 
 
 class LearnerStorage:
@@ -39,7 +41,7 @@ class LearnerStorage:
     def policies_to_announce(self, step: int) -> list[bytes]:
         """Manifest envelopes a volunteer may still need at `step`, oldest first. Deletes the blobs of all others."""
         policies = self.journal.policies.since_step(self.window_start(step))
-        self.published.sweep(policies, besides=[file.blob.root for file in self.manifest.files])
+        self.published.sweep(policies, besides=[file.blob.root for file in blobs_for(self.manifest, Role.LEARNER)])
         return policies
 
     def close(self) -> None:

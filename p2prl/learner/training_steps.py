@@ -11,6 +11,7 @@ from p2prl.learner.checkpoints import prune_checkpoints
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.learner_config import LearnerConfig
+from p2prl.learner.learning_watch import GroupSignal, LearningWatch
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training.metrics_log import MetricsLog
 from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
@@ -49,6 +50,7 @@ class Training:
         self._config = config
         self._stage = stage
         self._step = trainer.step
+        self._watch = LearningWatch()
 
     @property
     def step(self) -> int:
@@ -147,14 +149,17 @@ class Training:
     def _log_update(self, batch: Sequence[VerifiedGroup], result: UpdateResult, figures: Mapping[str, Any]) -> None:
         self._step += 1
         metrics, notices = result
+        signals = [_signal(group) for group in batch]
+        warnings = self._watch.observe(signals, scorer_failures=int(figures.get("scorer_failures", 0)))
         document = metrics | {
             "groups": len(batch),
             "version": self._storage.version,
             "peers": len({group.peer for group in batch}),
             "ready_groups": len(self._buffer),
+            **self._watch.figures,
             **figures,
         }
-        self._log.add(self.step, document, notices)
+        self._log.add(self.step, document, (*notices, *warnings))
 
     def _trust(self, peer: bytes) -> float:
         """Trust of a peer at this step, 0 to 1, from how many of its groups were trained on before."""
@@ -162,6 +167,11 @@ class Training:
             peer, before_step=self.step, most=self._probation.probation_groups
         )
         return self._probation.trust(trained)
+
+
+def _signal(verified: VerifiedGroup) -> GroupSignal:
+    rewards = np.frombuffer(verified.rewards, dtype="<f4").tolist()
+    return GroupSignal(tuple(rewards), sum(not completion.finished for completion in verified.group.completions))
 
 
 def _training_group(verified: VerifiedGroup, *, step: int, trust: float) -> TrainingGroup:

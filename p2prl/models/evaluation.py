@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import GroupWork, SlotAssignment
 from p2prl.models.sampler_port import GenerationRequest, Sampler
-from p2prl.models.sampling import sample_all
+from p2prl.models.sampling import GREEDY_TEMPERATURE, sample_all
 from p2prl.protocol.digests import digest
 
 _BATCH = 256
 """Prompts sampled in one call: enough to fill a device, few enough for progress to be reported."""
-_GREEDY_TEMPERATURE = 1e-6
-"""Temperature of greedy decoding: scales logits up until the noise, about ten nats, cannot change the best one; two
-closer than 1e-5 are equal in single precision anyway. So greedy decoding needs no second sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +40,9 @@ def evaluate(
 ) -> Evaluation:
     """Sample one completion for each of `prompts` fresh prompts under the sampler's weights and score them.
 
-    Prompts come from the slots of a key that no peer can have, so training never sees them. The same `seed` gives the
-    same prompts and draws. Prompts that do not fit the run are left out.
+    Prompts come from the slots of a key that no peer can have, so training never sees them; a data task's come from its
+    held-out rows, or from those trained on if it has none. The same `seed` gives the same prompts and draws. Prompts
+    that do not fit the run are left out.
     """
     if prompts < 1:
         raise ConfigError(f"prompts must be at least 1, not {prompts}", remedy="Evaluate on a thousand or more.")
@@ -55,10 +53,10 @@ def evaluate(
         assignments = []
         for slot in range(start, min(start + _BATCH, prompts)):
             with contextlib.suppress(RemoteProtocolError):  # too long for the run: no volunteer samples it either
-                assignments.append(work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot))
+                assignments.append(work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot, held_out=True))
         generations = sample_all(sampler, [_request(assignment, greedy) for assignment in assignments])
         for assignment, generation in zip(assignments, generations, strict=True):
-            rewards.append(work.score(assignment, generation.token_ids).reward)
+            rewards += work.successes(assignment, [generation.token_ids])
             tokens += len(generation.token_ids)
         if on_progress is not None:
             on_progress(min(1.0, (start + _BATCH) / prompts))
@@ -78,6 +76,6 @@ def _request(assignment: SlotAssignment, greedy: bool) -> GenerationRequest:
         prompt_ids=request.prompt_ids,
         seed=request.seed,
         max_new_tokens=request.max_new_tokens,
-        temperature=_GREEDY_TEMPERATURE if greedy else request.temperature,
+        temperature=GREEDY_TEMPERATURE if greedy else request.temperature,
         stop_ids=request.stop_ids,
     )

@@ -6,22 +6,28 @@ slot. The second half of a check, which needs a model, is `p2prl/models/group_re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from p2prl.models.rewards import RunReward
+from p2prl.models.run_scoring import AnswerScorer, RunScoring
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.scorer_port import Scorer
+from p2prl.models.slot_prompts import DataPrompts, ProceduralPrompts, PromptSource, SlotPrompt
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.work_slots import SlotKey, slot_work
-from p2prl.tasks.task import Score
+from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.task_data import TaskData
+
+_NO_DATA: Mapping[str, TaskData] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,18 @@ class SlotAssignment:
     slot: int
     task: str
     prompt: str
+    """Text that a procedural task made, without the run's frame; empty for a row of data."""
     requests: tuple[GenerationRequest, ...]
     """Empty in the inspection of a slot without valid work."""
+    row: int | None = None
+    """Row of the task's data; None for a procedural task."""
+    held_out: bool = False
+    """Whether the row is one of those held out for evaluation."""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Token ids of the prompt."""
+        return self.requests[0].prompt_ids if self.requests else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +58,6 @@ class Inspection:
     reason: str
     assignment: SlotAssignment
     token_ids: tuple[tuple[int, ...], ...]
-    rewards: tuple[float, ...]
 
 
 def longest_prompt(context: int | None, max_new_tokens: int) -> int:
@@ -53,18 +68,41 @@ def longest_prompt(context: int | None, max_new_tokens: int) -> int:
 class GroupWork:
     """Assigns, packs and inspects the rollout groups of one run."""
 
-    def __init__(self, manifest: RunManifest, run: bytes, codec: TextCodec) -> None:
-        """`ConfigError` when this machine lacks a task or a reward of the run."""
+    def __init__(
+        self,
+        manifest: RunManifest,
+        run: bytes,
+        codec: TextCodec,
+        data: Mapping[str, TaskData] = _NO_DATA,
+        answers: AnswerScorer | None = None,
+    ) -> None:
+        """`data` has the data of each data task by name; `answers` scores it, on machines that do.
+
+        `ConfigError` when this machine lacks a task or a reward of the run. `close` it where answers are scored.
+        """
         self._manifest = manifest
         self._run = run
         self._codec = codec
+        self._data = data
+        if set(data) != {held.task for held in manifest.data_sets}:
+            raise LocalProtocolError("the data is not that of the run's data tasks")
         try:
-            self._reward = RunReward(manifest.reward, [share.task for share in manifest.tasks])
+            reward = RunReward(manifest.reward, [share.task for share in manifest.tasks], data_tasks=data)
         except ConfigError as error:
             raise ConfigError(
                 f"this machine cannot work for the run: {error}",
                 remedy="Install the release, and any task package, that the run was created with.",
             ) from error
+        self._scoring = RunScoring(reward, answers, {held.task: held.scoring for held in manifest.data_sets})
+        self._data_prompts = {name: DataPrompts(run, name, held) for name, held in data.items()}
+        self._prompts: dict[str, PromptSource] = {
+            **{
+                share.task: ProceduralPrompts(reward.task(share.task), manifest.prompt_frame, codec)
+                for share in manifest.tasks
+                if share.task not in data
+            },
+            **self._data_prompts,
+        }
 
     @property
     def dtype(self) -> str:
@@ -76,18 +114,50 @@ class GroupWork:
         """Completions of a slot."""
         return self._manifest.sampling.group_size
 
-    def assign(self, *, policy: bytes, beacon: bytes, peer: bytes, slot: int) -> SlotAssignment:
-        """The one valid work of a slot. `RemoteProtocolError` when it has none: its prompt does not fit the run."""
-        sampling = self._manifest.sampling
+    @property
+    def scores_data(self) -> bool:
+        """Whether answers to rows of data are scored on this machine; False in a run without any."""
+        return bool(self._data) and self._scoring.scores_data
+
+    def scores(self, assignment: SlotAssignment) -> bool:
+        """Whether this machine can score a slot: a data task only where its rows are and its scorers run."""
+        return assignment.row is None or (self.scores_data and self._data[assignment.task].training.rows is not None)
+
+    @property
+    def scorer_failures(self) -> int:
+        """Answers to rows of data that could not be scored, and count 0."""
+        return self._scoring.failures
+
+    def assign(self, *, policy: bytes, beacon: bytes, peer: bytes, slot: int, held_out: bool = False) -> SlotAssignment:
+        """The one valid work of a slot; with `held_out`, its work in an evaluation.
+
+        `RemoteProtocolError` when it has none: its prompt does not fit the run.
+        """
         key = SlotKey(run=self._run, beacon=beacon, policy=policy, peer=peer, slot=slot)
-        work = slot_work(key, self._manifest.tasks, sampling.group_size)
-        prompt = self._reward.task(work.task).prompt(work.prompt_seed)
-        prompt_ids = self._codec.encode(prompt)
+        work = slot_work(key, self._manifest.tasks, self.group_size)
+        prompt = self._prompts[work.task].prompt(work, peer, held_out=held_out)
+        return self._assignment(slot, work.task, prompt, work.sample_seeds)
+
+    def assign_row(self, task: str, row: int, *, seeds: Sequence[int], held_out: bool = True) -> SlotAssignment:
+        """One completion of a row of a data task for each of `seeds`, for an evaluation. `held_out` names the split.
+
+        `RemoteProtocolError` when the row does not fit the run, `IndexError` when there is no such row.
+        """
+        return self._assignment(row, task, self._data_prompts[task].row(row, held_out=held_out), seeds)
+
+    def held_out_rows(self, task: str) -> int:
+        """Rows of a task that are held out for evaluation; 0 for a procedural task, and where this machine has none."""
+        data = self._data.get(task)
+        return 0 if data is None or data.held_out is None else len(data.held_out.prompts)
+
+    def _assignment(self, slot: int, task: str, prompt: SlotPrompt, seeds: Sequence[int]) -> SlotAssignment:
+        sampling, prompt_ids = self._manifest.sampling, prompt.token_ids
         longest = longest_prompt(self._codec.context, sampling.max_new_tokens)
         if not 0 < len(prompt_ids) <= longest:
-            raise RemoteProtocolError(
-                f"the run's tokenizer makes a prompt of {len(prompt_ids)} tokens, outside 1..{longest}"
-            )
+            made = "the run's tokenizer makes" if prompt.row is None else "the run's data has"
+            raise RemoteProtocolError(f"{made} a prompt of {len(prompt_ids)} tokens, outside 1..{longest}")
+        if max(prompt_ids) >= self._codec.vocabulary:
+            raise RemoteProtocolError(f"a prompt of the run has token {max(prompt_ids)}, which the model lacks")
         requests = tuple(
             GenerationRequest(
                 prompt_ids=prompt_ids,
@@ -96,18 +166,44 @@ class GroupWork:
                 temperature=sampling.temperature,
                 stop_ids=self._codec.stop_ids,
             )
-            for seed in work.sample_seeds
+            for seed in seeds
         )
-        return SlotAssignment(slot, work.task, prompt, requests)
+        return SlotAssignment(slot, task, prompt.text, requests, prompt.row, prompt.held_out)
 
-    def score(self, assignment: SlotAssignment, token_ids: Sequence[int]) -> Score:
-        """The task's verdict on one completion; its last token says whether it finished."""
-        return self._reward.score(assignment.task, assignment.prompt, self._decode(token_ids))
+    def successes(
+        self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]], *, account: bytes = b""
+    ) -> tuple[float, ...]:
+        """The task's verdicts on a slot's completions; the last token of each says whether it finished.
 
-    def rewards(self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]]) -> tuple[float, ...]:
-        """The run's reward of each of a slot's completions."""
+        `account` is the public key of whoever sampled them; empty for a sample of our own.
+        """
         completions = [self._decode(ids) for ids in token_ids]
-        return self._reward.rewards(assignment.task, assignment.prompt, completions)
+        if assignment.row is None:
+            return tuple(self._scoring.success(assignment.task, assignment.prompt, text) for text in completions)
+        return self._scoring.data_success(assignment.task, self._row(assignment), completions, account=account)
+
+    def rewards(
+        self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]], *, account: bytes = b""
+    ) -> tuple[float, ...]:
+        """The run's reward of each of a slot's completions; `account` as in `successes`.
+
+        `ConfigError` when the scorer of a data task has failed on everything.
+        """
+        completions = [self._decode(ids) for ids in token_ids]
+        if assignment.row is None:
+            return self._scoring.rewards(assignment.task, assignment.prompt, completions)
+        row, lengths = self._row(assignment), [len(ids) for ids in token_ids]
+        return self._scoring.data_rewards(assignment.task, row, completions, lengths, account=account)
+
+    def close(self) -> None:
+        """End the processes that score answers."""
+        self._scoring.close()
+
+    def _row(self, assignment: SlotAssignment) -> Row:
+        rows = self._data[assignment.task].split(held_out=assignment.held_out).rows
+        if rows is None or assignment.row is None:
+            raise LocalProtocolError(f"this machine has no answers of {assignment.task} to score with")
+        return rows.row(assignment.row)
 
     def _decode(self, token_ids: Sequence[int]) -> tuple[str, bool]:
         """Text without the stop token, and whether there was one."""
@@ -124,10 +220,14 @@ class GroupWork:
         engine: EngineClass,
         seconds: float,
     ) -> RolloutGroup:
-        """Build the group to sign and send. All of it was sampled under the declared policy, or replay would fail."""
+        """Build the group to sign and send. All of it was sampled under the declared policy, or replay would fail.
+
+        A data task's rewards are claimed as 0: a volunteer has no answers to score with, and nobody reads the claim.
+        """
         if len({sampled_with for generation in generations for _, sampled_with in generation.spans}) > 1:
             raise LocalProtocolError("a group cannot declare two policies: the weights were swapped during sampling")
-        rewards = self.rewards(assignment, [generation.token_ids for generation in generations])
+        token_ids = [generation.token_ids for generation in generations]
+        rewards = self.rewards(assignment, token_ids) if assignment.row is None else (0.0,) * len(token_ids)
         completions = tuple(
             Completion(
                 tokens=np.asarray(generation.token_ids, dtype="<u4").tobytes(),
@@ -142,27 +242,25 @@ class GroupWork:
             policy=policy,
             slot=assignment.slot,
             task=assignment.task,
-            prompt=np.asarray(assignment.requests[0].prompt_ids, dtype="<u4").tobytes(),
+            prompt=np.asarray(assignment.prompt_ids, dtype="<u4").tobytes(),
             completions=completions,
             engine=engine,
             seconds=seconds,
         )
 
     def inspect(self, group: RolloutGroup, *, peer: bytes, beacon: bytes) -> Inspection:
-        """Do all checks that need no model, and recompute the rewards. The volunteer's claims are not trusted.
+        """Do all checks that need no model. Nothing is scored: `rewards` is for groups that have passed their replay.
 
         A group in a slot without valid work has the wrong prompt, whatever its prompt is.
         """
         try:
             assignment = self.assign(policy=group.policy, beacon=beacon, peer=peer, slot=group.slot)
         except RemoteProtocolError:
-            return Inspection(RejectionReason.WRONG_PROMPT, SlotAssignment(group.slot, group.task, "", ()), (), ())
+            return Inspection(RejectionReason.WRONG_PROMPT, SlotAssignment(group.slot, group.task, "", ()), ())
         token_ids = tuple(
             tuple(np.frombuffer(completion.tokens, dtype="<u4").tolist()) for completion in group.completions
         )
-        reason = self._fault(group, assignment, token_ids)
-        rewards = () if reason else self.rewards(assignment, token_ids)
-        return Inspection(reason, assignment, token_ids, rewards)
+        return Inspection(self._fault(group, assignment, token_ids), assignment, token_ids)
 
     def _fault(
         self, group: RolloutGroup, assignment: SlotAssignment, token_ids: Sequence[tuple[int, ...]]
@@ -170,7 +268,7 @@ class GroupWork:
         sampling = self._manifest.sampling
         if group.task != assignment.task:
             return RejectionReason.UNKNOWN_TASK
-        if tuple(np.frombuffer(group.prompt, dtype="<u4").tolist()) != assignment.requests[0].prompt_ids:
+        if tuple(np.frombuffer(group.prompt, dtype="<u4").tolist()) != assignment.prompt_ids:
             return RejectionReason.WRONG_PROMPT
         if len(token_ids) != sampling.group_size:
             return RejectionReason.WRONG_SIZE

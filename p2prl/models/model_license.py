@@ -1,4 +1,4 @@
-"""License of a model directory, as its model card states it."""
+"""Model card of a directory: its metadata, and the license it states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,35 @@ _CARD = "README.md"
 _CARD_CHARS = 64 * 1024
 """Characters of a card that are read: its metadata stands first and is a few lines."""
 
-_VALUE = re.compile(r"""(?m)^(license|license_name):[ \t]*["']?([^\s"'#][^"'#\n]*?)["']?[ \t]*(?:#.*)?$""")
+_KEYS = r"license|license_name|base_model|model_name|(?:-[ \t]+)?name"
+_VALUE = re.compile(rf"""(?m)^({_KEYS}):[ \t]*["']?([^\s"'#][^"'#\n]*?)["']?[ \t]*(?:#.*)?$""")
+
+
+def card_text(directory: Path) -> str:
+    """The beginning of the model's card; empty without one."""
+    try:
+        with (directory / _CARD).open(encoding="utf-8-sig", errors="replace") as file:
+            return file.read(_CARD_CHARS) + "\n"
+    except OSError:
+        return ""
+
+
+def card_metadata(directory: Path) -> dict[str, str]:
+    """Plain values in the metadata of the model's card; empty without any.
+
+    `name` is that of the first entry of `model-index`.
+    """
+    parts = card_text(directory).split("---\n", 2)
+    if len(parts) < 3 or parts[0].strip():
+        return {}
+    values: dict[str, str] = {}
+    for key, value in _VALUE.findall(parts[1]):
+        name = key.lstrip("- \t")
+        if name == "name":
+            values.setdefault(name, value)
+        else:
+            values[name] = value
+    return values
 
 
 def model_license(directory: Path) -> str:
@@ -20,15 +48,7 @@ def model_license(directory: Path) -> str:
 
     A card that says `other` names the license under `license_name`.
     """
-    try:
-        with (directory / _CARD).open(encoding="utf-8-sig", errors="replace") as file:
-            card = file.read(_CARD_CHARS) + "\n"
-    except OSError:
-        return NOT_STATED
-    parts = card.split("---\n", 2)
-    if len(parts) < 3 or parts[0].strip():
-        return NOT_STATED
-    values: dict[str, str] = dict(_VALUE.findall(parts[1]))
+    values = card_metadata(directory)
     stated = values.get("license", NOT_STATED)
     name = values.get("license_name", stated) if stated == "other" else stated
     return name if name.isprintable() else NOT_STATED

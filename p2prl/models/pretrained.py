@@ -28,6 +28,7 @@ _PLAIN_KEYS = ("cache_implementation",)  # a kind of cache in transformers, name
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja", "README.md"]
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
 
@@ -70,6 +71,10 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
         raise ConfigError(f"unknown dtype {dtype!r}", remedy=f"Choose one of {', '.join(TORCH_DTYPES)}.")
     quiet_transformers()
     directory = model_directory(source)
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise ConfigError(
+            f"{source} has no tokenizer", remedy="Save one there with a tokenizer.json (save_pretrained writes it)."
+        )
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(directory, **options)

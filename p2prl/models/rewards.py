@@ -3,7 +3,8 @@
 This is the only place where rewards are computed. The run manifest gives the reward (`success+0.2*process:clip`,
 parsed by `p2prl/algorithms/reward_spec.py`); tasks and scorers come from `p2prl/tasks`; the parts are refined and
 added up by `p2prl/algorithms/reward_shaping.py`. Volunteers show the result to their owners. The learner recomputes it
-from the tokens and trains only on its own result.
+from the tokens and trains only on its own result. The success of a data task comes from its own scorers, in a sandbox
+(`run_scoring`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from p2prl.algorithms.reward_shaping import completion_rewards
 from p2prl.algorithms.reward_spec import parse_reward
+from p2prl.errors import ConfigError
 from p2prl.tasks.process_scorer import ProcessScorer
 from p2prl.tasks.task import Score, Task
 from p2prl.tasks.task_registry import scorer_by_task, task_by_name
@@ -25,32 +27,43 @@ Completion = tuple[str, bool]
 class RunReward:
     """The reward of one run: its tasks, their process scorers and the weights of the parts."""
 
-    def __init__(self, text: str, tasks: Iterable[str]) -> None:
-        """`text` is the manifest's `reward`, `tasks` the names of its tasks.
+    def __init__(self, text: str, tasks: Iterable[str], *, data_tasks: Iterable[str] = ()) -> None:
+        """`text` is the manifest's `reward`, `tasks` the names of its tasks, `data_tasks` those of rows of data.
 
-        `ConfigError` for an unknown reward or task, and for a task that lacks the scorer the reward needs.
+        `ConfigError` for an unknown reward or task, and for a task that lacks the scorer the reward needs: no data task
+        has one.
         """
-        names = tuple(tasks)
+        rows = tuple(data_tasks)
+        names = tuple(name for name in tasks if name not in rows)
         self._config = parse_reward(text)
         self._tasks: dict[str, Task] = {name: task_by_name(name).task for name in names}
         self._judges_steps = self._config.outcome_weight > 0 or self._config.process_weight > 0
+        if self._judges_steps and rows:
+            raise ConfigError(
+                f"the reward {text} judges steps, and nothing judges those of {rows[0]}, which is data",
+                remedy="Give --reward success; weigh several scorers in the task's own scoring.",
+            )
         self._scorers: dict[str, ProcessScorer] = (
             {name: scorer_by_task(name) for name in names} if self._judges_steps else {}
         )
 
     def task(self, name: str) -> Task:
-        """The task of this name in the run."""
+        """The procedural task of this name in the run."""
         return self._tasks[name]
 
     def score(self, task: str, prompt: str, completion: Completion) -> Score:
-        """The task's own verdict on one completion."""
+        """A procedural task's own verdict on one completion."""
         return self._tasks[task].score(prompt, *completion)
 
+    def of_success(self, success: Iterable[float]) -> tuple[float, ...]:
+        """Rewards of completions whose steps nothing judges."""
+        return tuple(self._config.success_weight * verdict for verdict in success)
+
     def rewards(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[float, ...]:
-        """Rewards of several completions of one prompt, computed in float64."""
+        """Rewards of several completions of one prompt of a procedural task, computed in float64."""
         success = [self.score(task, prompt, completion).reward for completion in completions]
         if not self._judges_steps:
-            return tuple(self._config.success_weight * verdict for verdict in success)
+            return self.of_success(success)
         judgements = [self._scorers[task].judge(prompt, *completion) for completion in completions]
         longest = max(1, *(len(judgement.steps) for judgement in judgements))
         steps = [judgement.steps + (0.0,) * (longest - len(judgement.steps)) for judgement in judgements]

@@ -6,6 +6,10 @@ from collections.abc import Callable, Sequence
 
 from p2prl.models.sampler_port import Generation, GenerationRequest, GenerationStopped, Sampler, Ticket
 
+GREEDY_TEMPERATURE = 1e-6
+"""Temperature of greedy decoding: scales logits up until the noise, about ten nats, cannot change the best one; two
+closer than 1e-5 are equal in single precision anyway. So greedy decoding needs no second sampler."""
+
 
 def sample_all(
     sampler: Sampler,

@@ -57,10 +57,13 @@ class TextCodec:
         """Tokens that end a completion: the end tokens of the model and of the tokenizer."""
         return self._stop_ids
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Prompt text to token ids, with the special tokens that the tokenizer adds to a text."""
+    def encode(self, text: str, *, rendered: bool = False) -> tuple[int, ...]:
+        """Prompt text to token ids, with the special tokens that the tokenizer adds to a text.
+
+        A text `rendered` by a chat template has its special tokens already: none are added.
+        """
         with library_panics():
-            return tuple(self._tokenizer.encode(text, add_special_tokens=True))
+            return tuple(self._tokenizer.encode(text, add_special_tokens=not rendered))
 
     def encode_all(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Encode several texts; much faster than `encode` for many short ones."""

@@ -74,3 +74,7 @@ class AwaitingManifest:
     def transfer_progress(self) -> tuple[int, int, int]:
         """Idle."""
         return -1, 0, 0
+
+    def file_progress(self) -> tuple[int, int]:
+        """Nothing known yet."""
+        return 0, 0

@@ -145,6 +145,10 @@ class Node:
         """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""
         return self._phase.transfer_progress()
 
+    def file_progress(self) -> tuple[int, int]:
+        """(bytes held, bytes in all) of the run's files and data."""
+        return self._phase.file_progress()
+
     # --- reports of the shell ----------------------------------------------------------------------------------
 
     def set_addresses(self, addresses: tuple[str, ...], now: float) -> None:

@@ -25,8 +25,11 @@ class NodeConfig:
     """Whether its owner decodes patches when asked to (`PatchesReady`); otherwise it downloads full weights."""
     awaits_base: bool = False
     """Whether its owner may have weights to start from: nothing is downloaded until it reports (`Node.start_from`)."""
+    runs_code: bool = False
+    """Whether the owner of a validator agreed to run a researcher's own scorer: its code and answers are downloaded."""
     disk_bytes: int = 0
-    """Budget for weights and patches on disk, bytes; versions in use may exceed it. 0: only `keep_versions` limits."""
+    """Budget for weights, patches and data on disk, bytes; data and versions in use may exceed it. 0: only
+    `keep_versions` limits."""
     connections: ConnectionsConfig = field(default_factory=ConnectionsConfig)
     gossip: GossipConfig = field(default_factory=GossipConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)

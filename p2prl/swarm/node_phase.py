@@ -69,3 +69,7 @@ class Phase(Protocol):
     def transfer_progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) being downloaded."""
         ...
+
+    def file_progress(self) -> tuple[int, int]:
+        """(bytes held, bytes in all) of the run's files and data."""
+        ...

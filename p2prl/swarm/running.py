@@ -54,7 +54,7 @@ class Running:
                 core.register_role(peer, link.role)
         core.report_roles()
         if core.config.fetch_policies:
-            self._policies.fetch_files(manifest, now)
+            self._policies.fetch_files(now)
         core.local.changed = True
 
     def hold(self, policies: Iterable[bytes], now: float) -> None:
@@ -148,6 +148,10 @@ class Running:
     def transfer_progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""
         return self._policies.progress()
+
+    def file_progress(self) -> tuple[int, int]:
+        """(bytes held, bytes in all) of the run's files and data."""
+        return self._policies.file_progress()
 
     def _admit(self, opened: Opened, now: float) -> None:
         """Check and take in an envelope before it is forwarded. Raises `RemoteProtocolError`."""

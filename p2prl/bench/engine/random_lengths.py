@@ -115,5 +115,5 @@ def _agent(config: LengthsBenchConfig) -> Agent:
     policy = LocalPolicy(manifest, Digest(bytes(32)), "")
     agent = Agent(AgentConfig(slots_in_flight=config.batch // _GROUP))
     agent.policy_ready(policy)
-    agent.loaded_policy(policy, made=())
+    agent.loaded_policy(policy)
     return agent

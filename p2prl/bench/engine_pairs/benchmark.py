@@ -143,7 +143,7 @@ def _group(
         version=0, policy=bytes(32), slot=0, task="pairs", prompt=prompt, completions=completions,
         engine=engine_class, seconds=0.0,
     )  # fmt: skip
-    return group, Inspection("", SlotAssignment(0, "pairs", "", requests), tuple(m.token_ids for _, m in rows), ())
+    return group, Inspection("", SlotAssignment(0, "pairs", "", requests), tuple(m.token_ids for _, m in rows))
 
 
 def _completion(token_ids: Sequence[int], logprobs: Sequence[float]) -> Completion:

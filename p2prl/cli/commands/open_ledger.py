@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from p2prl.cli import crash_log
-from p2prl.cli.role_files import read_status
+from p2prl.cli.role_files import read_json_lines, read_status
 from p2prl.clock import SystemClock
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import claim_worker_folder, default_home, holder_of
@@ -75,6 +75,7 @@ def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
         join_link=link,
         planned_updates=folder.planned_updates,
         offline_since=LearnerWatch(directory),
+        evaluations=lambda: read_json_lines(folder.paths.evaluations),
     )
     try:
         yield source

@@ -20,6 +20,12 @@ def validate(
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
     base: Base = "",
+    run_scorer: Annotated[
+        bool,
+        typer.Option(
+            "--run-scorer", help="Also check rewards of tasks scored by third-party code: run it here, in a sandbox."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check the work of volunteers, and sign verdicts.
@@ -39,5 +45,6 @@ def validate(
         upload_mbit=upload_mbit,
         monthly_gb=monthly_gb,
         base=base,
+        run_scorer=run_scorer,
         as_json=as_json,
     )

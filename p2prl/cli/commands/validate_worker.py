@@ -16,6 +16,7 @@ from p2prl.cli.commands.worker_session import (
 )
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
+from p2prl.cli.views.quantities import share_text
 from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
 from p2prl.config.network_options import UploadCaps, peer_network
@@ -43,6 +44,7 @@ def validate_run(
     upload_mbit: float,
     monthly_gb: float,
     base: str,
+    run_scorer: bool,
     as_json: bool,
 ) -> None:
     """Validate until interrupted or until the run ends. torch is imported after the link is checked."""
@@ -63,13 +65,15 @@ def validate_run(
         model = model_directory_of(base, view)
         worker = claim_worker_folder(home or default_home(), kind="validator")
         crash_log.keep_in(worker.directory)
-        screen = _Screen(view, link, worker, str(chosen), rate)
+        screen = _Screen(view, link, worker, str(chosen), rate, run_scorer=run_scorer)
+        prepare = partial(prepare_replay, run=link.run, device=chosen, runs_scorer=run_scorer)
         validator = build_validator(
             link,
             worker,
             ValidatorConfig(rate=rate),
-            prepare=shown_prepare(partial(prepare_replay, run=link.run, device=chosen), view),
+            prepare=shown_prepare(prepare, view),
             base=model,
+            runs_scorer=run_scorer,
             on_manifest=screen.introduce,
             on_audit=screen.on_audit,
             on_notice=say,
@@ -79,7 +83,14 @@ def validate_run(
             view.phase("finding the run")
             addresses = tuple(listen or DEFAULT_LISTEN)
             network = peer_network(
-                link, worker, Role.VALIDATOR, addresses, caps, has_base=model is not None, transport=transport
+                link,
+                worker,
+                Role.VALIDATOR,
+                addresses,
+                caps,
+                has_base=model is not None,
+                runs_code=run_scorer,
+                transport=transport,
             )
             finished = validator.run(NetworkHandle(network))
     end_session(
@@ -90,13 +101,16 @@ def validate_run(
 class _Screen:
     """Shows a validator's progress in the live view and in its status file."""
 
-    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, rate: float) -> None:
+    def __init__(
+        self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, rate: float, *, run_scorer: bool
+    ) -> None:
         self.status = StatusFile(worker, link, "validator")
         self._view = view
         self._link = link
         self._worker = worker
         self._device = device
         self._rate = rate
+        self._run_scorer = run_scorer
 
     def introduce(self, manifest: RunManifest) -> None:
         """Show the run before work starts."""
@@ -105,7 +119,10 @@ class _Screen:
             manifest,
             Role.VALIDATOR,
             self._worker.run_directory(self._link.run),
-            lambda needs: validator_introduction(manifest, needs, identity, folder, self._device, self._rate),
+            lambda needs: validator_introduction(
+                manifest, needs, identity, folder, self._device, self._rate, run_scorer=self._run_scorer
+            ),
+            runs_code=self._run_scorer,
         )
         self._view.phase("downloading the run's files and a policy")
 
@@ -115,6 +132,8 @@ class _Screen:
         if audit.version >= 0:
             identity = self._worker.identity
             self._view.update(lambda: audit_panel(self._link.name, identity, audit), lambda: audit_line(audit))
+        elif detail := share_text(*audit.files):
+            self._view.phase("downloading the run's files and a policy", detail)
 
 
 def audit_document(audit: Audit) -> dict[str, Any]:
@@ -127,4 +146,6 @@ def audit_document(audit: Audit) -> dict[str, Any]:
         "verdicts_passed": audit.passed,
         "verdicts_failed": audit.failed,
         "groups_waiting": audit.waiting,
+        "rewards_agreed": audit.rewards_agreed,
+        "rewards_disputed": audit.rewards_disputed,
     }

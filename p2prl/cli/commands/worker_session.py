@@ -71,10 +71,16 @@ def shown_prepare(prepare: Prepare[T], view: LiveView) -> Prepare[T]:
 
 
 def introduce_run(
-    manifest: RunManifest, role: Role, directory: Path, lines: Callable[[Requirements], list[str]]
+    manifest: RunManifest,
+    role: Role,
+    directory: Path,
+    lines: Callable[[Requirements], list[str]],
+    *,
+    runs_code: bool = False,
 ) -> None:
-    """Show the run and its requirements, then check the disk. `lines` builds the introduction."""
-    needs = requirements_of(manifest, role)
+    """Show the run and its requirements, then check the disk. `lines` builds the introduction; `runs_code` as in
+    `blobs_for`."""
+    needs = requirements_of(manifest, role, runs_code=runs_code)
     for line in lines(needs):
         say(line)
     check_room(needs, directory)

@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from p2prl.learner.learning_watch import SUMMARY
+
 _IDLE = {
     "training/waiting_groups": "waiting for volunteers",
     "training/waiting_replay": "waiting for replay",
@@ -30,6 +32,7 @@ def update_line(name: str, metrics: Mapping[str, Any], *, planned: int, first: b
         f"{name}  step {step}  reward {metrics['reward']:.3f}  loss {metrics['loss']:+.4f}"
         f"  staleness p50/max {metrics['staleness_p50']:.0f}/{metrics['staleness_max']:.0f}"
         f"  from {metrics['peers']} {'volunteer' if metrics['peers'] == 1 else 'volunteers'}{pace}"
+        + "".join(f"  warning: {text}" for text in warning_texts(metrics))
     )
 
 
@@ -46,8 +49,33 @@ def update_panel(name: str, metrics: Mapping[str, Any], *, planned: int, first: 
     table.add_row("batch", f"{metrics['groups']} groups of {volunteers}{pace}")
     if limit := _idle(metrics):
         table.add_row("training", limit)
+    for text in evaluation_texts(metrics):
+        table.add_row("evaluation", text)
+    for text in warning_texts(metrics):
+        table.add_row("warning", text, style="yellow")
     table.add_row("stop", "Ctrl-C finishes this update and saves; run the same command to resume")
     return table
+
+
+def evaluation_texts(metrics: Mapping[str, Any]) -> list[str]:
+    """The newest evaluation, one line per task; empty before the first."""
+    texts = []
+    for key in metrics:
+        if key.startswith("evaluation/") and key.endswith("/greedy_pass"):
+            task = key.split("/", 1)[1].removesuffix("/greedy_pass")
+            rate, low, high = (metrics[f"{key}{end}"] for end in ("", "_low", "_high"))
+            best = metrics.get(f"evaluation/{task}/pass_at_k")
+            texts.append(
+                f"{task} v{metrics['evaluation/version']:.0f}: greedy {rate:.3f} ({low:.3f} to {high:.3f})"
+                + ("" if best is None else f", pass@k {best:.3f}")
+            )
+    return sorted(texts)
+
+
+def warning_texts(metrics: Mapping[str, Any]) -> list[str]:
+    """What keeps the run from learning, in clauses; empty while nothing does."""
+    known = {str(trouble): text for trouble, text in SUMMARY.items()}
+    return [known[name] for name in metrics.get("signal/warnings", ()) if name in known]
 
 
 def _idle(metrics: Mapping[str, Any]) -> str:

@@ -52,6 +52,11 @@ def received_text(from_learner: int, from_peers: int) -> str:
     return f"{size_text(received)} received" + (f", {from_peers / received:.0%} from volunteers" if received else "")
 
 
+def share_text(held_bytes: int, all_bytes: int) -> str:
+    """How much of a download is here; empty while its size is unknown."""
+    return f"{size_text(held_bytes)} of {size_text(all_bytes)}" if all_bytes else ""
+
+
 def downloads_line(patch_bytes: int, full_bytes: int, version_bytes: int) -> str:
     """Bytes downloaded as patches and as full weights, compared with the size of the resulting versions."""
     spent = patch_bytes + full_bytes

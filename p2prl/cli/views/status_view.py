@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from p2prl.cli.views.learner_view import evaluation_texts, warning_texts
 from p2prl.cli.views.quantities import (
     age_text,
     peers_text,
@@ -85,6 +86,8 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "peers" in worker:
         volunteers = f"{worker['peers']} volunteer{'' if worker['peers'] == 1 else 's'}"
         rows.append(("batch", f"{worker.get('groups', 0)} groups of {volunteers}"))
+    rows += [("measured", text) for text in evaluation_texts(worker)]
+    rows += [("warning", text) for text in warning_texts(worker)]
     return rows
 
 

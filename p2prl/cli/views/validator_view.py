@@ -20,6 +20,7 @@ def audit_line(audit: Audit) -> str:
     return (
         f"{version_text(audit.version)}  seen {audit.seen:,}  replayed {audit.replayed:,}  passed {audit.passed:,}"
         f"  failed {audit.failed:,}  waiting {audit.waiting:,}"
+        + (f"  rewards {_rewards(audit)}" if _rewards(audit) else "")
     )
 
 
@@ -30,5 +31,16 @@ def audit_panel(name: str, identity: Identity, audit: Audit) -> RenderableType:
     table.add_row("policy", version_text(audit.version))
     table.add_row("groups", f"{audit.seen:,} seen   {audit.waiting:,} waiting for their replay")
     table.add_row("verdicts", f"{audit.replayed:,} replayed   {audit.passed:,} passed   {audit.failed:,} failed")
+    if rewards := _rewards(audit):
+        table.add_row("rewards", f"{rewards} with the learner's receipts")
     table.add_row("stop", "Ctrl-C stops after the current batch")
     return table
+
+
+def _rewards(audit: Audit) -> str:
+    """How many rewards were compared; empty before the first."""
+    if not audit.rewards_agreed + audit.rewards_disputed:
+        return ""
+    return f"{audit.rewards_agreed:,} agree" + (
+        f", {audit.rewards_disputed:,} DISAGREE" if audit.rewards_disputed else ""
+    )

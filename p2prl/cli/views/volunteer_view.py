@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.table import Table
 
-from p2prl.cli.views.quantities import peers_text, rate_text, received_text, reward_text, state_text, version_text
+from p2prl.cli.views.quantities import (
+    peers_text,
+    rate_text,
+    received_text,
+    reward_text,
+    share_text,
+    state_text,
+    version_text,
+)
 from p2prl.cli.views.rejections import rejection_lines
 from p2prl.config.requirements import size_text
 from p2prl.protocol.identity import Identity
@@ -47,7 +55,7 @@ def startup_phase(progress: Progress) -> tuple[str, str] | None:
         case "looking for the run":
             return "finding the run", f"{linked} peers answered" if linked else ""
         case "fetching the run's files":
-            return "downloading the run's files", ""
+            return "downloading the run's files", share_text(*progress.files)
         case "waiting for the first weights":
             _, held, total = progress.fetching
             return "downloading the weights", f"{held:,} of {total:,} chunks" if total else "waiting for a peer"
@@ -63,10 +71,12 @@ def progress_line(progress: Progress, tokens_per_s: float) -> str:
     if progress.announced_version > progress.version >= 0:
         _, held, total = progress.fetching
         version += f" (v{progress.announced_version} {held}/{total} chunks)" if total else ""
+    # Answers to rows of data are scored elsewhere: no reward is no news.
+    reward = "" if progress.reward_recent is None else f"  reward {reward_text(progress.reward_recent)}"
     return (
         f"{version}  {_state(progress)}  verified {groups.get('verified', 0):,}"
         f" ({progress.verified_tokens:,} tokens)  waiting {_waiting(progress):,}"
-        f"  rejected {groups.get('rejected', 0):,}  reward {reward_text(progress.reward_recent)}"
+        f"  rejected {groups.get('rejected', 0):,}{reward}"
         f"  {rate_text(tokens_per_s)}  peers {sum(progress.peers.values())}"
     )
 
@@ -83,7 +93,8 @@ def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per
     table.add_row("groups", f"{_waiting(progress):,} waiting for a verdict   {rejected:,} rejected")
     for line in rejection_lines(progress.reasons):
         table.add_row("rejected", line)
-    table.add_row("reward", f"{reward_text(progress.reward_recent)}, mean of your recent groups")
+    if progress.reward_recent is not None:
+        table.add_row("reward", f"{reward_text(progress.reward_recent)}, mean of your recent groups")
     table.add_row("peers", peers_text(progress.peers))
     received = received_text(progress.weight_bytes_from_learner, progress.weight_bytes_from_peers)
     table.add_row("weights", f"{received}; {size_text(progress.weight_bytes_sent)} sent to others")

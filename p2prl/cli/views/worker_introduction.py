@@ -31,13 +31,20 @@ def volunteer_introduction(
 
 
 def validator_introduction(
-    manifest: RunManifest, needs: Requirements, identity: Identity, folder: Path, device: str, rate: float
+    manifest: RunManifest,
+    needs: Requirements,
+    identity: Identity,
+    folder: Path,
+    device: str,
+    rate: float,
+    *,
+    run_scorer: bool = False,
 ) -> list[str]:
-    """Lines for the owner of a machine about to validate."""
+    """Lines for the owner of a machine about to validate. `run_scorer` as in `p2prl validate`."""
     return [
         *_run_lines(manifest, needs),
         f"  You do    replay {rate:.0%} of the volunteers' groups on {device} to check that their policy sampled them.",
-        "            Nobody sends code to your machine.",
+        *_scorer_lines(manifest, run_scorer=run_scorer),
         "  Sent      signed verdicts: which group, whose, passed or failed and by how much. No host name, no files.",
         *_identity_lines(identity, folder),
     ]
@@ -52,7 +59,24 @@ def _run_lines(manifest: RunManifest, needs: Requirements) -> list[str]:
         f"  License   {manifest.licence}, of the trained weights",
         f"  Content   {manifest.content_policy}",
         f"  Download  {size_text(needs.download_bytes)} now, up to {size_text(needs.weights_bytes)} a newer policy",
+        *([f"  Data      {size_text(needs.data_bytes)} of the download are rows of data"] if needs.data_bytes else []),
         f"  Needs     about {size_text(needs.disk_bytes)} of disk and {size_text(needs.memory_bytes)} of memory",
+    ]
+
+
+def _scorer_lines(manifest: RunManifest, *, run_scorer: bool) -> list[str]:
+    """What code of others a validator runs."""
+    from p2prl.config.run_data import is_third_party
+
+    third_party = ", ".join(data.task for data in manifest.data_sets if is_third_party(data))
+    if not third_party:
+        return ["            Nobody sends code to your machine."]
+    if run_scorer:
+        return [f"  Scorer    third-party code scores {third_party}: it runs here, in a sandbox, as --run-scorer asks"]
+    return [
+        "            Nobody sends code to your machine.",
+        f"  Scorer    third-party code scores {third_party}: it does not run here, so those rewards are not checked.",
+        "            --run-scorer checks them too, in a sandbox.",
     ]
 
 

@@ -1,9 +1,14 @@
-"""Checks of stored groups: choose a batch, admit it, replay it behind a stage, and settle the outcomes."""
+"""Checks of stored groups: choose a batch, admit it, replay it behind a stage, and settle the outcomes.
+
+Between two replays the stage runs slices of evaluations, which share the replay's model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from p2prl.learner.evaluation.evaluations import Evaluations
 from p2prl.learner.intake.replay_backlog import ReplayBacklog
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
@@ -29,6 +34,7 @@ class GroupChecks:
         replayer: Replayer,
         settlement: Settlement,
         stage: Stage,
+        evaluations: Evaluations | None = None,
     ) -> None:
         self._journal = journal
         self._backlog = backlog
@@ -37,6 +43,9 @@ class GroupChecks:
         self._replayer = replayer
         self._settlement = settlement
         self._stage = stage
+        self._evaluations = evaluations
+        self._evaluated: Callable[[Any, float], None] | None = None
+        """What to do with the result of the slice on the stage; None for a replay."""
 
     @property
     def ready_groups(self) -> int:
@@ -44,9 +53,11 @@ class GroupChecks:
         return len(self._buffer)
 
     @property
-    def figures(self) -> dict[str, int]:
-        """Queue lengths, as keys of the metrics log."""
-        return {
+    def figures(self) -> dict[str, float]:
+        """Queue lengths, failures of scorers and the newest evaluation, as keys of the metrics log."""
+        evaluated = {} if self._evaluations is None else self._evaluations.figures
+        return evaluated | {
+            **self._replayer.figures,
             "queue/stored_groups": len(self._backlog) - self._backlog.in_replay,
             "queue/replaying_groups": self._backlog.in_replay,
         }
@@ -78,20 +89,46 @@ class GroupChecks:
     def finish(self, *, step: int, wait: bool = False) -> bool:
         """Settle the groups whose replay has ended; with `wait`, once it ends. True when the ledger has grown."""
         results = self._stage.take(wait=wait)
+        if results and self._evaluated is not None:
+            evaluated, self._evaluated = self._evaluated, None
+            evaluated(results[0], self._stage.job_s)
+            return False
         for outcomes in results:
             self._backlog.replay_ended(self._stage.job_s)
             self._settle(outcomes, step, surplus=self._backlog.is_surplus)
         return bool(results)
 
+    def evaluate(self, *, idle: bool, finished: bool = False) -> bool:
+        """Begin a slice of an evaluation, if the stage is free and there is time. False when no version is due.
+
+        `idle` means that the learner has nothing else to do now; `finished`, that the newest version is the last.
+        """
+        evaluations = self._evaluations
+        if evaluations is None or not evaluations.is_due(finished=finished):
+            return False
+        if not self._stage.busy and (part := evaluations.next_slice(idle=idle)) is not None:
+            self._evaluated = part.then
+            self._stage.start(part.job)
+        return True
+
+    def stop_evaluating(self) -> None:
+        """Give up the slice in progress soon, and begin no other."""
+        if self._evaluations is not None:
+            self._evaluations.stop()
+
     def settle_next(self, *, step: int) -> bool:
         """Settle some of the groups that wait, however full the buffer is, and wait for it. False when none waits."""
+        if self._evaluated is not None:
+            self.finish(step=step, wait=True)
         if not self._stage.busy:
             self._replay(len(self._backlog), step)
         return self.finish(step=step, wait=True)
 
     def close(self) -> None:
         """Free the stage. Groups in replay keep waiting in the journal."""
+        self.stop_evaluating()
         self._stage.close()
+        self._replayer.close()
 
     def _replay(self, wanted: int, step: int) -> None:
         batch = self._backlog.next_batch(wanted)

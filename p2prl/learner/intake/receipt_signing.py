@@ -27,7 +27,7 @@ def sign_receipts(sender: SigningSender, step: int, outcomes: Sequence[Outcome])
 def receipt_of(outcome: Outcome) -> Receipt:
     """The receipt of a checked group. Only verified groups carry tokens and rewards: nothing else earns credit."""
     verified = outcome.state is ReceiptState.VERIFIED
-    rewards = outcome.inspection.rewards if outcome.inspection is not None and verified else ()
+    rewards = outcome.rewards if verified else ()
     return Receipt(
         group=outcome.stored.digest,
         peer=outcome.stored.peer,

@@ -56,13 +56,13 @@ class Settlement:
 
     def _record(self, outcome: Outcome) -> VerifiedGroup | None:
         """Write an outcome to the journal; the group when it was verified."""
-        digest, policy, replay, inspection = outcome.stored.digest, outcome.policy, outcome.replay, outcome.inspection
-        if outcome.state is not ReceiptState.VERIFIED or policy is None or replay is None or inspection is None:
+        digest, policy, replay = outcome.stored.digest, outcome.policy, outcome.replay
+        if outcome.state is not ReceiptState.VERIFIED or policy is None or replay is None:
             state = GroupState.EXPIRED if outcome.state is ReceiptState.EXPIRED else GroupState.REJECTED
             self._journal.groups.mark_refused(digest, state=state, reason=outcome.reason)
             return None
         behavior = np.concatenate([np.asarray(row, dtype="<f4") for row in replay.behavior_logprobs]).tobytes()
-        rewards = np.asarray(inspection.rewards, dtype="<f4").tobytes()
+        rewards = np.asarray(outcome.rewards, dtype="<f4").tobytes()
         self._journal.groups.mark_verified(digest, behavior=behavior, rewards=rewards)
         return VerifiedGroup(
             digest=digest,

@@ -2,8 +2,9 @@
 
 Order of checks: the learner must have published the policy, and it must be within the staleness bound; no other group
 may fill the slot; prompt, tokens and lengths must be those of the slot; then one batched prefill per policy version
-replays every token against its seed. Rewards and behavior log-probs are the learner's own; a volunteer's claims are
-never trained on. `Admission` does what needs the journal, `Replayer` the rest, in a thread of its own.
+replays every token against its seed. Only then is it scored: a scorer reads nothing but what a policy sampled. Rewards
+and behavior log-probs are the learner's own; a volunteer's claims are never trained on. `Admission` does what needs the
+journal, `Replayer` the rest, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class Outcome:
     state: ReceiptState
     reason: str
     policy: PolicyVersion | None = None
-    inspection: Inspection | None = None
     replay: Replay | None = None
+    rewards: tuple[float, ...] = ()
+    """Of its completions, when it is verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,15 @@ class Replayer:
         self._scorer = tools.scorer
         self._loaded: bytes | None = None
 
+    def close(self) -> None:
+        """End the processes that score answers."""
+        self._work.close()
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Answers that could not be scored, as a key of the metrics log; nothing in a run without data."""
+        return {"scorer_failures": self._work.scorer_failures} if self._work.scores_data else {}
+
     def check(self, admitted: Sequence[Candidate | Outcome]) -> list[Outcome]:
         """One outcome per group, in order. Loads each policy version once, and not the one that is loaded."""
         outcomes: dict[int, Outcome] = {}
@@ -111,17 +122,27 @@ class Replayer:
                 slots_here.add(slot)
                 to_replay.setdefault(entry.policy.digest, []).append((index, entry, inspection))
         for digest, entries in sorted(to_replay.items(), key=lambda item: item[0] != self._loaded):
-            self._load(digest, entries[0][1].weights)
+            self.load(digest, entries[0][1].weights)
             work = [(candidate.group, inspection) for _, candidate, inspection in entries]
             replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype)
             for (index, candidate, inspection), replay in zip(entries, replays, strict=True):
-                state = ReceiptState.REJECTED if replay.reason else ReceiptState.VERIFIED
-                stored, group, policy = candidate.stored, candidate.group, candidate.policy
-                outcomes[index] = Outcome(stored, group, state, replay.reason, policy, inspection, replay)
+                outcomes[index] = self._outcome(candidate, inspection, replay)
         return [outcomes[index] for index in range(len(admitted))]
 
-    def _load(self, digest: bytes, weights: memoryview) -> None:
+    def _outcome(self, candidate: Candidate, inspection: Inspection, replay: Replay) -> Outcome:
+        stored, group, policy = candidate.stored, candidate.group, candidate.policy
+        if replay.reason:
+            return Outcome(stored, group, ReceiptState.REJECTED, replay.reason, policy, replay)
+        rewards = self._work.rewards(inspection.assignment, inspection.token_ids, account=stored.peer)
+        return Outcome(stored, group, ReceiptState.VERIFIED, "", policy, replay, rewards)
+
+    def load(self, digest: bytes, weights: memoryview) -> None:
+        """Load a policy, unless the model holds it."""
         if digest != self._loaded:
             self._loaded = None
             self._scorer.load_weights(weights)
             self._loaded = digest
+
+    def forget(self) -> None:
+        """Somebody else has used the model: it holds no policy, or another."""
+        self._loaded = None

@@ -239,6 +239,8 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """Bytes of chunks uploaded this calendar month."""
     budget_spent: bool = False
     """Whether the monthly upload limit is reached."""
+    files: tuple[int, int] = (0, 0)
+    """(bytes held, bytes in all) of the run's files and data."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):

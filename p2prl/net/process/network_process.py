@@ -228,6 +228,7 @@ class NetworkProcess:
             upload_bytes_s=self._budget.rate_bytes_s,
             uploaded_bytes_month=self._budget.spent_bytes,
             budget_spent=self._budget.is_spent(),
+            files=self._node.file_progress(),
         )
 
     def _on_event(self, event: events.Event) -> None:

@@ -10,7 +10,9 @@ from p2prl.errors import UnreachableError
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.run_blobs import blobs_for
 
 _PATIENCE_S = 60.0
 """How long a join waits for the run's manifest before it gives up: the link is dead."""
@@ -22,7 +24,8 @@ FindBase = Callable[[RunManifest], bytes]
 their digest; empty when the model does not fit the run."""
 
 Prepare = Callable[[RunManifest, Mapping[str, Path]], T]
-"""Turns a run's manifest and files into a worker's engine and slot rules."""
+"""Turns a run's manifest and files into a worker's engine and slot rules. Data is among the files, named as in
+`p2prl/protocol/run_blobs.py`; it may be gigabytes, so it is opened and never read whole."""
 
 OnManifest = Callable[[RunManifest, bytes], None]
 """Shows and stores a run before any work: gets its manifest and the manifest's envelope."""
@@ -31,9 +34,22 @@ OnManifest = Callable[[RunManifest, bytes], None]
 class RunBootstrap(Generic[T]):
     """Collects the run's parts as the network process reports them, and prepares once all are here."""
 
-    def __init__(self, prepare: Prepare[T], on_manifest: OnManifest, find_base: FindBase | None = None) -> None:
-        """`find_base` looks for a base model to start from; pass it only if the network waits for the answer."""
+    def __init__(
+        self,
+        prepare: Prepare[T],
+        on_manifest: OnManifest,
+        find_base: FindBase | None = None,
+        *,
+        role: Role = Role.VOLUNTEER,
+        runs_code: bool = False,
+    ) -> None:
+        """`find_base` looks for a base model to start from; pass it only if the network waits for the answer.
+
+        `role` and `runs_code` decide which data is waited for, as in the node's configuration.
+        """
         self.prepare = prepare
+        self._role = role
+        self._runs_code = runs_code
         self._on_manifest = on_manifest
         self._find_base = find_base
         self._base: bytes | None = None
@@ -50,9 +66,11 @@ class RunBootstrap(Generic[T]):
             self._on_manifest(self.manifest, message.manifest)
             if self._find_base is not None:  # before the engine is built: never two models in memory
                 self._base = self._find_base(self.manifest)
-        manifest = self.manifest
-        if self.prepared is None and manifest is not None and {f.name for f in manifest.files} <= set(self._files):
-            self.prepared = self.prepare(manifest, self._files)
+        if self.prepared is None and self.manifest is not None and self._needed(self.manifest) <= set(self._files):
+            self.prepared = self.prepare(self.manifest, self._files)
+
+    def _needed(self, manifest: RunManifest) -> set[str]:
+        return {file.name for file in blobs_for(manifest, self._role, runs_code=self._runs_code)}
 
     def offer_base(self, network: NetworkPort) -> None:
         """Report once to the network whether there is a base model. Until then it downloads no weights."""

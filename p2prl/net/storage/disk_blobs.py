@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from p2prl.disk_full import write_error
+from p2prl.errors import IntegrityError
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.manifests import BlobRef
 
@@ -60,6 +61,31 @@ class DiskBlobStore:
         path, other = self.path(root), self.path(name)
         if not path.exists() or (other.exists() and other.stat().st_size == path.stat().st_size):
             return
+        self._link(path, other)
+
+    def take_in(self, ref: BlobRef, source: Path) -> Path:
+        """Serve a file of this machine as a complete blob, and return the blob's path.
+
+        A hard link where the file system supports it: data of gigabytes is neither copied nor read into memory.
+        `IntegrityError` when the file does not have the blob's bytes.
+        """
+        path = self.path(ref.root)
+        try:
+            with source.open("rb") as file:
+                same = os.fstat(file.fileno()).st_size == ref.size_bytes and all(
+                    chunk_digest(file.read(ref.span(index)[1])) == chunk for index, chunk in enumerate(ref.chunks)
+                )
+            linked = path.exists() and path.samefile(source)
+        except OSError as error:
+            raise IntegrityError(f"{source} cannot be read: {error.strerror}") from error
+        if not same:
+            raise IntegrityError(f"{source} is not the file that the run's manifest names")
+        if not linked:
+            self._link(source, path)
+        return path
+
+    def _link(self, path: Path, other: Path) -> None:
+        """Give a file another name, or copy it where the file system has no hard links."""
         try:
             other.unlink(missing_ok=True)
             os.link(path, other)
@@ -78,8 +104,10 @@ class DiskBlobStore:
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
         """See `BlobStore.begin`."""
         path = self.path(ref.root)
+        part = path.with_suffix(".part")
+        empty = not path.exists() and not part.exists()
         try:
-            file = os.open(path if path.exists() else path.with_suffix(".part"), os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(path if path.exists() else part, os.O_RDWR | os.O_CREAT, 0o600)
             os.truncate(file, ref.size_bytes)
         except OSError as error:
             raise write_error(error, f"in {self._directory}") from error
@@ -87,8 +115,8 @@ class DiskBlobStore:
         if before is not None:
             os.close(before)
         self._files[ref.root] = file
-        present = set()
-        for index, chunk in enumerate(ref.chunks):
+        present: set[int] = set()
+        for index, chunk in enumerate(() if empty else ref.chunks):  # gigabytes of holes need no hashing
             if chunk_digest(self.read(ref, index)) == chunk:
                 present.add(index)
         return present

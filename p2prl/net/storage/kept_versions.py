@@ -11,7 +11,9 @@ from pathlib import Path
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.protocol.run_blobs import blobs_for
 
 _SUFFIX = ".policy"
 
@@ -52,7 +54,7 @@ class KeptVersions:
         run = open_envelope(run_manifest, now=None)
         manifest = body_of(run, RunManifest)
         versions: list[tuple[int, bytes]] = []
-        needed = {file.blob.root.hex() for file in manifest.files}
+        needed = {file.blob.root.hex() for file in blobs_for(manifest, Role.SEEDER)}
         newest_at = 0.0
         for path in sorted(self._directory.glob(f"*{_SUFFIX}"))[:_MAX_MANIFESTS]:
             version_manifest = self._read(path, run, manifest.learner)

@@ -197,6 +197,59 @@ class MetricsDocument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RateDocument:
+    """A share of prompts, with its 95 % interval."""
+
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluatedTaskDocument:
+    """One task of an evaluation (docs/metrics.md)."""
+
+    task: str
+    split: str
+    """`held-out` rows of a data set, or `fresh` prompts of a procedural task."""
+    prompts: int
+    samples: int
+    """Samples of each prompt, beside the greedy completion."""
+    greedy_pass: RateDocument
+    """Prompts whose greedy completion passes."""
+    pass_at: dict[str, RateDocument]
+    """pass@k by k; empty without samples."""
+    score_mean: float | None
+    """Mean score of the samples; null without any."""
+    entropy_per_token: float | None
+    """Nats, estimated from the samples; null without any."""
+    completion_tokens_mean: float
+    truncated_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationDocument:
+    """One evaluated policy version."""
+
+    version: int
+    step: int
+    evaluated_at: str | None
+    tasks: list[EvaluatedTaskDocument]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationsDocument:
+    """Evaluations of the run on prompts that are never trained on, oldest first.
+
+    Empty on a board that reads a swarm: the learner does not sign them, so no peer passes them on.
+    """
+
+    total: int
+    evaluations: list[EvaluationDocument]
+    """The newest of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EntriesDocument:
     """Consecutive ledger entries as they were signed."""
 

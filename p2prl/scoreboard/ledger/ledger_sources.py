@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from p2prl.errors import P2PRLError, RemoteProtocolError
 from p2prl.protocol.digests import Digest
@@ -54,6 +55,9 @@ class Snapshot:
     """Empty when none was published."""
     total_steps: int | None
     """Planned updates; None when the run has no end or the source does not know it."""
+    evaluations: tuple[Mapping[str, Any], ...] = ()
+    """Lines of the learner's `evaluations.jsonl`, oldest first. Only a board beside its learner has them: they are not
+    signed, so no peer passes them on."""
 
 
 class LedgerSource(Protocol):

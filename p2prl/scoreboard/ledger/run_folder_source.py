@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from p2prl.errors import IntegrityError, P2PRLError, RemoteProtocolError
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
@@ -25,12 +26,13 @@ class RunFolderSource:
         join_link: str = "",
         planned_updates: Callable[[], int | None] = lambda: None,
         offline_since: Callable[[], float | None] = lambda: None,
+        evaluations: Callable[[], Sequence[Mapping[str, Any]]] = lambda: (),
     ) -> None:
         """Verify the whole ledger. Raises `MachineError` when the journal cannot be read.
 
         `manifest` is the run manifest's envelope. `planned_updates` returns the learner's target and is called for each
         snapshot, because a restarted learner may have another one; None means no end. `offline_since` returns the time
-        of the learner's last report, seconds since 1970, if no learner runs now.
+        of the learner's last report, seconds since 1970, if no learner runs now. `evaluations` returns its results.
         """
         self._run = open_run_manifest(manifest)
         self._reader = JournalReader(journal)
@@ -38,6 +40,7 @@ class RunFolderSource:
         self._join_link = join_link
         self._planned_updates = planned_updates
         self._offline_since = offline_since
+        self._evaluations = evaluations
         self._incident: str | None = None
         self._lock = threading.Lock()
         with self._lock:
@@ -68,6 +71,7 @@ class RunFolderSource:
                 incident=self._incident,
                 join_link=self._join_link,
                 total_steps=planned,
+                evaluations=tuple(self._evaluations()),
             )
 
     def entries(self, from_height: int, limit: int) -> list[bytes]:

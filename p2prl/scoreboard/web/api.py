@@ -22,12 +22,14 @@ from p2prl.scoreboard.documents.api_schema import (
     ContributorDocument,
     EntriesDocument,
     ErrorDocument,
+    EvaluationsDocument,
     HealthDocument,
     LeaderboardDocument,
     LedgerHeadDocument,
     MetricsDocument,
     RunDocument,
 )
+from p2prl.scoreboard.documents.evaluation_view import evaluations_document
 from p2prl.scoreboard.documents.leaderboard_view import CURSOR_PATTERN, contributor_document, leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger_dump import dump_items
@@ -139,6 +141,10 @@ def _add_run_routes(app: FastAPI, source: LedgerSource) -> None:
     ) -> Response:
         document = api_views.metrics_document(source.snapshot(), from_step=from_step, to_step=to_step, points=points)
         return json_response(request, document)
+
+    @app.get("/api/v1/evaluations", response_model=EvaluationsDocument, responses=_ERRORS)
+    def evaluations(request: Request, limit: _Rows = 100) -> Response:
+        return json_response(request, evaluations_document(source.snapshot(), limit=limit))
 
 
 def _add_ledger_routes(app: FastAPI, source: LedgerSource) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.evaluation_view import evaluations_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.web.learning_curve import reward_chart
@@ -25,6 +26,9 @@ DEFAULT_ROWS = 50
 
 _CURVE_POINTS = 240
 """Points drawn: about one every three pixels of the widest page."""
+
+_EVALUATIONS = 12
+"""Newest evaluations on the page; the API has more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +59,7 @@ def render_page(snapshot: Snapshot, request: PageRequest) -> str:
         metrics=metrics,
         chart=reward_chart(metrics),
         points=_CURVE_POINTS,
+        evaluations=evaluations_document(snapshot, limit=_EVALUATIONS),
         change=api_views.reward_change(snapshot.board),
         active_steps=api_views.ACTIVE_STEPS,
         request=request,

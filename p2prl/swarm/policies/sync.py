@@ -21,6 +21,7 @@ from p2prl.swarm.policies.downloads import DownloadStats, VersionDownloads
 from p2prl.swarm.policies.local_base import LocalBase
 from p2prl.swarm.policies.retention import Retention
 from p2prl.swarm.policies.routing import RoutePlanner
+from p2prl.swarm.policies.run_files import RunFiles
 from p2prl.swarm.relay.chunk_relay import Relay
 
 _HEAD_PATIENCE_S = 2.0
@@ -39,16 +40,20 @@ class PolicySync:
         self._config = config
         self._catalog = PolicyCatalog(manifest.learner)
         self._base = LocalBase(awaited=config.awaits_base)
+        self._files = RunFiles(manifest, relay, config)
         planner = RoutePlanner(self._catalog, self._base, rebuilds=config.rebuilds)
         self._retention = Retention(
-            self._catalog, planner, relay, gossip, keep_versions=config.keep_versions, disk_bytes=config.disk_bytes
+            self._catalog,
+            planner,
+            relay,
+            gossip,
+            keep_versions=config.keep_versions,
+            disk_bytes=max(1, config.disk_bytes - self._files.data_bytes) if config.disk_bytes else 0,
         )
         self.events: deque[Event] = deque()
         self._downloads = VersionDownloads(
             self._catalog, planner, self._retention, relay, gossip, self.events, dtype=manifest.dtype
         )
-        self._file_names: dict[Digest, list[str]] = {}
-        """Run files by the root of their blob."""
         self._requested: dict[Digest, None] = {}
         """Versions the owner requested by name, the oldest request first."""
         self._announced_at = 0.0
@@ -72,11 +77,13 @@ class PolicySync:
 
     # --- the owner's requests ----------------------------------------------------------------------------------
 
-    def fetch_files(self, manifest: RunManifest, now: float) -> None:
-        """Download the run's files; each is reported as a `FileReady` event."""
-        for file in manifest.files:
-            self._file_names.setdefault(file.blob.root, []).append(file.name)
-            self._relay.fetch(file.blob, now)
+    def fetch_files(self, now: float) -> None:
+        """Download the run's files, and the data this role needs; each is reported as a `FileReady` event."""
+        self._files.fetch(now)
+
+    def file_progress(self) -> tuple[int, int]:
+        """(bytes held, bytes in all) of the run's files and data."""
+        return self._files.progress()
 
     def progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""
@@ -196,7 +203,7 @@ class PolicySync:
         while self._relay.completed:
             finished, self._relay.completed = self._relay.completed, []
             for root in finished:
-                for name in self._file_names.get(root, ()):
+                for name in self._files.names(root):
                     self.events.append(FileReady(name, root))
                 self._downloads.on_blob(root, now)
             self._start_newest(now)

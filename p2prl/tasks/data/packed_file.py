@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
+from array import array
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from p2prl.errors import IntegrityError
 
@@ -29,12 +31,16 @@ class PackedWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._records = TemporaryFile(dir=path.parent)  # noqa: SIM115  # open until `finish`
-        self._offsets = [0]
+        self._offsets = array("Q", [0])
 
     def __enter__(self) -> PackedWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the temporary file back."""
         self._records.close()
 
     @property
@@ -47,15 +53,28 @@ class PackedWriter:
         self._records.write(record)
         self._offsets.append(self._offsets[-1] + len(record))
 
-    def finish(self) -> None:
-        """Write the file and sync it to disk."""
-        self._records.seek(0)
+    def finish(self, *, without: ArrayLike = ()) -> None:
+        """Write the file and sync it to disk. `without` names records to leave out, by number."""
+        offsets = np.frombuffer(self._offsets, dtype=np.uint64)
+        kept = np.ones(len(offsets) - 1, dtype=bool)
+        kept[np.asarray(without, dtype=np.int64)] = False
+        ends = np.concatenate((np.zeros(1, np.uint64), np.cumsum(np.diff(offsets)[kept], dtype=np.uint64)))
         with self._path.open("wb") as file:
-            file.write(MAGIC + (len(self._offsets) - 1).to_bytes(8, "little"))
-            file.write(np.asarray(self._offsets, dtype="<u8").tobytes())
-            shutil.copyfileobj(self._records, file, _COPY_BYTES)
+            file.write(MAGIC + (len(ends) - 1).to_bytes(8, "little"))
+            file.write(ends.astype("<u8").tobytes())
+            # Runs of records between those left out are copied in one piece.
+            edges = np.flatnonzero(np.diff(np.concatenate(((False,), kept, (False,))).astype(np.int8)))
+            for first, last in edges.reshape(-1, 2):
+                self._copy(file, int(offsets[first]), int(offsets[last]))
             file.flush()
             os.fsync(file.fileno())
+
+    def _copy(self, file: IO[bytes], start: int, end: int) -> None:
+        self._records.seek(start)
+        while start < end:
+            data = self._records.read(min(_COPY_BYTES, end - start))
+            file.write(data)
+            start += len(data)
 
 
 class PackedFile:
@@ -76,6 +95,12 @@ class PackedFile:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest record; 0 without any."""
+        offsets = np.frombuffer(self._bytes, dtype="<u8", count=self._count + 1, offset=_HEADER_BYTES)
+        return int(np.diff(offsets.astype(np.int64)).max(initial=0))
 
     def record(self, number: int) -> bytes:
         """Record `number`. `IntegrityError` when the file is damaged, `IndexError` outside it."""

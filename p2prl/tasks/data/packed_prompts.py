@@ -20,11 +20,20 @@ def prompt_record(token_ids: Sequence[int]) -> bytes:
 class PackedPrompts:
     """Prompts of a data set, as a volunteer reads them."""
 
-    def __init__(self, path: Path, *, rows: int) -> None:
-        """`rows` is the number the run's manifest states. `IntegrityError` when the file has another."""
+    def __init__(self, path: Path, *, rows: int | None = None) -> None:
+        """`rows` is the number the run's manifest states, if it states one. `IntegrityError` when the file has
+        another."""
         self._file = PackedFile(path)
-        if len(self._file) != rows:
+        if rows is not None and len(self._file) != rows:
             raise IntegrityError(f"{path.name} has {len(self._file)} prompts, not the {rows} of the run")
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return self._file.longest // 4
 
     def token_ids(self, row: int) -> tuple[int, ...]:
         """Token ids of a row's prompt. `IntegrityError` when they are no prompt."""

@@ -26,11 +26,15 @@ def row_record(row: Row) -> bytes:
 class PackedRows:
     """Rows of a data set, as learner and validators read them."""
 
-    def __init__(self, path: Path, *, rows: int) -> None:
-        """`rows` is the number the run's manifest states. `IntegrityError` when the file has another."""
+    def __init__(self, path: Path, *, rows: int | None = None) -> None:
+        """`rows` is the number the run's manifest states, if it states one. `IntegrityError` when the file has
+        another."""
         self._file = PackedFile(path)
-        if len(self._file) != rows:
+        if rows is not None and len(self._file) != rows:
             raise IntegrityError(f"{path.name} has {len(self._file)} rows, not the {rows} of the run")
+
+    def __len__(self) -> int:
+        return len(self._file)
 
     def row(self, number: int) -> dict[str, Any]:
         """Columns of a row. `IntegrityError` when the record is no JSON object."""

@@ -1,4 +1,4 @@
-"""The volunteer's next action: the state table, and each slot of a version sampled once, without gaps."""
+"""The volunteer's next action: the state table, and each slot sampled once over all versions, without gaps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
+from p2prl.client.slot_numbers import SlotNumbers
 from p2prl.protocol.digests import digest
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 
@@ -34,11 +35,12 @@ def act(subject: Agent, *, outstanding: int = 0, learner_in_reach: bool = True, 
 
 
 def test_the_state_table() -> None:
-    subject, first, second = agent(), held(0), held(1)
+    first, second = held(0), held(1)
+    subject = Agent(AgentConfig(slots_in_flight=4, backlog=16), SlotNumbers(2, {4}))
     assert isinstance(act(subject), Wait)
     subject.policy_ready(first)
     assert act(subject, outstanding=99) == Load(first)
-    subject.loaded_policy(first, made={0, 1, 4})
+    subject.loaded_policy(first)
     assert act(subject) == Sample(first, (2, 3, 5, 6))
     assert act(subject) == Sample(first, ())
     subject.completed([3, 5])
@@ -62,7 +64,7 @@ def test_the_state_table() -> None:
 def test_the_next_policy_may_be_replaced_while_slots_are_completed() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
-    subject.loaded_policy(first, made=())
+    subject.loaded_policy(first)
     act(subject)
     subject.policy_ready(held(1))
     assert act(subject, staged=True) == Sample(first, ())
@@ -78,7 +80,7 @@ def test_the_next_policy_may_be_replaced_while_slots_are_completed() -> None:
 def test_slots_follow_the_room() -> None:
     subject = Agent(AgentConfig())
     subject.policy_ready(first := held(0))
-    subject.loaded_policy(first, made=())
+    subject.loaded_policy(first)
     none: dict[str, Any] = {"outstanding": 0, "learner_in_reach": True}
     assert subject.next_action(busy=0, room=0, **none) == Sample(first, (0,)), (
         "an empty engine takes one whatever it says"
@@ -98,7 +100,7 @@ def test_slots_follow_the_room() -> None:
 def test_open_groups_with_few_completions_left_make_way() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
-    subject.loaded_policy(first, made=())
+    subject.loaded_policy(first)
     act(subject)
     nothing: dict[str, Any] = {"outstanding": 0, "learner_in_reach": True}
     assert subject.next_action(busy=3.5, **nothing) == Sample(first, ())
@@ -109,7 +111,7 @@ def test_open_groups_with_few_completions_left_make_way() -> None:
 def test_slots_are_submitted_in_lots() -> None:
     subject = agent(slots=8)
     subject.policy_ready(first := held(0))
-    subject.loaded_policy(first, made=())
+    subject.loaded_policy(first)
     assert act(subject) == Sample(first, tuple(range(8)))
     subject.completed([3])
     assert act(subject) == Sample(first, ())
@@ -120,7 +122,7 @@ def test_slots_are_submitted_in_lots() -> None:
 def test_stopping_completes_what_is_in_flight() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
-    subject.loaded_policy(first, made=())
+    subject.loaded_policy(first)
     act(subject)
     subject.stop()
     subject.policy_ready(held(1))
@@ -133,7 +135,7 @@ def test_stopping_completes_what_is_in_flight() -> None:
 def test_the_end_of_the_run_ends_a_stop() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
-    subject.loaded_policy(first, made=())
+    subject.loaded_policy(first)
     act(subject)
     subject.stop()
     subject.run_finished(True)
@@ -150,7 +152,7 @@ def test_a_policy_lost_before_loading_is_waited_for() -> None:
 def test_a_policy_that_cannot_be_sampled_is_dropped() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
-    subject.loaded_policy(first, made=())
+    subject.loaded_policy(first)
     act(subject)
     subject.policy_lost(first)
     assert subject.in_flight == 0
@@ -174,43 +176,79 @@ EVENTS = st.lists(
 @given(EVENTS, st.booleans(), st.booleans())
 def test_no_slot_is_sampled_twice_or_left_out(events: list[tuple[str, int]], in_reach: bool, staged: bool) -> None:
     subject = agent()
-    done: dict[int, set[int]] = {}  # contents of the spool: they survive a restart
+    done: set[int] = set()  # contents of the spool: they survive a restart, and a new version
     flying: set[int] = set()
     loaded = -1
     for what, number in events:
         if what == "ready":
             subject.policy_ready(held(number))
         elif what == "restart":
-            subject, loaded, flying = agent(), -1, set()
+            lowest = next(slot for slot in range(1000) if slot not in done)
+            slots = SlotNumbers(lowest, {slot for slot in done if slot > lowest})
+            subject, loaded, flying = Agent(AgentConfig(slots_in_flight=4, backlog=16), slots), -1, set()
         elif what == "complete" and flying:
             slot = sorted(flying)[number % len(flying)]
             flying.remove(slot)
-            done.setdefault(loaded, set()).add(slot)
+            done.add(slot)
             subject.completed([slot])
+            assert subject.lowest_slot == next(slot for slot in range(1000) if slot not in done)
         elif what.startswith("act"):
             action = act(subject, outstanding=number, learner_in_reach=in_reach, staged=staged)
             if isinstance(action, Load) and what == "act":
                 assert action.policy.manifest.version > loaded, "it never goes back"
                 assert not flying, "a group declares one policy"
                 loaded = action.policy.manifest.version
-                subject.loaded_policy(action.policy, made=done.get(loaded, set()))
+                subject.loaded_policy(action.policy)
             elif isinstance(action, Load):
                 subject.policy_lost(action.policy)
             elif isinstance(action, Sample):
-                taken = done.get(loaded, set()) | flying
+                taken = done | flying
                 assert action.policy.manifest.version == loaded
                 assert not set(action.slots) & taken
-                lowest = [slot for slot in range(100) if slot not in taken][: len(action.slots)]
-                assert list(action.slots) == lowest, "no slot is passed over"
+                lowest_free = [slot for slot in range(1000) if slot not in taken][: len(action.slots)]
+                assert list(action.slots) == lowest_free, "no slot is passed over"
                 flying |= set(action.slots)
                 assert len(flying) <= 4
+
+
+def test_slot_numbers_continue_under_the_next_policy() -> None:
+    subject, first, second = agent(), held(0), held(1)
+    subject.policy_ready(first)
+    subject.loaded_policy(first)
+    assert act(subject) == Sample(first, (0, 1, 2, 3))
+    subject.completed([0, 1, 2, 3])
+    subject.policy_ready(second)
+    assert act(subject) == Load(second)
+    subject.loaded_policy(second)
+    assert act(subject) == Sample(second, (4, 5, 6, 7))
+
+
+def test_slots_lost_with_a_policy_are_sampled_under_the_next() -> None:
+    subject, first, second = agent(), held(0), held(1)
+    subject.policy_ready(first)
+    subject.loaded_policy(first)
+    act(subject)
+    subject.completed([1])
+    subject.policy_lost(first)
+    subject.policy_ready(second)
+    assert act(subject) == Load(second)
+    subject.loaded_policy(second)
+    assert act(subject) == Sample(second, (0, 2, 3, 4))
+
+
+def test_slot_numbers_are_remembered_in_little_room() -> None:
+    numbers = SlotNumbers()
+    for slot in range(10_000):
+        numbers.submitted([slot, slot + 1])
+        numbers.done([slot])
+    assert (numbers.lowest, numbers.in_flight, len(numbers._done_above)) == (10_000, 1, 0)
 
 
 def test_sampling_continues_until_the_next_policy_is_staged() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
     assert act(subject, staged=False) == Load(first)
-    subject.loaded_policy(first, made=())
+    subject.loaded_policy(first)
     subject.policy_ready(second := held(1))
     assert subject.waiting is second
     assert act(subject, staged=False) == Sample(first, (0, 1, 2, 3))
@@ -221,14 +259,14 @@ def test_sampling_continues_until_the_next_policy_is_staged() -> None:
 def test_nothing_waits_once_the_newest_is_loaded() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
-    subject.loaded_policy(first, made=())
+    subject.loaded_policy(first)
     assert subject.waiting is None
 
 
 def test_an_emptied_engine_loads_the_last_policy_again() -> None:
     subject = agent()
     subject.policy_ready(first := held(0))
-    subject.loaded_policy(first, made={0, 1, 2})
+    subject.loaded_policy(first)
     subject.policy_ready(second := held(1))
     subject.policy_lost(second)
     subject.emptied()

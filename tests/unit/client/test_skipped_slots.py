@@ -10,6 +10,7 @@ from p2prl.client import sampler
 from p2prl.errors import RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.protocol.wire_codec import encode
+from p2prl.tasks.task_registry import task_by_name
 from tests.unit.client.volunteer_rig import ME, VolunteerRig
 from tests.unit.learner.small_run import SmallRun
 from tests.unit.uneven_task import install_uneven_task
@@ -73,7 +74,7 @@ def test_after_a_restart_they_are_skipped_again(rig: VolunteerRig) -> None:
 
 def test_a_run_without_a_fitting_prompt_is_given_up(rig: VolunteerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "_MOST_SKIPPED", 9)
-    task = rig.small_run.work._reward.task(rig.small_run.manifest.tasks[0].task)
+    task = task_by_name(rig.small_run.manifest.tasks[0].task).task
     monkeypatch.setattr(type(task), "prompt", lambda self, seed: "7" * 40)
     rig.introduce()
     rig.offer(0)

@@ -12,10 +12,10 @@ import pytest
 from p2prl.config.requirements import Requirements, check_room, requirements_of, size_text
 from p2prl.errors import MachineError
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.manifests import RunFile, blob_of
+from p2prl.protocol.manifests import DataSet, RunFile, TaskShare, blob_of
 from p2prl.testing.sample_ledgers import manifest
 
-NEEDS = Requirements(files_bytes=1_000, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
+NEEDS = Requirements(files_bytes=1_000, data_bytes=0, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
 
 
 class Usage(NamedTuple):
@@ -39,6 +39,24 @@ def test_requirements_follow_from_the_manifest() -> None:
     assert computed_wide.memory_bytes - volunteer.memory_bytes == 2_000_000
 
 
+def test_data_counts_as_download_and_on_disk_by_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, answers, code = (blob_of(bytes(size), 4096) for size in (30_000, 50_000, 700))
+    data = DataSet("rows", 3, prompts, answers, "{}", code)
+    tasks = (*manifest().tasks, TaskShare("rows", 1.0))
+    run = msgspec.structs.replace(manifest(), files=(), parameters=1_000, tasks=tasks, data_sets=(data,))
+    volunteer, weights = requirements_of(run, Role.VOLUNTEER), requirements_of(run, Role.VOLUNTEER).weights_bytes
+    assert volunteer.data_bytes == 30_000
+    assert volunteer.download_bytes == 30_000 + weights
+    assert volunteer.disk_bytes == 30_000 + 4 * weights
+    assert requirements_of(run, Role.VALIDATOR).data_bytes == 30_000
+    assert requirements_of(run, Role.VALIDATOR, runs_code=True).data_bytes == 80_700
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 30_000 + 2 * weights))
+    check_room(volunteer, tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 29_999 + 2 * weights))
+    with pytest.raises(MachineError):
+        check_room(volunteer, tmp_path)
+
+
 def test_disk_without_room_for_two_versions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = 201_000
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, free))
@@ -53,7 +71,8 @@ def test_disk_without_room_for_two_versions_is_refused(tmp_path: Path, monkeypat
 
 
 def test_unreadable_disk_is_not_refused(tmp_path: Path) -> None:
-    check_room(Requirements(files_bytes=0, weights_bytes=1 << 60, disk_bytes=0, memory_bytes=0), tmp_path / "nowhere")
+    huge = Requirements(files_bytes=0, data_bytes=0, weights_bytes=1 << 60, disk_bytes=0, memory_bytes=0)
+    check_room(huge, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

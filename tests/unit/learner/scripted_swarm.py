@@ -12,6 +12,8 @@ from typing import Any
 
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.learner.assembly import LearnerParts, assemble_learner
+from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.schedule import Action
@@ -22,10 +24,12 @@ from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.micro_batch_log import DEFAULT_RULE
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.group_work import GroupWork, ReplayTools
+from p2prl.models.pass_evaluation import evaluation_sets
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
+from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.models.weight_layout import TORCH_DTYPES, flatten
@@ -96,6 +100,7 @@ def make_learner(
     memory: MemoryPlan | None = None,
     on_notice: Callable[[str], None] = lambda _: None,
     threads: int = 0,
+    evaluate: EvaluationConfig | None = None,
     **changes: Any,
 ) -> Learner:
     """The run's learner, as a fresh process would build it."""
@@ -108,6 +113,7 @@ def make_learner(
         training.model.to(TORCH_DTYPES[held_in])
     replaying = tiny_model(seed=1)
     work = GroupWork(small_run.manifest, small_run.run, TextCodec(replaying.tokenizer, replaying.model))
+    policy = PolicyModel(replaying.model, small_run.layout)
     config: dict[str, Any] = {
         "groups_per_update": 2,
         "updates": UPDATES,
@@ -122,7 +128,7 @@ def make_learner(
             run=small_run.run,
             training=training,
             layout=small_run.layout,
-            replaying=ReplayTools(TransformersScorer(PolicyModel(replaying.model, small_run.layout)), work),
+            replaying=ReplayTools(TransformersScorer(policy), work),
             loss=LossPipeline(around or LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")})),
             memory=memory,
             config=LearnerConfig(**config),
@@ -131,8 +137,18 @@ def make_learner(
             on_metrics=lambda _: None,
             on_notice=on_notice,
             threads=threads,
+            evaluation=None if evaluate is None else evaluation_tools(small_run, evaluate, policy, work),
+            evaluate=evaluate or EvaluationConfig(),
         )
     )
+
+
+def evaluation_tools(
+    small_run: SmallRun, config: EvaluationConfig, policy: PolicyModel, work: GroupWork
+) -> EvaluationTools:
+    """What a learner measures versions with, on the replay's own model."""
+    sets = evaluation_sets(work, small_run.manifest, small_run.run, prompts=config.prompts, samples=config.samples)
+    return EvaluationTools(sampler=TransformersSampler(policy), work=work, sets=sets)
 
 
 class ScriptedSwarm:

@@ -10,10 +10,10 @@ import pytest
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.device import choose_device
-from p2prl.models.evaluation import _GREEDY_TEMPERATURE, evaluate
+from p2prl.models.evaluation import evaluate
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StepResult, Ticket
-from p2prl.models.sampling import sample_all
+from p2prl.models.sampling import GREEDY_TEMPERATURE, sample_all
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_sampler import TransformersSampler
 from tests.unit.learner.small_run import SmallRun
@@ -83,7 +83,7 @@ def test_greedy_ignores_the_noise(world: SmallRun) -> None:
                     prompt_ids=prompt,
                     seed=seed,
                     max_new_tokens=4,
-                    temperature=_GREEDY_TEMPERATURE,
+                    temperature=GREEDY_TEMPERATURE,
                     stop_ids=frozenset({99}),
                 )
             ],

@@ -40,7 +40,7 @@ def test_assignment_depends_on_every_part_of_its_slot(world: SmallRun) -> None:
 
 
 def test_oversized_prompt_is_refused(world: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TextCodec, "encode", lambda self, text: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
+    monkeypatch.setattr(TextCodec, "encode", lambda self, text, rendered: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
     with pytest.raises(RemoteProtocolError, match="prompt of 8193 tokens"):
         world.work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=0)
 
@@ -50,7 +50,8 @@ def test_packed_group_passes_inspection_and_replay(world: SmallRun) -> None:
     group = world.group(policy, ME, 5)
     inspection = world.work.inspect(group, peer=ME.public_key, beacon=policy.manifest.beacon)
     assert inspection.reason == ""
-    assert inspection.rewards == tuple(completion.reward for completion in group.completions)
+    rewards = world.work.rewards(inspection.assignment, inspection.token_ids)
+    assert rewards == tuple(completion.reward for completion in group.completions)
     again = sample_all(world.sampler, inspection.assignment.requests)
     assert inspection.token_ids == tuple(generation.token_ids for generation in again)
     (replay,) = replay_groups(world.scorer, [(group, inspection)], run_dtype="float32")
@@ -69,7 +70,7 @@ def test_only_finished_right_answers_score(world: SmallRun) -> None:
     tokenizer = world.loaded.tokenizer
     ids = tokenizer.convert_tokens_to_ids([*values, "#", values[-1]])
     (stop,) = assignment.requests[0].stop_ids
-    scores = [world.work.score(assignment, row).reward for row in ([*ids, stop], ids, [*ids[:-1], stop], [stop])]
+    scores = world.work.successes(assignment, ([*ids, stop], ids, [*ids[:-1], stop], [stop]))
     assert scores[0] == 1.0
     assert max(scores[1:]) < 1.0
 

@@ -75,8 +75,8 @@ def test_learner_and_volunteer_compute_the_same_reward(tmp_path: Path) -> None:
     inspection = work.inspect(
         altered(honest, completions=tuple(made)), peer=ME.public_key, beacon=policy.manifest.beacon
     )
-    assert inspection.rewards == (0.5, 0.5)
-    assert work.score(assignment, [*plain, stop]).reward == 0.0
+    assert work.rewards(inspection.assignment, inspection.token_ids) == (0.5, 0.5)
+    assert work.successes(assignment, [[*plain, stop]]) == (0.0,)
     assert work.rewards(assignment, [[*plain, stop]]) == (0.5,)
     world.close()
 
@@ -97,6 +97,13 @@ def eval_chain(prompt: str) -> list[int]:
         total = {"+": total + int(digit), "-": total - int(digit), "*": total * int(digit)}[sign]
         values.append(total % 10)
     return values
+
+
+def test_data_task_has_no_process_scorer() -> None:
+    assert RunReward("2*success", ["chain4", "gsm"], data_tasks=["gsm"]).of_success([0.25, 1.0]) == (0.5, 2.0)
+    with pytest.raises(ConfigError, match="judges steps, and nothing judges those of gsm") as caught:
+        RunReward("success+0.2*process", ["chain4", "gsm"], data_tasks=["gsm"])
+    assert "--reward success" in caught.value.remedy
 
 
 def test_plan_with_unknown_reward_is_refused() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.errors import MachineError
+from p2prl.errors import IntegrityError, MachineError
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import BlobRef, blob_of
@@ -168,3 +168,41 @@ def test_a_copy_is_on_disk_before_it_has_its_name(blobs: DiskBlobStore, monkeypa
     blobs.keep_as(REF.root, name)
     assert synced == [len(DATA)]
     assert blobs.path(name).read_bytes() == DATA
+
+
+def test_a_file_is_taken_in_by_a_link_or_a_copy(
+    blobs: DiskBlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "rows.packed"
+    source.write_bytes(DATA)
+    assert blobs.take_in(REF, source).samefile(source)
+    blobs.drop(REF.root)
+    assert source.read_bytes() == DATA, "the file itself is not the store's to delete"
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    copied = blobs.take_in(REF, source)
+    assert copied.read_bytes() == DATA
+    assert not copied.samefile(source)
+    assert blobs.begin(REF) == {0, 1, 2}
+    blobs.close()
+
+
+@pytest.mark.parametrize("content", [DATA[:-1], DATA + b"x", DATA[:5000] + b"x" + DATA[5001:]])
+def test_a_file_of_other_bytes_is_not_taken_in(blobs: DiskBlobStore, tmp_path: Path, content: bytes) -> None:
+    source = tmp_path / "rows.packed"
+    source.write_bytes(content)
+    with pytest.raises(IntegrityError, match="not the file that the run's manifest names"):
+        blobs.take_in(REF, source)
+    assert not blobs.path(REF.root).exists()
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        blobs.take_in(REF, tmp_path / "nowhere")
+
+
+def test_a_new_download_begins_without_reading_its_holes(blobs: DiskBlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = blob_of(bytes(10_000), 4096)
+    monkeypatch.setattr(DiskBlobStore, "read", lambda *_: pytest.fail("gigabytes would be hashed"))
+    assert blobs.begin(zeros) == set()
+    blobs.close()

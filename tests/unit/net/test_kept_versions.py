@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.protocol.envelope import envelope_digest, seal
-from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
+from p2prl.protocol.manifests import BlobRef, DataSet, Patch, PolicyManifest, TaskShare, blob_of
 from p2prl.sim.hosts import identity_of
 from p2prl.testing.protocol_swarm import run_manifest_of
 
@@ -101,3 +102,21 @@ def test_a_patch_newer_than_the_newest_version_stays(kept: KeptVersions, tmp_pat
     os.utime(tmp_path / f"{next_manifest.weights.root.hex()}.policy", (held_at + 2, held_at + 2))
     assert kept.found(RUN_RAW) == [raw, next_raw]
     assert not (tmp_path / coming.root.hex()).exists(), "a later version is here: nothing leads over it any more"
+
+
+def test_the_runs_data_is_kept(tmp_path: Path) -> None:
+    bare = run_manifest_of(LEARNER)
+    refs = [write(tmp_path, text) for text in (b"prompts", b"answers", b"code")]
+    data = DataSet("rows", 3, refs[0], refs[1], "{}", refs[2])
+    manifest = msgspec.structs.replace(bare, tasks=(*bare.tasks, TaskShare("rows", 1.0)), data_sets=(data,))
+    raw = seal(LEARNER, manifest, run=bytes(32), now=1.0)
+    for path in tmp_path.iterdir():
+        os.utime(path, (1, 1))
+    kept = KeptVersions(tmp_path)
+    newest, its = version(tmp_path, 1, run=envelope_digest(raw))
+    kept.keep(newest, its)
+    other = write(tmp_path, b"of no version")
+    os.utime(tmp_path / other.root.hex(), (1, 1))
+    assert kept.found(raw) == [newest]
+    assert all((tmp_path / ref.root.hex()).exists() for ref in refs)
+    assert not (tmp_path / other.root.hex()).exists()

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2prl.net.process import bridge, control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.envelope import seal
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
 from p2prl.swarm.events import BaseReleased
 from tests.unit.learner.small_run import SmallRun
 
@@ -96,3 +99,28 @@ def test_the_outcome_of_the_base_is_reported(settled: BaseReleased, words: str) 
     told = bridge.message_of(settled, path_of=lambda root: Path(root.hex()), status=lambda: EMPTY_STATUS)
     assert isinstance(told, control.Warned)
     assert words in told.message
+
+
+@pytest.mark.parametrize(
+    ("role", "runs_code", "awaited"),
+    [
+        (Role.VOLUNTEER, False, {"prompts/sums"}),
+        (Role.VALIDATOR, False, {"prompts/sums"}),
+        (Role.VALIDATOR, True, {"prompts/sums", "answers/sums", "code/sums"}),
+    ],
+)
+def test_work_starts_with_the_data_of_the_role(world: SmallRun, role: Role, runs_code: bool, awaited: set[str]) -> None:
+    blob = blob_of(b"x", 4096)
+    data = DataSet("sums", 3, blob, blob, "{}", blob)
+    tasks = (*world.manifest.tasks, TaskShare("sums", 1.0))
+    manifest = msgspec.structs.replace(world.manifest, tasks=tasks, data_sets=(data,))
+    prepared: list[set[str]] = []
+    bootstrap: RunBootstrap[bool] = RunBootstrap(
+        lambda _, files: prepared.append(set(files)) is None, lambda _, __: None, role=role, runs_code=runs_code
+    )
+    bootstrap.take(control.RunKnown(seal(world.learner, manifest, run=bytes(32), now=1.0)))
+    names = {file.name for file in manifest.files} | awaited
+    for name in sorted(names):
+        assert prepared == []
+        bootstrap.take(control.FileReady(name, "/nowhere"))
+    assert prepared == [names]

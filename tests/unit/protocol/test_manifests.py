@@ -17,6 +17,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import (
     NO_BASE,
     BlobRef,
+    DataSet,
     Patch,
     PolicyManifest,
     RunFile,
@@ -89,6 +90,70 @@ def test_chunk_size_is_a_power_of_two(size: int) -> None:
     assert chosen == min(inside, key=lambda power: abs(math.log2(power) - math.log2(size / 256)))
 
 
+DATA = DataSet(RUN.tasks[0].task, 7, REF, SMALL, '{"rewards":[]}')
+
+
+def sized(size_bytes: int) -> BlobRef:
+    """A blob of a size, in the largest chunks."""
+    chunks = -(-size_bytes // limits.MAX_CHUNK_BYTES)
+    return BlobRef(size_bytes, limits.MAX_CHUNK_BYTES, (bytes(32),) * chunks)
+
+
+def test_data_sets() -> None:
+    most, code = limits.MAX_DATA_BYTES, limits.MAX_SCORER_CODE_BYTES
+    for good in (
+        DATA,
+        msgspec.structs.replace(DATA, rows=1),
+        msgspec.structs.replace(DATA, rows=limits.MAX_DATA_ROWS, held_out=bytes(32), code=sized(code)),
+        msgspec.structs.replace(DATA, prompts=sized(most - SMALL.size_bytes)),
+        msgspec.structs.replace(DATA, answers=sized(most - REF.size_bytes)),
+        msgspec.structs.replace(DATA, scoring="s" * limits.MAX_SCORING_CHARS),
+    ):
+        msgspec.structs.replace(RUN, data_sets=(good,), prompt_frame=("x" * limits.MAX_TEXT_CHARS, "")).check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"task": ""},
+        {"task": "t" * (limits.MAX_NAME_CHARS + 1)},
+        {"task": "a\n"},
+        {"rows": 0},
+        {"rows": limits.MAX_DATA_ROWS + 1},
+        {"prompts": sized(limits.MAX_DATA_BYTES + 1)},
+        {"answers": sized(limits.MAX_DATA_BYTES + 1)},
+        {"prompts": BlobRef(10_000, 4096, ())},
+        {"code": sized(limits.MAX_SCORER_CODE_BYTES + 1)},
+        {"scoring": ""},
+        {"scoring": "s" * (limits.MAX_SCORING_CHARS + 1)},
+        {"scoring": "a\nb"},
+        {"held_out": bytes(31)},
+    ],
+)
+def test_impossible_data_sets_are_refused(changes: dict[str, object]) -> None:
+    DATA.check()
+    with pytest.raises(RemoteProtocolError):
+        msgspec.structs.replace(DATA, **changes).check()
+
+
+def test_data_sets_are_bounded_together() -> None:
+    most = limits.MAX_DATA_BYTES
+    fits = msgspec.structs.replace(DATA, prompts=sized(most - SMALL.size_bytes + 1))
+    fits.check()
+    with pytest.raises(RemoteProtocolError, match="together"):
+        msgspec.structs.replace(RUN, data_sets=(fits,)).check()
+
+
+def test_a_run_manifest_of_an_earlier_release_decodes() -> None:
+    """Its fields end before those of data."""
+    fields = msgspec.msgpack.decode(encode(RUN))
+    old = decode(msgspec.msgpack.encode(fields[:-2]), RunManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+    assert old == RUN
+    assert (old.data_sets, old.prompt_frame) == ((), ("", ""))
+    with_data = msgspec.structs.replace(RUN, data_sets=(DATA,), prompt_frame=("a", "b"))
+    assert decode(encode(with_data), RunManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES) == with_data
+
+
 def replaced(**changes: object) -> dict[str, object]:
     return changes
 
@@ -126,6 +191,11 @@ def replaced(**changes: object) -> dict[str, object]:
         replaced(staleness_bound=-1),
         replaced(staleness_bound=limits.MAX_STALENESS + 1),
         replaced(publish_every=0),
+        replaced(data_sets=(DATA, DATA)),
+        replaced(data_sets=(msgspec.structs.replace(DATA, task="other"),)),
+        replaced(data_sets=(msgspec.structs.replace(DATA, rows=0),)),
+        replaced(prompt_frame=("x" * (limits.MAX_TEXT_CHARS + 1), "")),
+        replaced(prompt_frame=("", "x" * (limits.MAX_TEXT_CHARS + 1))),
     ],
 )
 def test_impossible_run_manifests_are_refused(changes: dict[str, object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -30,6 +31,7 @@ INNER: tuple[type[Wire], ...] = (
     policy_head.PatchEdge,
     manifests.RunFile,
     manifests.TaskShare,
+    manifests.DataSet,
     manifests.Sampling,
     manifests.TensorSpec,
     Completion,
@@ -60,6 +62,8 @@ def types_of(struct: type[Wire]) -> str:
 def type_name(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return f"list of {type_name(get_args(kind)[0])}"
+    if isinstance(kind, UnionType):
+        return f"{type_name(get_args(kind)[0])} or nil"
     return "text" if kind is str else str(kind.__name__)
 
 

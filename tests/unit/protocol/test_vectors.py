@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from p2prl.protocol import frames
-from p2prl.protocol.envelope import SIGNED_MESSAGES, envelope_digest, open_envelope
+from p2prl.protocol.envelope import SIGNED_MESSAGES, body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, follow
 from p2prl.protocol.link_messages import LINK_MESSAGES
+from p2prl.protocol.manifests import RunManifest
 
 ROOT = Path(__file__).parents[3]
 WIRE: dict[str, Any] = json.loads((ROOT / "tests/vectors/wire.json").read_text())
@@ -38,6 +39,16 @@ def test_bytes_are_unchanged(part: str) -> None:
 def test_every_kind_has_a_vector() -> None:
     assert {Kind[name.upper()] for name in WIRE["envelopes"]} == set(SIGNED_MESSAGES)
     assert set(WIRE["frames"]) == {struct.__name__ for struct in LINK_MESSAGES.values()}
+
+
+def test_a_run_manifest_of_an_earlier_release_decodes() -> None:
+    """Its envelope ends before the fields of data, and names the same run as ever."""
+    old = json.loads((ROOT / "tests/vectors/earlier.json").read_text())["run_manifest"]
+    opened = open_envelope(bytes.fromhex(old["bytes"]), now=None)
+    manifest = body_of(opened, RunManifest)
+    manifest.check()
+    assert opened.digest == bytes.fromhex(old["digest"])
+    assert (manifest.name, manifest.data_sets, manifest.prompt_frame) == ("vectors", (), ("", ""))
 
 
 def test_committed_bytes_decode() -> None:

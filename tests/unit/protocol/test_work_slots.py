@@ -6,10 +6,12 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.protocol.manifests import TaskShare
+from p2prl.protocol.row_order import RowOrderKey, row_of
+from p2prl.protocol.task_schedule import PERIOD, task_of_slot
 from p2prl.protocol.work_slots import SEED_BITS, SlotKey, slot_work
 
 KEY = SlotKey(run=b"r" * 32, beacon=b"b" * 32, policy=b"p" * 32, peer=b"k" * 32, slot=7)
@@ -30,14 +32,44 @@ def test_seeds_follow_the_rule() -> None:
     assert slot.prompt_seed == derived("p2prl/prompt-seed/v1", KEY, task)
     expected = [derived("p2prl/sample-seed/v1", KEY, task, i.to_bytes(4, "little")) for i in range(3)]
     assert list(slot.sample_seeds) == expected
-    share = derived("p2prl/task-choice/v1", KEY) / 2**63
-    assert slot.task == ("chain4" if share < 0.75 else "sort")
 
 
-def test_tasks_are_drawn_by_share() -> None:
-    drawn = [slot_work(replace(KEY, slot=k), MIX, 1).task for k in range(4000)]
-    # Binomial(4000, 3/4): 3000 ± 27; five sigmas.
-    assert abs(drawn.count("chain4") - 3000) < 137
+def test_task_is_that_of_the_schedule_from_the_peers_place() -> None:
+    text = b"".join(len(part).to_bytes(8, "little") + part for part in (b"p2prl/task-schedule/v1", KEY.run, KEY.peer))
+    start = int.from_bytes(hashlib.sha256(text).digest()[:8], "little") // 2 % PERIOD
+    for number in range(40):
+        slot = slot_work(replace(KEY, slot=number), MIX, 1)
+        scheduled = task_of_slot([3.0, 1.0], start=start, slot=number)
+        assert (slot.task, slot.number) == (MIX[scheduled.task].task, scheduled.number)
+
+
+def test_tasks_come_by_share_whatever_the_policy() -> None:
+    drawn = [slot_work(replace(KEY, slot=k), MIX, 1).task for k in range(PERIOD)]
+    assert drawn.count("chain4") == 3072
+    others = [slot_work(replace(KEY, slot=k, policy=b"q" * 32, beacon=b"c" * 32), MIX, 1).task for k in range(PERIOD)]
+    assert drawn == others
+
+
+@settings(max_examples=10)
+@given(
+    st.binary(min_size=32, max_size=32),
+    st.integers(1, 60),
+    st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4),
+    st.integers(0, 1 << 20),
+)
+def test_each_row_comes_once_a_pass_on_every_peer(peer: bytes, rows: int, weights: list[float], policies: int) -> None:
+    """In a mix too, and over policy versions: the slots of a peer continue when a new version is loaded."""
+    mix = tuple(TaskShare(str(number), weight) for number, weight in enumerate(weights))
+    drawn: list[int] = []
+    for number in range(40 * rows):
+        key = SlotKey(KEY.run, KEY.beacon, (policies + number // 7).to_bytes(32, "little"), peer, number)
+        slot = slot_work(key, mix, 1)
+        if slot.task == "0":
+            drawn.append(row_of(RowOrderKey(KEY.run, peer, "0"), slot.number, rows))
+    for start in range(0, len(drawn) - rows + 1, rows):
+        assert sorted(drawn[start : start + rows]) == list(range(rows))
+    unfinished = drawn[len(drawn) - len(drawn) % rows :]
+    assert len(set(unfinished)) == len(unfinished)
 
 
 @pytest.mark.parametrize("name", ["run", "beacon", "policy", "peer"])

@@ -26,6 +26,7 @@ PATHS = [
     "/api/v1/leaderboard",
     "/api/v1/leaderboard?by=validators",
     "/api/v1/metrics",
+    "/api/v1/evaluations",
     "/api/v1/ledger/head",
     "/api/v1/ledger/entries?from=0",
     "/healthz",

@@ -57,6 +57,17 @@ def test_an_absent_learner_was_last_heard_of_at_its_newest_report_or_receipts(tm
     source.close()
 
 
+def test_evaluations_are_those_of_the_learner(tmp_path: Path) -> None:
+    writer = sample_run(0, steps=2)
+    writer.write_journal(tmp_path / "journal.db").close()
+    results = [{"version": 0}]
+    source = RunFolderSource(tmp_path / "journal.db", writer.manifest_raw, evaluations=lambda: results)
+    assert source.snapshot().evaluations == ({"version": 0},)
+    results.append({"version": 10})
+    assert source.snapshot().evaluations == ({"version": 0}, {"version": 10})
+    source.close()
+
+
 def test_writes_nothing(tmp_path: Path) -> None:
     writer = sample_run(0, steps=2)
     writer.write_journal(tmp_path / "journal.db").close()

@@ -21,9 +21,9 @@ METRICS = {
 }
 
 
-def panel(*, planned: int, first: bool, **more: float) -> str:
+def panel(*, planned: int, first: bool, **more: float | list[str]) -> str:
     output = io.StringIO()
-    Console(file=output, width=80).print(update_panel("chain", METRICS | more, planned=planned, first=first))
+    Console(file=output, width=120).print(update_panel("chain", METRICS | more, planned=planned, first=first))
     return output.getvalue()
 
 
@@ -53,3 +53,31 @@ def test_busy_share_and_the_largest_reason_for_idling_are_shown() -> None:
     shown = panel(planned=0, first=False, **full)
     assert "100% busy" in shown
     assert "waiting" not in shown
+
+
+EVALUATED = {
+    "evaluation/version": 20.0,
+    "evaluation/step": 40.0,
+    "evaluation/sums/greedy_pass": 0.5,
+    "evaluation/sums/greedy_pass_low": 0.4,
+    "evaluation/sums/greedy_pass_high": 0.6,
+    "evaluation/sums/pass_at_k": 0.75,
+    "evaluation/walk12/greedy_pass": 0.25,
+    "evaluation/walk12/greedy_pass_low": 0.2,
+    "evaluation/walk12/greedy_pass_high": 0.3,
+}
+
+
+def test_the_newest_evaluation_is_shown_by_task() -> None:
+    assert "evaluation" not in panel(planned=0, first=False)
+    shown = panel(planned=0, first=False, **EVALUATED)
+    assert "sums v20: greedy 0.500 (0.400 to 0.600), pass@k 0.750" in shown
+    (other,) = [line for line in shown.splitlines() if "walk12" in line]
+    assert other.rstrip().endswith("walk12 v20: greedy 0.250 (0.200 to 0.300)")
+
+
+def test_what_keeps_a_run_from_learning_is_shown() -> None:
+    assert "warning" not in panel(planned=0, first=False, **{"signal/warnings": []})
+    names = {"signal/warnings": ["no_reward", "a_later_one"]}
+    assert "no completion of the last 64 groups earned any reward" in panel(planned=0, first=False, **names)
+    assert "warning: no completion" in update_line("chain", METRICS | names, planned=0, first=False)

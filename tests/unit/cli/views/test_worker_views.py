@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -17,13 +18,17 @@ from p2prl.config.requirements import Requirements
 from p2prl.config.worker_folder import platform_home
 from p2prl.models.engine_registry import ChosenEngine
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.manifests import DataSet, RunManifest, blob_of
 from p2prl.scoreboard.display_names import display_name
+from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.testing.sample_ledgers import manifest
 from p2prl.validator.service import Audit
 
 IDENTITY = Identity.generate(bytes(range(16)))
-NEEDS = Requirements(files_bytes=20_000, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000)
+NEEDS = Requirements(
+    files_bytes=20_000, data_bytes=0, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000
+)
+SCORING = scoring_spec(Scoring(rewards=(Reward(scorer="exact"),)))
 ENGINE = ChosenEngine("transformers", "the only one here")
 IDLE = Progress("connecting", -1, -1, {}, {}, {}, 0, None, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
 BUSY = Progress(
@@ -105,6 +110,39 @@ def test_startup_phases_are_shown_until_the_first_group() -> None:
     assert fetching == ("downloading the weights", "2 of 7 chunks")
     assert startup_phase(BUSY) is None
     assert startup_phase(replace(IDLE, state="the run is finished")) is None
+
+
+def test_download_of_files_is_shown_in_bytes() -> None:
+    state = "fetching the run's files"
+    assert startup_phase(replace(IDLE, state=state)) == ("downloading the run's files", "")
+    halfway = startup_phase(replace(IDLE, state=state, files=(600_000_000, 1_200_000_000)))
+    assert halfway == ("downloading the run's files", "600 MB of 1.2 GB")
+
+
+def test_a_run_of_data_shows_no_reward() -> None:
+    assert "reward" in progress_line(replace(BUSY, reward_recent=0.5), 1.0)
+    assert "reward" not in progress_line(replace(BUSY, reward_recent=None), 1.0)
+
+
+def test_introductions_say_what_data_is_downloaded_and_whose_code_runs() -> None:
+    data = replace(NEEDS, data_bytes=1_200_000_000)
+    blob = blob_of(b"x", 4096)
+    own = DataSet("own", 1, blob, blob, SCORING, blob)
+    plain = DataSet("plain", 1, blob, blob, SCORING)
+    run = msgspec.structs.replace(manifest(), data_sets=(own, plain))
+    home = Path("/home/seat-1")
+    volunteer = "\n".join(volunteer_introduction(run, data, IDENTITY, home, "cpu", ENGINE))
+    assert "1.2 GB of the download are rows of data" in volunteer
+    assert "Nobody sends code to your machine" in volunteer
+    cautious = "\n".join(validator_introduction(run, data, IDENTITY, home, "cpu", 0.25))
+    assert "Nobody sends code" in cautious
+    assert "scores own: it does not run here" in cautious
+    assert "--run-scorer" in cautious
+    agreed = "\n".join(validator_introduction(run, data, IDENTITY, home, "cpu", 0.25, run_scorer=True))
+    assert "Nobody sends code" not in agreed
+    assert "scores own: it runs here, in a sandbox" in agreed
+    built_in = msgspec.structs.replace(run, data_sets=(plain,))
+    assert "Scorer" not in "\n".join(validator_introduction(built_in, data, IDENTITY, home, "cpu", 0.25))
 
 
 def test_introductions_name_run_cost_identity_and_key() -> None:

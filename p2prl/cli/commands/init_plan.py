@@ -1,0 +1,127 @@
+"""Plan of a new run from the options of `p2prl init`: checked, and complete without torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2prl.cli.commands.init_options import InitOptions
+from p2prl.config.data_options import DataOptions, data_plans, task_shares
+from p2prl.config.presets import preset_by_name
+from p2prl.errors import ConfigError
+from p2prl.learner.run_plan import RunPlan
+from p2prl.protocol import limits
+from p2prl.protocol.manifests import TaskShare
+from p2prl.tasks.data.data_plan import DataPlan
+from p2prl.tasks.scorers.spec import parse_spec
+from p2prl.tasks.task_registry import task_by_name
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+_DATA_NEW_TOKENS = 256
+"""Longest completion of a run of data, unless told: room for the steps of a school problem."""
+
+_MAX_PROBE_GROUPS = 4_096
+"""Groups of a probe, which is over after a minute all the same."""
+
+_MAX_TEMPLATE_CHARS = 256 * 1024
+"""Text of a chat template; those of open models have up to 20,000 characters."""
+
+
+def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
+    """The plan, and the text of run.toml. `ConfigError` for the first option that is wrong."""
+    if not _NAME.fullmatch(options.name):
+        raise ConfigError(
+            f"{options.name!r} is not a valid run name", remedy="Use at most 64 letters, digits, dots and dashes."
+        )
+    shares = task_shares(options.tasks)
+    chosen = preset_by_name(options.preset, task=shares[0].task if shares else None)
+    data = data_plans(_data_options(options))
+    alone = not data and len(shares) < 2
+    longest = [_DATA_NEW_TOKENS] if data else [] if shares else [chosen.max_new_tokens]
+    longest += [task_by_name(share.task).max_new_tokens for share in shares]
+    plan = RunPlan(
+        name=options.name,
+        goal=_goal(options, chosen.goal, shares or (TaskShare(chosen.task, 1.0),) if not data else shares, data),
+        task=chosen.task if alone else "",
+        model=options.model,
+        mix=() if alone else shares,
+        data=data,
+        chat_template=_template(options.chat_template),
+        system=options.system,
+        group_size=options.group_size,
+        temperature=options.temperature,
+        max_new_tokens=options.max_new_tokens or max(longest),
+        staleness_bound=chosen.staleness_bound if options.staleness is None else options.staleness,
+        publish_every=options.publish_every or chosen.publish_every,
+        reward=options.reward,
+        dtype=options.dtype or chosen.dtype,
+        # With --dtype alone, engines compute in that type too.
+        compute_dtype=options.compute_dtype or ("" if options.dtype else chosen.compute_dtype),
+        license=options.license_name,
+        seed=options.seed,
+    )
+    return plan, chosen.settings_text()
+
+
+def probe_groups(options: InitOptions) -> int | None:
+    """Groups of the probe, 0 for none; None for the default. `ConfigError` for a text that is neither."""
+    if options.probe is None:
+        return None
+    if options.probe == "off":
+        return 0
+    if options.probe.isdecimal() and 1 <= int(options.probe) <= _MAX_PROBE_GROUPS:
+        return int(options.probe)
+    raise ConfigError(
+        f"--probe is {options.probe[:40]!r}", remedy=f"Give off, or a number of groups from 1 to {_MAX_PROBE_GROUPS}."
+    )
+
+
+def _data_options(options: InitOptions) -> DataOptions:
+    return DataOptions(
+        data=options.data,
+        held_out=options.held_out,
+        eval_split=options.eval_split,
+        scorers=options.scorers,
+        length_penalty=options.length_penalty,
+        prompt_columns=options.prompt_columns,
+        answer_columns=options.answer_columns,
+        drop_long=options.drop_long,
+    )
+
+
+def _goal(options: InitOptions, preset_goal: str, shares: Sequence[TaskShare], data: Sequence[DataPlan]) -> str:
+    """The sentence for volunteers: the user's, the preset's for its own model, else what tasks and scorers say."""
+    if options.goal is not None:
+        return options.goal
+    if not data and options.model is None:
+        return preset_goal
+    parts = [share.task for share in shares]
+    parts += [f"the data set {plan.task} (scored by {_scorers(plan)})" for plan in data]
+    goal = f"train the model on {', '.join(parts)}"
+    return goal if len(goal) <= limits.MAX_TEXT_CHARS else f"train the model on {len(parts)} tasks"
+
+
+def _scorers(plan: DataPlan) -> str:
+    """Names of a data set's scorers; a function by its own name, without the path of its file."""
+    rewards = parse_spec(plan.scoring).rewards
+    return " + ".join(str(reward.options.get("function", reward.scorer)) for reward in rewards)
+
+
+def _template(choice: str) -> str:
+    """The choice of --chat-template, a file as its text."""
+    if choice in ("", "on", "off"):
+        return choice
+    path = Path(choice).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--chat-template {choice} cannot be read: {error}", remedy="Give on, off, or a file with a template."
+        ) from error
+    if not text.strip() or len(text) > _MAX_TEMPLATE_CHARS:
+        raise ConfigError(
+            f"{choice} has {len(text):,} characters, which is no chat template", remedy="Give another file."
+        )
+    return text

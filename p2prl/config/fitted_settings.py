@@ -1,0 +1,41 @@
+"""Settings of run.toml that follow from the size of the model: learning rate, device and threads. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_SMALL_PARAMETERS, _SMALL_RATE = 59_000, 5e-4
+"""The project's own measurements: the chain4 model (docs/benchmarks)."""
+
+_LARGE_PARAMETERS, _LARGE_RATE = 1_000_000_000, 1e-6
+"""The default of TRL's GRPOConfig and of verl's PPO and GRPO examples, for models of .5 to 8 billion parameters."""
+
+_ANY_DEVICE_PARAMETERS = 1_000_000
+"""Below, an update is faster on one core than across a bus to a GPU."""
+
+
+def learning_rate_for(parameters: int) -> float:
+    """A peak learning rate of AdamW for reinforcement learning on all weights of a model of this size.
+
+    A straight line between the two anchors above, both axes logarithmic, to one digit; level outside of them. What lies
+    between was interpolated, not measured: it is where a search should begin.
+    """
+    slope = math.log(_LARGE_RATE / _SMALL_RATE) / math.log(_LARGE_PARAMETERS / _SMALL_PARAMETERS)
+    rate = _SMALL_RATE * (max(1, parameters) / _SMALL_PARAMETERS) ** slope
+    return float(f"{min(_SMALL_RATE, max(_LARGE_RATE, rate)):.0e}")
+
+
+def fitted_settings(text: str, *, parameters: int) -> str:
+    """A preset's run.toml for a model that is not the preset's own. What cannot be found in the text stays as it is."""
+    rate = learning_rate_for(parameters)
+    text = _set(text, "learning_rate", f"{rate:.0e}", f"for {parameters:,} parameters (docs/researchers.md)")
+    if parameters >= _ANY_DEVICE_PARAMETERS:
+        text = _set(text, "device", '"auto"', "the first of CUDA, MPS and CPU that is there")
+        text = _set(text, "threads", "0", "all cores")
+    return text
+
+
+def _set(text: str, key: str, value: str, why: str) -> str:
+    """Replace the first line that sets `key`, its comment included."""
+    return re.sub(rf"^{key} *=.*$", lambda _: f"{key} = {value}".ljust(26) + f"# {why}", text, count=1, flags=re.M)

@@ -1,0 +1,133 @@
+"""Checks that a new run can learn, made before its folder is put in place: its scorers, and a probe of its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from p2prl.clock import SystemClock
+from p2prl.config.run_data import RunData, folder_data
+from p2prl.config.run_folder import Folder
+from p2prl.errors import ConfigError
+from p2prl.models.device import choose_device
+from p2prl.models.group_work import GroupWork
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.pretrained import LoadedModel
+from p2prl.models.probe import probe
+from p2prl.models.scorer_check import check_scorer
+from p2prl.models.text_codec import TextCodec
+from p2prl.models.transformers_sampler import TransformersSampler
+from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
+from p2prl.tasks.probe_verdict import ProbeFacts, figures_text, judge
+from p2prl.tasks.sandbox.pool import ScorerPool
+from p2prl.tasks.scorers.build import RowCheck
+
+PROBE_GROUPS = 64
+"""Groups of a probe unless told: at 8 completions each, a policy that is right once in 100 shows it in all but one
+probe of 170."""
+
+PROBE_S = 60.0
+"""Longest probe: a volunteer would wait longer for the model's download."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitChecks:
+    """What `init` tries before it makes a run."""
+
+    probe_groups: int = PROBE_GROUPS
+    """Groups of the probe; 0 for none."""
+    force: bool = False
+    """Make the run although a check says that it cannot learn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewRun:
+    """A run folder that is complete but for its place."""
+
+    folder: Folder
+    loaded: LoadedModel
+    """The first weights. A probe moves them to its device and number type, so nothing may use them afterwards."""
+    template_unused: bool
+    """Whether the model has a chat template that the run does not use."""
+    uses_template: bool
+
+
+def check_learnable(new: NewRun, wanted: InitChecks, on_progress: Callable[[str, float], None]) -> list[str]:
+    """Notices for the user about a new run. `ConfigError` when it cannot learn."""
+    data = folder_data(new.folder)
+    scorer = data.start_scorers()
+    try:
+        notices = [] if scorer is None else _check_scorers(new, wanted, data, scorer, on_progress)
+        if wanted.probe_groups:
+            notices += _probe(new, wanted, data, scorer, on_progress)
+        return notices
+    finally:
+        if scorer is not None:
+            scorer.close()
+
+
+def _check_scorers(
+    new: NewRun, wanted: InitChecks, data: RunData, scorer: ScorerPool, on_progress: Callable[[str, float], None]
+) -> list[str]:
+    notices: list[str] = []
+    data_sets = new.folder.manifest.data_sets
+    for number, held in enumerate(data_sets):
+        on_progress(f"trying the scorer of {held.task}", number / len(data_sets))
+        rows = data.tasks[held.task].training.rows
+        assert rows is not None, "a run folder has the rows of its data"
+        with _excused(wanted, notices):
+            notices.append(check_scorer(held.task, rows, held.rows, RowCheck(held.scoring).right_answer, scorer))
+    return [notice for notice in notices if notice]
+
+
+def _probe(
+    new: NewRun, wanted: InitChecks, data: RunData, scorer: ScorerPool | None, on_progress: Callable[[str, float], None]
+) -> list[str]:
+    manifest, loaded = new.folder.manifest, new.loaded
+    device = choose_device("auto")
+    codec = TextCodec(loaded.tokenizer, loaded.model)
+    work = GroupWork(manifest, new.folder.run, codec, data.tasks, scorer)
+    layout = layout_of(loaded.model, manifest.dtype)
+    policy = PolicyModel(loaded.model.to(device, TORCH_DTYPES[manifest.engine_dtype]), layout)
+    stage = f"probing the model on {_device_name(device)}"
+    on_progress(stage, 0.0)
+    result = probe(
+        TransformersSampler(policy),
+        work,
+        groups=wanted.probe_groups,
+        limit_s=PROBE_S,
+        clock=SystemClock(),
+        on_progress=lambda share: on_progress(stage, share),
+    )
+    if not result.groups:
+        return [f"The probe was cut off after {PROBE_S:.0f} s, before its first group ended: this run is slow here."]
+    notices = [f"Probe of {task}: {figures_text(figures)}." for task, figures in result.tasks.items()]
+    cut = "" if result.complete else f", cut off after {PROBE_S:.0f} s"
+    notices.append(f"{result.groups} groups on {_device_name(device)}: {result.tokens_per_s:,.0f} tokens/s{cut}.")
+    facts = ProbeFacts(
+        max_new_tokens=manifest.sampling.max_new_tokens,
+        room=None if codec.context is None else max(0, codec.context - result.longest_prompt),
+        template_unused=new.template_unused,
+        uses_template=new.uses_template,
+    )
+    with _excused(wanted, notices):
+        notices += judge(result.tasks, facts)
+    return notices
+
+
+@contextmanager
+def _excused(wanted: InitChecks, notices: list[str]) -> Iterator[None]:
+    """Make a refusal a notice, where the user wants the run all the same."""
+    try:
+        yield
+    except ConfigError as error:
+        if not wanted.force:
+            raise
+        notices.append(f"Made all the same, as --force says: {error}.")
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,127 @@
+"""Data of a run on this machine, from a run folder or from downloaded blobs, and its scorers in their sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2prl.config.requirements import size_text
+from p2prl.config.run_folder import Folder
+from p2prl.errors import ConfigError, IntegrityError
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.manifests import DataSet, RunManifest
+from p2prl.protocol.run_blobs import answers_name, code_name, data_blobs, prompts_name
+from p2prl.tasks.data.data_plan import (
+    HELD_OUT_PROMPTS_FILE,
+    HELD_OUT_ROWS_FILE,
+    PROMPTS_FILE,
+    ROWS_FILE,
+    SCORER_FILE,
+)
+from p2prl.tasks.data.packed_prompts import PackedPrompts
+from p2prl.tasks.data.packed_rows import PackedRows
+from p2prl.tasks.data.task_data import DataSplit, TaskData
+from p2prl.tasks.sandbox.pool import ScorerPool, TaskScoring
+from p2prl.tasks.scorers.build import runs_third_party_code
+
+_TOLD_BYTES = 500_000_000
+"""Data whose check takes longer than a second or two is announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The data of a run's data tasks, and how it is scored here."""
+
+    tasks: dict[str, TaskData] = field(default_factory=dict)
+    """Data by the name of the task."""
+    scoring: dict[str, TaskScoring] = field(default_factory=dict)
+    """Scoring of those tasks that this machine scores."""
+
+    def start_scorers(self) -> ScorerPool | None:
+        """Sandboxed processes that score; None when nothing is scored here. Close it.
+
+        `ConfigError` when a scorer cannot be built, `MachineError` when the processes do not start.
+        """
+        return ScorerPool(self.scoring) if self.scoring else None
+
+
+def downloaded_data(manifest: RunManifest, files: Mapping[str, Path], *, scores: bool, runs_scorer: bool) -> RunData:
+    """Data as a worker has downloaded it. `files` are named as in `p2prl/protocol/run_blobs.py`.
+
+    `scores` is for a validator: it scores every task whose scorers are built in, and with `runs_scorer` those that run
+    third-party code. `IntegrityError` for data that is not what the manifest says.
+    """
+    run = RunData()
+    for data in manifest.data_sets:
+        scored = scores and (runs_scorer or not is_third_party(data))
+        rows = PackedRows(files[answers_name(data.task)], rows=data.rows) if scored else None
+        prompts = PackedPrompts(files[prompts_name(data.task)], rows=data.rows)
+        run.tasks[data.task] = TaskData(DataSplit(prompts, rows))
+        if scored:
+            run.scoring[data.task] = TaskScoring(data.scoring, files[code_name(data.task)] if data.code else None)
+    return run
+
+
+def is_third_party(data: DataSet) -> bool:
+    """Whether scoring a task runs code that p2prl did not bring: a researcher's own, or another library's.
+
+    `RemoteProtocolError` when its scoring cannot be read.
+    """
+    return data.code is not None or runs_third_party_code(data.scoring)
+
+
+def folder_data(folder: Folder) -> RunData:
+    """Data of a run folder, held-out rows included. `ConfigError` when a file is missing or damaged."""
+    run = RunData()
+    for data in folder.manifest.data_sets:
+        place = data_folder(folder, data.task)
+        try:
+            training = DataSplit(
+                PackedPrompts(place / PROMPTS_FILE, rows=data.rows), PackedRows(place / ROWS_FILE, rows=data.rows)
+            )
+            held_out = None
+            if data.held_out:
+                rows = PackedRows(place / HELD_OUT_ROWS_FILE)
+                held_out = DataSplit(PackedPrompts(place / HELD_OUT_PROMPTS_FILE, rows=len(rows)), rows)
+        except (OSError, IntegrityError) as error:
+            raise _unusable(error, place) from error
+        run.tasks[data.task] = TaskData(training, held_out)
+        run.scoring[data.task] = TaskScoring(data.scoring, place / SCORER_FILE if data.code else None)
+    return run
+
+
+def serve_data(folder: Folder, blobs: DiskBlobStore, on_notice: Callable[[str], None]) -> None:
+    """Check the data of a run folder against its manifest and put it among the blobs that peers download.
+
+    `ConfigError` when a file is missing or was changed: validators would score with other rows than the learner.
+    """
+    files = {file.name: file.blob for file in data_blobs(folder.manifest, Role.LEARNER)}
+    size_bytes = sum(blob.size_bytes for blob in files.values())
+    if size_bytes >= _TOLD_BYTES:
+        on_notice(f"checking {size_text(size_bytes)} of data")
+    for data in folder.manifest.data_sets:
+        place = data_folder(folder, data.task)
+        names = {prompts_name: PROMPTS_FILE, answers_name: ROWS_FILE, code_name: SCORER_FILE}
+        for name, file in names.items():
+            if (blob := files.get(name(data.task))) is None:
+                continue
+            try:
+                blobs.take_in(blob, place / file)
+            except IntegrityError as error:
+                raise _unusable(error, place) from error
+
+
+def data_folder(folder: Folder, task: str) -> Path:
+    """Folder of a data task's files. `ConfigError` when its name is no folder's."""
+    if task in (".", "..") or Path(task).name != task:
+        raise ConfigError(f"the data task {task!r} has no folder", remedy="Make the run again with `p2prl init`.")
+    return folder.directory / "data" / task
+
+
+def _unusable(error: Exception, place: Path) -> ConfigError:
+    return ConfigError(
+        f"the run's data cannot be used: {error}",
+        remedy=f"Put back the files of {place} as `p2prl init` made them. Other data is another run.",
+    )

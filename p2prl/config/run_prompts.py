@@ -1,0 +1,112 @@
+"""Prompts of a new run: the data sets packed, the chat template rendered once around procedural prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.errors import ConfigError
+from p2prl.learner.run_plan import RunPlan
+from p2prl.models.pretrained import LoadedModel
+from p2prl.models.prompt_rendering import PromptRenderer, chat_template
+from p2prl.models.text_codec import TextCodec
+from p2prl.protocol import limits
+from p2prl.protocol.manifests import DataSet, blob_of, chunk_bytes_for
+from p2prl.tasks.data.data_plan import HELD_OUT_ROWS_FILE, PROMPTS_FILE, ROWS_FILE, SCORER_FILE, DataPlan
+from p2prl.tasks.data.file_blob import file_blob
+from p2prl.tasks.data.packing import DataPacker, PackedData, refuse_overlap
+from p2prl.tasks.data.split_packer import PromptRoom
+from p2prl.tasks.scorers.build import RowCheck
+
+DATA_FOLDER = "data"
+"""Folder of a run with one folder for each data task."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPrompts:
+    """The prompts of a run, as its manifest states them."""
+
+    data_sets: tuple[DataSet, ...]
+    frame: tuple[str, str]
+    """Texts before and after every procedural prompt."""
+    encode_framed: Callable[[Sequence[str]], list[tuple[int, ...]]]
+    """Tokens of procedural prompts, as every peer of the run makes them."""
+    notices: tuple[str, ...]
+    """Sentences for the user."""
+
+
+def make_prompts(
+    plan: RunPlan, loaded: LoadedModel, folder: Path, on_progress: Callable[[str, float], None]
+) -> RunPrompts:
+    """Pack the plan's data sets into `folder`/data. `ConfigError` for data or a model that no run could use.
+
+    A chat template that the plan brings becomes the tokenizer's own.
+    """
+    codec = TextCodec(loaded.tokenizer, loaded.model)
+    if not codec.stop_ids:
+        raise ConfigError(
+            "the model has no stop token, so that no completion would ever finish",
+            remedy="Set eos_token_id in its generation_config.json, or eos_token in its tokenizer_config.json.",
+        )
+    template = chat_template(loaded.tokenizer, plan.chat_template)
+    if plan.chat_template not in ("", "on", "off"):
+        loaded.tokenizer.chat_template = template
+    renderer = PromptRenderer(loaded.tokenizer, template=template, system=plan.system)
+    frame = renderer.frame() if plan.procedural else ("", "")
+    room = PromptRoom(context=codec.context, max_new_tokens=plan.max_new_tokens)
+    data_sets, notices = _pack(plan.data, folder / DATA_FOLDER, renderer, room, on_progress)
+    if plan.procedural and template is not None and frame == ("", ""):
+        notices += ("The chat template rewrites prompts, so that procedural tasks go without it.",)
+
+    def encode_framed(texts: Sequence[str]) -> list[tuple[int, ...]]:
+        framed = [frame[0] + text + frame[1] for text in texts]
+        return [tuple(ids) for ids in (renderer if any(frame) else codec).encode_all(framed)]
+
+    return RunPrompts(data_sets=data_sets, frame=frame, encode_framed=encode_framed, notices=notices)
+
+
+def _pack(
+    plans: Sequence[DataPlan],
+    folder: Path,
+    renderer: PromptRenderer,
+    room: PromptRoom,
+    on_progress: Callable[[str, float], None],
+) -> tuple[tuple[DataSet, ...], tuple[str, ...]]:
+    """Pack all data sets, then write their files, so that overlaps between any two are found first."""
+    notices: list[str] = []
+    packed: Mapping[str, PackedData] = {}
+    with ExitStack() as stack:
+        packers, left = [], limits.MAX_DATA_BYTES
+        for plan in plans:
+            (folder / plan.task).mkdir(parents=True)
+            problem = RowCheck(plan.scoring).problem
+            packer = DataPacker(plan, folder / plan.task, renderer, room, problem=problem)
+            stack.callback(packer.close)
+            left -= packer.pack(on_progress, most_bytes=left)
+            packers.append(packer)
+        refuse_overlap(packers)
+        packed = {plan.task: packer.finish() for plan, packer in zip(plans, packers, strict=True)}
+    for task, data in packed.items():
+        held_out = f", {data.held_out_rows:,} for evaluation only" if data.held_out_rows else ""
+        notices += data.notices
+        notices.append(
+            f"{task}: {data.rows:,} rows to train on{held_out}; the longest prompt has {data.longest} tokens."
+        )
+    return tuple(_data_set(plan, folder / plan.task, packed[plan.task]) for plan in plans), tuple(notices)
+
+
+def _data_set(plan: DataPlan, folder: Path, packed: PackedData) -> DataSet:
+    """A packed data set as the manifest states it."""
+    if plan.code is not None:
+        (folder / SCORER_FILE).write_bytes(plan.code)
+    return DataSet(
+        task=plan.task,
+        rows=packed.rows,
+        prompts=file_blob(folder / PROMPTS_FILE),
+        answers=file_blob(folder / ROWS_FILE),
+        scoring=plan.scoring,
+        code=None if plan.code is None else blob_of(plan.code, chunk_bytes_for(len(plan.code), pieces=8)),
+        held_out=file_blob(folder / HELD_OUT_ROWS_FILE).root if packed.held_out_rows else b"",
+    )

@@ -1,0 +1,208 @@
+"""The evaluation in progress: a slice of prompts at a time on the replay stage, then one line of results.
+
+It shares the replay's model, which holds one policy at a time, so it costs no memory for weights: each slice loads the
+version it measures. An evaluation that a crash interrupts begins again, with the newest version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from p2prl.clock import Clock
+from p2prl.errors import MachineError
+from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.evaluation.evaluation_plan import SliceSize, TimeShare, version_due
+from p2prl.learner.evaluation.results_file import ResultsFile
+from p2prl.learner.stages import Job
+from p2prl.learner.storage import LearnerStorage
+from p2prl.models.group_work import GroupWork
+from p2prl.models.pass_evaluation import EvaluationPrompt, EvaluationSet, evaluate_prompts
+from p2prl.models.sampler_port import GenerationStopped, Sampler
+from p2prl.swarm.policies.catalog import PolicyVersion
+from p2prl.tasks.evaluation_report import PromptOutcome, metric_keys, report_text, task_report
+
+
+class PolicyHolder(Protocol):
+    """Whoever else uses the model that evaluations sample with."""
+
+    def load(self, digest: bytes, weights: memoryview) -> None:
+        """Load a policy, unless the model holds it."""
+        ...
+
+    def forget(self) -> None:
+        """The model holds no policy any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of an evaluation: a job for the replay stage, and what to do with its result and seconds."""
+
+    job: Job
+    then: Callable[[Any, float], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationTools:
+    """What an evaluation samples and scores with."""
+
+    sampler: Sampler
+    """Computes with the replay's own model."""
+    work: GroupWork
+    sets: tuple[EvaluationSet, ...]
+    """The prompts, by task; may be empty."""
+    frees_memory: bool = False
+    """Whether a slice frees the keys and values it leaves, because an update may need their memory. It takes .2 s."""
+
+
+class _Progress:
+    """The evaluation of one version."""
+
+    def __init__(self, policy: PolicyVersion, weights: memoryview, sets: Sequence[EvaluationSet]) -> None:
+        self.policy = policy
+        self.weights = weights
+        """Mapped from disk: readable although the version may leave the staleness window meanwhile."""
+        self.seconds = 0.0
+        self.outcomes: dict[str, list[PromptOutcome]] = {each.task: [] for each in sets}
+        self._sets = sets
+
+    def next_prompts(self, most: int) -> tuple[str, tuple[EvaluationPrompt, ...]] | None:
+        """The next prompts of one task, with its name; None when all are done."""
+        for each in self._sets:
+            done = len(self.outcomes[each.task])
+            if done < len(each.prompts):
+                return each.task, each.prompts[done : done + most]
+        return None
+
+    def result(self, time: float) -> dict[str, Any]:
+        """The line of the results file."""
+        return {
+            "version": self.policy.manifest.version,
+            "step": self.policy.manifest.step,
+            "time": time,
+            "seconds": round(self.seconds, 3),
+            "tasks": {
+                each.task: task_report(self.outcomes[each.task], split=each.split, pass_above=each.pass_above)
+                for each in self._sets
+            },
+        }
+
+
+class Evaluations:
+    """Measures published versions, a slice at a time."""
+
+    def __init__(
+        self,
+        *,
+        tools: EvaluationTools,
+        config: EvaluationConfig,
+        storage: LearnerStorage,
+        holder: PolicyHolder,
+        clock: Clock,
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._tools = tools
+        self._every = config.every if tools.sets else 0
+        self._storage = storage
+        self._holder = holder
+        self._clock = clock
+        self._on_notice = on_notice
+        self._results = ResultsFile(storage.paths.evaluations)
+        self._size = SliceSize()
+        self._share = TimeShare(config.time_share, now=clock.now())
+        self._progress: _Progress | None = None
+        self._is_stopped = False
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The newest result, as keys of the metrics log; empty before the first."""
+        newest = self._results.newest
+        if newest is None:
+            return {}
+        keys = {"evaluation/version": float(newest["version"]), "evaluation/step": float(newest["step"])}
+        for task, report in newest["tasks"].items():
+            keys |= {f"evaluation/{task}/{name}": value for name, value in metric_keys(report).items()}
+        return keys
+
+    def stop(self) -> None:
+        """Give up the slice in progress soon, and begin no other."""
+        self._is_stopped = True
+
+    def is_due(self, *, finished: bool) -> bool:
+        """Whether a version is being measured, or is to be. `finished` means that the newest version is the last."""
+        if self._is_stopped:
+            return False
+        if self._progress is None:
+            self._progress = self._begin(finished=finished)
+        return self._progress is not None
+
+    def next_slice(self, *, idle: bool) -> Slice | None:
+        """The next slice of the version that is due, or None while there is no time for it.
+
+        `idle` means that the learner has nothing else to do now.
+        """
+        progress = self._progress
+        if progress is None or self._is_stopped or not (idle or self._share.allows(self._clock.now())):
+            return None
+        chosen = progress.next_prompts(self._size.prompts)
+        assert chosen is not None, "an evaluation ends with its last prompt"
+        task, prompts = chosen
+        return Slice(partial(self._measure, progress, prompts), partial(self._measured, progress, task, idle))
+
+    def _begin(self, *, finished: bool) -> _Progress | None:
+        published = self._storage.published
+        due = version_due(self._storage.version, self._results.versions, every=self._every, finished=finished)
+        policy = None if due is None else published.at(due)
+        if policy is None:
+            return None
+        return _Progress(policy, published.weights(policy.manifest.version), self._tools.sets)
+
+    def _measure(self, progress: _Progress, prompts: Sequence[EvaluationPrompt]) -> list[PromptOutcome] | MachineError:
+        """The outcome of each prompt; none when it was stopped; the reason when this machine cannot. In the stage."""
+        try:
+            self._holder.load(progress.policy.digest, progress.weights)
+            return evaluate_prompts(
+                self._tools.sampler, self._tools.work, prompts, should_stop=lambda: self._is_stopped
+            )
+        except GenerationStopped:
+            return []
+        except MachineError as error:
+            return error
+        finally:
+            if self._tools.frees_memory:
+                self._tools.sampler.sleep()
+                self._holder.forget()
+
+    def _measured(
+        self, progress: _Progress, task: str, idle: bool, outcomes: list[PromptOutcome] | MachineError, seconds: float
+    ) -> None:
+        """A slice has ended."""
+        if not idle:
+            self._share.spend(seconds)
+        if isinstance(outcomes, MachineError):
+            self._give_up(outcomes)
+            return
+        if outcomes:
+            self._size.took(len(outcomes), seconds)
+        progress.outcomes[task] += outcomes
+        progress.seconds += seconds
+        if progress.next_prompts(1) is None:
+            self._progress = None
+            self._finish(progress.result(self._clock.now()))
+
+    def _finish(self, result: dict[str, Any]) -> None:
+        self._results.add(result)
+        for task, report in result["tasks"].items():
+            self._on_notice(f"version {result['version']}, {task}: {report_text(report)}")
+
+    def _give_up(self, error: MachineError) -> None:
+        """Training goes on without evaluations."""
+        self._progress = None
+        self._every = 0
+        self._on_notice(
+            f"evaluation is off until the next start: {error}. Set every = 0 under [evaluation] in run.toml to turn it"
+            " off for good."
+        )

@@ -1,0 +1,77 @@
+"""Name of a base model for people: its hub id, or what its card and configuration say. Never a local path."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from p2prl.models.model_license import card_metadata, card_text
+from p2prl.protocol import limits
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_CACHE = re.compile(r"models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)")
+"""Folder of a model in the hub's cache; `snapshots/REVISION` below it is a model directory."""
+
+_HEADING = re.compile(r"(?m)^#[ \t]+(.+?)[ \t]*#*$")
+_FILE_LIKE = re.compile(r"[/\\~]|^\.")
+
+
+def base_model_name(source: str, directory: Path, *, parameters: int) -> str:
+    """The name for the manifest of a run that starts from `source`, whose files are in `directory`.
+
+    Taken from, in this order: a hub id given as the source, the hub's cache, config.json's `_name_or_path`, the card's
+    metadata, its heading, the card's own base model; else the architecture and its size.
+    """
+    config = _config(directory)
+    metadata = card_metadata(directory)
+    card = card_text(directory)
+    body = card.split("---\n", 2)[-1] if metadata else card
+    heading = _HEADING.search(body)
+    base = _hub_id(metadata.get("base_model"))
+    candidates = (
+        source if not Path(source).expanduser().is_dir() else "",
+        _cached_id(directory),
+        _hub_id(config.get("_name_or_path")),
+        metadata.get("model_name", ""),
+        metadata.get("name", ""),
+        heading[1] if heading else "",
+    )
+    for name in candidates:
+        if _usable(name, source):
+            return name
+    if base:
+        return f"a model fine-tuned from {base}"
+    kind = config.get("model_type")
+    return (
+        f"an unnamed {kind if isinstance(kind, str) and kind.isprintable() else 'model'} of {parameters:,} parameters"
+    )
+
+
+def _usable(name: str, source: str) -> bool:
+    """A printable name that cannot be a path on this machine, nor the path that was given."""
+    if not name or len(name) > limits.MAX_TEXT_CHARS or not name.isprintable():
+        return False
+    if name == source and not Path(source).expanduser().is_dir():
+        return True
+    return bool(_HUB_ID.fullmatch(name)) or not _FILE_LIKE.search(name)
+
+
+def _cached_id(directory: Path) -> str:
+    resolved = directory.expanduser().absolute()
+    match = _CACHE.fullmatch(resolved.parent.parent.name) if resolved.parent.name == "snapshots" else None
+    return f"{match[1]}/{match[2]}" if match else ""
+
+
+def _hub_id(value: object) -> str:
+    """A hub id in `_name_or_path`; transformers writes the local path there for a model loaded from a directory."""
+    is_hub_id = isinstance(value, str) and _HUB_ID.fullmatch(value) and not Path(value).exists()
+    return str(value) if is_hub_id else ""
+
+
+def _config(directory: Path) -> dict[str, object]:
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -1,0 +1,133 @@
+"""Prompts of a data set as texts: the model's chat template around them, evaluated when a run is made and never again.
+
+A template is a program. Only the machine that makes a run evaluates it, on a model its owner chose; the run ships token
+ids and, for procedural tasks, the two texts that stand around a prompt.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.models.text_codec import library_panics
+from p2prl.protocol import limits
+from p2prl.tasks.data.prompts import Message, Prompt
+
+_DATE = datetime.date(2024, 7, 26)
+"""Date that templates get for today's, as Llama's do without a clock: the same data must give the same prompts."""
+
+_SENTINELS = ("p2prl-prompt-4f1c", "p2prl-prompt-with-another-length-93ab")
+"""Texts in the place of a prompt. Two, because a template may treat long and short messages differently."""
+
+
+class PromptRenderer:
+    """Renders and encodes the prompts of one model's run."""
+
+    def __init__(self, tokenizer: Any, *, template: str | None, system: str = "") -> None:
+        """`template` is a chat template, None to use texts as they are; `system` stands before every prompt.
+
+        `ConfigError` when the template cannot be used.
+        """
+        self._tokenizer = tokenizer
+        self._template = template
+        self._system: list[Message] = [{"role": "system", "content": system}] if system else []
+        if system and template is None:
+            raise ConfigError(
+                "--system needs a chat template, and the model has none",
+                remedy="Give one: --chat-template FILE; or leave out --system.",
+            )
+        if template is not None:
+            self.render(_SENTINELS[0])
+
+    @property
+    def unknown_id(self) -> int | None:
+        """Token of unknown texts; None when the tokenizer has none."""
+        token: int | None = self._tokenizer.unk_token_id
+        return token
+
+    def render(self, prompt: Prompt) -> str:
+        """The text whose tokens are the prompt. `ConfigError` when the template refuses it, or there is none."""
+        if self._template is None:
+            return _plain(prompt)
+
+        import jinja2  # no role imports it: a template is evaluated when the run is made, and never again
+
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if self._system and messages[0]["role"] == "system":
+            raise ConfigError(
+                "the prompt has a system message of its own, and --system gives another", remedy="Leave out --system."
+            )
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [*self._system, *messages],
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=True,
+                strftime_now=_DATE.strftime,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"the chat template refuses the prompt: {str(error)[:200]}",
+                remedy="Leave out --system if it is that; or give another template: --chat-template FILE, or off.",
+            ) from error
+        return text
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of rendered texts. A template writes its special tokens itself, so that none is doubled."""
+        try:
+            with library_panics():
+                rows = self._tokenizer(list(texts), add_special_tokens=self._template is None)["input_ids"]
+        except RemoteProtocolError as error:
+            raise ConfigError(str(error), remedy="Choose another model.") from error
+        return [list(row) for row in rows]
+
+    def frame(self) -> tuple[str, str]:
+        """Texts before and after the prompt of one user message. Both empty if there is no template, or it rewrites
+        the message."""
+        if self._template is None:
+            return "", ""
+        first, second = (self.render(sentinel).split(sentinel) for sentinel in _SENTINELS)
+        if first != second or len(first) != 2:
+            return "", ""
+        before, after = first
+        longest = max(len(before), len(after))
+        if longest > limits.MAX_TEXT_CHARS:
+            raise ConfigError(
+                f"the chat template puts {longest:,} characters around a prompt, more than {limits.MAX_TEXT_CHARS:,}",
+                remedy="Use a shorter --system, or --chat-template off.",
+            )
+        return before, after
+
+
+def chat_template(tokenizer: Any, choice: str) -> str | None:
+    """The template of a choice: empty for the tokenizer's own if it has one, `on`, `off`, or a template's text.
+
+    `ConfigError` when `on` is chosen and there is none.
+    """
+    if choice == "off":
+        return None
+    if choice not in ("", "on"):
+        return choice
+    try:
+        own: str | None = tokenizer.get_chat_template() if tokenizer.chat_template else None
+    except ValueError as error:  # several templates, none of them the default
+        raise ConfigError(
+            f"the model's chat template cannot be chosen: {str(error)[:200]}", remedy="Give one: --chat-template FILE."
+        ) from error
+    if own is None and choice == "on":
+        raise ConfigError("the model has no chat template", remedy="Give one: --chat-template FILE; or off.")
+    return own
+
+
+def _plain(prompt: Prompt) -> str:
+    """A prompt without a template: its text, or that of its only message."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1:
+        return prompt[0]["content"]
+    raise ConfigError(
+        f"a prompt of {len(prompt)} messages needs a chat template, and the model has none",
+        remedy="Give one: --chat-template FILE.",
+    )

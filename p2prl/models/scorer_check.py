@@ -1,0 +1,78 @@
+"""Check of a data task's scorers before a run begins: a right answer must score higher than a wrong one.
+
+A column of another name, an answer in another form or a pattern that matches nothing gives every completion the same
+score. The run would look healthy and learn nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from p2prl.errors import ConfigError
+from p2prl.models.run_scoring import AnswerScorer
+from p2prl.tasks.data.packed_rows import PackedRows, Row
+
+_ROWS = 16
+"""Rows that are tried. One that tells answers apart is enough: a single row may have an answer no scorer can read."""
+
+_LOOKED_AT = 256
+"""Rows among which answers that differ are looked for."""
+
+_ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "label")
+_FORMS = ("{}", "#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>{}</answer>")
+"""Forms of an answer that a researcher's own function may read: bare, and as GSM8K, MATH, people and R1 write it."""
+
+RightAnswer = Callable[[Row], str | None]
+"""A completion that answers a row in the form its scorers read; None when they have no single one."""
+
+_NOTHING_MADE = "Nothing was made; --force makes the run all the same."
+
+
+def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAnswer, scorer: AnswerScorer) -> str:
+    """A notice for the user, or an empty text when the scorers tell answers apart.
+
+    `ConfigError` when they give a row's own answer and another row's the same score, or fail on both.
+    """
+    listed = [rows.row(number) for number in range(min(count, _LOOKED_AT))]
+    known = [(row, right) for row in listed if (right := right_answer(row)) is not None]
+    if known:
+        pairs = _pairs([(row, [right]) for row, right in known])
+    else:
+        pairs = _pairs([(row, _forms(row)) for row in listed])
+    tried, failures = 0, []
+    for row, right, wrong in islice(pairs, _ROWS):
+        scored = scorer.score(task, row, [*((text, True) for text in right), *((text, True) for text in wrong)],
+                              account=b"")  # fmt: skip
+        failures += [each.failure for each in scored if each.failure]
+        tried += len(scored)
+        values = [each.value for each in scored]
+        if any(own > other for own, other in zip(values[: len(right)], values[len(right) :], strict=True)):
+            return ""
+    if tried and len(failures) == tried:
+        raise ConfigError(
+            f"the scorer of {task} failed on all {tried} answers it was tried on: {failures[-1]}",
+            remedy=f"Correct the scorer, or install what it needs. {_NOTHING_MADE}",
+        )
+    if known and tried:
+        raise ConfigError(
+            f"the scorer of {task} cannot tell answers apart: a row's own answer scores no more than another row's",
+            remedy=f"Check --scorer and --answer-column against a row of the data. {_NOTHING_MADE}",
+        )
+    why = "all rows have the same right answer" if known else "it reads no answer in a usual form"
+    return f"Whether the scorer of {task} tells answers apart could not be tried: {why}."
+
+
+def _pairs(answers: Sequence[tuple[Row, list[str]]]) -> Iterator[tuple[Row, list[str], list[str]]]:
+    """Rows with their own answer and that of the next row whose answer differs, each in the same forms."""
+    for number, (row, right) in enumerate(answers):
+        for _, wrong in (*answers[number + 1 :], *answers[:number]):
+            if right and wrong and wrong != right:
+                yield row, right, wrong
+                break
+
+
+def _forms(row: Row) -> list[str]:
+    """The answer of a row in the usual forms; empty when no column is called like an answer."""
+    value = next((row[name] for name in _ANSWER_COLUMNS if isinstance(row.get(name), str | int | float)), None)
+    return [] if value is None else [form.format(value) for form in _FORMS]

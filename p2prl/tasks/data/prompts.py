@@ -1,0 +1,78 @@
+"""Prompt of a row: a text, or chat messages of which the user's is the last. Checks, and texts to compare them by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2prl.errors import ConfigError
+
+Message = dict[str, str]
+"""`role` and `content`."""
+
+Prompt = str | list[Message]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def checked_prompt(value: Any, *, place: str, column: str) -> Prompt:
+    """The prompt in a row's column. `ConfigError` naming the place when it is empty, or no prompt."""
+    if isinstance(value, str):
+        if not value.strip():
+            raise ConfigError(f"{place}: the prompt is empty", remedy="Remove the row, or give it a prompt.")
+        return value
+    if not isinstance(value, list):
+        kind = "missing" if value is None else f"{kind_of(value)}, not a text or a list of messages"
+        raise ConfigError(
+            f"{place}: the prompt in {column!r} is {kind}", remedy="Name the right column: --prompt-column COLUMN."
+        )
+    if not value:
+        raise ConfigError(f"{place}: the prompt has no messages", remedy="Remove the row, or give it a message.")
+    messages = [_checked_message(message, place) for message in value]
+    last = messages[-1]["role"]
+    if last == "assistant":
+        raise ConfigError(
+            f"{place}: the last message is the assistant's, which the run is to sample",
+            remedy="Remove it from the messages; if it is the right answer, put it into a column `answer`.",
+        )
+    if last != "user":
+        raise ConfigError(f"{place}: the last message is not the user's but has the role {last}", remedy="Reorder it.")
+    if not messages[-1]["content"].strip():
+        raise ConfigError(f"{place}: the user's last message is empty", remedy="Remove the row, or give it a prompt.")
+    return messages
+
+
+def _checked_message(message: Any, place: str) -> Message:
+    present = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
+    role, content = present.get("role"), present.get("content")
+    if present.keys() != {"role", "content"} or not isinstance(content, str):
+        raise ConfigError(
+            f"{place}: a message is not {{role, content}} with a text as its content",
+            remedy='Write messages as [{"role": "user", "content": "…"}]; images and tool calls do not work.',
+        )
+    if role not in ROLES:
+        raise ConfigError(
+            f"{place}: a message has the role {str(role)[:40]!r}", remedy=f"Roles are {', '.join(ROLES)}."
+        )
+    return {"role": role, "content": content}
+
+
+def kind_of(value: object) -> str:
+    """Kind of a JSON value, for a message. Whole and decimal numbers are one kind."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a text"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def normal_text(prompt: Prompt) -> bytes:
+    """A prompt without case, white space and system messages: equal for prompts that ask the same.
+
+    Only ASCII letters lose their case: the tables of other scripts differ between versions of Python.
+    """
+    texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if m["role"] != "system"]
+    return b" ".join("\n".join(texts).encode().lower().split())

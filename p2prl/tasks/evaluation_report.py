@@ -1,0 +1,101 @@
+"""Report of an evaluation: what each prompt's completions came to, and the figures of a task as one JSON object. Pure.
+
+`evaluations.jsonl` of a run folder, `p2prl eval --json` and the board show the same object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from p2prl.tasks.pass_rates import pass_at_k, rate_of, reported_ks, standard_error
+
+Split = Literal["held-out", "fresh"]
+"""Rows of a data task that are never trained on, or prompts of a procedural task that no work slot can have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionOutcome:
+    """One scored completion."""
+
+    score: float
+    """The task's own verdict, without the weights of the run's reward."""
+    tokens: int
+    """Its length, the stop token included."""
+    finished: bool
+    """Whether a stop token ended it; otherwise the length limit cut it off."""
+    logprob_sum: float = 0.0
+    """Sum of its tokens' log-probs at the run's temperature, nats; 0 for a greedy one, whose temperature is another."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOutcome:
+    """The completions of one prompt."""
+
+    greedy: CompletionOutcome
+    samples: tuple[CompletionOutcome, ...]
+
+
+def task_report(outcomes: Sequence[PromptOutcome], *, split: Split, pass_above: float) -> dict[str, Any]:
+    """Figures of one task (`docs/metrics.md`). A completion passes when its score is above `pass_above`."""
+    completions = [(outcome.greedy, *outcome.samples) for outcome in outcomes]
+    sampled = [sample for outcome in outcomes for sample in outcome.samples]
+    samples = min((len(outcome.samples) for outcome in outcomes), default=0)
+    passed = [sum(sample.score > pass_above for sample in outcome.samples) for outcome in outcomes]
+    flat = [completion for row in completions for completion in row]
+    tokens = sum(sample.tokens for sample in sampled)
+    means = [_mean([sample.score for sample in outcome.samples]) for outcome in outcomes if outcome.samples]
+    return {
+        "split": split,
+        "prompts": len(outcomes),
+        "samples": samples,
+        "pass_above": pass_above,
+        "greedy_pass": asdict(rate_of(float(outcome.greedy.score > pass_above) for outcome in outcomes)),
+        "greedy_score": _mean([outcome.greedy.score for outcome in outcomes]),
+        "greedy_error": standard_error(outcome.greedy.score for outcome in outcomes),
+        "pass_at": {
+            str(k): asdict(rate_of(pass_at_k(samples, count, k) for count in passed)) for k in reported_ks(samples)
+        },
+        "score_mean": _mean(means) if means else None,
+        "score_error": standard_error(means) if means else None,
+        "entropy_per_token": -math.fsum(s.logprob_sum for s in sampled) / tokens if tokens else None,
+        "completion_tokens_mean": _mean([float(completion.tokens) for completion in flat]),
+        "truncated_share": _mean([float(not completion.finished) for completion in flat]),
+    }
+
+
+def metric_keys(report: dict[str, Any]) -> dict[str, float]:
+    """The figures of a task for the metrics log, by the part of their key after the task's name."""
+    figures = {
+        "greedy_pass": report["greedy_pass"]["rate"],
+        "greedy_pass_low": report["greedy_pass"]["low"],
+        "greedy_pass_high": report["greedy_pass"]["high"],
+        "completion_tokens_mean": report["completion_tokens_mean"],
+        "truncated_share": report["truncated_share"],
+    }
+    if report["samples"]:
+        figures |= {
+            "pass_at_1": report["pass_at"]["1"]["rate"],
+            "pass_at_k": report["pass_at"][str(report["samples"])]["rate"],
+            "score_mean": report["score_mean"],
+            "entropy_per_token": report["entropy_per_token"],
+        }
+    return figures
+
+
+def report_text(report: dict[str, Any]) -> str:
+    """A report in one line: greedy accuracy with its interval, then pass@k."""
+    greedy, samples = report["greedy_pass"], report["samples"]
+    text = f"greedy {greedy['rate']:.3f} ({greedy['low']:.3f} to {greedy['high']:.3f})"
+    if samples:
+        first, best = report["pass_at"]["1"]["rate"], report["pass_at"][str(samples)]["rate"]
+        text += f", pass@1 {first:.3f}" + (f", pass@{samples} {best:.3f}" if samples > 1 else "")
+    if report["truncated_share"] >= 0.05:
+        text += f", {report['truncated_share']:.0%} cut off"
+    return f"{text}; {report['prompts']:,} {report['split']} prompts"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0

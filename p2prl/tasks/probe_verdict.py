@@ -1,0 +1,144 @@
+"""Verdict on a probe of a new run: whether its first policy can learn from its tasks, and what to change if not. Pure.
+
+A gradient needs groups whose rewards differ. A run whose first policy gives none spends everybody's time until somebody
+looks, so `p2prl init` refuses it, unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2prl.errors import ConfigError
+
+FEWEST_GROUPS = 8
+"""Groups from which a probe is judged: a policy of which a tenth of the groups have a signal shows none of it in so
+many groups in two cases of five, and then it is no loss to be asked for --force."""
+
+_LOW_SIGNAL = 0.05
+"""Share of groups with a signal below which the user is told: nine tenths of the work would teach nothing."""
+
+_MANY = 0.5
+"""Share of completions cut off from which the length is blamed first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeFigures:
+    """What a probe of one task came to."""
+
+    groups: int
+    group_size: int
+    reward_mean: float
+    reward_low: float
+    reward_high: float
+    """Lowest and highest reward of a completion."""
+    signal_share: float
+    """Share of groups whose rewards differ."""
+    tokens_mean: float
+    """Mean length of a completion, tokens."""
+    truncated_share: float
+    """Share of completions that the length limit cut off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeFacts:
+    """What the remedies depend on."""
+
+    max_new_tokens: int
+    room: int | None
+    """Most new tokens that fit the model's context after the longest prompt; None without a limit."""
+    template_unused: bool
+    """Whether the model has a chat template that the run does not use."""
+    uses_template: bool = False
+    """Whether the run uses a chat template."""
+
+
+class Fault(StrEnum):
+    """Why nothing can be learned, in one clause."""
+
+    ALL_TRUNCATED = "every completion was cut off at the longest length, and none earned more than another"
+    NO_REWARD = "no completion earned any reward"
+    ALL_RIGHT = "every completion earned the full reward, so there is nothing left to learn"
+    ALL_EQUAL = "the completions of each prompt all earned the same, so there is nothing to learn from"
+
+
+def fault_of(figures: ProbeFigures) -> Fault | None:
+    """What is wrong with a task, if nothing can be learned from it; None for a signal, or too few groups to tell."""
+    if figures.groups < FEWEST_GROUPS or figures.signal_share > 0.0:
+        return None
+    if figures.truncated_share == 1.0:
+        return Fault.ALL_TRUNCATED
+    if figures.reward_low < figures.reward_high:
+        return Fault.ALL_EQUAL
+    return Fault.ALL_RIGHT if figures.reward_low > 0.0 else Fault.NO_REWARD
+
+
+def remedy_of(fault: Fault, figures: ProbeFigures, facts: ProbeFacts) -> str:
+    """What to change, the likeliest cause first."""
+    if fault is Fault.ALL_RIGHT:
+        return "Give harder prompts, or a smaller model."
+    if fault is Fault.ALL_EQUAL:
+        return "Raise --temperature or --group-size, so that a prompt's completions differ, or give other prompts."
+    if facts.template_unused:
+        return "The model has a chat template: give --chat-template on."
+    if figures.truncated_share >= _MANY:
+        return _longer(facts)
+    if facts.uses_template:
+        return (
+            "Say in --system which form of answer the scorer reads, give easier prompts, or begin with a model that has"
+            " learned the task from examples."
+        )
+    return "Give easier prompts, or begin with a model that has learned the task from examples (--model)."
+
+
+def _longer(facts: ProbeFacts) -> str:
+    wanted = 4 * facts.max_new_tokens
+    most = wanted if facts.room is None else min(wanted, facts.room)
+    if most > facts.max_new_tokens:
+        return f"Give --max-new-tokens {most}, or a model that ends its answers earlier."
+    return "The model's context has no room for more: give a model with a longer one, or one that ends its answers."
+
+
+def judge(figures: dict[str, ProbeFigures], facts: ProbeFacts) -> list[str]:
+    """Notices about each task. `ConfigError` when none of them has anything to teach."""
+    faults = {task: fault for task, each in figures.items() if (fault := fault_of(each)) is not None}
+    if figures and len(faults) == len(figures):
+        task, fault = next(iter(faults.items()))
+        raise ConfigError(
+            f"this run could not learn: in a probe of {figures[task].groups} groups of {task}, {fault}",
+            remedy=f"{remedy_of(fault, figures[task], facts)} Or make the run all the same: --force. Nothing was made.",
+        )
+    notices = [f"{task}: {fault}. {remedy_of(fault, figures[task], facts)}" for task, fault in faults.items()]
+    for task, each in figures.items():
+        if task in faults or each.groups < FEWEST_GROUPS:
+            continue
+        if each.signal_share < _LOW_SIGNAL:
+            notices.append(f"{task}: only {each.signal_share:.0%} of the groups have anything to teach.")
+        if each.truncated_share >= _MANY:
+            notices.append(f"{task}: {each.truncated_share:.0%} of the completions were cut off. {_longer(facts)}")
+    return notices
+
+
+def figures_of(rewards: Sequence[Sequence[float]], lengths: Sequence[int], truncated: int) -> ProbeFigures:
+    """Figures of a task's groups: `rewards` by group, `lengths` in tokens and `truncated` over all completions."""
+    flat = [reward for group in rewards for reward in group]
+    count = max(1, len(flat))
+    return ProbeFigures(
+        groups=len(rewards),
+        group_size=max(map(len, rewards), default=0),
+        reward_mean=sum(flat) / count,
+        reward_low=min(flat, default=0.0),
+        reward_high=max(flat, default=0.0),
+        signal_share=sum(min(group) < max(group) for group in rewards) / max(1, len(rewards)),
+        tokens_mean=sum(lengths) / count,
+        truncated_share=truncated / count,
+    )
+
+
+def figures_text(figures: ProbeFigures) -> str:
+    """The figures of a task in one line."""
+    return (
+        f"reward {figures.reward_mean:.3f}, {figures.signal_share:.0%} of {figures.groups} groups with a signal,"
+        f" {figures.tokens_mean:.0f} tokens a completion, {figures.truncated_share:.0%} cut off"
+    )

@@ -1,0 +1,93 @@
+"""Checks of a new run: one that cannot learn is refused before its folder exists, unless it is wanted all the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.config.init_checks import InitChecks
+from p2prl.config.presets import preset_by_name
+from p2prl.config.run_settings import init_run
+from p2prl.errors import ConfigError
+from p2prl.learner.run_plan import RunPlan
+from p2prl.models.tiny_models import tiny_model
+from p2prl.tasks.data.data_plan import DataPlan
+from tests.unit.learner.scripted_swarm import _warm_weights
+
+SETTINGS = preset_by_name("chain4").settings_text()
+NUMBER = '{"rewards":[{"scorer":"number","weight":1.0}]}'
+OTHER = '{"rewards":[{"column":"other","scorer":"number","weight":1.0}]}'
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model that has learned something, and one of random weights that never earns a reward."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("warm", "random"):
+        made = tiny_model(seed=1)
+        if name == "warm":
+            made.model.load_state_dict(_warm_weights())
+        made.model.save_pretrained(folder / name)
+        made.tokenizer.save_pretrained(folder / name)
+    return {name: folder / name for name in ("warm", "random")}
+
+
+def make(path: Path, model: Path, checks: InitChecks | None, **changes: Any) -> list[str]:
+    told: list[str] = []
+    plan = replace(RunPlan(name="unit", goal="test", task="chain4", model=str(model)), **changes)
+    init_run(
+        path / "run", plan, settings=SETTINGS, on_progress=lambda *_: None, on_notice=told.append, checks=checks,
+        fit_settings=True,
+    )  # fmt: skip
+    return told
+
+
+def test_a_policy_with_a_signal_passes_and_its_figures_are_told(tmp_path: Path, models: dict[str, Path]) -> None:
+    told = make(tmp_path, models["warm"], InitChecks(probe_groups=16))
+    assert any(line.startswith("Probe of chain4: reward 0.") and "of 16 groups" in line for line in told)
+    assert any("tokens/s" in line for line in told)
+    assert any("learning rate 0.0005, training on cpu" in line for line in told)
+
+
+def test_a_policy_without_reward_is_refused_and_nothing_is_made(tmp_path: Path, models: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="could not learn: in a probe of 16 groups of chain4") as caught:
+        make(tmp_path, models["random"], InitChecks(probe_groups=16))
+    assert "--force" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("checks", [None, InitChecks(probe_groups=0)])
+def test_without_a_probe_it_is_made(tmp_path: Path, models: dict[str, Path], checks: InitChecks | None) -> None:
+    told = make(tmp_path, models["random"], checks)
+    assert not any("Probe" in line for line in told)
+    assert (tmp_path / "run" / "run.manifest").exists()
+
+
+def test_force_makes_it_and_tells_why_it_was_refused(tmp_path: Path, models: dict[str, Path]) -> None:
+    told = make(tmp_path, models["random"], InitChecks(probe_groups=16, force=True))
+    assert any("as --force says: this run could not learn" in line for line in told)
+    assert (tmp_path / "run" / "run.manifest").exists()
+
+
+def data(path: Path, scoring: str) -> tuple[DataPlan, ...]:
+    rows = [{"question": f"{n}+{n}=", "answer": str(2 * n % 10), "other": n % 2 * 0} for n in range(10)]
+    (path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return (DataPlan(task="sums", path=path / "sums.jsonl", scoring=scoring),)
+
+
+def test_a_scorer_that_tells_answers_apart_passes(tmp_path: Path, models: dict[str, Path]) -> None:
+    told = make(
+        tmp_path, models["warm"], InitChecks(probe_groups=0), task="", data=data(tmp_path, NUMBER), max_new_tokens=8
+    )
+    assert not any("scorer" in line for line in told)
+
+
+def test_one_that_reads_the_wrong_column_is_told(tmp_path: Path, models: dict[str, Path]) -> None:
+    told = make(
+        tmp_path, models["warm"], InitChecks(probe_groups=0), task="", data=data(tmp_path, OTHER), max_new_tokens=8
+    )
+    assert any("could not be tried" in line for line in told)

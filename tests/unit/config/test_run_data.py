@@ -1,0 +1,169 @@
+"""Data of a run on disk: served without a copy, refused when changed, and opened as far as a role needs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from p2prl.config.run_data import downloaded_data, folder_data, is_third_party, serve_data
+from p2prl.config.run_folder import Folder
+from p2prl.errors import ConfigError, IntegrityError
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.protocol.digests import chunk_digest
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
+from p2prl.tasks.data.packed_prompts import prompt_record
+from p2prl.tasks.data.packed_rows import row_record
+from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
+from p2prl.testing.protocol_swarm import run_manifest_of
+from tests.unit.models.data_run import pack
+
+KEY = Identity(bytes(16))
+EXACT = scoring_spec(Scoring(rewards=(Reward(scorer="exact"),)))
+CODE = b"def score(prompts, completions, **columns):\n    return [1.0 for _ in completions]\n"
+ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(7)]
+
+
+@dataclass
+class RunOnDisk:
+    """A run folder with two data tasks, one with a scorer of its own."""
+
+    folder: Folder
+    manifest: RunManifest
+
+    def place(self, task: str) -> Path:
+        return self.folder.directory / "data" / task
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunOnDisk:
+    data_sets = []
+    for task, code in (("plain", b""), ("own", CODE)):
+        place = tmp_path / "run" / "data" / task
+        place.mkdir(parents=True)
+        pack(place / "prompts.packed", [prompt_record([1, number]) for number in range(7)])
+        pack(place / "rows.packed", [row_record(row) for row in ROWS])
+        pack(place / "held_out_prompts.packed", [prompt_record([9])] * 2)
+        pack(place / "held_out_rows.packed", [row_record(ROWS[0])] * 2)
+        if code:
+            (place / "scorer.py").write_bytes(code)
+        prompts, rows = ((place / name).read_bytes() for name in ("prompts.packed", "rows.packed"))
+        data_sets.append(
+            DataSet(
+                task,
+                7,
+                blob_of(prompts, 4096),
+                blob_of(rows, 4096),
+                EXACT,
+                blob_of(code, 4096) if code else None,
+                held_out=chunk_digest(rows) if task == "plain" else b"",
+            )
+        )
+    bare = run_manifest_of(KEY)
+    tasks = (TaskShare("chain4", 1.0), TaskShare("plain", 1.0), TaskShare("own", 1.0))
+    manifest = msgspec.structs.replace(bare, tasks=tasks, data_sets=tuple(data_sets))
+    return RunOnDisk(Folder(tmp_path / "run", KEY, manifest, b""), manifest)
+
+
+def test_the_learner_reads_everything(run: RunOnDisk) -> None:
+    data = folder_data(run.folder)
+    assert data.tasks["plain"].training.prompts.token_ids(3) == (1, 3)
+    assert data.tasks["plain"].training.rows is not None
+    assert data.tasks["plain"].training.rows.row(3) == ROWS[3]
+    held_out = data.tasks["plain"].held_out
+    assert held_out is not None
+    assert (len(held_out.prompts), held_out.prompts.token_ids(1)) == (2, (9,))
+    assert data.tasks["own"].held_out is None, "the manifest names none"
+    assert {task: (scoring.spec, scoring.code) for task, scoring in data.scoring.items()} == {
+        "plain": (EXACT, None),
+        "own": (EXACT, run.place("own") / "scorer.py"),
+    }
+
+
+@pytest.mark.parametrize("file", ["prompts.packed", "rows.packed", "held_out_rows.packed"])
+def test_a_missing_file_is_named(run: RunOnDisk, file: str) -> None:
+    (run.place("plain") / file).unlink()
+    with pytest.raises(ConfigError, match="data cannot be used") as caught:
+        folder_data(run.folder)
+    assert str(run.place("plain")) in caught.value.remedy
+
+
+def test_data_is_served_without_a_second_copy(run: RunOnDisk, tmp_path: Path) -> None:
+    blobs, told = DiskBlobStore(tmp_path / "blobs"), list[str]()
+    for _ in range(2):  # a restart finds it there
+        serve_data(run.folder, blobs, told.append)
+    own = run.manifest.data_sets[1]
+    assert own.code is not None
+    for ref, file in ((own.prompts, "prompts.packed"), (own.answers, "rows.packed"), (own.code, "scorer.py")):
+        assert blobs.path(ref.root).samefile(run.place("own") / file)
+        assert blobs.begin(ref) == set(range(len(ref.chunks)))
+    blobs.close()
+    assert told == []
+
+
+@pytest.mark.parametrize("file", ["prompts.packed", "rows.packed", "scorer.py"])
+def test_changed_data_is_not_served(run: RunOnDisk, tmp_path: Path, file: str) -> None:
+    path = run.place("own") / file
+    changed = bytearray(path.read_bytes())
+    changed[-1] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(ConfigError, match="not the file that the run's manifest names") as caught:
+        serve_data(run.folder, DiskBlobStore(tmp_path / "blobs"), lambda _: None)
+    assert "Other data is another run" in caught.value.remedy
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        serve_data(run.folder, DiskBlobStore(tmp_path / "blobs"), lambda _: None)
+
+
+@pytest.mark.parametrize("task", ["../plain", "a/b", "..", "."])
+def test_a_task_never_names_a_folder_elsewhere(run: RunOnDisk, task: str) -> None:
+    elsewhere = msgspec.structs.replace(run.manifest.data_sets[0], task=task)
+    manifest = msgspec.structs.replace(run.manifest, data_sets=(elsewhere,))
+    with pytest.raises(ConfigError, match="has no folder"):
+        folder_data(Folder(run.folder.directory, KEY, manifest, b""))
+
+
+def downloads(run: RunOnDisk, *parts: str) -> Mapping[str, Path]:
+    """Downloaded blobs by name; names like `prompts/plain`."""
+    files = {"prompts": "prompts.packed", "answers": "rows.packed", "code": "scorer.py"}
+    return {name: run.place(name.partition("/")[2]) / files[name.partition("/")[0]] for name in parts}
+
+
+def test_a_volunteer_opens_prompts_alone(run: RunOnDisk) -> None:
+    files = downloads(run, "prompts/plain", "prompts/own")
+    data = downloaded_data(run.manifest, files, scores=False, runs_scorer=False)
+    assert [(held.training.rows, held.held_out) for held in data.tasks.values()] == [(None, None)] * 2
+    assert data.scoring == {}
+    assert data.start_scorers() is None
+
+
+def test_a_validator_scores_what_its_owner_agreed_to(run: RunOnDisk) -> None:
+    files = downloads(run, "prompts/plain", "prompts/own", "answers/plain")
+    cautious = downloaded_data(run.manifest, files, scores=True, runs_scorer=False)
+    assert set(cautious.scoring) == {"plain"}
+    assert cautious.tasks["own"].training.rows is None
+    files = {**files, **downloads(run, "answers/own", "code/own")}
+    agreed = downloaded_data(run.manifest, files, scores=True, runs_scorer=True)
+    assert agreed.scoring["own"].code == run.place("own") / "scorer.py"
+    assert agreed.tasks["own"].training.rows is not None
+
+
+def test_libraries_are_third_party_too() -> None:
+    blob = blob_of(b"x", 4096)
+    spec = {"rewards": [{"scorer": "math-verify", "weight": 1.0}]}
+    library = DataSet("m", 1, blob, blob, json.dumps(spec, separators=(",", ":"), sort_keys=True))
+    assert is_third_party(library)
+    assert is_third_party(msgspec.structs.replace(library, scoring=EXACT, code=blob))
+    assert not is_third_party(msgspec.structs.replace(library, scoring=EXACT))
+
+
+def test_data_with_another_number_of_rows_is_refused(run: RunOnDisk) -> None:
+    short = msgspec.structs.replace(run.manifest.data_sets[0], rows=8)
+    manifest = msgspec.structs.replace(run.manifest, data_sets=(short,))
+    with pytest.raises(IntegrityError, match="7 prompts, not the 8"):
+        downloaded_data(manifest, downloads(run, "prompts/plain"), scores=False, runs_scorer=False)

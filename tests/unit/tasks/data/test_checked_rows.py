@@ -1,0 +1,132 @@
+"""Rows: columns by their usual names or the user's, and one clear sentence for each that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.errors import ConfigError
+from p2prl.tasks.data.checked_rows import CheckedRow, CheckedRows
+from p2prl.tasks.data.columns import ANSWER_NAMES, PROMPT_NAMES
+from p2prl.tasks.data.data_plan import DataPlan
+from p2prl.tasks.data.data_source import open_source
+from p2prl.tasks.data.prompts import Prompt, normal_text
+from tests.unit.tasks.data.packing_rig import write_rows
+
+USER = {"role": "user", "content": "Hello"}
+
+
+def checked(tmp_path: Path, *rows: dict[str, Any], **changes: Any) -> list[CheckedRow]:
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    return list(CheckedRows(open_source(path), DataPlan(task="a", path=path, **changes)))
+
+
+@pytest.mark.parametrize("prompt", PROMPT_NAMES)
+@pytest.mark.parametrize("answer", [name for name in ANSWER_NAMES if "." not in name])
+def test_columns_are_found_by_their_usual_names(tmp_path: Path, prompt: str, answer: str) -> None:
+    (row,) = checked(tmp_path, {"id": 7, prompt: "p", answer: "a"})
+    assert row.prompt == "p"
+    assert row.columns == {"id": 7, "answer": "a", answer: "a"}
+
+
+def test_the_more_telling_name_is_taken(tmp_path: Path) -> None:
+    (row,) = checked(tmp_path, {"instruction": "i", "question": "q", "target": "t", "solution": "s"})
+    assert (row.prompt, row.columns["answer"]) == ("q", "s")
+    assert row.columns["instruction"] == "i"
+
+
+def test_rows_of_verl_work_as_they_are(tmp_path: Path) -> None:
+    verl = {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": "What?"}],
+        "reward_model": {"style": "rule", "ground_truth": "72"},
+        "extra_info": {"index": 0},
+    }
+    (row,) = checked(tmp_path, verl)
+    assert row.prompt == verl["prompt"]
+    assert row.columns["answer"] == "72"
+    assert row.columns["extra_info"] == {"index": 0}
+
+
+def test_columns_are_named_by_the_user(tmp_path: Path) -> None:
+    row = {"q": "p", "answer": "long", "info": {"short": "4"}}
+    (one,) = checked(tmp_path, row, prompt_column="q", answer_column="info.short")
+    assert (one.prompt, one.columns["answer"]) == ("p", "4")
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "said", "remedy"),
+    [
+        ([{"text": "a", "b": 1}], {}, "line 1: no column of prompts among b, text", "--prompt-column"),
+        ([{"prompts": "a"}], {"prompt_column": "promts"}, "no column 'promts' among", "--prompt-column prompts"),
+        ([{"prompt": "a"}], {"answer_column": "gold"}, "no column 'gold'", "--answer-column"),
+        ([{"prompt": "a", "gold": 1}, {"prompt": "b"}], {"answer_column": "gold"}, "line 2: there is no column", "row"),
+        ([{"prompt": "a"}, {"text": "b"}], {}, "line 2: there is no column 'prompt' among text", "row"),
+        ([{"prompt": "a"}, {}], {}, "line 2: the row has no columns", "Remove"),
+        ([{"prompt": "a"}, {"prompt": " \n"}], {}, "line 2: the prompt is empty", "Remove"),
+        ([{"prompt": None}], {}, "the prompt in 'prompt' is missing", "--prompt-column"),
+        ([{"prompt": 7}], {}, "the prompt in 'prompt' is a number", "--prompt-column"),
+        ([{"prompt": "a", "answer": ""}], {}, "the answer is empty", "answer"),
+        ([{"prompt": "a", "answer": None}], {}, "the answer is empty", "answer"),
+        ([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "1"}], {}, "the answer is a text, and a num", "kind"),
+        ([{"prompt": "a", "answer": True}, {"prompt": "b", "answer": 1}], {}, "a number, and true or false", "kind"),
+        ([{"prompt": "a"}, {"prompt": [USER]}], {}, "line 2: the prompt is a list, and a text in", "same kind"),
+        ([{"prompt": "a"}], {"needed_columns": frozenset({"answer"})}, "no column of answers", "--answer-column"),
+        ([{"prompt": "a", "finals": 1}], {"needed_columns": frozenset({"final"})}, "no column 'final'", "finals"),
+        ([{"prompt": "a", "rendered": "b"}], {}, "the column 'rendered' is neither", "Rename"),
+        ([{"prompt": "a", "question": "b"}], {"prompt_column": "question"}, "the column 'prompt' is neither", "Rename"),
+    ],
+)  # fmt: skip
+def test_faults_name_the_line_and_the_remedy(
+    tmp_path: Path, rows: list[dict[str, Any]], changes: dict[str, Any], said: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked(tmp_path, *rows, **changes)
+    assert str(caught.value).startswith(f"{tmp_path / 'a.jsonl'}, line ")
+    assert said in str(caught.value)
+    assert remedy in caught.value.remedy
+
+
+def test_whole_and_decimal_numbers_are_one_kind(tmp_path: Path) -> None:
+    assert len(checked(tmp_path, {"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 1.5})) == 2
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "has no messages"),
+        ([USER, {"role": "assistant", "content": "Hi"}], "the last message is the assistant's"),
+        (
+            [USER, {"role": "system", "content": "Be good"}],
+            "the last message is not the user's but has the role system",
+        ),
+        ([{"role": "user", "content": " "}], "the user's last message is empty"),
+        ([{"role": "human", "content": "Hi"}], "a message has the role 'human'"),
+        ([{"role": "user"}], "is not {role, content}"),
+        ([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "is not {role, content}"),
+        ([{**USER, "tool_calls": [1]}], "is not {role, content}"),
+        (["Hi"], "is not {role, content}"),
+    ],
+)
+def test_messages_that_are_no_prompt_are_refused(tmp_path: Path, messages: list[Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked(tmp_path, {"messages": messages})
+    assert said in str(caught.value)
+    assert "line 1" in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_empty_fields_of_messages_are_left_out(tmp_path: Path) -> None:
+    """Parquet gives every message all fields of any message."""
+    (row,) = checked(tmp_path, {"messages": [{**USER, "name": None}]})
+    assert row.prompt == [USER]
+
+
+def test_prompts_that_ask_the_same_have_one_normal_text() -> None:
+    system = {"role": "system", "content": "Be brief"}
+    same: list[Prompt] = ["What is\t2 + 2? ", " what IS 2\n+ 2?", [{"role": "user", "content": "What is 2 + 2?"}]]
+    same.append([system, {"role": "user", "content": "WHAT IS 2 + 2?"}])
+    assert {normal_text(prompt) for prompt in same} == {b"what is 2 + 2?"}
+    assert normal_text("What is 2 +2?") != normal_text("What is 2 + 2?")

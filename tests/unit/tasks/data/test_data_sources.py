@@ -1,0 +1,166 @@
+"""Readers: every fault is one sentence with file and line; parquet and saved data sets give the rows of JSON lines."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.errors import ConfigError
+from p2prl.tasks.data.data_source import open_source
+from p2prl.tasks.data.json_lines import MAX_ROW_BYTES
+from tests.unit.tasks.data.packing_rig import pack, packed_bytes, sums, write_rows
+
+needs_arrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="the extra `data` is missing")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return list(open_source(path).rows())
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\n\n\n"])
+def test_lines_are_rows(tmp_path: Path, ends: str) -> None:
+    rows = sums(3)
+    text = "\ufeff" + "\n".join(json.dumps(row) for row in rows) + ends
+    (tmp_path / "a.jsonl").write_bytes(text.encode())
+    assert read(tmp_path / "a.jsonl") == rows
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"prompt": "caf\xe9"}', "byte 16 of the line is not UTF-8"),
+        (b'{"prompt": }', "not JSON: expecting value at column 12"),
+        (b"7", "not a JSON object"),
+        (b'{"prompt": "a", "x": NaN}', "NaN is no JSON number"),
+        (b'{"prompt": "a", "x": -Infinity}', "-Infinity is no JSON number"),
+        (b'{"prompt": ' + b"[" * 100_000, "nested too deep"),
+        (b'{"prompt": "' + b"a" * MAX_ROW_BYTES + b'"}', "more than 8,388,608 bytes"),
+        (b"\n", "the line is empty"),
+    ],
+)
+def test_a_faulty_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "b"}\n' + line + b'\n{"prompt": "c"}\n')
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    assert f"{path}, line 3: " in str(caught.value)
+    assert said in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_the_share_done_grows_to_all(tmp_path: Path) -> None:
+    source = open_source(write_rows(tmp_path / "a.jsonl", sums(50)))
+    shares = [source.share_done for _ in source.rows()]
+    assert shares == sorted(shares)
+    assert shares[0] == pytest.approx(1 / 50, rel=0.2)
+    assert source.share_done == 1.0
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (b' [{"prompt": "a"}]', "one JSON array"),
+        (gzip.compress(b'{"prompt": "a"}'), "compressed with gzip"),
+    ],
+)
+def test_other_files_are_refused_with_a_remedy(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(data)
+    with pytest.raises(ConfigError, match=said) as caught:
+        open_source(tmp_path / "a.jsonl")
+    assert caught.value.remedy
+
+
+def test_a_missing_file_is_named_with_one_like_it(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match=r"no file .*tran\.jsonl") as caught:
+        open_source(tmp_path / "tran.jsonl")
+    assert str(tmp_path / "train.jsonl") in caught.value.remedy
+
+
+@needs_arrow
+def test_a_directory_that_holds_no_data_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no state\.json"):
+        open_source(tmp_path)
+
+
+@needs_arrow
+@pytest.mark.extra
+def test_all_formats_pack_to_the_same_bytes(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{"extra": {"index": n, "tags": ["x", None]}, **row} for n, row in enumerate(sums(600))]
+    table = arrow.Table.from_pylist(rows)
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=100)
+    save_data_set(tmp_path / "saved", table)
+    write_rows(tmp_path / "a.jsonl", rows)
+    packed = []
+    for name in ("a.jsonl", "a.parquet", "saved"):
+        pack(tmp_path / f"{name}-packed", tmp_path / name)
+        packed.append(packed_bytes(tmp_path / f"{name}-packed"))
+    assert packed[0] == packed[1] == packed[2]
+    source = open_source(tmp_path / "saved")
+    assert len(list(source.rows())) == 600
+    assert source.share_done == pytest.approx(1.0, abs=0.01)
+
+
+def save_data_set(path: Path, table: Any) -> None:
+    """A directory as `Dataset.save_to_disk` writes it, in two files."""
+    arrow = pytest.importorskip("pyarrow")
+    path.mkdir()
+    half = table.num_rows // 2
+    names = [f"data-0000{n}-of-00002.arrow" for n in range(2)]
+    for name, part in zip(names, (table.slice(0, half), table.slice(half)), strict=True):
+        with arrow.OSFile(str(path / name), "wb") as file, arrow.ipc.new_stream(file, part.schema) as writer:
+            writer.write_table(part, max_chunksize=100)
+    (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+
+
+@needs_arrow
+@pytest.mark.extra
+def test_faults_of_parquet_files_name_the_row(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"prompt": ["a", "b"], "image": [b"x", b"y"]}), path)
+    with pytest.raises(ConfigError, match=r"row 0 \(from 0\): the column 'image' holds bytes"):
+        read(path)
+    damaged = arrow.array([b"ok", b"caf\xe9"], type=arrow.binary()).view(arrow.string())
+    parquet.write_table(arrow.table({"prompt": damaged}), path)
+    with pytest.raises(ConfigError, match=r"row 1 \(from 0\): a text is not UTF-8"):
+        read(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match="is damaged") as caught:
+        read(path)
+    assert caught.value.remedy
+
+
+@needs_arrow
+@pytest.mark.extra
+def test_dates_and_decimals_become_text(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"prompt": ["a"], "day": [datetime.date(2024, 2, 3)], "price": [decimal.Decimal("1.50")], "n": [None]}
+    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == [{"prompt": "a", "day": "2024-02-03", "price": "1.50", "n": None}]
+
+
+@needs_arrow
+def test_a_data_set_of_splits_names_them(tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(ConfigError, match="holds the splits train, test") as caught:
+        open_source(tmp_path)
+    assert str(tmp_path / "train") in caught.value.remedy
+
+
+@needs_arrow
+def test_a_saved_data_set_without_its_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "../../etc/passwd"}]}')
+    with pytest.raises(ConfigError, match="passwd is missing") as caught:
+        open_source(tmp_path)
+    assert str(tmp_path / "passwd") in str(caught.value), "files lie in the directory itself"

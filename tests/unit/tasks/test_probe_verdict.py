@@ -1,0 +1,85 @@
+"""Verdict on a probe: which runs are refused, why, and with which remedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2prl.errors import ConfigError
+from p2prl.tasks.probe_verdict import FEWEST_GROUPS, Fault, ProbeFacts, fault_of, figures_of, figures_text, judge
+
+FACTS = ProbeFacts(max_new_tokens=64, room=1_000, template_unused=False)
+GOOD = figures_of([(1.0, 0.0)] * 32, [10] * 64, 4)
+SILENT = figures_of([(0.0, 0.0)] * 32, [10] * 64, 4)
+PERFECT = figures_of([(1.0, 1.0)] * 32, [10] * 64, 0)
+EQUAL = figures_of([(1.0, 1.0), (0.0, 0.0)] * 16, [10] * 64, 0)
+CUT = figures_of([(0.0, 0.0)] * 32, [64] * 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("figures", "fault"),
+    [
+        (GOOD, None),
+        (SILENT, Fault.NO_REWARD),
+        (figures_of([(-1.0, -1.0)] * 32, [1] * 64, 0), Fault.NO_REWARD),
+        (PERFECT, Fault.ALL_RIGHT),
+        (EQUAL, Fault.ALL_EQUAL),
+        (CUT, Fault.ALL_TRUNCATED),
+        (figures_of([(1.0, 0.0)] + [(0.0, 0.0)] * 31, [64] * 64, 64), None),  # a scorer of truncated text
+        (figures_of([(0.0, 0.0)] * (FEWEST_GROUPS - 1), [1] * 14, 0), None),
+        (figures_of([(0.0, 0.0)] * FEWEST_GROUPS, [1] * 16, 0), Fault.NO_REWARD),
+        (figures_of([], [], 0), None),
+    ],
+)
+def test_fault(figures: object, fault: Fault | None) -> None:
+    assert fault_of(figures) is fault  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("figures", "facts", "remedy"),
+    [
+        (PERFECT, FACTS, "harder prompts"),
+        (EQUAL, FACTS, "--temperature"),
+        (SILENT, replace(FACTS, template_unused=True), "--chat-template on"),
+        (SILENT, replace(FACTS, uses_template=True), "--system"),
+        (SILENT, FACTS, "learned the task from examples (--model)"),
+        (replace(SILENT, truncated_share=0.6), FACTS, "--max-new-tokens 256,"),
+        (CUT, FACTS, "--max-new-tokens 256,"),
+        (CUT, replace(FACTS, room=100), "--max-new-tokens 100,"),
+        (CUT, replace(FACTS, room=None), "--max-new-tokens 256,"),
+        (CUT, replace(FACTS, room=64), "no room"),
+        (CUT, replace(FACTS, template_unused=True), "--chat-template on"),
+    ],
+)
+def test_a_run_that_cannot_learn_is_refused_with_the_remedy_that_fits(
+    figures: object, facts: ProbeFacts, remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match="could not learn: in a probe of 32 groups of sums") as caught:
+        judge({"sums": figures}, facts)  # type: ignore[dict-item]
+    assert remedy in caught.value.remedy
+    assert "--force" in caught.value.remedy
+
+
+def test_one_task_with_a_signal_is_enough() -> None:
+    (notice,) = judge({"sums": SILENT, "walk": GOOD}, FACTS)
+    assert notice.startswith(f"sums: {Fault.NO_REWARD}")
+    assert judge({"walk": GOOD}, FACTS) == []
+    assert judge({}, FACTS) == []
+
+
+def test_weak_signals_and_many_cut_off_are_told() -> None:
+    weak = figures_of([(1.0, 0.0)] + [(0.0, 0.0)] * 31, [60] * 64, 32)
+    signal, cut = judge({"sums": weak}, FACTS)
+    assert "only 3%" in signal
+    assert "50% of the completions were cut off" in cut
+    assert judge({"sums": replace(GOOD, signal_share=0.05, truncated_share=0.49)}, FACTS) == []
+
+
+def test_figures() -> None:
+    figures = figures_of([(1.0, 0.0), (0.5, 0.5)], [3, 5, 7, 9], 1)
+    assert (figures.groups, figures.group_size) == (2, 2)
+    assert (figures.reward_mean, figures.signal_share) == (0.5, 0.5)
+    assert (figures.reward_low, figures.reward_high) == (0.0, 1.0)
+    assert (figures.tokens_mean, figures.truncated_share) == (6.0, 0.25)
+    assert "50% of 2 groups" in figures_text(figures)
