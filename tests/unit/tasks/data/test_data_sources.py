@@ -55,6 +55,16 @@ def test_a_faulty_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
     assert caught.value.remedy
 
 
+def test_the_longest_line_is_read(tmp_path: Path) -> None:
+    line = b'{"prompt": "' + b"a" * (MAX_ROW_BYTES - 15) + b'"}\n'
+    assert len(line) == MAX_ROW_BYTES
+    (tmp_path / "a.jsonl").write_bytes(line)
+    assert len(read(tmp_path / "a.jsonl")[0]["prompt"]) == MAX_ROW_BYTES - 15
+    (tmp_path / "a.jsonl").write_bytes(b" " + line)
+    with pytest.raises(ConfigError, match="more than 8,388,608 bytes"):
+        read(tmp_path / "a.jsonl")
+
+
 def test_the_share_done_grows_to_all(tmp_path: Path) -> None:
     source = open_source(write_rows(tmp_path / "a.jsonl", sums(50)))
     shares = [source.share_done for _ in source.rows()]
