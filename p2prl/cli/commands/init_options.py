@@ -18,8 +18,8 @@ Tasks = Annotated[
     list[str] | None,
     typer.Option(
         "--task",
-        help="Task with its weight in the mix, NAME[@WEIGHT]: chain4, walk12 or an installed one. May be repeated. "
-        "Default: the preset's; none with --data.",
+        help="Task with its weight in the mix, NAME[@WEIGHT]: chain4, countdown, walk12 or an installed one. "
+        "May be repeated. Default: the preset's; none with --data.",
     ),
 ]
 Data = Annotated[
