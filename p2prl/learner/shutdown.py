@@ -24,9 +24,6 @@ _LONGEST_CHECKS_S = 300.0
 """Longest time for those checks. What is left stays in the journal, unsettled: a swarm that outran training for hours
 can have left hours of replays."""
 
-_LONGEST_EVALUATION_S = 120.0
-"""Longest stay for the evaluation of the last version, which says what the run has reached."""
-
 _RETURN_S = 60.0
 """How long after its start the learner waits for volunteers that have not come back. A learner that resumes can end the
 run at once, with the groups of its journal. Volunteers would miss that and sample on: libp2p dials an address that
@@ -34,6 +31,9 @@ failed n times only after 5 + n² seconds."""
 
 _RECENT_S = 600.0
 """A volunteer whose last group is older than this at the start is not waited for."""
+
+_LONGEST_EVALUATION_S = 120.0
+"""Longest stay for the evaluation of the last version, which says what the run has reached."""
 
 
 class Shutdown:
@@ -52,8 +52,8 @@ class Shutdown:
     def announce_end(self, *, step: int, is_stopped: Callable[[], bool]) -> None:
         """Tell everyone that the run has ended at `step`.
 
-        Returns when no group has arrived for `_QUIET_S`, no volunteer is missing and the last version is evaluated; at
-        once when `is_stopped`.
+        Returns when no group has arrived for `_QUIET_S` and no volunteer is missing, or at once when `is_stopped`. The
+        last version is evaluated meanwhile.
         """
         self._announce(step)
         self._check_all(step, is_stopped)

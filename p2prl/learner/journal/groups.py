@@ -69,7 +69,8 @@ class StoredGroup:
     slot: int
     raw: bytes
     behavior: bytes
-    """Little-endian float32 log-probs at the declared version, completions concatenated; empty until verified."""
+    """Little-endian float32 log-probs at the declared version, completions concatenated; not a number at the tokens of
+    an environment, which are not trained on. Empty until verified."""
     rewards: bytes
     """Little-endian float32, one per completion; empty until verified."""
     body: bytes = b""

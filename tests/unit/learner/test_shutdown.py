@@ -19,10 +19,10 @@ class Swarm:
         self.arriving: list[float] = []
         self.heads: list[bool] = []
         self.reads = 0
-        self.slices = 0
-        """Slices of the last version's evaluation that are left, one a turn."""
         self.recent_peers = 0
         self.returns_at = float("inf")
+        self.slices = 0
+        """Slices of the last version's evaluation that are left, one a turn."""
 
     def now(self) -> float:
         return self.time
@@ -111,13 +111,6 @@ def test_a_stop_ends_it_at_once(waiting: int) -> None:
     assert Swarm(waiting=waiting, replay_s=1.0).end(stop_at=3.0) <= 3.0 + 1.2
 
 
-@pytest.mark.parametrize(("slices", "seconds"), [(10, 6.0), (100, 20.0), (10_000, 120.0)])
-def test_the_last_evaluation_is_waited_for_but_not_for_ever(slices: int, seconds: float) -> None:
-    swarm = Swarm(waiting=0, replay_s=0.1)
-    swarm.slices = slices
-    assert swarm.end() == pytest.approx(seconds, abs=0.5)
-
-
 def test_volunteers_at_work_before_a_restart_are_waited_for() -> None:
     swarm = Swarm(waiting=0, replay_s=0.0)
     swarm.recent_peers, swarm.returns_at = 2, swarm.time + 30.0
@@ -136,3 +129,10 @@ def test_a_stop_ends_the_wait_for_volunteers() -> None:
     swarm = Swarm(waiting=0, replay_s=0.0)
     swarm.recent_peers = 2
     assert swarm.end(stop_at=3.0) <= 3.0 + 0.5
+
+
+@pytest.mark.parametrize(("slices", "seconds"), [(10, 6.0), (100, 20.0), (10_000, 120.0)])
+def test_the_last_evaluation_is_waited_for_but_not_for_ever(slices: int, seconds: float) -> None:
+    swarm = Swarm(waiting=0, replay_s=0.1)
+    swarm.slices = slices
+    assert swarm.end() == pytest.approx(seconds, abs=0.5)
