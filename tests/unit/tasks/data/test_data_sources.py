@@ -153,6 +153,16 @@ def test_faults_of_parquet_files_name_the_row(tmp_path: Path) -> None:
 
 @needs_arrow
 @pytest.mark.extra
+def test_a_parquet_file_without_rows_is_refused(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"prompt": arrow.array([], type=arrow.string())}), path)
+    with pytest.raises(ConfigError, match=r"a\.parquet, row 0 \(from 0\): there is no row"):
+        pack(tmp_path / "out", path)
+
+
+@needs_arrow
+@pytest.mark.extra
 def test_dates_and_decimals_become_text(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {"prompt": ["a"], "day": [datetime.date(2024, 2, 3)], "price": [decimal.Decimal("1.50")], "n": [None]}
