@@ -320,6 +320,6 @@ def test_episodes_that_open_alike_are_evaluated_apart(world: World) -> None:
     for prompt, outcome in zip(chosen.prompts, outcomes, strict=True):
         (greedy, *sampled) = sample_all(world.run.sampler, prompt.requests)
         assert outcome.greedy.tokens == greedy.sampled_tokens
-        assert [each.score for each in outcome.sampled] == list(
+        assert [each.score for each in outcome.samples] == list(
             world.run.work.successes(prompt.assignment, [made.token_ids for made in sampled])
         )
