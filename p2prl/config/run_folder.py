@@ -11,6 +11,7 @@ RUN/journal.db      groups, batches, published policies and the ledger
 RUN/blobs/          published weights and patches
 RUN/micro-batches.jsonl  how updates are split into micro-batches
 RUN/metrics.jsonl   one line per update
+RUN/evaluations.jsonl  one line per evaluated version
 RUN/status.json     state of the learner, for `p2prl status`
 RUN/link            the join link, once the learner has been up
 """

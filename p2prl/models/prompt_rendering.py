@@ -10,8 +10,6 @@ import datetime
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jinja2
-
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.text_codec import library_panics
 from p2prl.protocol import limits
@@ -53,6 +51,9 @@ class PromptRenderer:
         """The text whose tokens are the prompt. `ConfigError` when the template refuses it, or there is none."""
         if self._template is None:
             return _plain(prompt)
+
+        import jinja2  # no role imports it: a template is evaluated when the run is made, and never again
+
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self._system and messages[0]["role"] == "system":
             raise ConfigError(

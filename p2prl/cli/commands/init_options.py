@@ -10,7 +10,11 @@ import typer
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the run, and of its folder.")]
 PresetName = Annotated[
-    str, typer.Option("--preset", help="Defaults for everything not given here. Presets: chain4, guess.")
+    str,
+    typer.Option(
+        "--preset",
+        help="Defaults for everything not given here. Presets: chain4, guess, arithmetic, countdown, reasoning.",
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -20,8 +24,8 @@ Tasks = Annotated[
     list[str] | None,
     typer.Option(
         "--task",
-        help="Task with its weight in the mix, NAME[@WEIGHT]: chain4, walk12, countdown, guess or an installed one. May be "
-        "repeated. Default: the preset's; none with --data.",
+        help="Task with its weight in the mix, NAME[@WEIGHT]: chain4, countdown, guess, walk12 or an installed one. "
+        "May be repeated. Default: the preset's; none with --data.",
     ),
 ]
 Data = Annotated[

@@ -134,6 +134,11 @@ class GroupTable:
         )
         return {peer: int(count) for peer, count in rows}
 
+    def peers_since(self, moment: float) -> int:
+        """Number of peers with a group that arrived after `moment`."""
+        row = self._db.execute("SELECT COUNT(DISTINCT peer) FROM groups WHERE arrived > ?", (moment,)).fetchone()
+        return int(row[0])
+
     def unchecked_count(self, peer: bytes) -> int:
         """Groups of a peer that wait for their check."""
         row = self._db.execute(
