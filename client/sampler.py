@@ -10,6 +10,7 @@ from p2prl.clock import Clock
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import SamplingTools, SlotAssignment
 from p2prl.models.sampler_port import Generation, Ticket
+from p2prl.models.turn_sampling import TurnSampling
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.signed_group import seal_group
@@ -30,7 +31,7 @@ class FinishedGroup:
     """Empty when the envelope `raw` holds the group."""
     slot: int
     tokens: int
-    """Completion tokens."""
+    """Completion tokens that the policy sampled."""
     reward: float | None
     """Mean over the completions; None for a data task, which a volunteer cannot score."""
     created: float
@@ -72,6 +73,7 @@ class SlotSampler:
         self._on_notice = on_notice
         self._by_ticket: dict[Ticket, _Slot] = {}
         self._slots: dict[int, _Slot] = {}
+        self._turns = TurnSampling()
         self._skipped_in_a_row = 0
         self._told_skipped = False
         self._stopped = False
@@ -97,7 +99,7 @@ class SlotSampler:
                 assignment = tools.work.assign(
                     policy=policy.digest, beacon=policy.manifest.beacon, peer=self._identity.public_key, slot=number
                 )
-                slot = _Slot(assignment, policy, tools.sampler.submit(assignment.requests))
+                slot = _Slot(assignment, policy, self._turns.submit(tools.sampler, assignment.requests))
             except (RemoteProtocolError, ConfigError) as error:
                 self._skipped_in_a_row += 1
                 if self._skipped_in_a_row >= _MOST_SKIPPED:
@@ -119,7 +121,7 @@ class SlotSampler:
         groups: list[FinishedGroup] = []
         tokens = steps = 0
         while self._slots and not self._stopped and now - began < _TURN_S:
-            result = tools.sampler.step()
+            result = self._turns.step(tools.sampler)
             tokens += result.tokens
             steps += 1
             before, now = now, self._clock.now()
@@ -143,13 +145,15 @@ class SlotSampler:
     def drop(self, tools: SamplingTools) -> None:
         """Drop everything in flight."""
         tools.sampler.cancel()
+        self._turns.clear()
         self._by_ticket.clear()
         self._slots.clear()
 
     def _pack(self, tools: SamplingTools, slot: _Slot) -> FinishedGroup:
+        generations = [slot.ended[ticket] for ticket in slot.tickets]
         group = tools.work.pack(
             slot.assignment,
-            [slot.ended[ticket] for ticket in slot.tickets],
+            generations,
             version=slot.policy.manifest.version,
             policy=slot.policy.digest,
             engine=tools.sampler.engine_class,
@@ -162,7 +166,7 @@ class SlotSampler:
             raw=raw,
             body=body,
             slot=slot.assignment.slot,
-            tokens=sum(len(completion.tokens) // 4 for completion in group.completions),
+            tokens=sum(generation.sampled_tokens for generation in generations),
             reward=sum(rewards) / len(rewards) if slot.assignment.row is None else None,
             created=created,
         )

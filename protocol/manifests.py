@@ -191,6 +191,9 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     prompt_frame: tuple[str, str] = ("", "")
     """Text before and after every procedural prompt: the model's chat template around one user message, rendered once
     when the run was made. No volunteer evaluates a template."""
+    turn_frame: tuple[str, str] = ("", "")
+    """Text before and after every message of an environment: what the chat template puts between two answers of the
+    model, around the user message, without the stop token that ends the first."""
 
     @property
     def engine_dtype(self) -> str:
@@ -249,7 +252,8 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
             data.check()
         total = sum(data.prompts.size_bytes + data.answers.size_bytes for data in self.data_sets)
         _require(total <= limits.MAX_DATA_BYTES, "the data sets are too large together")
-        _require(all(len(part) <= limits.MAX_TEXT_CHARS for part in self.prompt_frame), "prompt_frame is too long")
+        frames = (*self.prompt_frame, *self.turn_frame)
+        _require(all(len(part) <= limits.MAX_TEXT_CHARS for part in frames), "prompt_frame or turn_frame is too long")
 
 
 class Patch(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):

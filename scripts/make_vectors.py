@@ -82,6 +82,7 @@ RUN_MANIFEST = RunManifest(
     compute_dtype="float32",
     data_sets=(DataSet("sort", 1_000, BLOB, BLOB, '{"rewards":[{"scorer":"exact","weight":1.0}]}', BLOB, bytes(32)),),
     prompt_frame=("<user>", "<assistant>"),
+    turn_frame=("<end><user>", "<assistant>"),
 )
 
 

@@ -93,14 +93,15 @@ class PlainSampler:
         if not self._waiting:
             return StepResult(0)
         row = self._waiting[0]
-        request, position = row.request, len(row.tokens)
+        request = row.request
+        position = request.first_position + len(row.tokens)
         input_ids = torch.tensor([[*request.prompt_ids, *row.tokens]], device=self._device)
         logits_1V = self._model(input_ids=input_ids).logits[:, -1]
         temperature, seed = torch.tensor([request.temperature]), torch.tensor([request.seed])
         token_1, logprob_1 = draw_with_logprobs(logits_1V, temperature, seed, torch.tensor([position]))
         token = int(token_1)
         if not row.spans or row.spans[-1][1] != self._version:
-            row.spans.append((position, self._version))
+            row.spans.append((len(row.tokens), self._version))
         row.tokens.append(token)
         row.logprobs.append(float(logprob_1))
         finished = token in request.stop_ids

@@ -22,6 +22,7 @@ _EXAMPLES = {
     "p2prl sim": (
         "p2prl sim --volunteers 4 --delay lognormal:5:60 --seed 3",
         "p2prl sim --partition 300:900 --loss 0.1",
+        "p2prl sim --task guess --volunteers 4",
     ),
     "p2prl bench staleness": ("p2prl bench staleness --methods grpo,gepo_t --delays const:64 --seeds 1",),
     "p2prl bench rewards": ("p2prl bench rewards --rewards 'success, success+0.2*process:clip+delta' --seeds 1",),

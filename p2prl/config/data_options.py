@@ -19,6 +19,7 @@ from p2prl.protocol.manifests import MAX_TASK_WEIGHT, MIN_TASK_WEIGHT, TaskShare
 from p2prl.tasks.data.checked_rows import CheckedRows
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import open_source
+from p2prl.tasks.scorers.row_sources import is_generated, source_name
 from p2prl.tasks.scorers.scorer_options import scoring_from_options
 from p2prl.tasks.scorers.spec import Scoring, scoring_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS
@@ -117,7 +118,7 @@ def _data_files(texts: Sequence[str]) -> dict[str, tuple[Path, float]]:
         else:
             file, weight = _weighted("--data", rest)
         path = Path(file).expanduser()
-        name = name or _name_from(path)
+        name = name or (source_name(file)[: limits.MAX_NAME_CHARS] if is_generated(file) else _name_from(path))
         if name in files:
             raise ConfigError(
                 f"two data sets have the name {name!r}", remedy="Name them: --data NAME=FILE --data OTHER=FILE"

@@ -34,6 +34,31 @@ options = {{sharpness = 1}} # near-certain completions still teach; leave out wi
 listen = ["/ip4/0.0.0.0/tcp/0"]
 """
 
+_SMALL_MODEL_SETTINGS = """\
+# Settings of this run that may change between starts. What volunteers rely on (model, tasks, sampling, staleness
+# bound) is in the signed run.manifest and cannot change.
+
+device = "cpu"            # a model of a few million parameters; on a GPU machine, "auto"
+threads = 1               # volunteers on the same machine need the others
+
+[learner]
+groups_per_update = 16    # prompts per update, with 8 completions each
+updates = {updates:<16}# 0 goes on until stopped
+checkpoint_every = 10     # updates; a crash replays what came after from the journal
+publish = "manifest"      # "auto": no faster than versions reach the swarm, as measured
+
+[learner.optimiser]
+learning_rate = 2e-4      # at 5e-4 this model settles on wrong answers before it has seen enough right ones
+warmup_updates = 5
+
+[loss]
+name = "gepo_t"           # group expectation weights, tapered negatives: stable at any staleness
+options = {{sharpness = 1}} # near-certain completions still teach; leave out with another loss
+
+[network]
+listen = ["/ip4/0.0.0.0/tcp/0"]
+"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
@@ -51,11 +76,27 @@ class Preset:
     settings: str
     """Template of run.toml."""
     updates: int
+    makes_model: bool = False
+    """`init` makes the small language model of `p2prl/models/small_model`, and the preset's data if it has any
+    (`p2prl/config/preset_materials.py`); else the task's own small model."""
 
     def settings_text(self, *, updates: int | None = None) -> str:
         """The text of run.toml, with another number of updates if one is given."""
         return self.settings.format(updates=self.updates if updates is None else updates)
 
+
+_SMALL_MODEL = Preset(
+    goal="",
+    task="",
+    max_new_tokens=48,
+    staleness_bound=16,
+    publish_every=2,
+    dtype="bfloat16",
+    compute_dtype="float32",
+    settings=_SMALL_MODEL_SETTINGS,
+    updates=200,
+    makes_model=True,
+)
 
 PRESETS = {
     "chain4": Preset(
@@ -68,7 +109,30 @@ PRESETS = {
         compute_dtype="float32",  # exact for bfloat16 weights, and as fast on a CPU
         settings=_CHAIN4_SETTINGS,
         updates=200,
-    )
+    ),
+    "arithmetic": replace(
+        _SMALL_MODEL, task="arithmetic", goal="teach a 5-million-parameter language model to solve word problems"
+    ),
+    "countdown": replace(
+        _SMALL_MODEL,
+        task="countdown",
+        goal="teach a 5-million-parameter language model to reach a number from three others",
+        max_new_tokens=64,
+    ),
+    "reasoning": replace(
+        _SMALL_MODEL, task="reasoning", goal="teach a 5-million-parameter language model puzzles of reasoning-gym"
+    ),
+    "guess": Preset(
+        goal="teach a small model to find a number by asking: higher or lower?",
+        task="guess",
+        max_new_tokens=28,
+        staleness_bound=128,
+        publish_every=2,
+        dtype="bfloat16",
+        compute_dtype="float32",
+        settings=_CHAIN4_SETTINGS,  # a model of the same size, and episodes of a few dozen tokens
+        updates=200,
+    ),
 }
 
 

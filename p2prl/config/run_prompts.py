@@ -19,6 +19,7 @@ from p2prl.tasks.data.file_blob import file_blob
 from p2prl.tasks.data.packing import DataPacker, PackedData, refuse_overlap
 from p2prl.tasks.data.split_packer import PromptRoom
 from p2prl.tasks.scorers.build import RowCheck
+from p2prl.tasks.task_registry import task_by_name
 
 DATA_FOLDER = "data"
 """Folder of a run with one folder for each data task."""
@@ -31,6 +32,8 @@ class RunPrompts:
     data_sets: tuple[DataSet, ...]
     frame: tuple[str, str]
     """Texts before and after every procedural prompt."""
+    turn_frame: tuple[str, str]
+    """Texts before and after every message of an environment."""
     encode_framed: Callable[[Sequence[str]], list[tuple[int, ...]]]
     """Tokens of procedural prompts, as every peer of the run makes them."""
     notices: tuple[str, ...]
@@ -55,6 +58,9 @@ def make_prompts(
         loaded.tokenizer.chat_template = template
     renderer = PromptRenderer(loaded.tokenizer, template=template, system=plan.system)
     frame = renderer.frame() if plan.procedural else ("", "")
+    turn_frame = ("", "")
+    if any(task_by_name(share.task).environment for share in plan.procedural):
+        turn_frame = renderer.turn_frame(loaded.tokenizer.convert_ids_to_tokens(sorted(codec.stop_ids)))
     room = PromptRoom(context=codec.context, max_new_tokens=plan.max_new_tokens)
     data_sets, notices = _pack(plan.data, folder / DATA_FOLDER, renderer, room, on_progress)
     if plan.procedural and template is not None and frame == ("", ""):
@@ -64,7 +70,9 @@ def make_prompts(
         framed = [frame[0] + text + frame[1] for text in texts]
         return [tuple(ids) for ids in (renderer if any(frame) else codec).encode_all(framed)]
 
-    return RunPrompts(data_sets=data_sets, frame=frame, encode_framed=encode_framed, notices=notices)
+    return RunPrompts(
+        data_sets=data_sets, frame=frame, turn_frame=turn_frame, encode_framed=encode_framed, notices=notices
+    )
 
 
 def _pack(

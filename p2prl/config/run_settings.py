@@ -154,6 +154,7 @@ def init_run(
             files,
             data_sets=prompts.data_sets,
             prompt_frame=prompts.frame,
+            turn_frame=prompts.turn_frame,
             now=time.time(),
         )
         for notice in (*_check_manifest(manifest, loaded, prompts), *prompts.notices):

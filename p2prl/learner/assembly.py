@@ -153,7 +153,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
             clock=clock,
             random_bytes=parts.random_bytes,
         ),
-        shutdown=Shutdown(inbox, checks, sender, clock),
+        shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
     )
 
 

@@ -169,12 +169,14 @@ def run_manifest(
     *,
     data_sets: tuple[DataSet, ...] = (),
     prompt_frame: tuple[str, str] = ("", ""),
+    turn_frame: tuple[str, str] = ("", ""),
     now: float,
 ) -> RunManifest:
     """The manifest of a planned run.
 
     `layout` is that of the weights; `files` are downloaded by volunteers; `learner` is the learner's public key;
-    `data_sets` are the plan's data, packed; `prompt_frame` is the text around every procedural prompt.
+    `data_sets` are the plan's data, packed; `prompt_frame` is the text around every procedural prompt, and
+    `turn_frame` that around every message of an environment.
     """
     blobs = {name: blob_of(data, chunk_bytes_for(len(data), pieces=8)) for name, data in sorted(files.items())}
     return RunManifest(
@@ -198,6 +200,7 @@ def run_manifest(
         compute_dtype=plan.compute_dtype,
         data_sets=data_sets,
         prompt_frame=prompt_frame,
+        turn_frame=turn_frame,
     )
 
 

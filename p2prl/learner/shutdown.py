@@ -7,10 +7,12 @@ from collections.abc import Callable
 from p2prl.clock import Clock
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
+from p2prl.learner.journal.groups import GroupTable
 from p2prl.learner.signing_sender import SigningSender
+from p2prl.protocol.kinds import Role
 
 _QUIET_S = 6.0
-"""How long the learner stays after the last group arrived: twice the redial time of a peer that lost its link."""
+"""How long the learner stays after the last group arrived."""
 
 _REPEAT_S = 1.0
 """Period of further announcements, for peers that have just reconnected."""
@@ -22,23 +24,36 @@ _LONGEST_CHECKS_S = 300.0
 """Longest time for those checks. What is left stays in the journal, unsettled: a swarm that outran training for hours
 can have left hours of replays."""
 
+_RETURN_S = 60.0
+"""How long after its start the learner waits for volunteers that have not come back. A learner that resumes can end the
+run at once, with the groups of its journal. Volunteers would miss that and sample on: libp2p dials an address that
+failed n times only after 5 + n² seconds."""
+
+_RECENT_S = 600.0
+"""A volunteer whose last group is older than this at the start is not waited for."""
+
 _LONGEST_EVALUATION_S = 120.0
 """Longest stay for the evaluation of the last version, which says what the run has reached."""
 
 
 class Shutdown:
-    """Keeps a finished learner reachable until the groups in flight have their receipts."""
+    """Keeps a finished learner reachable until volunteers are back and the groups in flight have their receipts."""
 
-    def __init__(self, inbox: Inbox, checks: GroupChecks, sender: SigningSender, clock: Clock) -> None:
+    def __init__(
+        self, inbox: Inbox, checks: GroupChecks, sender: SigningSender, groups: GroupTable, clock: Clock
+    ) -> None:
         self._inbox = inbox
         self._checks = checks
         self._sender = sender
         self._clock = clock
+        self._started_at = clock.now()
+        self._expected = groups.peers_since(self._started_at - _RECENT_S)
 
     def announce_end(self, *, step: int, is_stopped: Callable[[], bool]) -> None:
-        """Tell everyone that the run has ended at `step`; returns when no group has arrived for `_QUIET_S`.
+        """Tell everyone that the run has ended at `step`.
 
-        Ends at once when `is_stopped`. The last version is evaluated meanwhile.
+        Returns when no group has arrived for `_QUIET_S` and no volunteer is missing, or at once when `is_stopped`. The
+        last version is evaluated meanwhile.
         """
         self._announce(step)
         self._check_all(step, is_stopped)
@@ -46,6 +61,8 @@ class Shutdown:
         while not is_stopped():
             self._checks.finish(step=step)
             now, evaluating = self._clock.now(), self._checks.evaluate(idle=True, finished=True)
+            if self._are_volunteers_missing(now):
+                began = quiet_since = now
             is_quiet = now - quiet_since >= _QUIET_S or now - began >= _LONGEST_S
             if is_quiet and not (evaluating and now - began < _LONGEST_EVALUATION_S):
                 return
@@ -56,6 +73,12 @@ class Shutdown:
             if self._checks.has_unsettled and self._checks.settle_next(step=step):
                 self._announce(step)
                 quiet_since = now
+
+    def _are_volunteers_missing(self, now: float) -> bool:
+        """Whether fewer volunteers are linked than were at work before this start, and may still come back."""
+        status = self._sender.network.status
+        linked = 0 if status is None else dict(status.peers).get(Role.VOLUNTEER.name.lower(), 0)
+        return linked < self._expected and now - self._started_at < _RETURN_S
 
     def _check_all(self, step: int, is_stopped: Callable[[], bool]) -> None:
         """Check the stored groups and issue their receipts; messages are answered in between."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.group_work import GroupWork, SlotAssignment
@@ -26,7 +26,7 @@ class Evaluation:
     standard_error: float
     prompts: int
     tokens_mean: float
-    """Mean completion length, tokens."""
+    """Mean completion length, in tokens that the policy sampled."""
 
 
 def evaluate(
@@ -57,7 +57,7 @@ def evaluate(
         generations = sample_all(sampler, [_request(assignment, greedy) for assignment in assignments])
         for assignment, generation in zip(assignments, generations, strict=True):
             rewards += work.successes(assignment, [generation.token_ids])
-            tokens += len(generation.token_ids)
+            tokens += generation.sampled_tokens
         if on_progress is not None:
             on_progress(min(1.0, (start + _BATCH) / prompts))
     count = len(rewards)
@@ -72,10 +72,4 @@ def evaluate(
 
 def _request(assignment: SlotAssignment, greedy: bool) -> GenerationRequest:
     request = assignment.requests[0]
-    return GenerationRequest(
-        prompt_ids=request.prompt_ids,
-        seed=request.seed,
-        max_new_tokens=request.max_new_tokens,
-        temperature=GREEDY_TEMPERATURE if greedy else request.temperature,
-        stop_ids=request.stop_ids,
-    )
+    return replace(request, temperature=GREEDY_TEMPERATURE) if greedy else request

@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from p2prl.models.group_work import Inspection
 from p2prl.models.replay_noise import Floats, noise_scale
 from p2prl.models.replay_statistics import TokenScores, judge_tokens
 from p2prl.models.scorer_port import Scored, Scorer
 from p2prl.protocol.rollout_group import RolloutGroup
+
+Sampled = npt.NDArray[np.bool_]
+"""For each token of a group, whether the policy sampled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +28,11 @@ class Replay:
 
     reason: str
     behavior_logprobs: tuple[tuple[float, ...], ...]
-    """The policy's own log-probs of the tokens, at the sampling temperature: what the learner trains with."""
+    """The policy's own log-probs of the tokens, at the sampling temperature: what the learner trains with. Not a number
+    at the tokens of an environment, which no policy sampled."""
     mismatched: int
     tokens: int
+    """Tokens that the policy sampled."""
     worst_margin: float
 
 
@@ -42,7 +48,8 @@ def replay_groups(scorer: Scorer, work: Sequence[tuple[RolloutGroup, Inspection]
     results = []
     for group, inspection in work:
         rows = [next(scored) for _ in inspection.token_ids]
-        tokens = _token_scores(group, rows)
+        sampled = _sampled(inspection)
+        tokens = _token_scores(group, rows, sampled)
         scale = noise_scale(
             claimed_dtype=group.engine.dtype,
             run_dtype=run_dtype,
@@ -50,20 +57,36 @@ def replay_groups(scorer: Scorer, work: Sequence[tuple[RolloutGroup, Inspection]
             layers=scorer.layers,
         )
         judged = judge_tokens(tokens, scale, inspection.assignment.requests[0].temperature)
-        behavior = tuple(tuple(row.logprobs) for row in rows)
+        behavior = _behavior(rows, sampled)
         size = int(tokens.margins.size)
         results.append(Replay(judged.reason, behavior, judged.mismatched, size, judged.worst_margin))
     return results
 
 
-def _token_scores(group: RolloutGroup, rows: Sequence[Scored]) -> TokenScores:
+def _token_scores(group: RolloutGroup, rows: Sequence[Scored], sampled: Sampled) -> TokenScores:
+    """The scores of the tokens that the policy sampled."""
+    claimed = np.concatenate([np.frombuffer(c.logprobs, dtype="<f2").astype(np.float64) for c in group.completions])
     return TokenScores(
-        margins=_joined([row.margins for row in rows]),
-        logprobs=_joined([row.logprobs for row in rows]),
-        best_logprobs=_joined([row.best_logprobs for row in rows]),
-        sizes=_joined([row.sizes for row in rows]),
-        claimed=np.concatenate([np.frombuffer(c.logprobs, dtype="<f2").astype(np.float64) for c in group.completions]),
+        margins=_joined([row.margins for row in rows])[sampled],
+        logprobs=_joined([row.logprobs for row in rows])[sampled],
+        best_logprobs=_joined([row.best_logprobs for row in rows])[sampled],
+        sizes=_joined([row.sizes for row in rows])[sampled],
+        claimed=claimed[sampled],
     )
+
+
+def _behavior(rows: Sequence[Scored], sampled: Sampled) -> tuple[tuple[float, ...], ...]:
+    """See `Replay.behavior_logprobs`."""
+    logprobs = np.where(sampled, _joined([row.logprobs for row in rows]), np.nan)
+    ends = np.cumsum([len(row.logprobs) for row in rows])
+    return tuple(tuple(part.tolist()) for part in np.split(logprobs, ends[:-1]))
+
+
+def _sampled(inspection: Inspection) -> Sampled:
+    """Which of a group's tokens the policy sampled: all in a task of one turn."""
+    if not inspection.sampled:
+        return np.ones(sum(map(len, inspection.token_ids)), dtype=np.bool_)
+    return np.concatenate([np.asarray(row, dtype=np.bool_) for row in inspection.sampled])
 
 
 def _joined(rows: Sequence[Sequence[float]]) -> Floats:

@@ -17,8 +17,11 @@ from p2prl.models.rewards import RunReward
 from p2prl.models.run_scoring import AnswerScorer, RunScoring
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.scorer_port import Scorer
-from p2prl.models.slot_prompts import DataPrompts, ProceduralPrompts, PromptSource, SlotPrompt
+from p2prl.models.slot_prompts import DataPrompts, PromptSource, SlotPrompt
 from p2prl.models.text_codec import TextCodec
+from p2prl.models.turn_inspection import inspect_turns
+from p2prl.models.turn_prompts import seeded_prompts
+from p2prl.models.turns import TurnRules
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
@@ -50,6 +53,11 @@ class SlotAssignment:
         """Token ids of the prompt."""
         return self.requests[0].prompt_ids if self.requests else ()
 
+    @property
+    def turns(self) -> TurnRules | None:
+        """How an environment continues the completions; None in a task of one turn."""
+        return self.requests[0].turns if self.requests else None
+
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
@@ -58,6 +66,8 @@ class Inspection:
     reason: str
     assignment: SlotAssignment
     token_ids: tuple[tuple[int, ...], ...]
+    sampled: tuple[tuple[bool, ...], ...] = ()
+    """For each token, whether the policy sampled it rather than an environment; empty in a task of one turn."""
 
 
 def longest_prompt(context: int | None, max_new_tokens: int) -> int:
@@ -97,7 +107,7 @@ class GroupWork:
         self._data_prompts = {name: DataPrompts(run, name, held) for name, held in data.items()}
         self._prompts: dict[str, PromptSource] = {
             **{
-                share.task: ProceduralPrompts(reward.task(share.task), manifest.prompt_frame, codec)
+                share.task: seeded_prompts(reward.task(share.task), manifest, codec)
                 for share in manifest.tasks
                 if share.task not in data
             },
@@ -165,6 +175,7 @@ class GroupWork:
                 max_new_tokens=sampling.max_new_tokens,
                 temperature=sampling.temperature,
                 stop_ids=self._codec.stop_ids,
+                turns=prompt.turns,
             )
             for seed in seeds
         )
@@ -177,6 +188,8 @@ class GroupWork:
 
         `account` is the public key of whoever sampled them; empty for a sample of our own.
         """
+        if assignment.turns is not None:
+            return tuple(assignment.turns.score(ids).reward for ids in token_ids)
         completions = [self._decode(ids) for ids in token_ids]
         if assignment.row is None:
             return tuple(self._scoring.success(assignment.task, assignment.prompt, text) for text in completions)
@@ -189,6 +202,8 @@ class GroupWork:
 
         `ConfigError` when the scorer of a data task has failed on everything.
         """
+        if assignment.turns is not None:
+            return self._scoring.of_success(self.successes(assignment, token_ids))
         completions = [self._decode(ids) for ids in token_ids]
         if assignment.row is None:
             return self._scoring.rewards(assignment.task, assignment.prompt, completions)
@@ -260,7 +275,11 @@ class GroupWork:
         token_ids = tuple(
             tuple(np.frombuffer(completion.tokens, dtype="<u4").tolist()) for completion in group.completions
         )
-        return Inspection(self._fault(group, assignment, token_ids), assignment, token_ids)
+        reason = self._fault(group, assignment, token_ids)
+        if reason or assignment.turns is None:
+            return Inspection(reason, assignment, token_ids)
+        reason, sampled = inspect_turns(assignment.turns, group.completions, token_ids)
+        return Inspection(reason, assignment, token_ids, sampled)
 
     def _fault(
         self, group: RolloutGroup, assignment: SlotAssignment, token_ids: Sequence[tuple[int, ...]]
@@ -278,7 +297,7 @@ class GroupWork:
             if (
                 max(ids) >= self._codec.vocabulary
                 or len(ids) > sampling.max_new_tokens
-                or any(token in stops for token in ids[:-1])
+                or (assignment.turns is None and any(token in stops for token in ids[:-1]))
                 or finished != completion.finished
                 or not (finished or len(ids) == sampling.max_new_tokens)
             ):

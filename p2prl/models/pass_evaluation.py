@@ -107,7 +107,7 @@ def evaluate_prompts(
 
 def _outcome(score: float, made: Generation) -> CompletionOutcome:
     return CompletionOutcome(
-        score=score, tokens=len(made.token_ids), finished=made.finished, logprob_sum=sum(made.logprobs)
+        score=score, tokens=made.sampled_tokens, finished=made.finished, logprob_sum=sum(made.logprobs)
     )
 
 
@@ -122,7 +122,7 @@ def _fresh_prompts(
     samples: int,
 ) -> Mapping[str, tuple[EvaluationPrompt, ...]]:
     """Different prompts of procedural tasks, from nobody's slots in their order."""
-    chosen: dict[str, dict[tuple[int, ...], EvaluationPrompt]] = {task: {} for task in tasks}
+    chosen: dict[str, dict[tuple[tuple[int, ...], int | None], EvaluationPrompt]] = {task: {} for task in tasks}
     for slot in range(_SLOTS_PER_PROMPT * prompts * len(manifest.tasks)):
         if all(len(of_task) >= prompts for of_task in chosen.values()):
             break
@@ -133,7 +133,9 @@ def _fresh_prompts(
             continue
         with contextlib.suppress(RemoteProtocolError):  # too long for the run: no volunteer samples it either
             assignment = work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot)
-            of_task.setdefault(assignment.prompt_ids, _prompt(assignment, planned.sample_seeds))
+            # Episodes that open alike differ by their seed.
+            name = assignment.prompt_ids, assignment.turns.seed if assignment.turns else None
+            of_task.setdefault(name, _prompt(assignment, planned.sample_seeds))
     return {task: tuple(of_task.values()) for task, of_task in chosen.items()}
 
 

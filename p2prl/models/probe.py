@@ -73,11 +73,11 @@ def probe(
         fitting = groups if spent <= 0.0 else int((limit_s - spent) * done / spent)
         batch = max(0, min(2 * batch, fitting))
     seconds = clock.now() - began
-    tokens = sum(len(each.token_ids) for group in made.values() for each in group)
+    tokens = sum(each.sampled_tokens for group in made.values() for each in group)
     return ProbeResult(
         tasks={
             task: figures_of(
-                rewards[task], [len(each.token_ids) for each in group], sum(not each.finished for each in group)
+                rewards[task], [each.sampled_tokens for each in group], sum(not each.finished for each in group)
             )
             for task, group in made.items()
         },

@@ -7,10 +7,8 @@ ids and, for procedural tasks, the two texts that stand around a prompt.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import jinja2
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.text_codec import library_panics
@@ -53,6 +51,9 @@ class PromptRenderer:
         """The text whose tokens are the prompt. `ConfigError` when the template refuses it, or there is none."""
         if self._template is None:
             return _plain(prompt)
+
+        import jinja2  # no role imports it: a template is evaluated when the run is made, and never again
+
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self._system and messages[0]["role"] == "system":
             raise ConfigError(
@@ -90,14 +91,45 @@ class PromptRenderer:
         first, second = (self.render(sentinel).split(sentinel) for sentinel in _SENTINELS)
         if first != second or len(first) != 2:
             return "", ""
+        return _checked_frame(*first)
+
+    def turn_frame(self, stops: Iterable[str]) -> tuple[str, str]:
+        """Texts before and after a user message that answers the model. Both empty as those of `frame` are.
+
+        `stops` are the texts of the stop tokens. The model ends its turn with one itself: what the template writes for
+        it is left out.
+        """
+        if self._template is None:
+            return "", ""
+        first, second = map(self._around_answer, _SENTINELS)
+        if first != second or first is None:
+            return "", ""
         before, after = first
-        longest = max(len(before), len(after))
-        if longest > limits.MAX_TEXT_CHARS:
-            raise ConfigError(
-                f"the chat template puts {longest:,} characters around a prompt, more than {limits.MAX_TEXT_CHARS:,}",
-                remedy="Use a shorter --system, or --chat-template off.",
-            )
-        return before, after
+        ending = next((stop for stop in sorted(stops, key=len, reverse=True) if stop and before.startswith(stop)), "")
+        return _checked_frame(before.removeprefix(ending), after)
+
+    def _around_answer(self, sentinel: str) -> tuple[str, str] | None:
+        """What the template writes from the end of an answer to the next user message, and after that one."""
+        question, answer, reply = (f"{sentinel}-{part}" for part in ("question", "answer", "reply"))
+        messages: list[Message] = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": reply},
+        ]
+        parts = self.render(messages).split(answer)
+        around = parts[-1].split(reply)
+        return (around[0], around[1]) if len(parts) == len(around) == 2 else None
+
+
+def _checked_frame(before: str, after: str) -> tuple[str, str]:
+    """The texts, unless a manifest may not hold them."""
+    longest = max(len(before), len(after))
+    if longest > limits.MAX_TEXT_CHARS:
+        raise ConfigError(
+            f"the chat template puts {longest:,} characters around a prompt, more than {limits.MAX_TEXT_CHARS:,}",
+            remedy="Use a shorter --system, or --chat-template off.",
+        )
+    return before, after
 
 
 def chat_template(tokenizer: Any, choice: str) -> str | None:

@@ -85,6 +85,10 @@ class RunScoring:
         """Rewards of completions of a procedural prompt."""
         return self._reward.rewards(task, prompt, completions)
 
+    def of_success(self, success: Sequence[float]) -> tuple[float, ...]:
+        """Rewards of completions whose steps nothing judges."""
+        return self._reward.of_success(success)
+
     def success(self, task: str, prompt: str, completion: Completion) -> float:
         """The verdict of a procedural task on one completion, without the reward's weights."""
         return self._reward.score(task, prompt, completion).reward

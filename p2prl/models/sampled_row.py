@@ -51,6 +51,11 @@ class SampledRow:
         return (*self.request.prompt_ids, *self.token_ids) if self.token_ids else self.request.prompt_ids
 
     @property
+    def position(self) -> int:
+        """Position of the next token in the noise."""
+        return self.request.first_position + len(self.token_ids)
+
+    @property
     def last_token(self) -> int:
         """The newest token, which the next one is computed from."""
         return self.token_ids[-1] if self.token_ids else self.request.prompt_ids[-1]
@@ -76,7 +81,7 @@ class RowDraws:
         self._rows = rows
         self._seeds_N = torch.tensor([row.request.seed for row in rows], dtype=torch.int64)
         self._temperatures_N = torch.tensor([row.request.temperature for row in rows])
-        self._positions_N = torch.tensor([len(row.token_ids) for row in rows], dtype=torch.int64)
+        self._positions_N = torch.tensor([row.position for row in rows], dtype=torch.int64)
         self._step = 0
         self._noise_NKV: Tensor | None = None
         """Noise of the last step and those after it, for a small vocabulary."""

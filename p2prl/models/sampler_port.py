@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2prl.errors import ConfigError, P2PRLError
+from p2prl.models.turns import TurnRules
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.rollout_group import EngineClass
 
@@ -47,9 +48,18 @@ class GenerationRequest:
     stop_ids: frozenset[int]
     """Tokens that end the completion."""
 
+    first_position: int = 0
+    """Position of the first token to sample in the noise; above 0 where a completion goes on after other tokens, which
+    are then part of `prompt_ids`."""
+
+    turns: TurnRules | None = None
+    """How an environment continues the completion. Read by `turn_sampling` alone: samplers get requests without it."""
+
     def __post_init__(self) -> None:
         if not self.prompt_ids or self.max_new_tokens < 1 or not 0 <= self.seed < 1 << 63:
             raise ConfigError("a request needs a prompt, space for one token and a 63-bit seed")
+        if not 0 <= self.first_position < 1 << 31:
+            raise ConfigError(f"first_position is {self.first_position}", remedy="Positions count from 0.")
         if not 0.0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature is {self.temperature}", remedy="Use a temperature above 0.")
 
@@ -70,6 +80,14 @@ class Generation:
     spans: tuple[tuple[int, int], ...] = ()
     """(first token, version) of each stretch sampled under one policy; empty where the engine does not report it. Stays
     on this machine: a group on the wire declares one policy, and is replayed under that one."""
+
+    context_tokens: int = 0
+    """Tokens that an environment said in between, which no policy sampled. Samplers give none: `turn_sampling` does."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy sampled: those that credit is paid for."""
+        return len(self.token_ids) - self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from p2prl.models.sampler_port import Generation, GenerationRequest, GenerationStopped, Sampler, Ticket
+from p2prl.models.turn_sampling import TurnSampling
 
 GREEDY_TEMPERATURE = 1e-6
 """Temperature of greedy decoding: scales logits up until the noise, about ten nats, cannot change the best one; two
@@ -18,16 +19,17 @@ def sample_all(
     should_stop: Callable[[], bool] | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> list[Generation]:
-    """Completions of `requests`, in their order. Nothing else may be in flight.
+    """Completions of `requests`, in their order, with all their turns. Nothing else may be in flight.
 
     After each step, `on_step` gets the number of tokens sampled in it, and may load other weights; `should_stop` may
     end the call (`GenerationStopped`).
     """
-    tickets = sampler.submit(requests)
+    turns = TurnSampling()
+    tickets = turns.submit(sampler, requests)
     ended: dict[Ticket, Generation] = {}
     try:
         while len(ended) < len(tickets):
-            result = sampler.step()
+            result = turns.step(sampler)
             ended.update(result.ended)
             if on_step is not None:
                 on_step(result.tokens)

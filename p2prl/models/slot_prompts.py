@@ -11,6 +11,7 @@ from typing import Protocol
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.models.text_codec import TextCodec
+from p2prl.models.turns import TurnRules
 from p2prl.protocol.row_order import RowOrderKey, row_of
 from p2prl.protocol.work_slots import Slot
 from p2prl.tasks.data.packed_prompts import PackedPrompts
@@ -29,6 +30,8 @@ class SlotPrompt:
     """Row of the data set; None for a procedural prompt."""
     held_out: bool = False
     """Whether the row is one of those held out for evaluation."""
+    turns: TurnRules | None = None
+    """How an environment continues the completions; None in a task of one turn."""
 
 
 class PromptSource(Protocol):

@@ -162,19 +162,21 @@ class _Positions:
     temperatures: Tensor
     seeds: Tensor
     steps: Tensor
+    """Position of the token in the noise."""
     targets: Tensor
 
     @classmethod
     def of(cls, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> _Positions:
         lengths = torch.tensor([len(ids) for ids in token_ids])
         steps = torch.cat([torch.arange(len(ids)) for ids in token_ids])
+        firsts = torch.tensor([request.first_position for request in requests], dtype=torch.int64)
         prompts = torch.tensor([len(request.prompt_ids) for request in requests])
         return cls(
             rows=torch.arange(len(requests)).repeat_interleave(lengths),
             places=prompts.repeat_interleave(lengths) - 1 + steps,
             temperatures=torch.tensor([request.temperature for request in requests]).repeat_interleave(lengths),
             seeds=torch.tensor([request.seed for request in requests], dtype=torch.int64).repeat_interleave(lengths),
-            steps=steps,
+            steps=steps + firsts.repeat_interleave(lengths),
             targets=torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int64),
         )
 

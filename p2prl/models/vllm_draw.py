@@ -33,7 +33,7 @@ class DrawArguments:
     seed: int
     temperature: float
     first: int
-    """Position of the request's first token within its completion; above 0 where a completion is resumed."""
+    """Position of the request's first token in the noise; above 0 where a completion is resumed or continued."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,11 @@ class _Row:
         return len(self.request.prompt_ids) + self.request.max_new_tokens
 
     @property
+    def position(self) -> int:
+        """Position of the next token in the noise."""
+        return self.request.first_position + len(self.token_ids)
+
+    @property
     def finished(self) -> bool:
         return bool(self.token_ids) and self.token_ids[-1] in self.request.stop_ids
 
@@ -176,7 +181,9 @@ class VllmSampler:
         space = self._sequences - sum(row.in_engine for row in self._rows.values())
         for row in [row for row in self._rows.values() if not row.in_engine][:space]:
             request, made = row.request, len(row.token_ids)
-            arguments = DrawArguments(ticket=row.ticket, seed=request.seed, temperature=request.temperature, first=made)
+            arguments = DrawArguments(
+                ticket=row.ticket, seed=request.seed, temperature=request.temperature, first=row.position
+            )
             engine.add(
                 arguments,
                 [*request.prompt_ids, *row.token_ids],
@@ -201,7 +208,7 @@ class VllmSampler:
         for output in outputs:
             row = self._rows[output.ticket]
             for token in output.token_ids:
-                drawn = draws.take(row.ticket, len(row.token_ids))
+                drawn = draws.take(row.ticket, row.position)
                 if drawn is None or not drawn.is_number:
                     raise IntegrityError("the policy gives logits that are not numbers")
                 if drawn.token != token:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from p2prl.errors import ConfigError
-from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.models.demonstration_rows import demonstration_rows
+from p2prl.models.policy_logprobs import completion_logprobs, pad_right
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.text_codec import TextCodec
-from p2prl.tasks.task_spec import Demonstration
+from p2prl.tasks.task_spec import Demonstration, TurnsDemonstration
 
 _SEEDS_PER_RUN = 1 << 40
 """Demonstrations of different runs never share a seed."""
@@ -50,7 +51,7 @@ class WarmstartConfig:
 
 def warm_start(
     loaded: LoadedModel,
-    demonstration: Demonstration,
+    demonstration: Demonstration | TurnsDemonstration,
     *,
     seed: int = 0,
     config: WarmstartConfig | None = None,
@@ -63,18 +64,16 @@ def warm_start(
     """
     config = config or WarmstartConfig()
     model, codec = loaded.model, TextCodec(loaded.tokenizer, loaded.model)
-    end = (min(codec.stop_ids),)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     model.train()
     for step in range(config.steps):
         first = seed * _SEEDS_PER_RUN + step * config.batch
-        pairs = [demonstration(first + i) for i in range(config.batch)]
-        prompts = codec.encode_all([prompt for prompt, _ in pairs])
-        completions = [ids[1:] + end for ids in codec.encode_all([completion for _, completion in pairs])]
+        rows = demonstration_rows(codec, demonstration, range(first, first + config.batch))
         for group in optimizer.param_groups:
             group["lr"] = config.rate_at(step)
-        logprobs_NT, mask_NT = completion_logprobs(model, prompts, completions, 1.0)
-        loss = -logprobs_NT.sum() / mask_NT.sum()
+        logprobs_NT, _ = completion_logprobs(model, rows.prompts, rows.completions, 1.0)
+        learned_NT = pad_right(rows.learned, logprobs_NT.device).to(logprobs_NT.dtype)
+        loss = -(logprobs_NT * learned_NT).sum() / learned_NT.sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

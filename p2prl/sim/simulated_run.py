@@ -24,6 +24,7 @@ from p2prl.protocol.manifests import RunManifest
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.shared_engine import SharedModel, SharedSampler
 from p2prl.sim.virtual_time import START
+from p2prl.tasks.task_registry import task_by_name
 
 _EVALUATION_PROMPTS = 1024
 
@@ -47,14 +48,17 @@ class SimulatedRun:
     model: SharedModel = field(repr=False)
 
     @classmethod
-    def of(cls, loaded: LoadedModel, *, staleness_bound: int, publish_every: int, seed: int) -> SimulatedRun:
-        """A run of chain4 that starts from `loaded`."""
+    def of(
+        cls, loaded: LoadedModel, *, staleness_bound: int, publish_every: int, seed: int, task: str = "chain4"
+    ) -> SimulatedRun:
+        """A run of `task` that starts from `loaded`."""
         key = identity_of(f"learner {seed}")
         plan = RunPlan(
             name="simulated",
             goal="see a swarm learn on virtual time",
-            task="chain4",
+            task=task,
             model=None,
+            max_new_tokens=task_by_name(task).max_new_tokens,
             staleness_bound=staleness_bound,
             publish_every=publish_every,
             dtype="bfloat16",

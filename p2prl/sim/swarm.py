@@ -72,6 +72,8 @@ class SwarmConfig:
     max_virtual_s: float = 24 * 3600.0
     """The simulation stops then, even if the learner has not finished."""
     seed: int = 0
+    task: str = "chain4"
+    """Name of the run's task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,11 @@ class Swarm:
         self.network = VirtualNetwork(config.seed, links=LinkConditions(loss=config.loss), delay=groups_delayed)
         self._rng = random.Random(f"swarm/{config.seed}")  # noqa: S311 - simulated, not secret
         self._run = SimulatedRun.of(
-            loaded, staleness_bound=config.staleness_bound, publish_every=config.publish_every, seed=config.seed
+            loaded,
+            staleness_bound=config.staleness_bound,
+            publish_every=config.publish_every,
+            seed=config.seed,
+            task=config.task,
         )
         self._metrics: list[dict[str, Any]] = []
         self._finished = False

@@ -18,6 +18,7 @@ TASKS: Registry[TaskSpec] = Registry(
         "chain4": "p2prl.tasks.chain4:CHAIN4",
         "countdown": "p2prl.tasks.countdown:COUNTDOWN",
         "walk12": "p2prl.tasks.walk12:WALK12",
+        "guess": "p2prl.tasks.guess:GUESS",
     },
     expected=TaskSpec,
 )

@@ -10,11 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2prl.errors import require
+from p2prl.tasks.environment import Environment, EnvironmentTask
 from p2prl.tasks.process_scorer import ProcessScorer
 from p2prl.tasks.task import Task
 
 Demonstration = Callable[[int], tuple[str, str]]
 """(prompt, completion) of a 63-bit seed, the completion without its stop token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnsDemonstration:
+    """Demonstrations of an environment: what the model says; the environment itself says the rest."""
+
+    environment: Environment
+    turns: Callable[[int], tuple[str, ...]]
+    """The model's turns of a 63-bit seed, one or more, without their stop tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +57,8 @@ class TaskSpec:
     """One task as the registry knows it."""
 
     task: Task
-    """Makes the prompts and scores the completions. `task.name` is the name run manifests use."""
+    """Makes the prompts and scores the completions. `task.name` is the name run manifests use. An environment stands
+    here as an `EnvironmentTask`."""
     goal: str
     """One sentence that volunteers read before they join; `p2prl init --goal` replaces it."""
     max_new_tokens: int
@@ -56,7 +67,7 @@ class TaskSpec:
     """Scores the steps of a completion. Needed by rewards with a `process` or an `outcome` part."""
     small_model: SmallModel | None = None
     """Needed by `p2prl init` without `--model`, and by benchmarks."""
-    demonstration: Demonstration | None = None
+    demonstration: Demonstration | TurnsDemonstration | None = None
     """Warm-start demonstrations for the small model. Needed by benchmarks; without it the model starts from random
     weights."""
     result_version: int = 1
@@ -66,3 +77,8 @@ class TaskSpec:
     def name(self) -> str:
         """The name run manifests use."""
         return self.task.name
+
+    @property
+    def environment(self) -> Environment | None:
+        """The environment of a task of several turns; None for a task of one."""
+        return self.task.environment if isinstance(self.task, EnvironmentTask) else None

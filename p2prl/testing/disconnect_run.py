@@ -1,6 +1,6 @@
 """Disconnect a volunteer from a real swarm, and check that its offline work is used after it reconnects.
 
-Progress during the cut depends on the machine, so the run ends only after that work has been used.
+Progress during the cut depends on the machine, so the run goes on until that work has been used.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ from p2prl.testing.swarm_processes import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DisconnectPlan:
-    """Duration of the cut, and of the run after it."""
+    """Duration of the cut, and of the wait after it."""
 
     cut_s: float
-    last_updates: int = 10
-    """Updates of the run after the work done while cut off was trained on."""
     patience_s: float = 90.0
-    """Longest wait for that after the end of the cut."""
+    """Longest wait after the cut for an update with the work done during it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +70,10 @@ def disconnect_volunteer(
     frozen = [p for p in (leaves.network(), leaves.daemon()) if p is not None]
     assert len(frozen) == 2
     spool = spools(home)[0]
-    before, step_before = _digests(spool), recorded_steps(run)
     stop_sending(frozen)
     try:
+        # Read after the freeze: a group from before it may be delivered already.
+        before, step_before = _digests(spool), recorded_steps(run)
         say(f"cut off at step {step_before} with {len(before)} groups sampled")
         threading.Event().wait(plan.cut_s)
         during = _digests(spool) - before
@@ -90,16 +89,11 @@ def disconnect_volunteer(
     back_s = time.monotonic() - began
 
     wait_until(lambda: _trained_on(run, during), seconds=plan.patience_s, what="an update with such work")
-    learner.process.send_signal(signal.SIGINT)
-    assert learner.wait(60) == 130
-    last = str(recorded_steps(run) + plan.last_updates)
-    learner.arguments = ("learn", str(run), "--updates", last, *LISTEN)
-    swarm.start_again(learner)
-    assert learner.wait(200) == 0, learner.log[-2000:]
-    assert stays.wait(60) == 9
-    assert leaves.wait(60) == 9
+    for role in (learner, stays, leaves):
+        role.process.send_signal(signal.SIGINT)
+        assert role.wait(60) == 130, role.log[-2000:]
     wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
-    audit = audit_run(run, [path for each in homes for path in spools(each)])
+    audit = audit_run(run, [path for each in homes for path in spools(each)], has_ended=False)
     states = [ReceiptState(audit.receipts[digest][1].state) for digest in during if digest in audit.receipts]
     used = dict(rows(run / "journal.db", "SELECT digest, used_step FROM groups WHERE state = 'used'"))
     versions = dict(rows(spool, "SELECT digest, version FROM groups"))

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import psutil
 from p2prl.tasks.sandbox.pool import ScoredAnswer, ScorerPool
 from p2prl.testing.hostile_answers import SECRET, HostileAnswer, Kind, Target, hostile_answers
 
-ROW = {"prompt": "6*7=", "rendered": "6*7=", "answer": "42"}
+ROW = {"prompt": "6*7=", "rendered": "6*7=", "answer": "42", "letter": "C"}
 """Every answer is to this row."""
 
 
@@ -59,9 +59,13 @@ class Attack:
         ]
 
     def escapes(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """Traces of an answer that got out: a file, a connection, the secret, or an escape that scored."""
-        found = [o.answer.text for o in outcomes if o.answer.kind is Kind.ESCAPE and o.scored.value]
-        found += [o.answer.text for o in outcomes if SECRET in o.scored.failure]
+        """Answers to a scorer that executes them that got out, by their own account or by their traces."""
+        scored = [o.answer.text for o in outcomes if o.answer.kind is Kind.ESCAPE and o.scored.value]
+        return scored + self.traces(outcomes)
+
+    def traces(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """Traces of an answer that got out: a file, a connection, or the secret."""
+        found = [o.answer.text for o in outcomes if SECRET in o.scored.failure]
         found += [f"made {path}" for path in self._key.parent.iterdir() if path != self._key]
         after = self._key.stat()
         if (after.st_mode, after.st_uid, after.st_mtime_ns, after.st_nlink) != (
@@ -84,13 +88,11 @@ def attack(folder: Path) -> Iterator[Attack]:
         yield Attack(folder, listener)
 
 
-def processes_of_session(leader: int) -> list[psutil.Process]:
-    """Processes of the session that a pool's fork server leads, zombies included."""
+def sandbox_processes(pool_pid: int) -> list[psutil.Process]:
+    """Fork servers and workers of the pools of a process, without those that ended and wait to be collected."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == leader:
+        with suppress(psutil.Error):
+            if f"pool={pool_pid}" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except ProcessLookupError:
-            continue
     return found

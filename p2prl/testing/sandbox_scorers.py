@@ -10,6 +10,7 @@ import random
 import time
 from pathlib import Path
 
+from p2prl.errors import ConfigError
 from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.row_scorer import RowScorer
 
@@ -62,7 +63,9 @@ _SCORERS: dict[str, type[RowScorer]] = {
 
 
 def build_scorer(spec: str, code: Path | None) -> RowScorer:
-    """The scorer of this name. `KeyError` for another."""
+    """The scorer of this name. `ConfigError` for `not installed`, `KeyError` for another."""
+    if spec == "not installed":
+        raise ConfigError("a package is missing", remedy="Run pip install extra.")
     return _SCORERS[spec]()
 
 

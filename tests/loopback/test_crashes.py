@@ -48,7 +48,7 @@ def test_a_run_survives_kills_of_its_roles_at_random_moments(run: Path, tmp_path
 def test_work_done_while_cut_off_is_used_afterwards(run: Path, tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "swarm")
     with swarm.running():
-        report = disconnect_volunteer(swarm, run, DisconnectPlan(cut_s=15.0), say=print)
+        report = disconnect_volunteer(swarm, run, DisconnectPlan(cut_s=6.0), say=print)
     assert report.versions_sampled <= 2
     assert report.verified > 0
     assert report.trained_on > 0

@@ -6,6 +6,7 @@ and nobody but the sandbox runs the scorer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sqlite3
@@ -14,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from p2prl.models.tiny_models import tiny_model
@@ -123,7 +125,12 @@ def test_own_data_and_scorer_from_init_to_receipts(tmp_path: Path, swarm: SwarmP
 
 
 def _sandboxes(role: RoleProcess) -> list[str]:
-    return [line for process in role.tree() if "p2prl.tasks.sandbox" in (line := " ".join(process.cmdline()))]
+    """Command lines of the sandbox's processes below a role."""
+    lines = []
+    for process in role.tree():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            lines.append(" ".join(process.cmdline()))
+    return [line for line in lines if "p2prl.tasks.sandbox" in line]
 
 
 def _rewards(run: Path) -> Iterator[np.ndarray]:

@@ -13,7 +13,7 @@ from p2prl.bench.training.decoder_shape import DecoderShape
 from p2prl.errors import ConfigError
 from p2prl.tasks.task import Task
 from p2prl.tasks.task_registry import task_by_name
-from p2prl.tasks.task_spec import Demonstration
+from p2prl.tasks.task_spec import Demonstration, TurnsDemonstration
 
 _SPECIAL_TOKENS = 2
 """Token ids after the symbols: beginning of a text and end of a completion."""
@@ -71,6 +71,11 @@ def environment_by_name(name: str) -> Environment:
         raise ConfigError(
             f"task {name!r} cannot be benchmarked: it has no small model or no demonstrations",
             remedy="Choose a task that has both, such as chain4.",
+        )
+    if isinstance(spec.demonstration, TurnsDemonstration):
+        raise ConfigError(
+            f"task {name!r} cannot be benchmarked: its episodes have several turns",
+            remedy="Choose a task of one turn, such as chain4; p2prl sim trains the others.",
         )
     model, symbols = spec.small_model, spec.small_model.symbols
     return Environment(

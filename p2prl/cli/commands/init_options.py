@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the run, and of its folder.")]
-PresetName = Annotated[str, typer.Option("--preset", help="Defaults for everything not given here. Presets: chain4.")]
+PresetName = Annotated[
+    str,
+    typer.Option(
+        "--preset",
+        help="Defaults for everything not given here. Presets: chain4, guess, arithmetic, countdown, reasoning.",
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", help="A Hugging Face directory or hub id to train. Default: a small new model."),
@@ -18,8 +24,8 @@ Tasks = Annotated[
     list[str] | None,
     typer.Option(
         "--task",
-        help="Task with its weight in the mix, NAME[@WEIGHT]: chain4, walk12 or an installed one. May be repeated. "
-        "Default: the preset's; none with --data.",
+        help="Task with its weight in the mix, NAME[@WEIGHT]: chain4, countdown, guess, walk12 or an installed one. "
+        "May be repeated. Default: the preset's; none with --data.",
     ),
 ]
 Data = Annotated[

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from p2prl.cli.commands.init_options import InitOptions
 from p2prl.cli.commands.init_plan import probe_groups, run_plan
+from p2prl.cli.commands.init_preset import Prepared, prepare_preset
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.run_folder import refuse_folder_in_use
@@ -13,6 +17,13 @@ from p2prl.models.model_license import NOT_STATED
 
 def init_command(options: InitOptions) -> None:
     """Create the run folder; options that are None come from the preset."""
+    with TemporaryDirectory(prefix="p2prl-init-") as folder:
+        prepared = prepare_preset(options, Path(folder))
+        _make_run(prepared)
+
+
+def _make_run(prepared: Prepared) -> None:
+    options = prepared.options
     plan, settings = run_plan(options)
     groups = probe_groups(options)
     root = options.root
@@ -28,6 +39,7 @@ def init_command(options: InitOptions) -> None:
 
         if plan.model is None:
             use_threads(1)  # a model this small gains nothing from more threads
+        prepared.make_model(on_progress)
         notices: list[str] = []
         checks = None
         if plan.model is not None or plan.data or groups:  # a preset's own model and task are known to fit
@@ -38,7 +50,7 @@ def init_command(options: InitOptions) -> None:
             settings=settings,
             on_progress=on_progress,
             on_notice=notices.append,
-            fit_settings=plan.model is not None,
+            fit_settings=prepared.is_own_model,
             checks=checks,
         )
     for notice in notices:

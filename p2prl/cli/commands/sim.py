@@ -11,6 +11,9 @@ from p2prl.cli.views.progress_bar import progress_bar
 
 
 def sim(
+    task: Annotated[
+        str, typer.Option("--task", help="chain4, walk12, guess, or an installed one with a small model.")
+    ] = "chain4",
     volunteers: Annotated[int, typer.Option("--volunteers", min=1, help="Volunteers in the swarm.")] = 8,
     updates: Annotated[int, typer.Option("--updates", min=1, help="Learner updates.")] = 60,
     delay: Annotated[
@@ -43,6 +46,7 @@ def sim(
         from p2prl.cli.commands.sim_run import sim_command
 
     sim_command(
+        task=task,
         volunteers=volunteers,
         updates=updates,
         delay=delay,

@@ -17,11 +17,13 @@ from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
-from p2prl.tasks.chain4 import demonstration
+from p2prl.tasks.task_registry import task_by_name
+from p2prl.tasks.task_spec import Demonstration, TurnsDemonstration
 
 
 def sim_command(
     *,
+    task: str,
     volunteers: int,
     updates: int,
     delay: str,
@@ -35,7 +37,9 @@ def sim_command(
     """Simulate a swarm and print its result."""
     began = time.monotonic()
     parse_delay(delay)
+    demonstration = _demonstration(task)
     config = SwarmConfig(
+        task=task,
         volunteers=volunteers,
         updates=updates,
         delay=delay,
@@ -46,7 +50,7 @@ def sim_command(
         seed=seed,
     )
     use_threads(1)  # a fixed order of summation keeps the trace reproducible
-    loaded = tiny_model("chain4", seed=seed)
+    loaded = tiny_model(task, seed=seed)
     recipe = WarmstartConfig()
     with (
         progress_bar("simulation", quiet=as_json) as on_progress,
@@ -79,6 +83,14 @@ def sim_command(
     say(downloads_line(result.patch_bytes, result.whole_bytes, result.brought_bytes))
     say(f"groups     {result.groups_verified:,} verified, {result.groups_rejected:,} rejected")
     say(f"trace      {result.trace_hash}")
+
+
+def _demonstration(task: str) -> Demonstration | TurnsDemonstration:
+    """What the task's small model starts from: without it, a short run would show nothing."""
+    demonstration = task_by_name(task).demonstration
+    if demonstration is None:
+        raise ConfigError(f"task {task!r} has no demonstrations", remedy="Choose a task that has some, such as chain4.")
+    return demonstration
 
 
 def _window(text: str) -> tuple[float, float]:
@@ -116,5 +128,6 @@ def simulation_document(config: SwarmConfig, result: SwarmResult, *, wall_s: flo
         "volunteers": config.volunteers,
         "delay": config.delay,
         "seed": config.seed,
+        "task": config.task,
         "wall_s": wall_s,
     }

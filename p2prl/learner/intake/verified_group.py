@@ -21,7 +21,8 @@ class VerifiedGroup:
     policy_step: int
     """Learner step at which the policy it was sampled with was published."""
     behavior: bytes
-    """Little-endian float32 log-probs, as the journal keeps them, so that a replay trains on the same numbers."""
+    """Little-endian float32 log-probs, as the journal keeps them, so that a replay trains on the same numbers. Not a
+    number at the tokens of an environment, so that the journal alone says what to train on."""
     rewards: bytes
     """Little-endian float32, one per completion."""
     verified_at: float | None = None

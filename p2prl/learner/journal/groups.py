@@ -69,7 +69,8 @@ class StoredGroup:
     slot: int
     raw: bytes
     behavior: bytes
-    """Little-endian float32 log-probs at the declared version, completions concatenated; empty until verified."""
+    """Little-endian float32 log-probs at the declared version, completions concatenated; not a number at the tokens of
+    an environment, which are not trained on. Empty until verified."""
     rewards: bytes
     """Little-endian float32, one per completion; empty until verified."""
     body: bytes = b""
@@ -132,6 +133,11 @@ class GroupTable:
             (GroupState.VERIFIED, GroupState.USED, GroupState.UNUSED),
         )
         return {peer: int(count) for peer, count in rows}
+
+    def peers_since(self, moment: float) -> int:
+        """Number of peers with a group that arrived after `moment`."""
+        row = self._db.execute("SELECT COUNT(DISTINCT peer) FROM groups WHERE arrived > ?", (moment,)).fetchone()
+        return int(row[0])
 
     def unchecked_count(self, peer: bytes) -> int:
         """Groups of a peer that wait for their check."""

@@ -41,7 +41,8 @@ class TrainingGroup:
     prompt_ids: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
     behavior_logprobs: tuple[tuple[float, ...], ...]
-    """The learner's own replay at the declared version, nats at the sampling temperature."""
+    """The learner's own replay at the declared version, nats at the sampling temperature. Not a number at the tokens of
+    an environment, which are context and not trained on."""
     rewards: tuple[float, ...]
     staleness: int
     """Learner updates since the policy it was sampled with."""
@@ -204,8 +205,9 @@ class Trainer:
         mask_BGT = torch.zeros(len(groups), size, longest, dtype=torch.bool)
         for b, group in enumerate(groups):
             for g, logprobs in enumerate(group.behavior_logprobs):
-                behavior_BGT[b, g, : len(logprobs)] = torch.tensor(logprobs)
-                mask_BGT[b, g, : len(logprobs)] = True
+                behavior_T = torch.tensor(logprobs)
+                mask_BGT[b, g, : len(logprobs)] = ~behavior_T.isnan()
+                behavior_BGT[b, g, : len(logprobs)] = torch.where(behavior_T.isnan(), 0.0, behavior_T)
         reference_BGT = None
         if self._reference is not None:
             rows = [(group.prompt_ids, ids) for group in groups for ids in group.completions]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from p2prl.errors import ConfigError, MachineError
+from p2prl.tasks.scorers.row_sources import GeneratedRows, is_generated
 
 _PARQUET_MAGIC = b"PAR1"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2"}
@@ -32,7 +33,12 @@ class DataSource(Protocol):
 
 
 def open_source(path: Path) -> DataSource:
-    """The rows of a file or saved directory. `ConfigError` when there is none, or it has another format."""
+    """The rows of a file, saved directory or library. `ConfigError` when there is none, or it has another format.
+
+    A source such as `reasoning-gym:NAME?size=2000` stands in place of a path, and is opened as such.
+    """
+    if is_generated(str(path)):
+        return GeneratedRows(str(path))
     if not path.exists():
         raise ConfigError(f"there is no file {path}", remedy=_similar(path))
     if path.is_dir():

@@ -23,7 +23,10 @@ MAX_OPEN_FILES = 64
 """Open files of a worker: some libraries read tables of theirs while they score."""
 
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-_LIBRARY_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+_LIBRARY_FOLDERS = (
+    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo"),
+    *(os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)),
+)
 
 LANDLOCK, SECCOMP, NAMESPACE, CAPABILITIES = "landlock", "seccomp", "network namespace", "no capabilities"
 LIMITS = "limits"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2prl import errors
 from p2prl.tasks.sandbox import frames
-from p2prl.tasks.sandbox.fork_server_main import COMMAND, END, FORK, FORK_ONCE, SLOW
+from p2prl.tasks.sandbox.fork_server_main import COMMAND, END, FORK, FORK_ONCE
 from p2prl.tasks.sandbox.worker_process import WorkerProcess, receive_exactly
 
 BUILD_S = 120
@@ -99,18 +99,11 @@ class ForkServer:
     def end(self, worker: WorkerProcess) -> None:
         """Kill a worker. One of an earlier fork server ended with it."""
         worker.hang_up()
-        self._command(END, worker)
-
-    def slow_down(self, worker: WorkerProcess) -> None:
-        """Have a worker leave the processor to others first: its answer is slow."""
-        self._command(SLOW, worker)
-
-    def _command(self, letter: bytes, worker: WorkerProcess) -> None:
         with self._lock:
             if self._closed or worker.server != self._process.pid:
                 return
             try:
-                self._control.sendall(COMMAND.pack(letter, worker.number))
+                self._control.sendall(COMMAND.pack(END, worker.number))
             except OSError:
                 self._restart()
 
@@ -133,9 +126,10 @@ class ForkServer:
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
         path = [str(Path(__file__).resolve().parents[3]), *(entry for entry in sys.path if os.path.isabs(entry))]
+        # Not -I: it would ignore PYTHONHASHSEED. The environment is ours, and -P -s leave out folder and user site.
+        command = [sys.executable, "-P", "-s", "-c", _START]
         self._process = subprocess.Popen(
-            # Not -I: it would ignore PYTHONHASHSEED. The environment is ours, and -P -s leave out folder and user site.
-            [sys.executable, "-P", "-s", "-c", _START, frames.json_bytes(path).decode(), str(theirs.fileno())],
+            [*command, frames.json_bytes(path).decode(), f"pool={os.getpid()}", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -170,7 +164,7 @@ class ForkServer:
         if "error" in state:
             raise errors.ConfigError(
                 f"a scorer could not be built: {state['error']}",
-                remedy="Install the package it names, or correct the task's scoring.",
+                remedy=state["remedy"] or "Install the package it names, or correct the task's scoring.",
             )
         self._control.settimeout(_CLOSE_S)
         self.third_party, self.layers = frozenset(state["third_party"]), tuple(state["layers"])
@@ -180,5 +174,5 @@ class ForkServer:
         try:
             self._process.wait(timeout=_CLOSE_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # the session that it leads: its workers too
+            os.killpg(self._process.pid, signal.SIGKILL)  # and those of its workers that share its session
             self._process.wait()

@@ -21,6 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from p2prl.errors import ConfigError, P2PRLError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.confinement import Confinement, confine_fork_server
@@ -29,14 +30,14 @@ from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
 COMMAND = struct.Struct("<cQ")
 """A command: one letter and a worker's number. A fork comes with the worker's end of a socket pair."""
 
-FORK, FORK_ONCE, SLOW, END = b"F", b"O", b"S", b"E"
-
-_SLOW_NICENESS = 5
-"""Added to a worker's niceness once its answer is slow: it keeps a quarter of a busy core, so that a slow honest answer
-still ends in time, and three quarters are left to the others."""
+FORK, FORK_ONCE, END = b"F", b"O", b"E"
 
 _PARENT_CHECK_MS = 1000
 """How often the parent is looked for: a copy of its socket in another child of it would hide its end."""
+
+
+_MAX_REPORT_CHARS = 2_000
+"""Text of an error while building, for the researcher to read."""
 
 
 class _ForkServer:
@@ -73,8 +74,6 @@ class _ForkServer:
         letter, number = COMMAND.unpack(data)
         if letter == END:
             self._end(number)
-        elif letter == SLOW:
-            self._yield_to_others(number)
         else:
             self._fork(number, descriptors[0], once=letter == FORK_ONCE)
         return True
@@ -85,7 +84,7 @@ class _ForkServer:
         if pid == 0:
             try:
                 ruleset = self._confinement.worker_ruleset
-                prepare_fork(server, (descriptor, ruleset) if ruleset >= 0 else (descriptor,))
+                prepare_fork(server, (descriptor, ruleset) if ruleset >= 0 else (descriptor,), once=once)
                 run_worker(
                     descriptor,
                     self._scorers,
@@ -99,12 +98,6 @@ class _ForkServer:
         os.close(descriptor)
         self._workers[number] = pid
 
-    def _yield_to_others(self, number: int) -> None:
-        pid = self._workers.get(number)
-        if pid is not None:
-            own = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, pid, own + _SLOW_NICENESS)
-
     def _end(self, number: int) -> None:
         """Kill a worker and collect it. Not collected before, so its process id cannot be another process's."""
         pid = self._workers.pop(number, None)
@@ -114,7 +107,7 @@ class _ForkServer:
 
 
 def build_scorers(settings: dict[str, Any]) -> Scorers:
-    """Scorers of every task, by the builder module that the settings name."""
+    """Scorers of every task, by the builder module that the settings name. `ConfigError` names the task that fails."""
     builder = importlib.import_module(settings["builder"])
     built: dict[str, RowScorer] = {}
     third_party = set()
@@ -124,7 +117,9 @@ def build_scorers(settings: dict[str, Any]) -> Scorers:
             if builder.runs_third_party_code(spec):
                 third_party.add(task)
         except Exception as error:
-            raise RuntimeError(f"task {task!r}: {error}") from error
+            known = isinstance(error, P2PRLError)
+            problem = str(error) if known else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"task {task!r}: {problem}", remedy=getattr(error, "remedy", "")) from error
     return Scorers(built, frozenset(third_party))
 
 
@@ -141,7 +136,9 @@ def main() -> None:
         confinement = confine_fork_server()
         state: dict[str, object] = {"third_party": sorted(scorers.third_party), "layers": confinement.layers}
     except Exception as error:  # noqa: BLE001  # a researcher's module may raise anything; the pool reports it
-        control.sendall(frames.frame(frames.json_bytes({"error": f"{type(error).__name__}: {error}"})))
+        text = str(error) if isinstance(error, P2PRLError) else f"{type(error).__name__}: {error}"
+        report = {"error": text[:_MAX_REPORT_CHARS], "remedy": getattr(error, "remedy", "")[:_MAX_REPORT_CHARS]}
+        control.sendall(frames.frame(frames.json_bytes(report)))
         return
     signal.alarm(0)
     gc.collect()

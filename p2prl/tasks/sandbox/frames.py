@@ -28,8 +28,8 @@ MAX_VALUE = 100.0
 MAX_ERROR_BYTES = 200
 """Text of a scorer's error in a reply: enough for an exception's name and its first line."""
 
-READY = b"\x01"
-"""Sent once by a worker that is confined and waits for requests."""
+READY = struct.Struct("<cI")
+"""Sent once by a worker that is confined and waits for requests, before it has seen any: `R` and its process id."""
 
 SCORED, FAILED, OUT_OF_MEMORY, NOT_A_SCORE = range(4)
 """Kinds of reply."""

@@ -18,6 +18,9 @@ from p2prl.tasks.sandbox.worker_process import WorkerEndedError, WorkerProcess
 SLOW_S = 0.1
 """An answer that takes longer gives its place to others meanwhile, seconds."""
 
+LONG_S = 0.5
+"""An answer that takes longer leaves a busy processor to others. Not sooner: an honest one may share it with many."""
+
 _RETRY_S = 0.5
 """A worker that ended sooner is replaced and the answer tried once more: the system may have killed it for memory that
 others took. Later there is no time for it."""
@@ -101,16 +104,18 @@ class Lane(threading.Thread):
             if job.attempts > 1 or time.monotonic() - started > _RETRY_S:
                 self._dispatcher.settle(job, ScoredAnswer(0.0, ENDED), overrun=True)
         else:
-            if once or job.slow or worker.scored >= _MAX_ANSWERS:  # a slowed worker stays slow
+            if once or worker.yields or worker.scored >= _MAX_ANSWERS:
                 self._discard()
 
     def _reply(self, worker: WorkerProcess, place: int, job: Job[Batch], *, started: float, limit_s: float) -> Reply:
-        try:
-            return worker.reply(place, until=started + min(SLOW_S, limit_s))
-        except TimeoutError:
-            self._dispatcher.mark_slow(job)
-            self._server.slow_down(worker)
-            return worker.reply(place, until=started + limit_s)
+        with suppress(TimeoutError):
+            return worker.reply(place, until=started + SLOW_S)
+        self._dispatcher.mark_slow(job)
+        if limit_s > LONG_S:
+            with suppress(TimeoutError):
+                return worker.reply(place, until=started + LONG_S)
+            worker.yield_processor()
+        return worker.reply(place, until=started + limit_s)
 
     def _ready_worker(self, *, once: bool) -> WorkerProcess:
         """A worker that is ready. `MachineError` when none starts."""

@@ -42,7 +42,7 @@ def run_worker(
         cpu_s = int(limit_s) + _CPU_MARGIN_S if once else 0
         confine_worker(confinement, memory_bytes=memory_bytes, cpu_s=cpu_s)
         _seed_global_generators()
-        _write(descriptor, frames.READY)
+        _write(descriptor, frames.READY.pack(b"R", os.getpid()))
         while payload := _next_request(descriptor):
             _answer(descriptor, payload, scorers, once=once)
             if once:
@@ -51,12 +51,18 @@ def run_worker(
         os._exit(0)
 
 
-def prepare_fork(parent: int, keep: tuple[int, ...]) -> None:
-    """First steps of a forked worker: end with its parent, keep only the given descriptors and standard streams."""
+def prepare_fork(parent: int, keep: tuple[int, ...], *, once: bool) -> None:
+    """First steps of a forked worker: end with its parent, keep only the given descriptors and standard streams.
+
+    On Linux a worker of third-party code gets a session of its own, because the kernel's autogroups share a busy
+    processor by session: beside a hung answer in theirs, the workers of quick answers would wait for it.
+    """
     if sys.platform == "linux":
         linux.die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
+        if once:
+            os.setsid()
     first = 3
     for descriptor in sorted(keep):
         os.closerange(first, descriptor)

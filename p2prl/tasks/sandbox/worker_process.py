@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.tasks.sandbox import frames
@@ -19,6 +23,10 @@ _REST_S = 0.25
 """Time for the rest of a reply once its first byte is there: a worker writes it at once, a hostile one dribbles."""
 
 
+_LONG_NICENESS = 10
+"""Niceness added to a worker whose answer takes long: on a busy core the quick answers of others keep nine tenths."""
+
+
 class WorkerEndedError(Exception):
     """The worker ended, or sent what no worker sends."""
 
@@ -29,22 +37,22 @@ class WorkerProcess:
     def __init__(self, connection: socket.socket, *, number: int, server: int, once: bool) -> None:
         """`number` is the fork server's for it, `server` that process's id."""
         self._connection = connection
-        self._ready = False
+        self._pid = 0
         self.number = number
         self.server = server
         self.once = once
         self.scored = 0
+        self.yields = False
 
     def wait_until_ready(self) -> None:
         """Wait until the worker is confined. `WorkerEndedError` when it will not be."""
-        if self._ready:
+        if self._pid:
             return
         try:
-            if receive_exactly(self._connection, 1, until=time.monotonic() + START_S) != frames.READY:
-                raise WorkerEndedError
+            ready = receive_exactly(self._connection, frames.READY.size, until=time.monotonic() + START_S)
         except OSError as error:
             raise WorkerEndedError from error
-        self._ready = True
+        self._pid = int(frames.READY.unpack(ready)[1])
 
     def send(self, request: bytes, *, until: float) -> None:
         """Send a request. `until` is on the monotonic clock; `TimeoutError` after it."""
@@ -74,6 +82,17 @@ class WorkerProcess:
             raise WorkerEndedError from error
         self.scored += 1
         return reply
+
+    def yield_processor(self) -> None:
+        """Have the worker leave a busy processor to others: its answer takes long. It cannot be taken back.
+
+        The fork server collects the process only when told to, so its id is not another's by now.
+        """
+        self.yields = True
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._pid, os.getpriority(os.PRIO_PROCESS, 0) + _LONG_NICENESS)
+            if self.once and sys.platform == "linux":  # the kernel's autogroups weigh sessions, and this is one
+                Path(f"/proc/{self._pid}/autogroup").write_text(str(_LONG_NICENESS))
 
     def hang_up(self) -> None:
         """Close the connection."""

@@ -54,7 +54,7 @@ def needs_code(spec: str) -> bool:
 
 
 def length_penalty(spec: str, tokens: int) -> float:
-    """The spec's penalty, 0 or less, of a completion of so many tokens: whoever knows them adds it to the score."""
+    """The spec's penalty for a completion's length in tokens, 0 or less. Callers add it to the score."""
     return parse_spec(spec).penalty(tokens)
 
 

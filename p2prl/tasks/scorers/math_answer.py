@@ -13,6 +13,10 @@ from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.scorers.answer_text import UnusableRowError, marked_answer, right_text
 from p2prl.tasks.scorers.extras import import_extra
 
+_WARM_UP = (("$x^2+2x+1$", "\\boxed{(x+1)^2}"), ("$\\{1,2\\}$", "\\boxed{\\{2,1\\}}"), ("$\\frac{1}{2}$", "is 0.5"))
+"""Compared once when the scorer is built: the first comparison of a process takes a second for grammar tables and
+caches, and the sandbox scores each answer in a fork of the process that built the scorer."""
+
 
 class MathAnswer:
     """Accepts `so it is $\\frac{2}{4}$` or `\\boxed{0.5}` for the answer `1/2`: equal for sympy.
@@ -26,6 +30,8 @@ class MathAnswer:
         self._column = column
         self._library = import_extra("math_verify", "math", scorer="math-verify")
         logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it logs each answer that it cannot read
+        for right, answer in _WARM_UP:
+            self._library.verify(self._parse(right), self._parse(answer), timeout_seconds=None)
 
     def accepts(self, row: Row, text: str) -> bool:
         """See `Judge.accepts`. May take seconds."""

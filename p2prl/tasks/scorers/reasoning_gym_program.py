@@ -33,10 +33,13 @@ def made_rows(request: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows of `GymDataset.document`s, one of each dataset in turn until all are used up."""
     scorer = ReasoningGymScorer()
     open_datasets = [(entry, _dataset(entry["name"], entry["settings"])) for entry in request]
+    answered = all(dataset[0]["answer"] is not None for _, dataset in open_datasets)
     for index in range(max(len(dataset) for _, dataset in open_datasets)):
         for entry, dataset in open_datasets:
             if index < len(dataset):
                 row = _row(entry["name"], entry["settings"], dataset[index])
+                if answered:
+                    row["answer"] = str(row[COLUMN]["answer"])
                 if index < CHECKED_ROWS:
                     _check(entry["name"], row, scorer)
                 yield row
@@ -67,23 +70,21 @@ def _dataset(name: str, settings: dict[str, Any]) -> Any:
 
 
 def _row(name: str, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
-    answer = item["answer"]
     return {
         "prompt": item["question"],
-        "answer": "" if answer is None else str(answer),
         COLUMN: {
             "dataset": name,
             "settings": settings,
             "question": item["question"],
-            "answer": answer,
+            "answer": item["answer"],
             "metadata": item["metadata"],
         },
     }
 
 
 def _check(name: str, row: dict[str, Any], scorer: ReasoningGymScorer) -> None:
-    carried = json.loads(json.dumps(row))
-    if row["answer"] and scorer.score(carried, row["answer"], True) != 1.0:
+    answer = row[COLUMN]["answer"]
+    if answer and scorer.score(json.loads(json.dumps(row)), str(answer), True) != 1.0:
         raise ConfigError(
             f"{name}: a row's own answer does not score 1 once the row is stored as JSON",
             remedy="Choose another dataset.",

@@ -85,7 +85,7 @@ def parse_source(source: str) -> tuple[GymDataset, ...]:
 
 
 def rows(source: str, on_progress: Progress | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a source: `prompt`, `answer` (empty where the dataset accepts many) and `reasoning_gym`.
+    """The rows of a source: `prompt`, `reasoning_gym`, and `answer` unless a dataset of the mix has none.
 
     Datasets alternate, so that the end of the rows holds all of them. `ConfigError` for an unknown dataset or setting,
     or without the library; `MachineError` when the process that makes the rows dies.

@@ -65,7 +65,7 @@ class LengthPenalty:
     max_tokens: int
     """L_max: from here the penalty is −`weight`. Tokens of the completion, 2..32,768."""
     cache_tokens: int
-    """L_cache: the penalty grows from 0 over the last so many tokens before `max_tokens`."""
+    """L_cache: the penalty grows from 0 to its full size over this many tokens before `max_tokens`."""
     weight: float = 1.0
     """Size of the full penalty, above 0, at most 100."""
 
@@ -79,7 +79,7 @@ class LengthPenalty:
         )
 
     def of(self, tokens: int) -> float:
-        """The penalty of a completion of so many tokens, within −`weight`..0."""
+        """The penalty for a completion's length, within −`weight`..0."""
         excess = tokens - (self.max_tokens - self.cache_tokens)
         return -self.weight * min(max(excess / self.cache_tokens, 0.0), 1.0)
 
@@ -96,7 +96,7 @@ class Scoring:
         require("number of scorers", count, 1 <= count <= MAX_REWARDS, f"within 1..{MAX_REWARDS}")
 
     def penalty(self, tokens: int) -> float:
-        """The length penalty of a completion of so many tokens: 0 or less."""
+        """The penalty for a completion's length in tokens: 0 or less."""
         return self.length_penalty.of(tokens) if self.length_penalty else 0.0
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,14 @@ class TrlFunction:
 
 def load_function(path: Path, name: str) -> TrlFunction:
     """Run the researcher's file and take its function. `ConfigError` when it fails or has no such function."""
-    spec = importlib.util.spec_from_file_location(_MODULE, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path.name} is no Python file", remedy="Name a file that ends in .py.")
+    # The loader is named because a validator's download has no name that ends in .py.
+    loader = SourceFileLoader(_MODULE, str(path))
+    spec = importlib.util.spec_from_loader(_MODULE, loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[_MODULE] = module  # dataclasses and typing look their module up
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except Exception as error:  # a researcher's file may raise anything
         raise ConfigError(
             f"{path.name} cannot be loaded: {type(error).__name__}: {str(error)[:200]}",

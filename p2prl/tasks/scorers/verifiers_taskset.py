@@ -100,20 +100,24 @@ def parse_source(source: str) -> tuple[str, dict[str, Any], int | None]:
 
 
 def rows(source: str, on_progress: Progress | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a source: `prompt` as chat messages, `answer` (empty if the task data has none) and `verifiers`.
+    """The rows of a source: `prompt` as chat messages, `verifiers`, and `answer` if the task data requires one.
 
     `ConfigError` as `Taskset`, and for a task without a prompt of text. Runs the taskset's own code in this process.
     """
     name, settings, size = parse_source(source)
     taskset = Taskset(name, settings)
+    field = taskset.task_type.data_type().model_fields.get("answer")
+    answered = field is not None and field.is_required()
     for number, task in enumerate(taskset.tasks(size), start=1):
         data = task.data.model_dump(mode="json", exclude_defaults=True)
-        answer = data.get("answer", "")
-        yield {
+        row = {
             "prompt": _messages(name, task.data),
-            "answer": answer if isinstance(answer, str) else json.dumps(answer),
             COLUMN: {"taskset": name, "settings": settings, "data": data},
         }
+        if answered:
+            answer = data["answer"]
+            row["answer"] = answer if isinstance(answer, str) else json.dumps(answer)
+        yield row
         if on_progress is not None:
             on_progress(number, size or number)
 

@@ -15,16 +15,19 @@ from p2prl.cli.commands.worker_session import StatusFile
 from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.intake.verification import Replayer
 from p2prl.learner.training.loss_diagnostics import BUCKETS
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.models.group_work import ReplayTools
 from p2prl.models.tiny_models import tiny_model
 from p2prl.protocol.join_link import JoinLink
 from p2prl.validator.service import Audit
 from tests.unit.learner.scripted_swarm import ScriptedSwarm, make_learner
 from tests.unit.learner.small_run import SmallRun
 from tests.unit.learner.test_trainer import CONFIG, batches
+from tests.unit.models.data_run import DataRun
 
 TEXT = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 
@@ -83,8 +86,9 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     result = json.loads(evaluated)
     assert set(result) | set(result["tasks"]["chain4"]) == glossary("evaluations.jsonl") - {"rate", "low", "high"}
     written = {key.replace("evaluation/chain4/", "evaluation/TASK/") for key in written}
+    written |= set(Replayer(ReplayTools(world.scorer, DataRun(world).learner)).figures)
     seen = without_buckets(written | losses_metrics() | metrics_of_settings())
-    assert seen | {"scorer_failures"} == glossary("metrics.jsonl"), "scorer_failures is of runs with data alone"
+    assert seen == glossary("metrics.jsonl")
 
 
 def status_keys(home: Path, role: str, document: Mapping[str, object]) -> set[str]:

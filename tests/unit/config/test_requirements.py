@@ -12,7 +12,7 @@ import pytest
 from p2prl.config.requirements import Requirements, check_room, requirements_of, size_text
 from p2prl.errors import MachineError
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.manifests import RunFile, blob_of
+from p2prl.protocol.manifests import DataSet, RunFile, TaskShare, blob_of
 from p2prl.testing.sample_ledgers import manifest
 
 NEEDS = Requirements(files_bytes=1_000, data_bytes=0, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)
@@ -37,6 +37,24 @@ def test_requirements_follow_from_the_manifest() -> None:
     computed_wide = requirements_of(msgspec.structs.replace(run, compute_dtype="float32"), Role.VOLUNTEER)
     assert computed_wide.weights_bytes == volunteer.weights_bytes
     assert computed_wide.memory_bytes - volunteer.memory_bytes == 2_000_000
+
+
+def test_data_counts_as_download_and_on_disk_by_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, answers, code = (blob_of(bytes(size), 4096) for size in (30_000, 50_000, 700))
+    data = DataSet("rows", 3, prompts, answers, "{}", code)
+    tasks = (*manifest().tasks, TaskShare("rows", 1.0))
+    run = msgspec.structs.replace(manifest(), files=(), parameters=1_000, tasks=tasks, data_sets=(data,))
+    volunteer, weights = requirements_of(run, Role.VOLUNTEER), requirements_of(run, Role.VOLUNTEER).weights_bytes
+    assert volunteer.data_bytes == 30_000
+    assert volunteer.download_bytes == 30_000 + weights
+    assert volunteer.disk_bytes == 30_000 + 4 * weights
+    assert requirements_of(run, Role.VALIDATOR).data_bytes == 30_000
+    assert requirements_of(run, Role.VALIDATOR, runs_code=True).data_bytes == 80_700
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 30_000 + 2 * weights))
+    check_room(volunteer, tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 29_999 + 2 * weights))
+    with pytest.raises(MachineError):
+        check_room(volunteer, tmp_path)
 
 
 def test_disk_without_room_for_two_versions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,11 @@ from p2prl.models.warm_start import WarmstartConfig
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.protocol.manifests import Sampling
 from p2prl.tasks.task_registry import TASKS, task_by_name
+from p2prl.tasks.task_spec import TurnsDemonstration
 from tests.unit.house.checkout import copy_checkout
 from tests.unit.house.source_tree import ROOT
 
-PLUGINS = ("loss", "task", "engine")
+PLUGINS = ("loss", "task", "environment", "engine")
 CPU = torch.device("cpu")
 
 
@@ -67,7 +68,7 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_registries_list_them() -> None:
     assert "fresh_reinforce" in LOSSES.names()
-    assert "reverse5" in TASKS.names()
+    assert {"reverse5", "nim"} <= set(TASKS.names())
     assert "plain" in ENGINES.names()
 
 
@@ -115,11 +116,31 @@ def test_the_task_makes_a_run_and_its_demonstrations_earn_rewards(run: RunFolder
     spec = task_by_name("reverse5")
     assert [share.task for share in run.manifest.tasks] == ["reverse5"]
     assert run.manifest.sampling.max_new_tokens == 6
-    assert spec.demonstration is not None
+    assert not isinstance(spec.demonstration, TurnsDemonstration | None)
     rewards = [spec.task.score(*spec.demonstration(seed), finished=True).reward for seed in range(300)]
     assert 0.5 < sum(rewards) / 300 < 0.8
     assert spec.process_scorer is not None
     assert spec.process_scorer.judge("30127=", "72203", finished=True).steps == (1.0, 1.0, 0.0, 1.0, 1.0)
+
+
+def test_the_environment_plays_its_demonstrations_to_the_end() -> None:
+    spec = task_by_name("nim")
+    assert isinstance(spec.demonstration, TurnsDemonstration)
+    assert spec.small_model is not None
+    rules = spec.demonstration.environment
+    assert rules is spec.environment
+    won = 0.0
+    for seed in range(300):
+        turns = spec.demonstration.turns(seed)
+        said = [rules.reply(seed, turns[:number]) for number in range(1, len(turns) + 1)]
+        assert [message is None for message in said] == [*[False] * (len(turns) - 1), True]
+        text = rules.opening(seed) + "".join(turns) + "".join(message or "" for message in said)
+        assert set(text) <= set(spec.small_model.symbols)
+        assert len(text) + len(turns) <= spec.max_new_tokens + len(rules.opening(seed))
+        won += rules.score(seed, turns, True).reward
+    assert 0.6 < won / 300 < 0.8
+    assert rules.reply(1, ("4",)) is None
+    assert rules.score(1, ("4",), True).reward == 0.0
 
 
 def test_the_engine_samples_what_transformers_samples(run: RunFolder) -> None:

@@ -107,11 +107,14 @@ def make_learner(
     checkpoints = sorted((small_run.directory / "checkpoints").glob("step-*"))
     memory = memory or MemoryPlan(rule=DEFAULT_RULE, most_tokens=DEFAULT_RULE.tokens)
     held_in = weight_dtype(memory.precision)
-    training = load_pretrained(str(checkpoints[-1]), dtype=held_in) if checkpoints else tiny_model(seed=1)
+    training = (
+        load_pretrained(str(checkpoints[-1]), dtype=held_in) if checkpoints else tiny_model(small_run.model, seed=1)
+    )
     if not checkpoints:
-        training.model.load_state_dict(_warm_weights())
+        if small_run.model == "chain4":
+            training.model.load_state_dict(_warm_weights())
         training.model.to(TORCH_DTYPES[held_in])
-    replaying = tiny_model(seed=1)
+    replaying = tiny_model(small_run.model, seed=1)
     work = GroupWork(small_run.manifest, small_run.run, TextCodec(replaying.tokenizer, replaying.model))
     policy = PolicyModel(replaying.model, small_run.layout)
     config: dict[str, Any] = {

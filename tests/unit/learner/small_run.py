@@ -54,12 +54,16 @@ class SmallRun:
         staleness_bound: int = STALENESS,
         dtype: str = "float32",
         task: str = "chain4",
+        model: str = "chain4",
+        max_new_tokens: int = 8,
     ) -> None:
+        """`model` names the task whose small model is used."""
         self.directory = directory
         self.beacons = itertools.count(1)
         """Beacons of future versions, so that a learner that was killed continues with the next one."""
         self.learner = identity("learner")
-        self.loaded = tiny_model(seed=1)
+        self.model = model
+        self.loaded = tiny_model(model, seed=1)
         self.layout = layout_of(self.loaded.model, dtype)
         self.files = export_run_files(self.loaded)
         plan = RunPlan(
@@ -67,6 +71,7 @@ class SmallRun:
             goal="test",
             task=task,
             model=None,
+            max_new_tokens=max_new_tokens,
             staleness_bound=staleness_bound,
             group_size=group_size,
             dtype=dtype,
@@ -89,7 +94,7 @@ class SmallRun:
 
     def publish(self, version: int, *, step: int, bases: Iterable[int] = ()) -> PolicyVersion:
         """Publish a version with distinct weights. Its patches from `bases` are listed, but cannot be applied."""
-        weights = bytes(flatten(tiny_model(seed=100 + version).model, self.layout))
+        weights = bytes(flatten(tiny_model(self.model, seed=100 + version).model, self.layout))
         ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=4))
         self.blobs.add(ref, weights)
         newest = self.published.newest

@@ -19,6 +19,8 @@ class Swarm:
         self.arriving: list[float] = []
         self.heads: list[bool] = []
         self.reads = 0
+        self.recent_peers = 0
+        self.returns_at = float("inf")
         self.slices = 0
         """Slices of the last version's evaluation that are left, one a turn."""
 
@@ -56,11 +58,29 @@ class Swarm:
     def send_ledger_head(self, *, step: int, finished: bool) -> None:
         self.heads.append(finished)
 
-    def end(self, stop_at: float = float("inf")) -> float:
-        """Shut down; returns the seconds it took."""
+    def peers_since(self, moment: float) -> int:
+        assert self.time - 900.0 < moment < self.time
+        return self.recent_peers
+
+    @property
+    def network(self) -> Swarm:
+        return self
+
+    @property
+    def status(self) -> Swarm:
+        return self
+
+    @property
+    def peers(self) -> tuple[tuple[str, int], ...]:
+        return (("validator", 3), ("volunteer", 2 if self.time >= self.returns_at else 1))
+
+    def end(self, stop_at: float = float("inf"), *, ran_s: float = 0.0) -> float:
+        """Shut down `ran_s` after the start; returns the seconds it took."""
         part = cast(Any, self)
+        shutdown = Shutdown(part, part, part, part, part)
+        self.time += ran_s
         began = self.time
-        Shutdown(part, part, part, part).announce_end(step=7, is_stopped=lambda: self.time - began >= stop_at)
+        shutdown.announce_end(step=7, is_stopped=lambda: self.time - began >= stop_at)
         return self.time - began
 
 
@@ -89,6 +109,26 @@ def test_a_group_that_arrives_late_is_settled_and_waited_for() -> None:
 @pytest.mark.parametrize("waiting", [0, 1_000])
 def test_a_stop_ends_it_at_once(waiting: int) -> None:
     assert Swarm(waiting=waiting, replay_s=1.0).end(stop_at=3.0) <= 3.0 + 1.2
+
+
+def test_volunteers_at_work_before_a_restart_are_waited_for() -> None:
+    swarm = Swarm(waiting=0, replay_s=0.0)
+    swarm.recent_peers, swarm.returns_at = 2, swarm.time + 30.0
+    assert swarm.end() == pytest.approx(30.0 + 6.0, abs=0.5)
+    assert len(swarm.heads) >= 30, "one that comes back must hear of the end"
+
+
+@pytest.mark.parametrize(("ran_s", "expected_s"), [(0.0, 66.0), (40.0, 26.0), (60.0, 6.0), (600.0, 6.0)])
+def test_volunteers_that_left_are_not_waited_for_longer_than_a_minute(ran_s: float, expected_s: float) -> None:
+    swarm = Swarm(waiting=0, replay_s=0.0)
+    swarm.recent_peers = 2
+    assert swarm.end(ran_s=ran_s) == pytest.approx(expected_s, abs=0.5)
+
+
+def test_a_stop_ends_the_wait_for_volunteers() -> None:
+    swarm = Swarm(waiting=0, replay_s=0.0)
+    swarm.recent_peers = 2
+    assert swarm.end(stop_at=3.0) <= 3.0 + 0.5
 
 
 @pytest.mark.parametrize(("slices", "seconds"), [(10, 6.0), (100, 20.0), (10_000, 120.0)])

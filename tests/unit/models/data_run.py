@@ -48,15 +48,17 @@ def split(
     return DataSplit(PackedPrompts(prompts), PackedRows(packed) if scored else None)
 
 
-def data_set(task: str, *, rows: int = len(SUMS), prompts: bytes = b"p", answers: bytes = b"a") -> DataSet:
+def data_set(
+    task: str, *, rows: int = len(SUMS), prompts: bytes = b"p", answers: bytes = b"a", scoring: str = ""
+) -> DataSet:
     """A manifest's entry. Only its name and number of rows are read where no file travels."""
-    return DataSet(task, rows, blob_of(prompts, 4096), blob_of(answers, 4096), SCORING)
+    return DataSet(task, rows, blob_of(prompts, 4096), blob_of(answers, 4096), scoring or SCORING)
 
 
 def with_data(manifest: RunManifest, *, share: float = 1.0, **changes: object) -> RunManifest:
     """A manifest with the data task `sums` beside its tasks."""
     tasks = (*manifest.tasks, TaskShare("sums", share))
-    return msgspec.structs.replace(manifest, tasks=tasks, data_sets=(data_set("sums"),), **changes)
+    return msgspec.structs.replace(manifest, **{"tasks": tasks, "data_sets": (data_set("sums"),), **changes})
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from p2prl.models.group_work import GroupWork, ReplayTools, SlotAssignment
 from p2prl.models.sampling import sample_all
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.tasks.scorers.spec import LengthPenalty, Reward, Scoring, scoring_spec
 from tests.unit.learner.small_run import SmallRun, altered, identity
-from tests.unit.models.data_run import HELD_OUT, SUMS, DataRun
+from tests.unit.models.data_run import HELD_OUT, SUMS, DataRun, data_set
 
 ME, OTHER = identity("volunteer"), identity("other")
 
@@ -129,6 +130,21 @@ def test_reward_weighs_the_scorers(tmp_path: Path) -> None:
     (answer,) = run.codec.encode(SUMS[work.row]["answer"], rendered=True)
     assert run.learner.rewards(work, [[answer, stop], [answer], [stop]]) == (0.5, 0.0, 0.0)
     assert run.learner.successes(work, [[answer, stop]]) == (1.0,)
+    world.close()
+
+
+def test_length_penalty_is_added_to_rewards_and_not_to_successes(tmp_path: Path) -> None:
+    world = SmallRun(tmp_path)
+    penalty = LengthPenalty(max_tokens=4, cache_tokens=2, weight=0.5)
+    spec = scoring_spec(Scoring(rewards=(Reward(scorer="exact"),), length_penalty=penalty))
+    run = DataRun(world, data_sets=(data_set("sums", scoring=spec),), reward="2*success")
+    work = assigned(run.learner, data_slot(run))
+    assert work.row is not None
+    stop = min(work.requests[0].stop_ids)
+    (answer,) = run.codec.encode(SUMS[work.row]["answer"], rendered=True)
+    completions = [[answer, stop], [answer, answer, stop], [answer] * 4, [answer] * 9]
+    assert run.learner.rewards(work, completions) == (2.0, -0.5, -1.0, -1.0)
+    assert run.learner.successes(work, completions) == (1.0, 0.0, 0.0, 0.0)
     world.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from p2prl.models.model_name import base_model_name
 
 
-def named(directory: Path, *, card: str = "", config: dict[str, object] | None = None, source: str = "") -> str:
+def named(directory: Path, *, card: str = "", config: Mapping[str, object] | None = None, source: str = "") -> str:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"model_type": "qwen3", **(config or {})}))
     if card:

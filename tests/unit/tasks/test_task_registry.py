@@ -9,7 +9,7 @@ import pytest
 
 from p2prl.errors import ConfigError
 from p2prl.tasks.task_registry import TASKS, scorer_by_task, task_by_name
-from p2prl.tasks.task_spec import SmallModel
+from p2prl.tasks.task_spec import SmallModel, TurnsDemonstration
 from tests.unit.installed_package import install_package
 
 ECHO = """
@@ -33,7 +33,7 @@ def test_builtin_tasks_are_complete(name: str) -> None:
     assert spec.name == name
     assert spec.process_scorer is scorer_by_task(name)
     assert spec.small_model is not None
-    assert spec.demonstration is not None
+    assert not isinstance(spec.demonstration, TurnsDemonstration | None)
     prompt, completion = spec.demonstration(5)
     assert set(prompt + completion) <= set(spec.small_model.symbols)
     assert len(completion) < spec.max_new_tokens

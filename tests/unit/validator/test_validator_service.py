@@ -17,7 +17,7 @@ from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
-from p2prl.protocol.ledger_messages import LedgerHead, Verdict
+from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, Verdict
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, read_group, seal_group
 from p2prl.protocol.wire_codec import encode
@@ -27,6 +27,7 @@ from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 from tests.unit.learner.small_run import NOW, SmallRun, altered, identity, with_completion
+from tests.unit.models.data_run import DataRun
 
 ME, PEER = identity("validator"), identity("volunteer")
 
@@ -246,3 +247,48 @@ def test_an_outdated_run_end_is_ignored(world: SmallRun) -> None:
     messages += [ready(world, policy), arrived(world, group)]
     port, _, _ = audit(world, messages, turns=6)
     assert port.left == 0, "it stayed until it was told to stop"
+
+
+def test_rewards_of_replayed_groups_are_compared_with_receipts(world: SmallRun) -> None:
+    """The learner's receipts give one group's true reward and another's false one; a third has none."""
+    policy = world.publish(0, step=0)
+    groups = [world.group(policy, PEER, slot) for slot in range(3)]
+    envelopes = [seal(PEER, group, run=world.run, now=NOW) for group in groups]
+    means = [sum(c.reward for c in group.completions) / len(group.completions) for group in groups]
+    receipts = [
+        Receipt(envelope_digest(raw), PEER.public_key, 0, slot, int(ReceiptState.VERIFIED), "", 1, 2, reward)
+        for slot, (raw, reward) in enumerate(zip(envelopes[:2], (means[0], means[1] + 0.5), strict=True))
+    ]
+    signed_receipts = seal(world.learner, Receipts(1, tuple(receipts)), run=world.run, now=NOW)
+    messages: list[control.FromNetwork] = [
+        ready(world, policy),
+        *(control.EnvelopeArrived(raw) for raw in envelopes),
+        control.EnvelopeArrived(signed_receipts),
+    ]
+    port, totals, notices = audit(world, messages)
+    assert [verdict.passed for verdict in port.verdicts] == [True] * 3, "a verdict is about tokens"
+    assert (totals.rewards_agreed, totals.rewards_disputed) == (1, 1)
+    (notice,) = notices
+    assert "another reward" in notice
+
+
+def test_a_validator_scores_data_of_groups_that_passed(world: SmallRun) -> None:
+    policy = world.publish(0, step=0)
+    run = DataRun(world)
+    slots = [
+        slot
+        for slot in range(8)
+        if run.learner.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=PEER.public_key, slot=slot).row
+        is not None
+    ]
+    world.work = run.learner
+    honest = [world.group(policy, PEER, slot) for slot in slots[:2]]
+    forged = altered(honest[1], prompt=honest[0].prompt)
+    port, totals, _ = audit(world, [ready(world, policy), arrived(world, honest[0]), arrived(world, forged)])
+    assert [verdict.passed for verdict in port.verdicts] == [True, False]
+    assert [(task, account) for task, _, account in run.scorer.calls] == [("sums", PEER.public_key)]
+    assert run.scorer.closed, "its processes end with it"
+    world.work = run.volunteer  # as without --run-scorer
+    port, totals, _ = audit(world, [ready(world, policy), arrived(world, honest[0])])
+    assert [verdict.passed for verdict in port.verdicts] == [True]
+    assert (totals.rewards_agreed, totals.rewards_disputed) == (0, 0)

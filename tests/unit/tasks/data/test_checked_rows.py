@@ -12,7 +12,7 @@ from p2prl.tasks.data.checked_rows import CheckedRow, CheckedRows
 from p2prl.tasks.data.columns import ANSWER_NAMES, PROMPT_NAMES
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import open_source
-from p2prl.tasks.data.prompts import normal_text
+from p2prl.tasks.data.prompts import Prompt, normal_text
 from tests.unit.tasks.data.packing_rig import write_rows
 
 USER = {"role": "user", "content": "Hello"}
@@ -126,7 +126,7 @@ def test_empty_fields_of_messages_are_left_out(tmp_path: Path) -> None:
 
 def test_prompts_that_ask_the_same_have_one_normal_text() -> None:
     system = {"role": "system", "content": "Be brief"}
-    same = ["What is\t2 + 2? ", " what IS 2\n+ 2?", [{"role": "user", "content": "What is 2 + 2?"}]]
+    same: list[Prompt] = ["What is\t2 + 2? ", " what IS 2\n+ 2?", [{"role": "user", "content": "What is 2 + 2?"}]]
     same.append([system, {"role": "user", "content": "WHAT IS 2 + 2?"}])
     assert {normal_text(prompt) for prompt in same} == {b"what is 2 + 2?"}
     assert normal_text("What is 2 +2?") != normal_text("What is 2 + 2?")

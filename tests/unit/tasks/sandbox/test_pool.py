@@ -17,7 +17,7 @@ from p2prl.tasks.task import MAX_SCORED_CHARS
 BUILDER = "p2prl.testing.sandbox_scorers"
 TASKS = {name: TaskScoring(name) for name in ("exact", "forked exact", "evaluating", "obeying", "forked obeying")}
 ROW = {"answer": "42"}
-LIMIT_S = 0.6
+LIMIT_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_any_text_reaches_the_scorer_as_it_is(pool: ScorerPool, text: str) -> No
 @pytest.mark.parametrize("task", ["obeying", "forked obeying"])
 def test_each_failure_scores_zero_and_says_why(pool: ScorerPool, task: str) -> None:
     texts = ["value 3.5", "raise boom", "value nan", "value 101", "text 1.0", "value -100", "end", "value 2"]
-    assert scores(pool, task, texts, account=b"failing") == [
+    assert scores(pool, task, texts, account=f"failing {task}".encode()) == [
         ScoredAnswer(3.5),
         ScoredAnswer(0.0, "error: ValueError: boom"),
         ScoredAnswer(0.0, "value: float"),
@@ -60,9 +60,9 @@ def test_each_failure_scores_zero_and_says_why(pool: ScorerPool, task: str) -> N
 
 @pytest.mark.parametrize("task", ["obeying", "forked obeying"])
 def test_memory_is_limited_and_others_of_the_call_are_scored(pool: ScorerPool, task: str) -> None:
-    texts = ["value 1", f"allocate {10**9}", f"allocate {10**8}", "value 2"]
+    texts = ["value 1", f"allocate {10**9}", f"allocate {10**7}", "value 2"]
     expected = [ScoredAnswer(1.0), ScoredAnswer(0.0, "memory"), ScoredAnswer(1.0), ScoredAnswer(2.0)]
-    assert scores(pool, task, texts, account=b"large") == expected
+    assert scores(pool, task, texts, account=f"large {task}".encode()) == expected
 
 
 @pytest.mark.parametrize("task", ["obeying", "forked obeying"])
@@ -179,6 +179,9 @@ def test_unknown_tasks_and_closed_pools_are_errors_of_the_caller(pool: ScorerPoo
 def test_a_scorer_that_cannot_be_built_is_named() -> None:
     with pytest.raises(ConfigError, match=r"task 'broken'.*nonsense"):
         ScorerPool({"broken": TaskScoring("nonsense", Path("/nonexistent"))}, builder=BUILDER)
+    with pytest.raises(ConfigError, match="task 'extra': a package is missing") as refused:
+        ScorerPool({"extra": TaskScoring("not installed")}, builder=BUILDER)
+    assert refused.value.remedy == "Run pip install extra."
     with pytest.raises(ConfigError, match="no_such_module"):
         ScorerPool(TASKS, builder="no_such_module")
 

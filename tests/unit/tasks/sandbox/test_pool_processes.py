@@ -13,7 +13,7 @@ import pytest
 
 from p2prl.errors import LocalProtocolError
 from p2prl.tasks.sandbox.pool import PoolConfig, ScoredAnswer, ScorerPool, TaskScoring
-from p2prl.testing.sandbox_attack import processes_of_session
+from p2prl.testing.sandbox_attack import sandbox_processes
 
 BUILDER = "p2prl.testing.sandbox_scorers"
 TASKS = {"exact": TaskScoring("exact"), "obeying": TaskScoring("obeying"), "forked": TaskScoring("forked obeying")}
@@ -38,8 +38,7 @@ def test_a_pool_survives_kills_without_zombies(task: str) -> None:
         assert pool.score("exact", ROW, [("42", True)], account=b"honest") == (ScoredAnswer(1.0),)
         states = [process.status() for process in psutil.Process(pool.fork_server_pid).children()]
         assert psutil.STATUS_ZOMBIE not in states
-        session = pool.fork_server_pid
-    assert processes_of_session(session) == []
+    assert sandbox_processes(os.getpid()) == []
 
 
 def test_a_worker_that_the_system_kills_is_replaced_and_its_answers_scored() -> None:
@@ -60,8 +59,7 @@ def test_a_fork_server_that_dies_is_started_again() -> None:
         for _ in range(3):
             assert pool.score("forked", ROW, [("value 1", True)] * 3, account=b"a") == (ScoredAnswer(1.0),) * 3
         assert pool.fork_server_pid != first
-    left = processes_of_session(first)
-    assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []  # init collects those
+    assert sandbox_processes(os.getpid()) == []
 
 
 def test_the_terminal_does_not_reach_the_workers() -> None:
@@ -78,15 +76,15 @@ def test_workers_end_with_a_pool_that_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdin is not None
     assert parent.stdout is not None
-    session = int(parent.stdout.readline())
-    processes = processes_of_session(session)
-    assert any(process.pid == session for process in processes)
+    server = int(parent.stdout.readline())
+    processes = sandbox_processes(parent.pid)
+    assert any(process.pid == server for process in processes)
     parent.kill()
     parent.wait()
     parent.stdin.close()
     parent.stdout.close()
-    _gone, alive = psutil.wait_procs(processes, timeout=30)
-    assert alive == []
+    psutil.wait_procs(processes, timeout=30)
+    assert sandbox_processes(parent.pid) == []
 
 
 def test_closing_ends_the_calls_that_wait() -> None:
