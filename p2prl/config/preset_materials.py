@@ -13,7 +13,7 @@ from p2prl.errors import ConfigError
 from p2prl.tasks.reasoning_mix import demonstrations, source
 from p2prl.tasks.scorers.reasoning_gym_rows import rows as reasoning_gym_rows
 from p2prl.tasks.task_registry import task_by_name
-from p2prl.tasks.task_spec import Demonstration
+from p2prl.tasks.task_spec import Demonstration, TurnsDemonstration
 from p2prl.tasks.word_problems.problems import demonstration as word_problem_demonstration
 from p2prl.tasks.word_problems.problems import word_problem_rows
 
@@ -64,7 +64,7 @@ def _arithmetic(folder: Path, seed: int, on_progress: Progress) -> Materials:
 
 def _countdown(folder: Path, seed: int, on_progress: Progress) -> Materials:  # noqa: ARG001  # its prompts need no rows
     demonstration = task_by_name("countdown").demonstration
-    assert demonstration is not None, "countdown has demonstrations"
+    assert not isinstance(demonstration, TurnsDemonstration | None), "countdown has demonstrations, of one turn"
     return Materials(demonstration=lambda: demonstration, tasks=("countdown",))
 
 
