@@ -100,10 +100,10 @@ def test_templates_that_rewrite_a_conversation_frame_no_turns(tokenizer: Any, te
 
 
 def test_a_frame_that_volunteers_would_refuse_is_refused(tokenizer: Any) -> None:
-    renderer = PromptRenderer(tokenizer, template=TEMPLATE, system="x" * 1950)
-    assert len(renderer.frame()[0]) <= 2000
-    with pytest.raises(ConfigError, match="around a prompt, more than 2,000"):
-        PromptRenderer(tokenizer, template=TEMPLATE, system="x" * 2000).frame()
+    around = len(f"{BOS}[system]\n[user]")
+    assert len(PromptRenderer(tokenizer, template=TEMPLATE, system="x" * (2000 - around)).frame()[0]) == 2000
+    with pytest.raises(ConfigError, match="2,001 characters around a prompt, more than 2,000"):
+        PromptRenderer(tokenizer, template=TEMPLATE, system="x" * (2001 - around)).frame()
 
 
 def test_a_template_finds_the_same_date_every_day(tokenizer: Any) -> None:
