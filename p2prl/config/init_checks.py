@@ -62,7 +62,8 @@ def check_learnable(new: NewRun, wanted: InitChecks, on_progress: Callable[[str,
     try:
         notices = [] if scorer is None else _check_scorers(new, wanted, data, scorer, on_progress)
         if wanted.probe_groups:
-            notices += _probe(new, wanted, data, scorer, on_progress)
+            with _excused(wanted, notices):
+                _probe(new, wanted.probe_groups, data, scorer, notices, on_progress)
         return notices
     finally:
         if scorer is not None:
@@ -84,8 +85,14 @@ def _check_scorers(
 
 
 def _probe(
-    new: NewRun, wanted: InitChecks, data: RunData, scorer: ScorerPool | None, on_progress: Callable[[str, float], None]
-) -> list[str]:
+    new: NewRun,
+    groups: int,
+    data: RunData,
+    scorer: ScorerPool | None,
+    notices: list[str],
+    on_progress: Callable[[str, float], None],
+) -> None:
+    """Add what a probe shows to the notices. `ConfigError` when nothing can be learned, or nothing scored."""
     manifest, loaded = new.folder.manifest, new.loaded
     device = choose_device("auto")
     codec = TextCodec(loaded.tokenizer, loaded.model)
@@ -97,14 +104,17 @@ def _probe(
     result = probe(
         TransformersSampler(policy),
         work,
-        groups=wanted.probe_groups,
+        groups=groups,
         limit_s=PROBE_S,
         clock=SystemClock(),
         on_progress=lambda share: on_progress(stage, share),
     )
     if not result.groups:
-        return [f"The probe was cut off after {PROBE_S:.0f} s, before its first group ended: this run is slow here."]
-    notices = [f"Probe of {task}: {figures_text(figures)}." for task, figures in result.tasks.items()]
+        notices.append(
+            f"The probe was cut off after {PROBE_S:.0f} s, before its first group ended: the run is slow here."
+        )
+        return
+    notices += [f"Probe of {task}: {figures_text(figures)}." for task, figures in result.tasks.items()]
     cut = "" if result.complete else f", cut off after {PROBE_S:.0f} s"
     notices.append(f"{result.groups} groups on {_device_name(device)}: {result.tokens_per_s:,.0f} tokens/s{cut}.")
     facts = ProbeFacts(
@@ -113,9 +123,7 @@ def _probe(
         template_unused=new.template_unused,
         uses_template=new.uses_template,
     )
-    with _excused(wanted, notices):
-        notices += judge(result.tasks, facts)
-    return notices
+    notices += judge(result.tasks, facts)
 
 
 @contextmanager

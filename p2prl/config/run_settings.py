@@ -117,7 +117,7 @@ def init_run(
     *,
     settings: str,
     on_progress: Callable[[str, float], None],
-    on_notice: Callable[[str], None] = lambda _: None,
+    on_notice: Callable[[str], None] | None = None,
     fit_settings: bool = False,
     checks: InitChecks | None = None,
 ) -> RunFolder:
@@ -127,6 +127,7 @@ def init_run(
     model. `checks` are tried before the folder is put in place; `ConfigError` when they say that the run cannot learn.
     `on_progress` gets a stage and a share done, 0..1; `on_notice` gets a message for the user.
     """
+    tell = on_notice or (lambda _: None)
     refuse_folder_in_use(directory)
     RunReward(plan.reward, [share.task for share in plan.shares], data_tasks=[data.task for data in plan.data])
     # Before the model is loaded or trained, which takes long.
@@ -157,24 +158,18 @@ def init_run(
             now=time.time(),
         )
         for notice in (*_check_manifest(manifest, loaded, prompts), *prompts.notices):
-            on_notice(notice)
+            tell(notice)
         _check_files(manifest, files)
         raw = seal(identity, manifest, run=NO_RUN, now=time.time())
         (new / "run.manifest").write_bytes(raw)
         if fit_settings:
             settings = fitted_settings(settings, parameters=manifest.parameters)
-            on_notice(_fitted_notice(settings, manifest.parameters))
+            tell(_fitted_notice(settings, manifest.parameters))
         (new / "run.toml").write_text(settings)
         if checks is not None:
-            has_template = bool(loaded.tokenizer.chat_template)
-            made = NewRun(
-                folder=Folder(new, identity, manifest, raw),
-                loaded=loaded,
-                template_unused=has_template and plan.chat_template == "off",
-                uses_template=has_template and plan.chat_template != "off",
-            )
+            made = _new_run(Folder(new, identity, manifest, raw), loaded, plan)
             for notice in check_learnable(made, checks, on_progress):
-                on_notice(notice)
+                tell(notice)
         directory.parent.mkdir(parents=True, exist_ok=True)
         if directory.exists():
             directory.rmdir()
@@ -186,6 +181,16 @@ def init_run(
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return open_run(directory)
+
+
+def _new_run(folder: Folder, loaded: LoadedModel, plan: RunPlan) -> NewRun:
+    has_template, is_off = bool(loaded.tokenizer.chat_template), plan.chat_template == "off"
+    return NewRun(
+        folder=folder,
+        loaded=loaded,
+        template_unused=has_template and is_off,
+        uses_template=has_template and not is_off,
+    )
 
 
 def _fitted_notice(text: str, parameters: int) -> str:

@@ -38,8 +38,8 @@ SUMMARY = {
 
 _REMEDY = {
     Trouble.NO_REWARD: "The task is too hard for this model, or its answers come in another form than the scorer"
-    " reads: look at some with `p2prl eval`, then make a new run with easier prompts, a chat template or a better"
-    " first model.",
+    " reads. Make a new run with easier prompts, a chat template, a system prompt that says the form, or a better first"
+    " model.",
     Trouble.NO_SIGNAL: "Make a new run with harder prompts if all are right, easier ones if all are wrong, or more"
     " completions per prompt (--group-size).",
     Trouble.ALL_TRUNCATED: "Make a new run with a larger --max-new-tokens, or with a model or a chat template that ends"

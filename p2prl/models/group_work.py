@@ -186,7 +186,7 @@ class GroupWork:
     ) -> tuple[float, ...]:
         """The task's verdicts on a slot's completions; the last token of each says whether it finished.
 
-        `account` is the public key of whoever sampled them; empty for a sample of our own.
+        `account` is the public key of their sampler; empty for a sample of our own.
         """
         if assignment.turns is not None:
             return tuple(assignment.turns.score(ids).reward for ids in token_ids)

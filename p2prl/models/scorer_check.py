@@ -41,13 +41,12 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
     else:
         pairs = _pairs([(row, _forms(row)) for row in listed])
     tried, failures = 0, []
-    for row, right, wrong in islice(pairs, _ROWS):
-        scored = scorer.score(task, row, [*((text, True) for text in right), *((text, True) for text in wrong)],
-                              account=b"")  # fmt: skip
+    for row, right_texts, wrong_texts in islice(pairs, _ROWS):
+        scored = scorer.score(task, row, [(text, True) for text in (*right_texts, *wrong_texts)], account=b"")
         failures += [each.failure for each in scored if each.failure]
         tried += len(scored)
-        values = [each.value for each in scored]
-        if any(own > other for own, other in zip(values[: len(right)], values[len(right) :], strict=True)):
+        values, half = [each.value for each in scored], len(right_texts)
+        if any(own > other for own, other in zip(values[:half], values[half:], strict=True)):
             return ""
     if tried and len(failures) == tried:
         raise ConfigError(

@@ -26,7 +26,7 @@ from p2prl.tasks.evaluation_report import PromptOutcome, metric_keys, report_tex
 
 
 class PolicyHolder(Protocol):
-    """Whoever else uses the model that evaluations sample with."""
+    """The other user of the model that evaluations sample with."""
 
     def load(self, digest: bytes, weights: memoryview) -> None:
         """Load a policy, unless the model holds it."""

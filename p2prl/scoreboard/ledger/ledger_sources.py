@@ -29,7 +29,7 @@ class KnownRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """Everything a page shows, at one point in time."""
+    """Everything a page shows, at one point in time. It has this many fields because a page shows that much."""
 
     run: KnownRun | None
     """None while the board has not received the run manifest."""

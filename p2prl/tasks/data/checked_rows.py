@@ -44,7 +44,7 @@ class CheckedRows:
         for number, row in enumerate(self._source.rows()):
             yield self._checked(row, number, self._source.place(number))
         if number < 0:
-            raise ConfigError(f"{self._plan.task}: the data has no rows", remedy="Give a file with at least one row.")
+            raise ConfigError(f"{self._source.place(0)}: there is no row", remedy="Give a file with at least one row.")
 
     def _checked(self, row: dict[str, Any], number: int, place: str) -> CheckedRow:
         if not row:

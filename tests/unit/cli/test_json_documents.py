@@ -19,7 +19,7 @@ def test_documented_keys_of_short_commands(run: Path, tmp_path: Path) -> None:
     folder = open_run(run)
     assert set(json_of("status", "--home", tmp_path)) == json_keys("p2prl status")
     assert set(json_of("key", "show", "--home", tmp_path)) == json_keys("p2prl key show")
-    made = json_of("init", "other", "--in", tmp_path, "--model", folder.directory / "model")
+    made = json_of("init", "other", "--in", tmp_path, "--model", folder.directory / "model", "--probe", "off")
     assert set(made) == json_keys("p2prl init")
     evaluated = json_of("eval", run, "--prompts", 8, "--device", "cpu")
     assert set(evaluated) == json_keys("p2prl eval")

@@ -37,6 +37,8 @@ def plans(*data: str, scorers: tuple[str, ...] = ("exact",), **options: Any) -> 
         ("a=b.jsonl", "a-b", "a=b.jsonl", 1.0),
         ("c.jsonl@2", "c", "c.jsonl@2", 1.0),
         ("c=c.jsonl@2@3", "c", "c.jsonl@2", 3.0),
+        ("a.jsonl@1e-6", "a", "a.jsonl", 1e-6),
+        ("a.jsonl@1e6", "a", "a.jsonl", 1e6),
     ],
 )
 def test_a_data_set_has_a_name_a_file_and_a_weight(text: str, task: str, path: str, weight: float) -> None:
@@ -112,13 +114,19 @@ def test_faults_name_the_option_and_the_remedy(
         (b"def score(:\n", "own.py, line 1"),
         (b"def other(): pass\n", "defines no function 'score'"),
         (b"x = '\0'\n", "own.py"),
-        (b"score = 1\n#" + b"x" * MAX_SCORER_CODE_BYTES, "outside 1..1,048,576"),
+        (b"score = 1\n#" + b"x" * (MAX_SCORER_CODE_BYTES - 10), "outside 1..1,048,576"),
     ],
 )
 def test_files_that_are_no_scorer_are_refused(code: bytes, said: str) -> None:
     Path("own.py").write_bytes(code)
     with pytest.raises(ConfigError, match=said):
         plans("a.jsonl", scorers=("own.py:score",))
+
+
+def test_the_longest_scorer_file_is_taken() -> None:
+    code = b"score = 1\n#" + b"x" * (MAX_SCORER_CODE_BYTES - 11)
+    Path("own.py").write_bytes(code)
+    assert plans("a.jsonl", scorers=("own.py:score",))[0].code == code
 
 
 def test_a_scorer_may_be_assigned_or_imported() -> None:

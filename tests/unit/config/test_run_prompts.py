@@ -55,8 +55,8 @@ def made(directory: Path, model: Path, train: Path, *, notices: list[str] | None
         data=data_plans(DataOptions(**options)),
         **{key: value for key, value in changes.items() if key not in names},
     )
-    told = notices.append if notices is not None else None
-    return init_run(directory, plan, settings=SETTINGS, on_progress=lambda stage, share: None, on_notice=told)
+    told: list[str] = [] if notices is None else notices
+    return init_run(directory, plan, settings=SETTINGS, on_progress=lambda stage, share: None, on_notice=told.append)
 
 
 def test_a_run_of_data_is_complete(tmp_path: Path, model: Path, train: Path) -> None:
@@ -166,6 +166,12 @@ def test_a_mix_frames_procedural_prompts(tmp_path: Path, model: Path, train: Pat
     assert plan_learner_memory(folder, torch.device("cpu"), notices.append).rule.tokens == longest + 16
 
 
+def test_turns_of_an_environment_are_framed(tmp_path: Path, model: Path, train: Path) -> None:
+    for task, frame in (("guess", ("\n[user]", "\n[assistant]")), ("chain4", ("", ""))):
+        folder = made(tmp_path / task, model, train, notices=[], mix=(TaskShare(task, 1.0),))
+        assert folder.manifest.turn_frame == frame
+
+
 def test_a_template_file_becomes_the_models_own(tmp_path: Path, train: Path) -> None:
     bare = save_chat_model(tmp_path / "bare", template=None)
     plain = made(tmp_path / "plain", bare, train)
@@ -220,6 +226,15 @@ def test_impossible_mixes_are_refused(train: Path, changes: dict[str, Any], said
         replace(plan, **changes)
     with pytest.raises(ConfigError, match="'chain4' is the name of a task"):
         replace(plan, data=(replace(data[0], task="chain4"),))
+
+
+def test_a_mix_has_as_many_tasks_as_a_manifest(train: Path) -> None:
+    data = data_plans(DataOptions(data=[f"sums={train}"], scorers=["number"]))
+    many = tuple(replace(data[0], task=f"sums-{number}") for number in range(65))
+    plan = RunPlan(name="unit", goal="test", task="", model="m", data=many[:64])
+    assert len(plan.shares) == 64
+    with pytest.raises(ConfigError, match="65 tasks"):
+        replace(plan, data=many)
 
 
 def test_steps_of_data_have_no_judge(tmp_path: Path, model: Path, train: Path) -> None:

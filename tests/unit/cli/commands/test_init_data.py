@@ -26,7 +26,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_data_set_becomes_a_run(place: Path, tmp_path: Path) -> None:
     options = ("--model", place / "model", "--data", place / "train.jsonl", "--eval", place / "held.jsonl")
-    result = invoke("init", "mine", *options, "--scorer", "number", "--max-new-tokens", 16, "--in", tmp_path)
+    limits = ("--max-new-tokens", 16, "--probe", "off", "--in", tmp_path)
+    result = invoke("init", "mine", *options, "--scorer", "number", *limits)
     assert result.exit_code == 0, result.output
     said = re.sub(r"\s+", " ", result.stderr)
     assert "packing train" in said
@@ -40,7 +41,18 @@ def test_a_data_set_becomes_a_run(place: Path, tmp_path: Path) -> None:
 
 
 def test_several_data_sets_and_a_task_are_mixed(place: Path, tmp_path: Path) -> None:
-    options = ("--model", place / "model", "--in", tmp_path, "--max-new-tokens", 16, "--scorer", "number")
+    options = (
+        "--model",
+        place / "model",
+        "--in",
+        tmp_path,
+        "--max-new-tokens",
+        16,
+        "--scorer",
+        "number",
+        "--probe",
+        "off",
+    )
     data = ("--data", f"sums={place / 'train.jsonl'}@3", "--data", f"chat={place / 'chat.jsonl'}")
     facts = json_of("init", "mix", *options, *data, "--scorer", "chat=choice", "--task", "chain4@0.5")
     assert facts["tasks"] == {"chain4": 0.5, "chat": 1.0, "sums": 3.0}
@@ -51,9 +63,8 @@ def test_several_data_sets_and_a_task_are_mixed(place: Path, tmp_path: Path) -> 
 
 
 def test_tasks_are_mixed_without_data(place: Path, tmp_path: Path) -> None:
-    facts = json_of(
-        "init", "two", "--model", place / "model", "--task", "chain4", "--task", "walk12@2", "--in", tmp_path
-    )
+    options = ("--model", place / "model", "--in", tmp_path, "--probe", "off")
+    facts = json_of("init", "two", *options, "--task", "chain4", "--task", "walk12@2")
     assert facts["tasks"] == {"chain4": 1.0, "walk12": 2.0}
     assert facts["goal"] == "train the model on chain4, walk12"
 
@@ -64,4 +75,4 @@ def test_a_run_that_does_not_fit_tells_the_length_that_does(place: Path, tmp_pat
     assert "with 256 new ones exceed the model's 128" in str(refusal)
     (fits,) = re.findall(r"--max-new-tokens (\d+)", refusal.remedy)
     assert list(tmp_path.iterdir()) == []
-    assert invoke("init", "mine", *options, "--max-new-tokens", fits).exit_code == 0
+    assert invoke("init", "mine", *options, "--max-new-tokens", fits, "--probe", "off").exit_code == 0

@@ -55,6 +55,16 @@ def test_a_faulty_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
     assert caught.value.remedy
 
 
+def test_the_longest_line_is_read(tmp_path: Path) -> None:
+    line = b'{"prompt": "' + b"a" * (MAX_ROW_BYTES - 15) + b'"}\n'
+    assert len(line) == MAX_ROW_BYTES
+    (tmp_path / "a.jsonl").write_bytes(line)
+    assert len(read(tmp_path / "a.jsonl")[0]["prompt"]) == MAX_ROW_BYTES - 15
+    (tmp_path / "a.jsonl").write_bytes(b" " + line)
+    with pytest.raises(ConfigError, match="more than 8,388,608 bytes"):
+        read(tmp_path / "a.jsonl")
+
+
 def test_the_share_done_grows_to_all(tmp_path: Path) -> None:
     source = open_source(write_rows(tmp_path / "a.jsonl", sums(50)))
     shares = [source.share_done for _ in source.rows()]
@@ -139,6 +149,16 @@ def test_faults_of_parquet_files_name_the_row(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is damaged") as caught:
         read(path)
     assert caught.value.remedy
+
+
+@needs_arrow
+@pytest.mark.extra
+def test_a_parquet_file_without_rows_is_refused(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"prompt": arrow.array([], type=arrow.string())}), path)
+    with pytest.raises(ConfigError, match=r"a\.parquet, row 0 \(from 0\): there is no row"):
+        pack(tmp_path / "out", path)
 
 
 @needs_arrow

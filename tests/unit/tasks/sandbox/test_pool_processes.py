@@ -32,12 +32,12 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("task", ["obeying", "forked"])
 def test_a_pool_survives_kills_without_zombies(task: str) -> None:
-    with ScorerPool(TASKS, builder=BUILDER) as pool:
+    with ScorerPool(TASKS, PoolConfig(workers=2), builder=BUILDER) as pool:
         got = pool.score(task, ROW, [("end", True)] * 30, account=b"crashing")
         assert got == (ENDED,) * 30
         assert pool.score("exact", ROW, [("42", True)], account=b"honest") == (ScoredAnswer(1.0),)
-        states = [process.status() for process in psutil.Process(pool.fork_server_pid).children()]
-        assert psutil.STATUS_ZOMBIE not in states
+        # At most each of the four lanes' workers, and one before it that is being collected; 30 and more have ended.
+        assert len(psutil.Process(pool.fork_server_pid).children()) <= 2 * 4
     assert sandbox_processes(os.getpid()) == []
 
 
