@@ -95,7 +95,7 @@ def _task(folder: Path, arguments: argparse.Namespace) -> Task:
     if arguments.reasoning:
         from p2prl.config.preset_materials import materials
 
-        materials("reasoning", folder, seed=arguments.seed, on_progress=lambda stage, share: None)
+        materials("reasoning", folder, seed=arguments.seed, on_progress=lambda *_: None)
         return Task(train, held_out, "reasoning-gym", "reasoning")
     seed = ("--seed", str(arguments.seed))
     _script("make_word_problems.py", str(train), "--rows", str(arguments.rows), *seed)
@@ -193,7 +193,7 @@ def _link_of(run: Path, learner: RoleProcess) -> str:
 
 def _verified(folder: Path) -> int:
     """Groups of both volunteers that the learner has verified, as their last status says."""
-    return sum(int(status_of(home).get("groups") or 0) for home in folder.glob("home-*"))
+    return sum(status_of(home).get("groups", {}).get("verified", 0) for home in folder.glob("home-*"))
 
 
 def _rewards(run: Path) -> list[float]:

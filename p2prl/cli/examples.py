@@ -9,6 +9,7 @@ _EXAMPLES = {
     "p2prl validate": ("p2prl validate LINK --rate 0.1", "p2prl validate LINK --run-scorer"),
     "p2prl init": (
         "p2prl init my-run --preset chain4",
+        "p2prl init my-run --preset arithmetic",
         "p2prl init my-run --model MODEL --data train.jsonl --eval held-out.jsonl --scorer number",
         "p2prl init my-run --model MODEL --data a=a.jsonl@2 --data b=b.jsonl --scorer a=number --scorer b=own.py:score",
         "p2prl init my-run --model Qwen/Qwen3-0.6B --task walk12 --max-new-tokens 64",

@@ -97,7 +97,10 @@ _MAKERS: Mapping[str, Callable[[Path, int, Progress], Materials]] = {
 
 def distinct(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without those whose prompt an earlier one has."""
-    return list({row["prompt"]: row for row in reversed(list(rows))}.values())[::-1]
+    kept: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        kept.setdefault(row["prompt"], row)
+    return list(kept.values())
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:

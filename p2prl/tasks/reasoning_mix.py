@@ -1,8 +1,8 @@
 """The mix of the preset `reasoning`: three datasets of reasoning-gym, and faulty demonstrations of their rows.
 
-The datasets are small versions that a model of a few million parameters can learn. The library makes the rows and scores
-the answers (`p2prl/tasks/scorers/reasoning_gym_rows.py`); the worked steps of the demonstrations are made here, from the
-question alone. basic_arithmetic has no products here, because without brackets it answers `3 + 2 * 3` with 15.
+The datasets are small versions that a model of a few million parameters can learn. The library makes the rows and
+scores the answers (`p2prl/tasks/scorers/reasoning_gym_rows.py`); the worked steps of the demonstrations are made here,
+from the question alone. basic_arithmetic has no products here, because without brackets it answers `3 + 2 * 3` with 15.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from p2prl.tasks.counter_rng import Draws
 from p2prl.tasks.word_problems.templates import apply
 
+_TERMS = "min_terms=3&max_terms=3&min_digits=1&max_digits=1"
 _DATASETS = (
-    "chain_sum?min_terms=3&max_terms=3&min_digits=1&max_digits=1",
-    "basic_arithmetic?min_terms=3&max_terms=3&min_digits=1&max_digits=1&allow_parentheses=false&allow_negation=false"
-    '&operators=["%2B","-"]',
+    f"chain_sum?{_TERMS}",
+    f'basic_arithmetic?{_TERMS}&allow_parentheses=false&allow_negation=false&operators=["%2B","-"]',
     "leg_counting?min_animals=2&max_animals=2&min_instances=1&max_instances=6",
 )
 
@@ -44,7 +44,7 @@ LEGS = {
 
 _LEGS = {animal: legs for legs, animals in LEGS.items() for animal in animals.split(", ")}
 _CHAIN = re.compile(r"(\d+) ([-+]) (\d+) ([-+]) (\d+)")
-_ANIMALS = re.compile(r"(\d+) ([a-z ]+?)s?(?=,|\?)")
+_ANIMALS = re.compile(r"(\d+) ([a-z ]+)")
 _USUAL_LEGS = 4
 
 
@@ -54,7 +54,7 @@ def source(*, size: int, seed: int) -> str:
 
 
 def demonstration_of(row: Mapping[str, Any], seed: int) -> tuple[str, str]:
-    """(question, completion) of a row, the completion with the faults that `seed` picks: steps, then `<answer>n</answer>`.
+    """(question, completion) of a row: steps with the faults that `seed` picks, then `<answer>n</answer>`.
 
     A question of another form is answered without steps.
     """
@@ -97,5 +97,5 @@ def _legs(question: str, *, wrong: bool) -> Iterator[tuple[int, str, int]]:
 
 
 def _singular(animal: str) -> str:
-    """The animal's name without the plural that the question gives it."""
-    return animal if animal in _LEGS else animal.removesuffix("e").removesuffix("s")
+    """The animal's name without the `s` that the question adds to any name: `4 praying mantiss`."""
+    return animal if animal in _LEGS else animal.removesuffix("s")

@@ -43,18 +43,19 @@ def _numbers() -> Iterator[str]:
 
 def _sentences() -> Iterator[str]:
     """Every function word before and after nouns, in lower case and at the start of a sentence."""
-    for place, word in enumerate(FUNCTION_WORDS):
-        noun, other = NOUNS[place % len(NOUNS)], NOUNS[(7 * place + 3) % len(NOUNS)]
+    nouns = NOUNS.split()
+    for place, word in enumerate(FUNCTION_WORDS.split()):
+        noun, other = nouns[place % len(nouns)], nouns[(7 * place + 3) % len(nouns)]
         for _ in range(6):
             yield f"{word.capitalize()} {noun} is {word} the {other}, {word} a {noun}: {word}? {word}!"
-    for noun in NOUNS:
+    for noun in nouns:
         for _ in range(4):
             yield f"The {noun} and a {noun}. {noun.capitalize()}s of {noun}s, my {noun}'s {noun}."
 
 
 def _word_family() -> Iterator[str]:
     """Each stem with every ending and prefix, commoner forms more often."""
-    for stem in STEMS:
+    for stem in STEMS.split():
         for ending in _ENDINGS:
             word = _join(stem, ending)
             for prefix in _PREFIXES:

@@ -32,9 +32,9 @@ def make_small_model(
     task: str,
     demonstration: Demonstration,
     *,
+    on_progress: Callable[[str, float], None],
     seed: int = 0,
     config: SmallWarmstart | None = None,
-    on_progress: Callable[[str, float], None] = lambda stage, share: None,
 ) -> None:
     """Train the tokenizer, warm-start the model on `demonstration` and save both in `directory`, which may not exist.
 

@@ -1,8 +1,8 @@
 """Layers of protection around scorers: the fork server's, which its workers inherit, and each worker's own.
 
-The fork server gives up what no scorer needs once the scorers are built. A worker adds what would keep the fork server
-from its own work. On systems without Linux's layers the limits, the separate process and the wall clock remain; a pool
-says which layers are missing.
+The fork server gives up what no scorer needs before it builds the scorers. A worker adds what would keep the fork
+server from its own work. On systems without Linux's layers the limits, the separate process and the wall clock remain;
+a pool says which layers are missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import platform
 import resource
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,16 +44,18 @@ class Confinement:
     """seccomp instructions; empty where seccomp is missing."""
     worker_ruleset: int
     """File descriptor of Landlock rules for each worker, which keep workers from signaling each other; -1 if none."""
-    address_space_bytes: int
-    """Address space that the fork server uses itself; 0 if unknown."""
+    address_space_bytes: int = 0
+    """Address space that the fork server uses itself, once its scorers are built; 0 if unknown."""
 
 
-def confine_fork_server() -> Confinement:
-    """Restrict this process, which has one thread and has built its scorers, as far as the system can."""
+def confine_fork_server(codes: Iterable[Path] = ()) -> Confinement:
+    """Restrict this process, which has one thread, as far as the system can: before it imports a stranger's code.
+
+    `codes` are further files that may be read: the researchers' own scorers.
+    """
     layers = [LIMITS]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    address_space = _address_space_bytes()
     program, ruleset = b"", -1
     if sys.platform == "linux":
         linux.forbid_new_privileges()
@@ -63,7 +65,7 @@ def confine_fork_server() -> Confinement:
             layers.append(CAPABILITIES)
         linux.forbid_tracing()
         if linux.landlock_version():
-            readable = tuple(readable_paths())
+            readable = (*readable_paths(), *codes)
             linux.landlock_restrict(linux.landlock_ruleset(readable))
             ruleset = linux.landlock_ruleset(readable)
             layers.append(LANDLOCK)
@@ -74,7 +76,7 @@ def confine_fork_server() -> Confinement:
                 layers.append(SECCOMP)
             else:
                 program = b""
-    return Confinement(tuple(layer for layer in ALL_LAYERS if layer in layers), program, ruleset, address_space)
+    return Confinement(tuple(layer for layer in ALL_LAYERS if layer in layers), program, ruleset)
 
 
 def confine_worker(confinement: Confinement, *, memory_bytes: int, cpu_s: int) -> None:
@@ -117,12 +119,20 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (lowest, lowest))
 
 
-def _address_space_bytes() -> int:
-    """Address space of this process; 0 where it cannot be read."""
+def address_space_meter() -> Callable[[], int]:
+    """Opens the file that tells the address space of this process, which its confinement hides, and returns a function
+    that reads it. It returns 0 where there is no such file.
+    """
     try:
-        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        statm = Path("/proc/self/statm").open("rb", buffering=0)  # noqa: SIM115  # open as long as the process
     except OSError:
-        return 0
+        return lambda: 0
+
+    def measure() -> int:
+        statm.seek(0)
+        return int(statm.read(64).split()[0]) * resource.getpagesize()
+
+    return measure
 
 
 def _succeeds(step: Callable[[], None]) -> bool:

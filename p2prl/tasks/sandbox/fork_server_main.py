@@ -1,4 +1,4 @@
-"""The fork server: builds a run's scorers once, confines itself, then forks a worker for each request of its pool.
+"""The fork server: confines itself, builds a run's scorers once, then forks a worker for each request of its pool.
 
 It never sees a stranger's text, so it can be trusted to end what it started. Workers start in milliseconds, because
 interpreter, packages and scorers are in memory already.
@@ -18,13 +18,15 @@ import socket
 import struct
 import sys
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from p2prl.errors import ConfigError, P2PRLError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.sandbox import frames
-from p2prl.tasks.sandbox.confinement import Confinement, confine_fork_server
+from p2prl.tasks.sandbox.confinement import Confinement, address_space_meter, confine_fork_server
 from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
 
 COMMAND = struct.Struct("<cQ")
@@ -106,12 +108,11 @@ class _ForkServer:
             os.waitpid(pid, 0)
 
 
-def build_scorers(settings: dict[str, Any]) -> Scorers:
-    """Scorers of every task, by the builder module that the settings name. `ConfigError` names the task that fails."""
-    builder = importlib.import_module(settings["builder"])
+def build_scorers(builder: Any, tasks: Mapping[str, tuple[str, str | None]]) -> Scorers:
+    """Scorers of every task from its spec and code. `ConfigError` names the task that fails."""
     built: dict[str, RowScorer] = {}
     third_party = set()
-    for task, (spec, code) in settings["tasks"].items():
+    for task, (spec, code) in tasks.items():
         try:
             built[task] = builder.build_scorer(spec, None if code is None else Path(code))
             if builder.runs_third_party_code(spec):
@@ -132,8 +133,12 @@ def main() -> None:
         settings: Any = frames.json_document(stream.read(frames.payload_bytes(stream.read(frames.HEADER_BYTES))))
     signal.alarm(settings["build_s"])
     try:
-        scorers = build_scorers(settings)
-        confinement = confine_fork_server()
+        builder = importlib.import_module(settings["builder"])  # ours, perhaps from a folder that a scorer may not read
+        codes = [Path(code) for _spec, code in settings["tasks"].values() if code is not None]
+        address_space = address_space_meter()
+        confinement = confine_fork_server(codes)
+        scorers = build_scorers(builder, settings["tasks"])
+        confinement = replace(confinement, address_space_bytes=address_space())
         state: dict[str, object] = {"third_party": sorted(scorers.third_party), "layers": confinement.layers}
     except Exception as error:  # noqa: BLE001  # a researcher's module may raise anything; the pool reports it
         text = str(error) if isinstance(error, P2PRLError) else f"{type(error).__name__}: {error}"

@@ -166,6 +166,12 @@ def test_a_mix_frames_procedural_prompts(tmp_path: Path, model: Path, train: Pat
     assert plan_learner_memory(folder, torch.device("cpu"), notices.append).rule.tokens == longest + 16
 
 
+def test_turns_of_an_environment_are_framed(tmp_path: Path, model: Path, train: Path) -> None:
+    for task, frame in (("guess", ("\n[user]", "\n[assistant]")), ("chain4", ("", ""))):
+        folder = made(tmp_path / task, model, train, notices=[], mix=(TaskShare(task, 1.0),))
+        assert folder.manifest.turn_frame == frame
+
+
 def test_a_template_file_becomes_the_models_own(tmp_path: Path, train: Path) -> None:
     bare = save_chat_model(tmp_path / "bare", template=None)
     plain = made(tmp_path / "plain", bare, train)

@@ -9,6 +9,7 @@ import pytest
 from p2prl.errors import ConfigError
 from p2prl.models.prompt_rendering import PromptRenderer, chat_template
 from p2prl.models.tiny_models import BOS
+from p2prl.tasks.data.prompts import Message
 from tests.unit.models.chat_tokenizer import RENDERED, TEMPLATE, chat_tokenizer
 
 USER = {"role": "user", "content": "Hello"}
@@ -62,6 +63,40 @@ def test_the_frame_stands_around_any_prompt(tokenizer: Any) -> None:
 )
 def test_templates_that_rewrite_the_message_have_no_frame(tokenizer: Any, template: str) -> None:
     assert PromptRenderer(tokenizer, template=template).frame() == ("", "")
+
+
+CHATML = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<e>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Ends every message with the stop token."""
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, CHATML])
+def test_turns_are_framed_as_the_template_writes_a_conversation(tokenizer: Any, template: str) -> None:
+    """Prompt, answers with their stop tokens and framed messages are the text of the whole conversation."""
+    renderer = PromptRenderer(tokenizer, template=template, system="Count.")
+    before, after = renderer.turn_frame(["<e>", "<other>"])
+    ending = "<e>" if template == CHATML else ""
+    conversation = [("7+7=", "14"), ("lower", "12"), ("higher", "")]
+    text = ""
+    messages: list[Message] = []
+    for number, (said, answer) in enumerate(conversation):
+        messages.append({"role": "user", "content": said})
+        expected = renderer.render(messages)
+        text = renderer.render("7+7=") if number == 0 else text + before + said + after
+        assert text == expected
+        messages.append({"role": "assistant", "content": answer})
+        text += answer + ending  # the model samples the stop token itself
+    assert PromptRenderer(tokenizer, template=None).turn_frame(["<e>"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ messages[-1]['content'] }}", "{{ messages[0]['content'] }}{{ messages | length }}", "nothing"],
+)
+def test_templates_that_rewrite_a_conversation_frame_no_turns(tokenizer: Any, template: str) -> None:
+    assert PromptRenderer(tokenizer, template=template).turn_frame(["<e>"]) == ("", "")
 
 
 def test_a_frame_that_volunteers_would_refuse_is_refused(tokenizer: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from p2prl.models.evaluation import evaluate
 from p2prl.models.group_replay import Replay, replay_groups
 from p2prl.models.gumbel_noise import gumbel
+from p2prl.models.pass_evaluation import evaluate_prompts, evaluation_sets
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.sampling import sample_all
@@ -306,3 +307,19 @@ def test_evaluation_plays_whole_episodes(world: World) -> None:
     assert sampled == evaluate(world.run.sampler, world.run.work, prompts=24, seed=5)
     assert 1.0 <= sampled.tokens_mean <= MAX_NEW_TOKENS
     assert evaluate(world.run.sampler, world.run.work, prompts=24, seed=5, greedy=True) != sampled
+
+
+def test_episodes_that_open_alike_are_evaluated_apart(world: World) -> None:
+    """Two openings for all seeds, and yet as many prompts as were asked for."""
+    world.group(0)
+    (chosen,) = evaluation_sets(world.run.work, world.run.manifest, world.run.run, prompts=12, samples=2)
+    assert len({prompt.assignment.prompt_ids for prompt in chosen.prompts}) == 2
+    seeds = [prompt.assignment.turns.seed for prompt in chosen.prompts if prompt.assignment.turns]
+    assert len(set(seeds)) == 12
+    outcomes = evaluate_prompts(world.run.sampler, world.run.work, chosen.prompts)
+    for prompt, outcome in zip(chosen.prompts, outcomes, strict=True):
+        (greedy, *sampled) = sample_all(world.run.sampler, prompt.requests)
+        assert outcome.greedy.tokens == greedy.sampled_tokens
+        assert [each.score for each in outcome.samples] == list(
+            world.run.work.successes(prompt.assignment, [made.token_ids for made in sampled])
+        )

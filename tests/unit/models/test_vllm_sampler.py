@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,6 +116,22 @@ def test_every_token_is_the_seeded_draw(sampler: VllmSampler) -> None:
         assert max(scored.margins) == 0.0
         assert scored.logprobs == pytest.approx(generation.logprobs, abs=1e-4)
     assert sample_all(sampler, asked[::-1]) == made[::-1]  # whatever else is in the batch
+
+
+def test_a_continued_request_goes_on_with_the_noise(sampler: VllmSampler) -> None:
+    """As turns of an environment do: the rest of a completion is another request."""
+    asked = requests(4, stop_ids=frozenset())
+    whole = sample_all(sampler, asked)
+    rest = [
+        replace(
+            request,
+            prompt_ids=(*request.prompt_ids, *made.token_ids[:9]),
+            max_new_tokens=request.max_new_tokens - 9,
+            first_position=9,
+        )
+        for request, made in zip(asked, whole, strict=True)
+    ]
+    assert [made.token_ids for made in sample_all(sampler, rest)] == [made.token_ids[9:] for made in whole]
 
 
 def test_policies_change_under_load_and_the_spans_say_where(sampler: VllmSampler) -> None:

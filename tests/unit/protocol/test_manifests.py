@@ -149,7 +149,7 @@ def test_a_run_manifest_of_an_earlier_release_decodes() -> None:
     fields = msgspec.msgpack.decode(encode(RUN))
     old = decode(msgspec.msgpack.encode(fields[:-2]), RunManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
     assert old == RUN
-    assert (old.data_sets, old.prompt_frame) == ((), ("", ""))
+    assert (old.data_sets, old.prompt_frame, old.turn_frame) == ((), ("", ""), ("", ""))
     with_data = msgspec.structs.replace(RUN, data_sets=(DATA,), prompt_frame=("a", "b"))
     assert decode(encode(with_data), RunManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES) == with_data
 
@@ -196,6 +196,8 @@ def replaced(**changes: object) -> dict[str, object]:
         replaced(data_sets=(msgspec.structs.replace(DATA, rows=0),)),
         replaced(prompt_frame=("x" * (limits.MAX_TEXT_CHARS + 1), "")),
         replaced(prompt_frame=("", "x" * (limits.MAX_TEXT_CHARS + 1))),
+        replaced(turn_frame=("x" * (limits.MAX_TEXT_CHARS + 1), "")),
+        replaced(turn_frame=("", "x" * (limits.MAX_TEXT_CHARS + 1))),
     ],
 )
 def test_impossible_run_manifests_are_refused(changes: dict[str, object]) -> None:

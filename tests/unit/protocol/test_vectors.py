@@ -49,6 +49,7 @@ def test_a_run_manifest_of_an_earlier_release_decodes() -> None:
     manifest.check()
     assert opened.digest == bytes.fromhex(old["digest"])
     assert (manifest.name, manifest.data_sets, manifest.prompt_frame) == ("vectors", (), ("", ""))
+    assert manifest.turn_frame == ("", "")
 
 
 def test_committed_bytes_decode() -> None:

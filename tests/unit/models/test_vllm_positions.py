@@ -1,0 +1,98 @@
+"""Positions of vLLM's draws: a request that continues a completion goes on with its noise. Needs no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+
+from p2prl.models.cache_room import CacheRoom
+from p2prl.models.gumbel_noise import gumbel
+from p2prl.models.sampler_port import GenerationRequest, StepResult
+from p2prl.models.sampling import sample_all
+from p2prl.models.vllm_draw import DrawArguments, Draws
+from p2prl.models.vllm_engine import EngineOutput
+from p2prl.models.vllm_sampler import VllmSampler
+
+VOCABULARY = 12
+LOGITS = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(4))
+
+
+class FlatEngine:
+    """Stands in for vLLM: the same logits at every position, drawn as the logits processor draws."""
+
+    def __init__(self, draws: Draws) -> None:
+        self.draws = draws
+        self.open: dict[int, tuple[DrawArguments, list[int], int, frozenset[int]]] = {}
+
+    def add(
+        self,
+        arguments: DrawArguments,
+        prompt_ids: Sequence[int],
+        *,
+        salt: str,
+        max_tokens: int,
+        stop_ids: Iterable[int],
+    ) -> None:
+        del prompt_ids, salt
+        self.open[arguments.ticket] = arguments, [], max_tokens, frozenset(stop_ids)
+
+    def step(self) -> list[EngineOutput]:
+        outputs = []
+        for ticket, (arguments, made, most, stops) in list(self.open.items()):
+            logits = LOGITS.clone()
+            self.draws.draw(logits, [arguments], [arguments.first + len(made)])
+            made.append(int(logits.argmax()))
+            ended = made[-1] in stops or len(made) == most
+            if ended:
+                del self.open[ticket]
+            outputs.append(EngineOutput(ticket, made[-1:], ended))
+        return outputs
+
+    def abort(self, tickets: Iterable[int]) -> None:
+        for ticket in tickets:
+            self.open.pop(ticket, None)
+
+
+def flat_sampler() -> VllmSampler:
+    """The sampler around that engine."""
+    draws = Draws(version=1)
+    sampler = VllmSampler.__new__(VllmSampler)
+    policy = SimpleNamespace(engine=FlatEngine(draws), draws=draws, salt="")
+    room = CacheRoom(tokens=1000, sequences=8, limit=64)
+    settings = {"_policy": policy, "_room": room, "_context": 64, "_sequences": 8, "_vocabulary": VOCABULARY}
+    fresh = {"_tickets": iter(range(1000)), "_rows": {}, "_has_policy": True, "_unreported": StepResult(0)}
+    for name, value in (settings | fresh).items():
+        setattr(sampler, name, value)
+    return sampler
+
+
+def test_a_continued_request_goes_on_with_the_noise() -> None:
+    request = GenerationRequest(prompt_ids=(1, 2), seed=99, max_new_tokens=10, temperature=0.7, stop_ids=frozenset())
+    noise = gumbel(torch.tensor([99]), torch.arange(10)[None], VOCABULARY)[0]
+    expected = (LOGITS / 0.7 + noise).argmax(dim=-1).tolist()
+    (whole,) = sample_all(flat_sampler(), [request])
+    assert list(whole.token_ids) == expected
+    rest = replace(request, prompt_ids=(1, 2, *expected[:4]), max_new_tokens=6, first_position=4)
+    (continued,) = sample_all(flat_sampler(), [rest])
+    assert list(continued.token_ids) == expected[4:]
+    assert continued.spans == ((0, 1),)
+
+
+def test_one_that_is_resumed_keeps_its_place() -> None:
+    """As after a swap of engines: the rest of a continued request is queued again."""
+    request = GenerationRequest(
+        prompt_ids=(1, 2), seed=99, max_new_tokens=6, temperature=0.7, stop_ids=frozenset(), first_position=4
+    )
+    (straight,) = sample_all(flat_sampler(), [request])
+    sampler = flat_sampler()
+    sampler.submit([request])
+    for _ in range(2):
+        sampler.step()
+    sampler._withdraw(list(sampler._rows.values()))
+    ended = []
+    while sampler.in_flight:
+        ended += sampler.step().ended
+    assert ended[0][1].token_ids == straight.token_ids
