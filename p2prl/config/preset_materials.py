@@ -1,4 +1,4 @@
-"""What `p2prl init` makes for a preset before it makes the run: rows to train on, rows to evaluate on, and a model."""
+"""Materials of a preset, made before its run: rows to train on, rows to evaluate on, and demonstrations."""
 
 from __future__ import annotations
 

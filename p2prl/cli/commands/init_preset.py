@@ -1,4 +1,4 @@
-"""What a preset adds to the options of `p2prl init`: its rows and scorers, and the small language model."""
+"""Options that a preset adds to those of `p2prl init`: its rows and scorers, and the small language model."""
 
 from __future__ import annotations
 

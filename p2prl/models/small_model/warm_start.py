@@ -8,7 +8,7 @@ every one of them starts with it. Training pushes their logits far down, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,12 @@ from p2prl.models.pretrained import LoadedModel
 from p2prl.models.small_model.tokenizer import END, chat_prompt
 from p2prl.tasks.task_spec import Demonstration
 
-_POOL_BATCHES = 8
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallWarmstart:
     """Training schedule of the warm start."""
 
-    steps: int = 240
+    steps: int = 300
     """Optimizer updates; at least 1."""
     batch: int = 64
     """Demonstrations in an update, each used once; at least 1."""
@@ -81,7 +79,8 @@ def warm_start_small_model(
     optimizer = torch.optim.AdamW([*body, words], lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     others = math.log(model.config.vocab_size - len(used))
     model.train()
-    for step, batch in enumerate(_batches(examples, config.batch)):
+    for step in range(config.steps):
+        batch = examples[step * config.batch : (step + 1) * config.batch]
         for group in optimizer.param_groups:
             group["lr"] = config.rate_at(step)
         loss = _loss(model, words, batch, index, others)
@@ -100,13 +99,6 @@ def _examples(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[_Example
     prompts = tokenizer([chat_prompt(question) for question, _ in pairs], add_special_tokens=False)["input_ids"]
     completions = tokenizer([completion + END for _, completion in pairs], add_special_tokens=False)["input_ids"]
     return [_Example([*p, *c], len(p)) for p, c in zip(prompts, completions, strict=True)]
-
-
-def _batches(examples: Sequence[_Example], size: int) -> Iterator[Sequence[_Example]]:
-    """Batches in the order of the examples, but for sorting by length inside pools, which saves padding."""
-    for start in range(0, len(examples), _POOL_BATCHES * size):
-        pool = sorted(examples[start : start + _POOL_BATCHES * size], key=lambda example: len(example.token_ids))
-        yield from (pool[i : i + size] for i in range(0, len(pool), size))
 
 
 def _loss(model: Any, words: Tensor, batch: Sequence[_Example], index: Tensor, others: float) -> Tensor:

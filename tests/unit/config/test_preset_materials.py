@@ -1,4 +1,4 @@
-"""What a preset makes: rows that a run accepts, its scorer, and demonstrations of its own task."""
+"""Materials of a preset: rows that a run accepts, its scorer, and demonstrations of its own task."""
 
 from __future__ import annotations
 

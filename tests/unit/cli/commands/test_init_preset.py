@@ -1,4 +1,4 @@
-"""What a preset adds to the options of `p2prl init`, and what it leaves to the user."""
+"""Options of `p2prl init` with a preset: what is added, and what is left to the user."""
 
 from __future__ import annotations
 
