@@ -51,7 +51,7 @@ _OUTAGE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmConfig:
-    """A simulated swarm."""
+    """A simulated swarm. Many fields, because most of them are options of `p2prl sim`."""
 
     volunteers: int = 8
     updates: int = 60

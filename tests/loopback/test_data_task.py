@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -140,8 +141,8 @@ def _rewards(run: Path) -> Iterator[np.ndarray]:
             yield np.frombuffer(rewards, "<f4")
 
 
-def _document(role: RoleProcess) -> dict[str, dict[str, int] | int | None]:
-    return next(json.loads(line) for line in reversed(role.log.splitlines()) if line.startswith("{"))  # type: ignore[no-any-return]
+def _document(role: RoleProcess) -> dict[str, Any]:
+    return next(json.loads(line) for line in reversed(role.log.splitlines()) if line.startswith("{"))
 
 
 def _check_slots(home: Path, *, rows: int) -> None:

@@ -6,7 +6,6 @@ import random
 
 import msgspec
 
-from p2prl.protocol.digests import Digest
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DataSet, RunFile, RunManifest, TaskShare, blob_of
 from p2prl.sim.hosts import identity_of
@@ -125,4 +124,4 @@ def test_a_tampered_prompt_is_refused() -> None:
     joiner = made.add("joiner", bootstrap=("liar", "learner"))
     made.network.run_for(60)
     assert joiner.store.whole(BLOBS[PROMPTS]) == PROMPTS
-    assert Digest(BLOBS[PROMPTS].root) in {event.root for event in events_of(joiner, FileReady)}  # type: ignore[union-attr]
+    assert FileReady("prompts/own", BLOBS[PROMPTS].root) in events_of(joiner, FileReady)

@@ -205,4 +205,4 @@ def _with_first_row(
         version=0, policy=group.policy, slot=0, task=group.task, prompt=group.prompt, completions=completions,
         engine=group.engine, seconds=0.0,
     )  # fmt: skip
-    return changed, Inspection("", inspection.assignment, (row, *inspection.token_ids[1:]), ())
+    return changed, Inspection("", inspection.assignment, (row, *inspection.token_ids[1:]))

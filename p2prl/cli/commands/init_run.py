@@ -19,10 +19,11 @@ def init_command(options: InitOptions) -> None:
     """Create the run folder; options that are None come from the preset."""
     with TemporaryDirectory(prefix="p2prl-init-") as folder:
         prepared = prepare_preset(options, Path(folder))
-        _make_run(prepared)
+        _make_run(prepared, is_untried=prepared.is_own_model or bool(options.data))
 
 
-def _make_run(prepared: Prepared) -> None:
+def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
+    """`is_untried`: the user named the model or the data, while those of a preset are known to fit each other."""
     options = prepared.options
     plan, settings = run_plan(options)
     groups = probe_groups(options)
@@ -42,7 +43,7 @@ def _make_run(prepared: Prepared) -> None:
         prepared.make_model(on_progress)
         notices: list[str] = []
         checks = None
-        if plan.model is not None or plan.data or groups:  # a preset's own model and task are known to fit
+        if is_untried or groups:
             checks = InitChecks(probe_groups=PROBE_GROUPS if groups is None else groups, force=options.force)
         folder = init_run(
             root / plan.name,

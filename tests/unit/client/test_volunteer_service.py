@@ -22,11 +22,11 @@ from p2prl.protocol.wire_codec import encode
 from tests.unit.client.volunteer_rig import ME, VolunteerRig
 
 
-def test_groups_are_on_disk_in_slot_order_and_verify(rig: VolunteerRig) -> None:
+def test_groups_are_on_disk_without_gaps_and_verify(rig: VolunteerRig) -> None:
     rig.introduce()
     rig.offer(0)
     rig.turns(4)
-    assert [group.slot for group in rig.groups()] == list(range(len(rig.groups())))
+    assert sorted(group.slot for group in rig.groups()) == list(range(len(rig.groups())))
     stored = [rig.small_run.sealed(group, ME) for group in rig.groups()]
     assert {outcome.state for outcome in rig.small_run.check(*stored)} == {ReceiptState.VERIFIED}
     assert rig.progress[-1].groups == {"generated": len(stored)}
@@ -47,8 +47,8 @@ def test_after_a_crash_sampling_resumes_at_the_next_slot(rig: VolunteerRig) -> N
     rig.clock.time += 10  # groups in flight have timed out
     rig.turns(4)
     slots = [group.slot for group in rig.groups()]
-    assert slots[:before] == list(range(before)), "what no learner had confirmed is offered again first"
-    assert slots[before:] == list(range(before, len(slots)))
+    assert sorted(slots[:before]) == list(range(before)), "what no learner had confirmed is offered again first"
+    assert sorted(slots[before:]) == list(range(before, len(slots)))
     assert len(slots) > before
 
 

@@ -25,7 +25,7 @@ OTHER = '{"rewards":[{"column":"other","scorer":"number","weight":1.0}]}'
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model that has learned something, and one of random weights that never earns a reward."""
+    """A model that has learned something, and one of random weights, which within one token never earns a reward."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("warm", "random"):
         made = tiny_model(seed=1)
@@ -55,7 +55,7 @@ def test_a_policy_with_a_signal_passes_and_its_figures_are_told(tmp_path: Path, 
 
 def test_a_policy_without_reward_is_refused_and_nothing_is_made(tmp_path: Path, models: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="could not learn: in a probe of 16 groups of chain4") as caught:
-        make(tmp_path, models["random"], InitChecks(probe_groups=16))
+        make(tmp_path, models["random"], InitChecks(probe_groups=16), max_new_tokens=1)
     assert "--force" in caught.value.remedy
     assert list(tmp_path.iterdir()) == []
 
@@ -68,7 +68,7 @@ def test_without_a_probe_it_is_made(tmp_path: Path, models: dict[str, Path], che
 
 
 def test_force_makes_it_and_tells_why_it_was_refused(tmp_path: Path, models: dict[str, Path]) -> None:
-    told = make(tmp_path, models["random"], InitChecks(probe_groups=16, force=True))
+    told = make(tmp_path, models["random"], InitChecks(probe_groups=16, force=True), max_new_tokens=1)
     assert any("as --force says: this run could not learn" in line for line in told)
     assert (tmp_path / "run" / "run.manifest").exists()
 

@@ -41,9 +41,11 @@ def zeros(count: int) -> bytes:
 
 
 def another_token(group: RolloutGroup) -> RolloutGroup:
-    ids = tokens_of(group, 0)
+    # A completion of one token is the stop token alone: another one would not be finished.
+    index = next(i for i in range(len(group.completions)) if len(tokens_of(group, i)) > 1)
+    ids = tokens_of(group, index)
     ids[0] = (ids[0] + 1) % 10  # a digit: never the stop token
-    return with_completion(group, 0, tokens=packed(ids))
+    return with_completion(group, index, tokens=packed(ids))
 
 
 def too_long(group: RolloutGroup) -> RolloutGroup:
@@ -130,7 +132,7 @@ def test_a_group_in_a_slot_without_valid_work_is_rejected(tmp_path: Path, monkey
     assert [(o.state, o.reason) for o in outcomes] == [rejected, rejected, (ReceiptState.VERIFIED, "")]
     signed = [read_group(seal(PEER, each, run=run.run, now=NOW)) for each in (forged, group)]
     verdicts = judge(ReplayTools(run.scorer, run.work), policy.manifest, signed)
-    assert [verdict.reason for verdict in verdicts] == [RejectionReason.WRONG_PROMPT, ""]
+    assert [verdict.reason for verdict, _ in verdicts] == [RejectionReason.WRONG_PROMPT, ""]
     run.close()
 
 

@@ -10,7 +10,7 @@ import torch
 
 from p2prl.models.cache_room import CacheRoom
 from p2prl.models.gumbel_noise import gumbel
-from p2prl.models.sampler_port import GenerationRequest, StepResult
+from p2prl.models.sampler_port import Generation, GenerationRequest, StepResult, Ticket
 from p2prl.models.sampling import sample_all
 from p2prl.models.vllm_draw import DrawArguments, Draws
 from p2prl.models.vllm_engine import EngineOutput
@@ -92,7 +92,7 @@ def test_one_that_is_resumed_keeps_its_place() -> None:
     for _ in range(2):
         sampler.step()
     sampler._withdraw(list(sampler._rows.values()))
-    ended = []
+    ended: list[tuple[Ticket, Generation]] = []
     while sampler.in_flight:
         ended += sampler.step().ended
     assert ended[0][1].token_ids == straight.token_ids

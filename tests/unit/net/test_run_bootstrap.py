@@ -115,8 +115,8 @@ def test_work_starts_with_the_data_of_the_role(world: SmallRun, role: Role, runs
     tasks = (*world.manifest.tasks, TaskShare("sums", 1.0))
     manifest = msgspec.structs.replace(world.manifest, tasks=tasks, data_sets=(data,))
     prepared: list[set[str]] = []
-    bootstrap: RunBootstrap[bool] = RunBootstrap(
-        lambda _, files: prepared.append(set(files)) is None, lambda _, __: None, role=role, runs_code=runs_code
+    bootstrap: RunBootstrap[None] = RunBootstrap(
+        lambda _, files: prepared.append(set(files)), lambda _, __: None, role=role, runs_code=runs_code
     )
     bootstrap.take(control.RunKnown(seal(world.learner, manifest, run=bytes(32), now=1.0)))
     names = {file.name for file in manifest.files} | awaited

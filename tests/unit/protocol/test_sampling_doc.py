@@ -95,14 +95,14 @@ def row(key: SlotKey, task: str, m: int, rows: int) -> int:
 
     def f(i: int, right: int) -> int:
         hashed = hashlib.sha256(prefix + bytes([i]) + right.to_bytes(8, "little")).digest()
-        return int.from_bytes(hashed[:8], "little") % 2**half
+        return int.from_bytes(hashed[:8], "little") % (1 << half)
 
     value = m % rows
     while True:
-        left, right = divmod(value, 2**half)
+        left, right = divmod(value, 1 << half)
         for i in range(6):
             left, right = right, left ^ f(i, right)
-        value = left * 2**half + right
+        value = left * (1 << half) + right
         if value < rows:
             return value
 
