@@ -96,7 +96,7 @@ class RunScoring:
     def data_rewards(
         self, task: str, row: Row, completions: Sequence[Completion], lengths: Sequence[int], *, account: bytes
     ) -> tuple[float, ...]:
-        """Rewards of completions of a row of data, of so many tokens each, with the scoring's length penalty.
+        """Rewards of completions of a row of data, with the scoring's length penalty for their `tokens`.
 
         `ConfigError` when the task's scorer has failed on everything.
         """

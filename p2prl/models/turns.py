@@ -1,7 +1,7 @@
 """Transcripts of an environment as token ids: what follows a turn, and which tokens the policy sampled.
 
 A completion of several turns is one list of tokens: the model's turn with its stop token, the environment's message,
-the model's next turn, and so on. Whoever has the seed and the tokens can tell all of it apart again, so nothing about
+the model's next turn, and so on. Anybody with the seed and the tokens can tell all of it apart again, so nothing about
 turns travels: messages are computed, compared, and left out of replay and training.
 
 A turn is decoded from its own tokens, and a message is encoded alone, without special tokens. Neither depends on how

@@ -11,7 +11,7 @@ off often on once one only onto or other others otherwise ought our ours ourselv
 please quite rather same second several shall she should since so some somebody someone something sometimes
 somewhere soon still such than that the their theirs them themselves then there therefore these they third this
 those though through throughout thus till times to together too toward twice under unless until up upon us very was
-we well were what whatever when whenever where wherever whether which while who whoever whole whom whose why will
+we well were what whatever when whenever where wherever whether which while who whole whom whose why will
 with within without would yes yet you your yours yourself zero
 """
 

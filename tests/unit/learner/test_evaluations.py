@@ -79,7 +79,7 @@ def test_the_newest_result_is_in_the_metrics(fresh: Callable[[str], SmallRun]) -
         assert line["evaluation/chain4/pass_at_k"] == report["pass_at"]["3"]["rate"]
 
 
-@pytest.mark.parametrize("kill", (1, 4, 9))
+@pytest.mark.parametrize("kill", [1, 4, 9])
 def test_a_killed_learner_repeats_no_version(fresh: Callable[[str], SmallRun], kill: int) -> None:
     run = fresh("run")
     weights, _, _ = run_through(run, kill, build=measuring)

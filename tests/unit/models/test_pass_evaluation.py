@@ -39,8 +39,8 @@ def test_each_task_gets_its_own_kind_of_prompts(run: DataRun) -> None:
 
 
 def test_the_same_prompts_every_time_and_the_first_of_more(run: DataRun) -> None:
-    def prompts(count: int, **options: int) -> list[tuple[int, ...]]:
-        sets = evaluation_sets(run.learner, run.manifest, run.world.run, prompts=count, samples=0, **options)
+    def prompts(count: int, *, seed: int = 0) -> list[tuple[int, ...]]:
+        sets = evaluation_sets(run.learner, run.manifest, run.world.run, prompts=count, samples=0, seed=seed)
         return [prompt.assignment.prompt_ids for prompt in sets[0].prompts]
 
     assert prompts(6) == prompts(6) == prompts(9)[:6]
@@ -74,9 +74,9 @@ def _weights(run: DataRun) -> memoryview:
 
 
 def test_impossible_numbers_are_refused(run: DataRun) -> None:
-    for wrong in ({"prompts": 0, "samples": 1}, {"prompts": 1, "samples": -1}, {"prompts": 1, "samples": 1025}):
+    for prompts, samples in ((0, 1), (1, -1), (1, 1025)):
         with pytest.raises(ConfigError):
-            evaluation_sets(run.learner, run.manifest, run.world.run, **wrong)
+            evaluation_sets(run.learner, run.manifest, run.world.run, prompts=prompts, samples=samples)
 
 
 @pytest.mark.parametrize(

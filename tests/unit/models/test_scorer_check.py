@@ -86,7 +86,7 @@ def test_a_scorer_that_always_fails_is_refused_with_its_error(tmp_path: Path) ->
     def fail(row: Row, text: str) -> float:
         raise ValueError("no module named numpy")
 
-    with pytest.raises(ConfigError, match="failed on all 8 answers.*no module named numpy"):
+    with pytest.raises(ConfigError, match=r"failed on all 8 answers.*no module named numpy"):
         check(tmp_path, SUMS, NUMBER, Scorer(fail))
 
 
