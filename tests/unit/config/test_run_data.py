@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -174,18 +174,18 @@ def test_data_with_another_number_of_rows_is_refused(run: RunOnDisk) -> None:
 
 @dataclass
 class PoolWithout:
-    """A pool on a system without some layers, and the configuration it was made with."""
+    """A pool on a system without some layers, and the configurations of those made."""
 
     missing: tuple[str, ...]
     runs_third_party_code: bool
-    config: PoolConfig | None = None
+    configs: list[PoolConfig] = field(default_factory=list)
 
     @property
     def protection(self) -> Protection:
         return Protection(tuple(layer for layer in ALL_LAYERS if layer not in self.missing), self.missing)
 
     def __call__(self, scoring: object, config: PoolConfig) -> PoolWithout:
-        self.config = config
+        self.configs.append(config)
         return self
 
 
@@ -197,11 +197,9 @@ def test_a_validator_requires_what_a_learner_is_told_is_missing(
     monkeypatch.setattr(run_data, "ScorerPool", pool)
     files = downloads(run, "prompts/plain", "prompts/own", "answers/plain")
     downloaded_data(run.manifest, files, scores=True, runs_scorer=False).start_scorers()
-    assert pool.config is not None
-    assert pool.config.require_layers
     notices: list[str] = []
     folder_data(run.folder).start_scorers(notices.append)
-    assert not pool.config.require_layers
+    assert [config.require_layers for config in pool.configs] == [True, False]
     assert len(notices) == 1
     assert f"no {layer}, {NAMESPACE}" in notices[0]
 
