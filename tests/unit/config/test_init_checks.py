@@ -91,3 +91,22 @@ def test_one_that_reads_the_wrong_column_is_told(tmp_path: Path, models: dict[st
         tmp_path, models["warm"], InitChecks(probe_groups=0), task="", data=data(tmp_path, OTHER), max_new_tokens=8
     )
     assert any("could not be tried" in line for line in told)
+
+
+PARTS = (
+    '{"rewards":[{"scorer":"number","weight":1.0},{"scorer":"exact","weight":0.1},{"scorer":"exact","weight":-3.0}]}'
+)
+
+
+def test_the_verdict_knows_the_full_reward_of_each_task(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, float]] = []
+    monkeypatch.setattr(
+        "p2prl.config.init_checks.judge", lambda _figures, facts: seen.append(dict(facts.full_rewards)) or []
+    )
+    both = {"data": data(tmp_path, PARTS), "max_new_tokens": 8, "reward": "0.5*success"}
+    make(tmp_path, models["warm"], InitChecks(probe_groups=2, force=True), task="", **both)
+    (tmp_path / "chain").mkdir()
+    make(tmp_path / "chain", models["warm"], InitChecks(probe_groups=2), reward="0.5*success+0.2*process")
+    assert seen == [{"sums": pytest.approx(0.55)}, {"chain4": 0.5}]
