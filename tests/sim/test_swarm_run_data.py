@@ -28,7 +28,7 @@ def run_with_data() -> RunManifest:
         bare,
         files=(RunFile("config.json", BLOBS[CONFIG]),),
         tasks=(*bare.tasks, TaskShare("own", 1.0)),
-        data_sets=(DataSet("own", 9, BLOBS[PROMPTS], BLOBS[ANSWERS], "{}", BLOBS[CODE]),),
+        data_sets=(DataSet("own", 20, BLOBS[PROMPTS], BLOBS[ANSWERS], "{}", BLOBS[CODE]),),
     )
 
 
@@ -43,6 +43,20 @@ def swarm() -> ProtocolSwarm:
 
 def held(member: Member) -> set[bytes]:
     return {data for data, ref in BLOBS.items() if member.store.holds(ref.root)}
+
+
+def test_data_beyond_the_owners_bound_is_not_downloaded() -> None:
+    made = swarm()
+    bounds = {"fits": len(PROMPTS), "too_large": len(PROMPTS) - 1}
+    members = {
+        name: made.add(
+            name, bootstrap=("learner",), config=lambda role, most=most: NodeConfig(role=role, disk_bytes=most)
+        )
+        for name, most in bounds.items()
+    }
+    made.network.run_for(60)
+    assert held(members["fits"]) == {CONFIG, PROMPTS}
+    assert held(members["too_large"]) == {CONFIG}
 
 
 def test_each_role_downloads_its_part() -> None:
