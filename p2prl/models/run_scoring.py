@@ -178,7 +178,7 @@ class RunScoring:
         return scored
 
     def _watch(self, task: str, failures: Sequence[str], account: bytes) -> None:
-        """Stop at a scorer that has failed by itself on every answer so far, whoever sent it."""
+        """Stop at a scorer that has failed by itself on every answer so far, of several authors."""
         if not all(failure_kind(failure) in _SCORER_FAILURES for failure in failures):
             return
         self._hopeless[task] += 1

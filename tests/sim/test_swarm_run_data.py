@@ -47,16 +47,14 @@ def held(member: Member) -> set[bytes]:
 
 def test_data_beyond_the_owners_bound_is_not_downloaded() -> None:
     made = swarm()
-    bounds = {"fits": len(PROMPTS), "too_large": len(PROMPTS) - 1}
-    members = {
-        name: made.add(
-            name, bootstrap=("learner",), config=lambda role, most=most: NodeConfig(role=role, disk_bytes=most)
-        )
-        for name, most in bounds.items()
-    }
+    most = len(PROMPTS)
+    fits = made.add("fits", bootstrap=("learner",), config=lambda role: NodeConfig(role=role, disk_bytes=most))
+    too_large = made.add(
+        "too large", bootstrap=("learner",), config=lambda role: NodeConfig(role=role, disk_bytes=most - 1)
+    )
     made.network.run_for(60)
-    assert held(members["fits"]) == {CONFIG, PROMPTS}
-    assert held(members["too_large"]) == {CONFIG}
+    assert held(fits) == {CONFIG, PROMPTS}
+    assert held(too_large) == {CONFIG}
 
 
 def test_each_role_downloads_its_part() -> None:

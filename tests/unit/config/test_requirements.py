@@ -10,9 +10,14 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from p2prl.cli.commands.worker_session import introduce_run
+from p2prl.cli.commands.join_worker import _Screen
+from p2prl.cli.views.console import LiveView
 from p2prl.config.requirements import Requirements, check_cap, check_room, requirements_of, size_text
+from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.errors import ConfigError, MachineError
+from p2prl.models.engine_registry import ChosenEngine
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DataSet, RunFile, TaskShare, blob_of
 from p2prl.testing.sample_ledgers import manifest
@@ -73,9 +78,16 @@ def test_data_larger_than_the_cap_is_refused(disk_gb: float, refused: bool) -> N
 def test_a_volunteer_is_refused_before_work_starts(tmp_path: Path) -> None:
     prompts = blob_of(bytes(30_000), 4096)
     run = msgspec.structs.replace(manifest(), data_sets=(DataSet("rows", 3, prompts, prompts, "{}"),))
-    introduce_run(run, Role.VOLUNTEER, tmp_path, lambda _: [], disk_gb=30_000 / 1e9)
-    with pytest.raises(ConfigError, match="30.0 kB, and --disk-gb allows 20.0 kB"):
-        introduce_run(run, Role.VOLUNTEER, tmp_path, lambda _: [], disk_gb=20_000 / 1e9)
+    worker = claim_worker_folder(tmp_path)
+    engine, link = ChosenEngine("transformers", "the only one here"), JoinLink("unit", Digest(bytes(32)), ())
+
+    def introduce(disk_gb: float) -> None:
+        _Screen(LiveView(quiet=True), link, worker, "cpu", engine, disk_gb=disk_gb).introduce(run)
+
+    introduce(30_000 / 1e9)
+    with pytest.raises(ConfigError, match=r"30\.0 kB, and --disk-gb allows 20\.0 kB"):
+        introduce(20_000 / 1e9)
+    worker.release()
 
 
 def test_disk_without_room_for_two_versions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
