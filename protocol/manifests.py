@@ -141,8 +141,8 @@ class DataSet(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
                 repeated <= max(blob.size_bytes // 8, limits.MAX_REPEATED_BYTES), "data repeats too many of its chunks"
             )
         least, most = frame + 4 * self.rows, frame + 4 * limits.MAX_PROMPT_TOKENS * self.rows
-        _require(least <= self.prompts.size_bytes <= most, "prompts do not have the size of so many rows")
-        _require(frame + 2 * self.rows <= self.answers.size_bytes, "answers do not have the size of so many rows")
+        _require(least <= self.prompts.size_bytes <= most, "the size of the prompts does not fit the rows")
+        _require(frame + 2 * self.rows <= self.answers.size_bytes, "the size of the answers does not fit the rows")
         if self.code is not None:
             self.code.check(max_bytes=limits.MAX_SCORER_CODE_BYTES)
         _require(
