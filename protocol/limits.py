@@ -94,6 +94,10 @@ MAX_DATA_ROWS = 1 << 32
 MAX_DATA_BYTES = 4 * 1024**3
 """All data sets of a run together, packed: what a stranger may store on a volunteer's disk for them."""
 
+MAX_REPEATED_BYTES = 1024 * 1024
+"""Of a data blob, in chunks that repeat an earlier one; or an eighth of the blob, if that is more. A repeated chunk
+travels once and is written many times, so that more would let a learner fill a volunteer's disk through a thin wire."""
+
 MAX_SCORING_CHARS = 8_192
 """Description of a data set's scorers."""
 

@@ -15,6 +15,9 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest, digest
 from p2prl.protocol.wire_codec import Wire, encode
 
+_PACKED_HEADER_BYTES = 16
+"""Of a packed file, before its offsets (`p2prl/tasks/data/packed_file.py`)."""
+
 NO_BASE = -1
 """Base of a keyframe: a patch that starts from zeros and needs no other version."""
 
@@ -130,8 +133,16 @@ class DataSet(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
         """Raise `RemoteProtocolError` for the first impossible field."""
         _require(0 < len(self.task) <= limits.MAX_NAME_CHARS and self.task.isprintable(), "a task has no usable name")
         _require(1 <= self.rows <= limits.MAX_DATA_ROWS, "a data set has too many rows, or none")
-        self.prompts.check(max_bytes=limits.MAX_DATA_BYTES)
-        self.answers.check(max_bytes=limits.MAX_DATA_BYTES)
+        frame = _PACKED_HEADER_BYTES + 8 * (self.rows + 1)
+        for blob in (self.prompts, self.answers):
+            blob.check(max_bytes=limits.MAX_DATA_BYTES)
+            repeated = (len(blob.chunks) - len(set(blob.chunks))) * blob.chunk_bytes
+            _require(
+                repeated <= max(blob.size_bytes // 8, limits.MAX_REPEATED_BYTES), "data repeats too many of its chunks"
+            )
+        least, most = frame + 4 * self.rows, frame + 4 * limits.MAX_PROMPT_TOKENS * self.rows
+        _require(least <= self.prompts.size_bytes <= most, "the size of the prompts does not fit the rows")
+        _require(frame + 2 * self.rows <= self.answers.size_bytes, "the size of the answers does not fit the rows")
         if self.code is not None:
             self.code.check(max_bytes=limits.MAX_SCORER_CODE_BYTES)
         _require(

@@ -80,7 +80,7 @@ RUN_MANIFEST = RunManifest(
     licence="Apache-2.0",
     content_policy="Arithmetic.",
     compute_dtype="float32",
-    data_sets=(DataSet("sort", 1_000, BLOB, BLOB, '{"rewards":[{"scorer":"exact","weight":1.0}]}', BLOB, bytes(32)),),
+    data_sets=(DataSet("sort", 400, BLOB, BLOB, '{"rewards":[{"scorer":"exact","weight":1.0}]}', BLOB, bytes(32)),),
     prompt_frame=("<user>", "<assistant>"),
     turn_frame=("<end><user>", "<assistant>"),
 )

@@ -8,13 +8,13 @@ the learner's work, and a receipt with another reward than the one computed here
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2prl.clock import Clock
-from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.models.group_work import ReplayTools
+from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError
+from p2prl.models.group_work import GroupWork, Inspection, ReplayTools
 from p2prl.models.scorer_port import Scorer
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
@@ -27,7 +27,7 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead, Receipts
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.run_end import RunEnd
-from p2prl.protocol.signed_group import GROUP_KINDS, assemble_group, read_group
+from p2prl.protocol.signed_group import GROUP_KINDS, SignedGroup, assemble_group, read_group
 from p2prl.protocol.wire_codec import decode
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
@@ -65,7 +65,9 @@ class Audit:
     rewards_agreed: int = 0
     """Groups whose mean reward is that of the learner's receipt."""
     rewards_disputed: int = 0
-    """Groups whose mean reward is another."""
+    """Groups whose mean reward is one that no failed answer explains."""
+    rewards_unclear: int = 0
+    """Groups whose mean reward proves nothing: answers failed here, or may have failed at the learner."""
     files: tuple[int, int] = (0, 0)
     """(bytes held, bytes in all) of the run's files and data."""
 
@@ -76,6 +78,8 @@ class _Counts:
     replayed: int = 0
     passed: int = 0
     rewards: RewardChecks = field(default_factory=RewardChecks)
+    compares_rewards: bool = True
+    """False after rewards could not be computed here."""
 
 
 class Validator:
@@ -142,6 +146,7 @@ class Validator:
             version=self._weights.newest_version,
             rewards_agreed=self._counts.rewards.agreed,
             rewards_disputed=self._counts.rewards.disputed,
+            rewards_unclear=self._counts.rewards.unclear,
             files=network.status.files if network.status is not None else (0, 0),
         )
 
@@ -209,11 +214,24 @@ class Validator:
                 self._on_notice(f"group {signed.digest.hex()[:8]} failed its replay: {verdict.reason}")
             network.send(control.Publish(seal(self._identity, verdict, run=self._run, now=self._clock.now())))
 
-        for signed, (verdict, inspection) in zip(groups, judged, strict=True):
-            if verdict.passed and tools.work.scores(inspection.assignment):
-                rewards = tools.work.rewards(inspection.assignment, inspection.token_ids, account=signed.author)
-                mean = sum(rewards) / len(rewards)
-                self._tell_dispute(self._counts.rewards.scored(signed.digest, mean), signed.digest)
+        if self._counts.compares_rewards:
+            passed = [(signed, seen) for signed, (verdict, seen) in zip(groups, judged, strict=True) if verdict.passed]
+            try:
+                self._compare_rewards(tools.work, passed)
+            except (ConfigError, MachineError, IntegrityError) as error:
+                # All of these may be the learner's doing, and a verdict needs no reward.
+                self._counts.compares_rewards = False
+                self._on_notice(f"the learner's rewards are no longer checked, only tokens: {error}")
+
+    def _compare_rewards(self, work: GroupWork, passed: Sequence[tuple[SignedGroup, Inspection]]) -> None:
+        """Score all groups together, then compare: one author's slow answers cost the others nothing."""
+        started = [
+            (signed.digest, work.start_rewards(seen.assignment, seen.token_ids, account=signed.author))
+            for signed, seen in passed
+            if work.scores(seen.assignment)
+        ]
+        for group, pending in started:
+            self._tell_dispute(self._counts.rewards.scored(group, pending()), group)
 
     def _tell_dispute(self, agreed: bool, group: bytes) -> None:
         """Tell of the first alone: a learner that scores otherwise does so in every group."""

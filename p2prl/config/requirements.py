@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2prl.errors import MachineError
+from p2prl.errors import ConfigError, MachineError
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
 from p2prl.protocol.run_blobs import data_blobs
@@ -75,6 +75,17 @@ def check_room(needs: Requirements, directory: Path) -> None:
         raise MachineError(
             f"this run needs {size_text(least)} of disk in {directory} and {size_text(free + held)} are free",
             remedy="Free some, or set P2PRL_HOME to a folder on a larger disk.",
+        )
+
+
+def check_cap(needs: Requirements, disk_gb: float) -> None:
+    """Raise `ConfigError` when the data alone is larger than the user's `--disk-gb`; 0 is no cap."""
+    if disk_gb and needs.data_bytes > int(disk_gb * 1e9):
+        raise ConfigError(
+            f"this run's data has {size_text(needs.data_bytes)}, and --disk-gb allows {size_text(disk_gb * 1e9)} for "
+            "data and weights together",
+            remedy="Give --disk-gb more than the data, or leave it out: 0 sets no cap. Without its data no work of the "
+            "run can be done.",
         )
 
 

@@ -12,8 +12,8 @@ from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.manifests import DataSet, RunManifest
-from p2prl.protocol.run_blobs import answers_name, code_name, data_blobs, prompts_name
+from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.run_blobs import answers_name, code_name, data_blobs, is_third_party, prompts_name
 from p2prl.tasks.data.data_plan import (
     HELD_OUT_PROMPTS_FILE,
     HELD_OUT_ROWS_FILE,
@@ -25,7 +25,6 @@ from p2prl.tasks.data.packed_prompts import PackedPrompts
 from p2prl.tasks.data.packed_rows import PackedRows
 from p2prl.tasks.data.task_data import DataSplit, TaskData
 from p2prl.tasks.sandbox.pool import PoolConfig, Protection, ScorerPool, TaskScoring
-from p2prl.tasks.scorers.build import runs_third_party_code
 
 _TOLD_BYTES = 500_000_000
 """Data whose check takes longer than a second or two is announced."""
@@ -91,14 +90,6 @@ def downloaded_data(manifest: RunManifest, files: Mapping[str, Path], *, scores:
         if scored:
             run.scoring[data.task] = TaskScoring(data.scoring, files[code_name(data.task)] if data.code else None)
     return run
-
-
-def is_third_party(data: DataSet) -> bool:
-    """Whether scoring a task runs code that p2prl did not bring: a researcher's own, or another library's.
-
-    `RemoteProtocolError` when its scoring cannot be read.
-    """
-    return data.code is not None or runs_third_party_code(data.scoring)
 
 
 def folder_data(folder: Folder) -> RunData:

@@ -14,7 +14,7 @@ import numpy as np
 
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from p2prl.models.rewards import RunReward
-from p2prl.models.run_scoring import AnswerScorer, RunScoring
+from p2prl.models.run_scoring import AnswerScorer, GroupRewards, PendingRewards, RunScoring
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.scorer_port import Scorer
 from p2prl.models.slot_prompts import DataPrompts, PromptSource, SlotPrompt
@@ -198,17 +198,28 @@ class GroupWork:
     def rewards(
         self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]], *, account: bytes = b""
     ) -> tuple[float, ...]:
-        """The run's reward of each of a slot's completions; `account` as in `successes`.
+        """The run's reward of each of a slot's completions. As `start_rewards`, and waits for them."""
+        return self.start_rewards(assignment, token_ids, account=account)().values
 
-        `ConfigError` when the scorer of a data task has failed on everything.
+    def start_rewards(
+        self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]], *, account: bytes = b""
+    ) -> PendingRewards:
+        """Begin to score a slot's completions; start several slots before waiting for one. `account` as in `successes`.
+
+        `IntegrityError` for a damaged row; `ConfigError` and `MachineError`, when waiting, as
+        `RunScoring.start_data_rewards`.
         """
+        if assignment.row is not None:
+            completions = [self._decode(ids) for ids in token_ids]
+            row, lengths = self._row(assignment), [len(ids) for ids in token_ids]
+            return self._scoring.start_data_rewards(assignment.task, row, completions, lengths, account=account)
         if assignment.turns is not None:
-            return self._scoring.of_success(self.successes(assignment, token_ids))
-        completions = [self._decode(ids) for ids in token_ids]
-        if assignment.row is None:
-            return self._scoring.rewards(assignment.task, assignment.prompt, completions)
-        row, lengths = self._row(assignment), [len(ids) for ids in token_ids]
-        return self._scoring.data_rewards(assignment.task, row, completions, lengths, account=account)
+            values = self._scoring.of_success(self.successes(assignment, token_ids))
+        else:
+            completions = [self._decode(ids) for ids in token_ids]
+            values = self._scoring.rewards(assignment.task, assignment.prompt, completions)
+        rewards = GroupRewards(values, if_failed=values)
+        return lambda: rewards
 
     def close(self) -> None:
         """End the processes that score answers."""

@@ -1,14 +1,16 @@
 """Rewards of a run's completions, on learner and validators: procedural tasks here, data tasks in a sandbox.
 
 The scorers of a data task may be the researcher's own code, and read what a stranger's machine sent. They run in a pool
-of confined processes, which this file knows as a port. An answer that cannot be scored counts 0 and is counted; a
-scorer that can score nothing at all stops the run, because a run without rewards learns nothing.
+of confined processes, which this file knows as a port: answers are submitted first and gathered later, so that those of
+one author never hold up those of others. An answer that cannot be scored counts 0 and is counted; a scorer that can
+score nothing at all stops the run, because a run without rewards learns nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
@@ -21,6 +23,20 @@ _NO_SCORING: Mapping[str, str] = MappingProxyType({})
 
 _HOPELESS_GROUPS = 64
 """Groups of a task scored without one answer that the scorer could read: it never will."""
+
+_HOPELESS_ACCOUNTS = 3
+"""Authors of those groups, at least: one who sends what no scorer can read must not stop a run."""
+
+_SCORER_FAILURES = frozenset({"error", "value"})
+"""Failures of the scorer itself. The others depend on the answer's length, the row, or the machine."""
+
+MACHINE_FAILURES = frozenset({"timeout", "memory", "ended"})
+"""Failures that another machine need not have."""
+
+
+def failure_kind(failure: str) -> str:
+    """The part of `ScoredAnswer.failure` before its colon; a stranger may have chosen the rest."""
+    return failure.partition(":")[0]
 
 
 class ScoredAnswer(Protocol):
@@ -37,18 +53,44 @@ class ScoredAnswer(Protocol):
         ...
 
 
+class PendingScores(Protocol):
+    """The scores of answers that were submitted."""
+
+    def result(self) -> Sequence[ScoredAnswer]:
+        """Wait until all are scored. `MachineError` when this machine cannot score."""
+        ...
+
+
 class AnswerScorer(Protocol):
     """Scores answers to rows of data where they can do no harm (`p2prl/tasks/sandbox/pool.py`)."""
 
-    def score(
-        self, task: str, row: Row, completions: Sequence[Completion], *, account: bytes
-    ) -> Sequence[ScoredAnswer]:
+    def submit(self, task: str, row: Row, completions: Sequence[Completion], *, account: bytes) -> PendingScores:
         """One score for each completion of a row. `account` is the public key that is charged for overruns."""
         ...
 
     def close(self) -> None:
         """End the processes."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRewards:
+    """The rewards of a group's completions, in their order."""
+
+    values: tuple[float, ...]
+    if_failed: tuple[float, ...]
+    """What each reward would be, had its answer failed: the same where no answer can fail."""
+    failures: tuple[str, ...] = ()
+    """Why answers could not be scored, one text for each that could not."""
+
+    @property
+    def depends_on_machine(self) -> bool:
+        """Whether another machine may well have scored an answer that failed here."""
+        return any(failure_kind(failure) in MACHINE_FAILURES for failure in self.failures)
+
+
+PendingRewards = Callable[[], GroupRewards]
+"""Waits for the rewards of a group whose scoring was started."""
 
 
 class RunScoring:
@@ -65,7 +107,9 @@ class RunScoring:
         self._scoring = {task: parse_spec(spec) for task, spec in scoring.items()} if answers is not None else {}
         self._answers = answers
         self._hopeless: Counter[str] = Counter()
-        """Groups of a data task without a scored answer, as long as none had any."""
+        """Groups of a data task whose scorer failed on every answer, as long as it scored none."""
+        self._authors: dict[str, set[bytes]] = {}
+        """Some accounts that these groups are of, by task."""
         self._scored: set[str] = set()
         """Data tasks of which an answer has been scored."""
         self.failures = 0
@@ -93,38 +137,58 @@ class RunScoring:
         """The verdict of a procedural task on one completion, without the reward's weights."""
         return self._reward.score(task, prompt, completion).reward
 
-    def data_rewards(
+    def start_data_rewards(
         self, task: str, row: Row, completions: Sequence[Completion], lengths: Sequence[int], *, account: bytes
-    ) -> tuple[float, ...]:
-        """Rewards of completions of a row of data, with the scoring's length penalty for their `tokens`.
+    ) -> PendingRewards:
+        """Begin to score completions of a row of data; their rewards include the scoring's penalty for their `tokens`.
 
-        `ConfigError` when the task's scorer has failed on everything.
+        `account` is the public key of their sampler; empty for a sample of our own. Waiting raises `ConfigError` when
+        the task's scorer has failed on everything that several accounts sent, and `MachineError` as the sandbox does.
         """
-        penalty = self._scoring[task].penalty
-        values = self.data_success(task, row, completions, account=account)
-        return self._reward.of_success(value + penalty(tokens) for value, tokens in zip(values, lengths, strict=True))
+        penalties = [self._scoring[task].penalty(tokens) for tokens in lengths]
+        pending = self._submit(task, row, completions, account=account)
+
+        def gather() -> GroupRewards:
+            scored = self._gather(task, pending, account)
+            values = [answer.value + penalty for answer, penalty in zip(scored, penalties, strict=True)]
+            failures = tuple(answer.failure for answer in scored if answer.failure)
+            return GroupRewards(self._reward.of_success(values), self._reward.of_success(penalties), failures)
+
+        return gather
 
     def data_success(
         self, task: str, row: Row, completions: Sequence[Completion], *, account: bytes
     ) -> tuple[float, ...]:
-        """The scorers' values for completions of a row of data. Errors as `data_rewards`."""
+        """The scorers' values for completions of a row of data. Errors as above."""
+        pending = self._submit(task, row, completions, account=account)
+        return tuple(answer.value for answer in self._gather(task, pending, account))
+
+    def _submit(self, task: str, row: Row, completions: Sequence[Completion], *, account: bytes) -> PendingScores:
         assert self._answers is not None, "asked for rewards of data where nothing scores them"
-        scored = self._answers.score(task, row, completions, account=account)
+        return self._answers.submit(task, row, completions, account=account)
+
+    def _gather(self, task: str, pending: PendingScores, account: bytes) -> Sequence[ScoredAnswer]:
+        scored = pending.result()
         failures = [answer.failure for answer in scored if answer.failure]
         self.failures += len(failures)
-        if task not in self._scored:
-            self._watch(task, failures, len(scored))
-        return tuple(answer.value for answer in scored)
-
-    def _watch(self, task: str, failures: Sequence[str], answers: int) -> None:
-        """Stop at a scorer that has failed on every answer so far."""
-        if len(failures) < answers:
+        if len(failures) < len(scored):
             self._scored.add(task)
+        elif task not in self._scored and account:
+            self._watch(task, failures, account)
+        return scored
+
+    def _watch(self, task: str, failures: Sequence[str], account: bytes) -> None:
+        """Stop at a scorer that has failed by itself on every answer so far, of several authors."""
+        if not all(failure_kind(failure) in _SCORER_FAILURES for failure in failures):
             return
         self._hopeless[task] += 1
-        if self._hopeless[task] >= _HOPELESS_GROUPS:
+        authors = self._authors.setdefault(task, set())
+        if len(authors) < _HOPELESS_ACCOUNTS:
+            authors.add(account)
+        if self._hopeless[task] >= _HOPELESS_GROUPS and len(authors) >= _HOPELESS_ACCOUNTS:
             raise ConfigError(
-                f"the scorer of {task} failed on every answer of the first {_HOPELESS_GROUPS} groups: {failures[-1]}",
+                f"the scorer of {task} failed on every answer of the first {self._hopeless[task]} groups: "
+                f"{failures[-1]}",
                 remedy="Try the scorer on a few answers of the model, correct it, and make a new run: a run's scoring "
                 "is part of its signed manifest. If only this machine fails, look for a missing package here.",
             )

@@ -42,7 +42,8 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
         pairs = _pairs([(row, _forms(row)) for row in listed])
     tried, failures = 0, []
     for row, right_texts, wrong_texts in islice(pairs, _ROWS):
-        scored = scorer.score(task, row, [(text, True) for text in (*right_texts, *wrong_texts)], account=b"")
+        completions = [(text, True) for text in (*right_texts, *wrong_texts)]
+        scored = scorer.submit(task, row, completions, account=b"").result()
         failures += [each.failure for each in scored if each.failure]
         tried += len(scored)
         values, half = [each.value for each in scored], len(right_texts)

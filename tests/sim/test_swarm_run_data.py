@@ -28,7 +28,7 @@ def run_with_data() -> RunManifest:
         bare,
         files=(RunFile("config.json", BLOBS[CONFIG]),),
         tasks=(*bare.tasks, TaskShare("own", 1.0)),
-        data_sets=(DataSet("own", 9, BLOBS[PROMPTS], BLOBS[ANSWERS], "{}", BLOBS[CODE]),),
+        data_sets=(DataSet("own", 20, BLOBS[PROMPTS], BLOBS[ANSWERS], "{}", BLOBS[CODE]),),
     )
 
 
@@ -43,6 +43,18 @@ def swarm() -> ProtocolSwarm:
 
 def held(member: Member) -> set[bytes]:
     return {data for data, ref in BLOBS.items() if member.store.holds(ref.root)}
+
+
+def test_data_beyond_the_owners_bound_is_not_downloaded() -> None:
+    made = swarm()
+    most = len(PROMPTS)
+    fits = made.add("fits", bootstrap=("learner",), config=lambda role: NodeConfig(role=role, disk_bytes=most))
+    too_large = made.add(
+        "too large", bootstrap=("learner",), config=lambda role: NodeConfig(role=role, disk_bytes=most - 1)
+    )
+    made.network.run_for(60)
+    assert held(fits) == {CONFIG, PROMPTS}
+    assert held(too_large) == {CONFIG}
 
 
 def test_each_role_downloads_its_part() -> None:

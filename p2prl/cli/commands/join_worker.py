@@ -77,7 +77,7 @@ def join_run(
         model = model_directory_of(base, view)
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
-        screen = _Screen(view, link, worker, str(chosen), chosen_engine)
+        screen = _Screen(view, link, worker, str(chosen), chosen_engine, disk_gb=disk_gb)
         granted = int(vram_gb * 1e9) or None
         prepare = partial(
             prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted, on_notice=say
@@ -125,13 +125,23 @@ def _wrapping(
 class _Screen:
     """Shows a volunteer's progress in the live view and in its status file."""
 
-    def __init__(self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, engine: ChosenEngine) -> None:
+    def __init__(
+        self,
+        view: LiveView,
+        link: JoinLink,
+        worker: WorkerFolder,
+        device: str,
+        engine: ChosenEngine,
+        *,
+        disk_gb: float,
+    ) -> None:
         self.status = StatusFile(worker, link, "volunteer")
         self._view = view
         self._link = link
         self._worker = worker
         self._device = device
         self._engine = engine
+        self._disk_gb = disk_gb
         self._speed = SmoothRate()
 
     def introduce(self, manifest: RunManifest) -> None:
@@ -142,6 +152,7 @@ class _Screen:
             Role.VOLUNTEER,
             self._worker.run_directory(self._link.run),
             lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device, self._engine),
+            disk_gb=self._disk_gb,
         )
 
     def on_progress(self, progress: Progress) -> None:

@@ -148,4 +148,5 @@ def audit_document(audit: Audit) -> dict[str, Any]:
         "groups_waiting": audit.waiting,
         "rewards_agreed": audit.rewards_agreed,
         "rewards_disputed": audit.rewards_disputed,
+        "rewards_unclear": audit.rewards_unclear,
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from p2prl.cli.exit_codes import INTERRUPTED, RUN_FINISHED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
-from p2prl.config.requirements import check_room, requirements_of
+from p2prl.config.requirements import check_cap, check_room, requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
@@ -77,12 +77,14 @@ def introduce_run(
     lines: Callable[[Requirements], list[str]],
     *,
     runs_code: bool = False,
+    disk_gb: float = 0.0,
 ) -> None:
-    """Show the run and its requirements, then check the disk. `lines` builds the introduction; `runs_code` as in
-    `blobs_for`."""
+    """Show the run and its requirements, then check the disk and the user's `disk_gb`. `lines` builds the introduction;
+    `runs_code` as in `blobs_for`."""
     needs = requirements_of(manifest, role, runs_code=runs_code)
     for line in lines(needs):
         say(line)
+    check_cap(needs, disk_gb)
     check_room(needs, directory)
 
 

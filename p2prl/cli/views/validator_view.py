@@ -39,8 +39,8 @@ def audit_panel(name: str, identity: Identity, audit: Audit) -> RenderableType:
 
 def _rewards(audit: Audit) -> str:
     """How many rewards were compared; empty before the first."""
-    if not audit.rewards_agreed + audit.rewards_disputed:
+    if not audit.rewards_agreed + audit.rewards_disputed + audit.rewards_unclear:
         return ""
-    return f"{audit.rewards_agreed:,} agree" + (
-        f", {audit.rewards_disputed:,} DISAGREE" if audit.rewards_disputed else ""
-    )
+    unclear = f", {audit.rewards_unclear:,} unclear" if audit.rewards_unclear else ""
+    disputed = f", {audit.rewards_disputed:,} DISAGREE" if audit.rewards_disputed else ""
+    return f"{audit.rewards_agreed:,} agree{unclear}{disputed}"

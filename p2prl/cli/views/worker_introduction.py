@@ -10,6 +10,7 @@ from p2prl.config.requirements import Requirements, size_text
 from p2prl.config.worker_folder import platform_home
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.run_blobs import is_third_party
 from p2prl.scoreboard.display_names import display_name
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ def _run_lines(manifest: RunManifest, needs: Requirements) -> list[str]:
 
 def _scorer_lines(manifest: RunManifest, *, run_scorer: bool) -> list[str]:
     """What code of others a validator runs."""
-    from p2prl.config.run_data import is_third_party
-
     third_party = ", ".join(data.task for data in manifest.data_sets if is_third_party(data))
     if not third_party:
         return ["            Nobody sends code to your machine."]

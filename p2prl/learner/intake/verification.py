@@ -9,6 +9,7 @@ journal, `Replayer` the rest, in a thread of its own.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.group_replay import Replay, replay_groups
 from p2prl.models.group_work import Inspection, ReplayTools
+from p2prl.models.run_scoring import PendingRewards
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -102,10 +104,14 @@ class Replayer:
         return {"scorer_failures": self._work.scorer_failures} if self._work.scores_data else {}
 
     def check(self, admitted: Sequence[Candidate | Outcome]) -> list[Outcome]:
-        """One outcome per group, in order. Loads each policy version once, and not the one that is loaded."""
+        """One outcome per group, in order. Loads each policy version once, and not the one that is loaded.
+
+        All groups are scored together, so that one author's slow answers cost the others nothing.
+        """
         outcomes: dict[int, Outcome] = {}
         to_replay: dict[bytes, list[tuple[int, Candidate, Inspection]]] = {}
         slots_here: set[tuple[bytes, int, int]] = set()
+        scoring: dict[int, PendingRewards] = {}
         for index, entry in enumerate(admitted):
             if isinstance(entry, Outcome):
                 outcomes[index] = entry
@@ -126,15 +132,17 @@ class Replayer:
             work = [(candidate.group, inspection) for _, candidate, inspection in entries]
             replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype)
             for (index, candidate, inspection), replay in zip(entries, replays, strict=True):
-                outcomes[index] = self._outcome(candidate, inspection, replay)
+                stored, group, policy = candidate.stored, candidate.group, candidate.policy
+                if replay.reason:
+                    outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, replay.reason, policy, replay)
+                else:
+                    outcomes[index] = Outcome(stored, group, ReceiptState.VERIFIED, "", policy, replay)
+                    scoring[index] = self._work.start_rewards(
+                        inspection.assignment, inspection.token_ids, account=stored.peer
+                    )
+        for index, pending in scoring.items():
+            outcomes[index] = dataclasses.replace(outcomes[index], rewards=pending().values)
         return [outcomes[index] for index in range(len(admitted))]
-
-    def _outcome(self, candidate: Candidate, inspection: Inspection, replay: Replay) -> Outcome:
-        stored, group, policy = candidate.stored, candidate.group, candidate.policy
-        if replay.reason:
-            return Outcome(stored, group, ReceiptState.REJECTED, replay.reason, policy, replay)
-        rewards = self._work.rewards(inspection.assignment, inspection.token_ids, account=stored.peer)
-        return Outcome(stored, group, ReceiptState.VERIFIED, "", policy, replay, rewards)
 
     def load(self, digest: bytes, weights: memoryview) -> None:
         """Load a policy, unless the model holds it."""

@@ -20,6 +20,7 @@ class RunFiles:
         self._serves = config.role is Role.LEARNER
         self._files = blobs_for(manifest, config.role, runs_code=config.runs_code)
         self._data = data_blobs(manifest, config.role, runs_code=config.runs_code)
+        self._too_large = 0 < config.disk_bytes < self.data_bytes
         self._names: dict[Digest, list[str]] = {}
         """Names by the root of the blob: two files may be the same bytes."""
         for file in self._files:
@@ -31,8 +32,13 @@ class RunFiles:
         return sum(file.blob.size_bytes for file in self._data)
 
     def fetch(self, now: float) -> None:
-        """Download everything. The learner has it on disk: it serves the data, each chunk to one peer first."""
+        """Download everything. The learner has it on disk: it serves the data, each chunk to one peer first.
+
+        Data beyond the owner's bound on the disk is left alone: the owner's process refuses such a run.
+        """
         for file in self._files:
+            if self._too_large and file in self._data:
+                continue
             if self._serves and file in self._data:
                 self._relay.offer(file.blob, now)
             else:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from p2prl.config.requirements import Requirements, check_room, requirements_of, size_text
-from p2prl.errors import MachineError
+from p2prl.cli.commands.join_worker import _Screen
+from p2prl.cli.views.console import LiveView
+from p2prl.config.requirements import Requirements, check_cap, check_room, requirements_of, size_text
+from p2prl.config.worker_folder import claim_worker_folder
+from p2prl.errors import ConfigError, MachineError
+from p2prl.models.engine_registry import ChosenEngine
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DataSet, RunFile, TaskShare, blob_of
 from p2prl.testing.sample_ledgers import manifest
@@ -55,6 +62,32 @@ def test_data_counts_as_download_and_on_disk_by_role(tmp_path: Path, monkeypatch
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 29_999 + 2 * weights))
     with pytest.raises(MachineError):
         check_room(volunteer, tmp_path)
+
+
+@pytest.mark.parametrize(("disk_gb", "refused"), [(0.0, False), (1.2, False), (1.3, False), (1.199999999, True)])
+def test_data_larger_than_the_cap_is_refused(disk_gb: float, refused: bool) -> None:
+    needs = replace(NEEDS, data_bytes=1_200_000_000)
+    if not refused:
+        check_cap(needs, disk_gb)
+        return
+    with pytest.raises(ConfigError, match=r"data has 1.2 GB, and --disk-gb allows 1.2 GB") as caught:
+        check_cap(needs, disk_gb)
+    assert "--disk-gb" in caught.value.remedy
+
+
+def test_a_volunteer_is_refused_before_work_starts(tmp_path: Path) -> None:
+    prompts = blob_of(bytes(30_000), 4096)
+    run = msgspec.structs.replace(manifest(), data_sets=(DataSet("rows", 3, prompts, prompts, "{}"),))
+    worker = claim_worker_folder(tmp_path)
+    engine, link = ChosenEngine("transformers", "the only one here"), JoinLink("unit", Digest(bytes(32)), ())
+
+    def introduce(disk_gb: float) -> None:
+        _Screen(LiveView(quiet=True), link, worker, "cpu", engine, disk_gb=disk_gb).introduce(run)
+
+    introduce(30_000 / 1e9)
+    with pytest.raises(ConfigError, match=r"30\.0 kB, and --disk-gb allows 20\.0 kB"):
+        introduce(20_000 / 1e9)
+    worker.release()
 
 
 def test_disk_without_room_for_two_versions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from p2prl.config import run_data
-from p2prl.config.run_data import downloaded_data, folder_data, is_third_party, serve_data
+from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
+from p2prl.protocol.run_blobs import is_third_party
 from p2prl.tasks.data.packed_prompts import prompt_record
 from p2prl.tasks.data.packed_rows import row_record
 from p2prl.tasks.sandbox.confinement import ALL_LAYERS, LANDLOCK, NAMESPACE, SECCOMP

@@ -69,21 +69,36 @@ class Scored:
     failure: str = ""
 
 
+@dataclass(frozen=True)
+class Pending:
+    """Scores on their way; the scorer's `error` is raised instead of them."""
+
+    scorer: Comparing
+    scores: tuple[Scored, ...]
+
+    def result(self) -> tuple[Scored, ...]:
+        if self.scorer.error is not None:
+            raise self.scorer.error
+        self.scorer.gathered.append(len(self.scorer.calls))
+        return self.scores
+
+
 @dataclass
 class Comparing:
     """Scores 1 for exactly the answer. Fails on every answer as long as `broken` says why."""
 
     broken: str = ""
+    error: Exception | None = None
     closed: bool = False
     calls: list[tuple[str, Row, bytes]] = field(default_factory=list)
+    gathered: list[int] = field(default_factory=list)
+    """For each result that was waited for, how many calls there had been."""
 
-    def score(
-        self, task: str, row: Row, completions: Sequence[tuple[str, bool]], *, account: bytes
-    ) -> tuple[Scored, ...]:
+    def submit(self, task: str, row: Row, completions: Sequence[tuple[str, bool]], *, account: bytes) -> Pending:
         self.calls.append((task, row, account))
         if self.broken:
-            return tuple(Scored(0.0, self.broken) for _ in completions)
-        return tuple(Scored(float(finished and text == row["answer"])) for text, finished in completions)
+            return Pending(self, tuple(Scored(0.0, self.broken) for _ in completions))
+        return Pending(self, tuple(Scored(float(finished and text == row["answer"])) for text, finished in completions))
 
     def close(self) -> None:
         self.closed = True

@@ -160,24 +160,89 @@ def test_data_of_another_run_is_refused(run: DataRun) -> None:
         GroupWork(run.manifest, run.world.run, run.codec)
 
 
-def test_scorer_that_always_fails_stops_the_run(run: DataRun) -> None:
+def score_groups(run: DataRun, count: int, accounts: list[bytes]) -> None:
+    """Rewards of groups whose authors take turns."""
     work = assigned(run.learner, data_slot(run))
-    run.scorer.broken = "timeout"
-    for _ in range(63):
-        assert run.learner.rewards(work, [[1], [2]]) == (0.0, 0.0)
+    for number in range(count):
+        run.learner.rewards(work, [[1], [2]], account=accounts[number % len(accounts)])
+
+
+@pytest.mark.parametrize("failure", ["error: ValueError: no", "value: str"])
+def test_scorer_that_always_fails_stops_the_run(run: DataRun, failure: str) -> None:
+    run.scorer.broken = failure
+    score_groups(run, 63, [b"a", b"b", b"c"])
     assert run.learner.scorer_failures == 126
-    with pytest.raises(ConfigError, match="scorer of sums failed on every answer of the first 64 groups: timeout") as e:
-        run.learner.rewards(work, [[1], [2]])
-    assert "new run" in e.value.remedy
+    with pytest.raises(ConfigError, match="scorer of sums failed on every answer of the first 64 groups: ") as caught:
+        score_groups(run, 1, [b"a"])
+    assert failure in str(caught.value)
+    assert "new run" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("failure", "accounts"),
+    [
+        ("error: boom", [b"a", b"b"]),
+        ("error: boom", [b"a", b"b", b""]),
+        ("timeout", [b"a", b"b", b"c"]),
+        ("memory", [b"a", b"b", b"c"]),
+        ("ended", [b"a", b"b", b"c"]),
+        ("too long", [b"a", b"b", b"c"]),
+        ("row", [b"a", b"b", b"c"]),
+    ],
+)
+def test_authors_and_slow_answers_alone_stop_no_run(run: DataRun, failure: str, accounts: list[bytes]) -> None:
+    run.scorer.broken = failure
+    score_groups(run, 300, accounts)
+    assert run.learner.scorer_failures == 600
+
+
+def test_evaluations_stop_no_run(run: DataRun) -> None:
+    """Their groups are not counted, so that the authors' 63 stay 63."""
+    run.scorer.broken = "error: boom"
+    score_groups(run, 63, [b"a", b"b", b"c"])
+    work = assigned(run.learner, data_slot(run))
+    for _ in range(100):
+        run.learner.successes(work, [[1]])
+    with pytest.raises(ConfigError):
+        score_groups(run, 1, [b"b"])
 
 
 def test_scorer_that_once_worked_may_fail(run: DataRun) -> None:
     work = assigned(run.learner, data_slot(run))
     run.learner.rewards(work, [[1]])
-    run.scorer.broken = "memory"
-    for _ in range(200):
-        run.learner.rewards(work, [[1]])
-    assert run.learner.scorer_failures == 200
+    run.scorer.broken = "error: boom"
+    score_groups(run, 200, [b"a", b"b", b"c"])
+    assert run.learner.scorer_failures == 400
+
+
+def test_groups_of_a_batch_are_submitted_before_one_is_waited_for(run: DataRun) -> None:
+    """Or a group of answers that hang would hold up everybody behind it."""
+    run.world.publish(0, step=0)
+    run.world.work = run.learner
+    slots = [slot for slot in range(12) if assigned(run.volunteer, slot).task == "sums"][:3]
+    outcomes = run.world.check(*(run.world.sealed(honest_group(run, slot, 0), ME) for slot in slots))
+    assert [outcome.state for outcome in outcomes] == [ReceiptState.VERIFIED] * 3
+    assert [len(outcome.rewards) for outcome in outcomes] == [run.manifest.sampling.group_size] * 3
+    assert run.scorer.gathered == [3, 3, 3]
+
+
+def test_rewards_say_what_failures_would_make_of_them(tmp_path: Path) -> None:
+    world = SmallRun(tmp_path)
+    penalty = LengthPenalty(max_tokens=4, cache_tokens=2, weight=0.5)
+    spec = scoring_spec(Scoring(rewards=(Reward(scorer="exact"),), length_penalty=penalty))
+    run = DataRun(world, data_sets=(data_set("sums", scoring=spec),), reward="2*success")
+    work = assigned(run.learner, data_slot(run))
+    assert work.row is not None
+    (answer,) = run.codec.encode(SUMS[work.row]["answer"], rendered=True)
+    completions = [[answer, min(work.requests[0].stop_ids)], [answer] * 9]
+    rewards = run.learner.start_rewards(work, completions, account=b"a")()
+    assert (rewards.values, rewards.if_failed, rewards.failures) == ((2.0, -1.0), (0.0, -1.0), ())
+    run.scorer.broken = "timeout"
+    failed = run.learner.start_rewards(work, completions, account=b"a")()
+    assert (failed.values, failed.failures) == (rewards.if_failed, ("timeout", "timeout"))
+    assert failed.depends_on_machine
+    assert not rewards.depends_on_machine
+    world.close()
 
 
 def test_metrics_count_failures_only_in_a_run_with_data(run: DataRun) -> None:

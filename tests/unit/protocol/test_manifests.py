@@ -96,16 +96,30 @@ DATA = DataSet(RUN.tasks[0].task, 7, REF, SMALL, '{"rewards":[]}')
 def sized(size_bytes: int) -> BlobRef:
     """A blob of a size, in the largest chunks."""
     chunks = -(-size_bytes // limits.MAX_CHUNK_BYTES)
-    return BlobRef(size_bytes, limits.MAX_CHUNK_BYTES, (bytes(32),) * chunks)
+    return BlobRef(size_bytes, limits.MAX_CHUNK_BYTES, tuple(n.to_bytes(32, "big") for n in range(chunks)))
+
+
+def prompts_of(rows: int, tokens: int) -> int:
+    """Bytes of the packed prompts of so many rows."""
+    return 16 + 8 * (rows + 1) + 4 * rows * tokens
+
+
+def answers_of(rows: int) -> int:
+    """Bytes of the packed answers of so many rows, each of which is an empty object."""
+    return 16 + 8 * (rows + 1) + 2 * rows
 
 
 def test_data_sets() -> None:
     most, code = limits.MAX_DATA_BYTES, limits.MAX_SCORER_CODE_BYTES
+    least_answers = sized(answers_of(10**6))
     for good in (
         DATA,
         msgspec.structs.replace(DATA, rows=1),
-        msgspec.structs.replace(DATA, rows=limits.MAX_DATA_ROWS, held_out=bytes(32), code=sized(code)),
-        msgspec.structs.replace(DATA, prompts=sized(most - SMALL.size_bytes)),
+        msgspec.structs.replace(DATA, held_out=bytes(32), code=sized(code)),
+        msgspec.structs.replace(DATA, prompts=sized(prompts_of(7, 1))),
+        msgspec.structs.replace(DATA, prompts=sized(prompts_of(7, limits.MAX_PROMPT_TOKENS))),
+        msgspec.structs.replace(DATA, answers=sized(answers_of(7))),
+        msgspec.structs.replace(DATA, rows=10**6, prompts=sized(most - answers_of(10**6)), answers=least_answers),
         msgspec.structs.replace(DATA, answers=sized(most - REF.size_bytes)),
         msgspec.structs.replace(DATA, scoring="s" * limits.MAX_SCORING_CHARS),
     ):
@@ -120,8 +134,11 @@ def test_data_sets() -> None:
         {"task": "a\n"},
         {"rows": 0},
         {"rows": limits.MAX_DATA_ROWS + 1},
-        {"prompts": sized(limits.MAX_DATA_BYTES + 1)},
+        {"rows": 10**6, "prompts": sized(limits.MAX_DATA_BYTES + 1), "answers": sized(answers_of(10**6))},
         {"answers": sized(limits.MAX_DATA_BYTES + 1)},
+        {"prompts": sized(prompts_of(7, 1) - 1)},
+        {"prompts": sized(prompts_of(7, limits.MAX_PROMPT_TOKENS) + 1)},
+        {"answers": sized(answers_of(7) - 1)},
         {"prompts": BlobRef(10_000, 4096, ())},
         {"code": sized(limits.MAX_SCORER_CODE_BYTES + 1)},
         {"scoring": ""},
@@ -136,9 +153,40 @@ def test_impossible_data_sets_are_refused(changes: dict[str, object]) -> None:
         msgspec.structs.replace(DATA, **changes).check()
 
 
+def repeating(chunks: int, repeats: int, chunk_bytes: int) -> BlobRef:
+    """A blob in which so many chunks repeat the first."""
+    names = [max(0, number - repeats).to_bytes(32, "big") for number in range(chunks)]
+    return BlobRef(chunks * chunk_bytes, chunk_bytes, tuple(names))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "chunk_bytes", "most"),
+    [
+        (800, 1 << 20, 100),  # an eighth
+        (16, 1 << 20, 2),
+        (4, 1 << 20, 1),  # a small file: 1 MiB
+        (300, 4096, 256),
+        (200, 4096, 199),
+        (7, 4 << 20, 0),
+    ],
+)
+@pytest.mark.parametrize("field", ["prompts", "answers"])
+def test_chunks_that_travel_once_and_are_written_often_are_few(
+    field: str, chunks: int, chunk_bytes: int, most: int
+) -> None:
+    rows = chunks * chunk_bytes // 32_000 + 1  # prompts of nearly the most tokens
+    room = msgspec.structs.replace(DATA, rows=rows, prompts=sized(prompts_of(rows, 1)), answers=sized(answers_of(rows)))
+    msgspec.structs.replace(room, **{field: repeating(chunks, most, chunk_bytes)}).check()
+    if most < chunks - 1:
+        with pytest.raises(RemoteProtocolError, match="repeats"):
+            msgspec.structs.replace(room, **{field: repeating(chunks, most + 1, chunk_bytes)}).check()
+
+
 def test_data_sets_are_bounded_together() -> None:
     most = limits.MAX_DATA_BYTES
-    fits = msgspec.structs.replace(DATA, prompts=sized(most - SMALL.size_bytes + 1))
+    fits = msgspec.structs.replace(
+        DATA, rows=10**6, prompts=sized(most - answers_of(10**6) + 1), answers=sized(answers_of(10**6))
+    )
     fits.check()
     with pytest.raises(RemoteProtocolError, match="together"):
         msgspec.structs.replace(RUN, data_sets=(fits,)).check()

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.models.group_work import ReplayTools
+from p2prl.errors import ConfigError, IntegrityError, MachineError
+from p2prl.models.group_work import GroupWork, ReplayTools
 from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import Digest, digest
@@ -22,12 +23,14 @@ from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, read_group, seal_group
 from p2prl.protocol.wire_codec import encode
 from p2prl.swarm.policies.catalog import PolicyVersion
+from p2prl.tasks.data.packed_rows import PackedRows
+from p2prl.tasks.data.task_data import DataSplit, TaskData
 from p2prl.testing.protocol_swarm import group_of
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 from tests.unit.learner.small_run import NOW, SmallRun, altered, identity, with_completion
-from tests.unit.models.data_run import DataRun
+from tests.unit.models.data_run import SUMS, DataRun, pack
 
 ME, PEER = identity("validator"), identity("volunteer")
 
@@ -292,3 +295,56 @@ def test_a_validator_scores_data_of_groups_that_passed(world: SmallRun) -> None:
     port, totals, _ = audit(world, [ready(world, policy), arrived(world, honest[0])])
     assert [verdict.passed for verdict in port.verdicts] == [True]
     assert (totals.rewards_agreed, totals.rewards_disputed) == (0, 0)
+
+
+def data_groups(world: SmallRun, run: DataRun, policy: PolicyVersion, count: int) -> list[RolloutGroup]:
+    """Honest groups of rows of data."""
+    world.work = run.learner
+    groups = [world.group(policy, PEER, slot) for slot in range(12)]
+    return [group for group in groups if group.task == "sums"][:count]
+
+
+@pytest.mark.parametrize("error", [ConfigError("it fails"), MachineError("no room"), IntegrityError("damaged")])
+def test_a_validator_that_cannot_score_goes_on_replaying(world: SmallRun, error: Exception) -> None:
+    policy = world.publish(0, step=0)
+    run = DataRun(world)
+    groups = data_groups(world, run, policy, 2)
+    run.scorer.error = error
+    port, totals, notices = audit(world, [ready(world, policy), *(arrived(world, group) for group in groups)])
+    assert [verdict.passed for verdict in port.verdicts] == [True, True]
+    assert (totals.rewards_agreed, totals.rewards_disputed, totals.rewards_unclear) == (0, 0, 0)
+    (notice,) = notices
+    assert "only tokens" in notice
+    assert str(error) in notice
+
+
+def test_a_hostile_row_is_told_once_and_stops_no_validator(world: SmallRun, tmp_path: Path) -> None:
+    """Two batches of two policies: after the first failure nothing more is scored."""
+    policies = [world.publish(version, step=version) for version in (0, 1)]
+    run = DataRun(world)
+    groups = [group for policy in policies for group in data_groups(world, run, policy, 1)]
+    nested = b'{"answer":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+    rows = PackedRows(pack(tmp_path / "nested", [nested] * len(SUMS)))
+    data = run.learner._data["sums"]
+    hostile = TaskData(DataSplit(data.training.prompts, rows), data.held_out)
+    world.work = GroupWork(run.manifest, world.run, run.codec, {"sums": hostile}, run.scorer)
+    messages: list[control.FromNetwork] = [ready(world, policy) for policy in policies]
+    port, _, notices = audit(world, [*messages, *(arrived(world, group) for group in groups)])
+    assert [verdict.passed for verdict in port.verdicts] == [True, True]
+    (notice,) = notices
+    assert "not JSON" in notice
+    assert run.scorer.calls == []
+
+
+def test_answers_that_timed_out_here_dispute_nothing(world: SmallRun) -> None:
+    policy = world.publish(0, step=0)
+    run = DataRun(world)
+    (group,) = data_groups(world, run, policy, 1)
+    run.scorer.broken = "timeout"
+    raw = seal(PEER, group, run=world.run, now=NOW)
+    paid = Receipt(envelope_digest(raw), PEER.public_key, 0, group.slot, int(ReceiptState.VERIFIED), "", 1, 2, 1.0)
+    messages: list[control.FromNetwork] = [ready(world, policy), control.EnvelopeArrived(raw)]
+    messages.append(control.EnvelopeArrived(seal(world.learner, Receipts(1, (paid,)), run=world.run, now=NOW)))
+    _, totals, notices = audit(world, messages)
+    assert (totals.rewards_agreed, totals.rewards_disputed, totals.rewards_unclear) == (0, 0, 1)
+    assert notices == []

@@ -57,6 +57,14 @@ def panel(progress: Progress, rate: float) -> str:
     return output.getvalue()
 
 
+def test_compared_rewards_are_shown_with_those_that_prove_nothing() -> None:
+    bare = Audit(0, 0, 0, 0, 0, 3)
+    assert "rewards" not in audit_line(bare)
+    assert audit_line(replace(bare, rewards_unclear=2)).endswith("rewards 0 agree, 2 unclear")
+    both = audit_line(replace(bare, rewards_agreed=1, rewards_disputed=4))
+    assert both.endswith("rewards 1 agree, 4 DISAGREE")
+
+
 def test_unmeasured_figures_are_not_shown() -> None:
     for text in (progress_line(IDLE, 0.0), panel(IDLE, 0.0), audit_line(Audit(0, 0, 0, 0, 0, -1))):
         assert "v-1" not in text
