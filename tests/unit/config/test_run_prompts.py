@@ -240,3 +240,20 @@ def test_a_mix_has_as_many_tasks_as_a_manifest(train: Path) -> None:
 def test_steps_of_data_have_no_judge(tmp_path: Path, model: Path, train: Path) -> None:
     with pytest.raises(ConfigError, match="judges steps"):
         made(tmp_path / "run", model, train, reward="success+0.2*process")
+
+
+def test_the_token_that_ends_a_turn_stops_the_model(tmp_path: Path, model: Path, train: Path) -> None:
+    """Base models: the template ends turns with a token that is not the end of the model's own texts."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert tokenizer.bos_token_id != tokenizer.eos_token_id
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ bos_token }}{% endfor %}"
+    notices: list[str] = []
+    for name, chosen in (("run", template), ("plain", TEMPLATE)):
+        made(tmp_path / name, model, train, chat_template=chosen, notices=notices)
+    stops = [
+        json.loads((tmp_path / name / "files" / "generation_config.json").read_text()) for name in ("run", "plain")
+    ]
+    assert stops[0] == {"eos_token_id": sorted([tokenizer.bos_token_id, tokenizer.eos_token_id])}
+    assert stops[1] == {"eos_token_id": [tokenizer.eos_token_id]}
+    (notice,) = [notice for notice in notices if "ends a turn" in notice]
+    assert tokenizer.bos_token in notice
