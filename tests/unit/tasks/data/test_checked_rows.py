@@ -73,7 +73,7 @@ def test_columns_are_named_by_the_user(tmp_path: Path) -> None:
         ([{"prompt": 7}], {}, "the prompt in 'prompt' is a number", "--prompt-column"),
         ([{"prompt": "a", "answer": ""}], NEEDED, "the answer is empty", "answer"),
         ([{"prompt": "a", "answer": None}], {"answer_column": "answer"}, "the answer is empty", "answer"),
-        ([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "1"}], NEEDED, "the answer is a text, and a num", "kind"),
+        ([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "1"}], NEEDED, "answer is a text, and a", "kind"),
         ([{"prompt": "a", "answer": True}, {"prompt": "b", "answer": 1}], NEEDED, "and true or false", "kind"),
         ([{"prompt": "a"}, {"prompt": [USER]}], {}, "line 2: the prompt is a list, and a text in", "same kind"),
         ([{"prompt": "a"}], NEEDED, "no column of answers", "--answer-column"),
