@@ -41,6 +41,7 @@ class DataOptions:
     prompt_columns: Sequence[str] = ()
     answer_columns: Sequence[str] = ()
     drop_long: bool = False
+    drop_conflicts: bool = False
 
 
 def data_plans(options: DataOptions) -> tuple[DataPlan, ...]:
@@ -72,11 +73,12 @@ def data_plans(options: DataOptions) -> tuple[DataPlan, ...]:
             task=name,
             path=path,
             weight=weight,
-            held_out=Path(held).expanduser() if held else None,
+            held_out=_source_path("--eval", held) if held else None,
             eval_split=0.0 if held else share,
             prompt_column=_last(prompts[name]),
             answer_column=_last(answers[name]),
             drop_long=options.drop_long,
+            drop_conflicts=options.drop_conflicts,
             scoring=scoring_spec(scoring),
             needed_columns=_needed(scoring),
             code=code,
@@ -102,6 +104,7 @@ def _refuse_without_data(options: DataOptions) -> None:
         "--prompt-column": options.prompt_columns,
         "--answer-column": options.answer_columns,
         "--drop-long": options.drop_long,
+        "--drop-conflicts": options.drop_conflicts,
     }
     for option, value in given.items():
         if value and not options.data:
@@ -113,11 +116,8 @@ def _data_files(texts: Sequence[str]) -> dict[str, tuple[Path, float]]:
     files: dict[str, tuple[Path, float]] = {}
     for text in texts:
         name, rest = _split_name(text)
-        if Path(rest).expanduser().exists():
-            file, weight = rest, 1.0
-        else:
-            file, weight = _weighted("--data", rest)
-        path = Path(file).expanduser()
+        file, weight = (rest, 1.0) if not is_generated(rest) and _exists(rest) else _weighted("--data", rest)
+        path = _source_path("--data", file)
         name = name or (source_name(file)[: limits.MAX_NAME_CHARS] if is_generated(file) else _name_from(path))
         if name in files:
             raise ConfigError(
@@ -130,9 +130,30 @@ def _data_files(texts: Sequence[str]) -> dict[str, tuple[Path, float]]:
 def _split_name(text: str) -> tuple[str, str]:
     """The name before `=` if there is one; a file that exists under the whole text has none."""
     name, equals, rest = text.partition("=")
-    if not equals or not _NAME.fullmatch(name) or Path(text).expanduser().exists():
+    if not equals or not _NAME.fullmatch(name) or (not is_generated(rest) and _exists(text)):
         return "", text
     return name, rest
+
+
+def _exists(text: str) -> bool:
+    """Whether a file has this name; none has a name that is too long, or one in the home of an unknown user."""
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError):
+        return False
+
+
+def _source_path(option: str, text: str) -> Path:
+    """The path of a file, or a generated source in its place. `ConfigError` when no file can have it."""
+    if is_generated(text):
+        return Path(text)
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a closed folder, an unknown user's home
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{option} {text[:60]!r}: {reason}", remedy="Check the path.") from error
+    return path
 
 
 def _name_from(path: Path) -> str:
@@ -196,7 +217,7 @@ def _scoring(name: str, texts: Sequence[str], length_penalty: str) -> tuple[Scor
     if path is None:
         return scoring, None
     functions = {str(reward.option("function")) for reward in scoring.rewards if reward.scorer == "function"}
-    return scoring, read_code(path.expanduser(), functions)
+    return scoring, read_code(_source_path("--scorer", str(path)), functions)
 
 
 def read_code(path: Path, functions: set[str]) -> bytes:

@@ -57,12 +57,15 @@ def make_prompts(
     if plan.chat_template not in ("", "on", "off"):
         loaded.tokenizer.chat_template = template
     renderer = PromptRenderer(loaded.tokenizer, template=template, system=plan.system)
+    ending = _stop_at_ending(loaded, renderer)
+    codec = TextCodec(loaded.tokenizer, loaded.model)
     frame = renderer.frame() if plan.procedural else ("", "")
     turn_frame = ("", "")
     if any(task_by_name(share.task).environment for share in plan.procedural):
         turn_frame = renderer.turn_frame(loaded.tokenizer.convert_ids_to_tokens(sorted(codec.stop_ids)))
     room = PromptRoom(context=codec.context, max_new_tokens=plan.max_new_tokens)
     data_sets, notices = _pack(plan.data, folder / DATA_FOLDER, renderer, room, on_progress)
+    notices += ending
     if plan.procedural and template is not None and frame == ("", ""):
         notices += ("The chat template rewrites prompts, so that procedural tasks go without it.",)
 
@@ -73,6 +76,24 @@ def make_prompts(
     return RunPrompts(
         data_sets=data_sets, frame=frame, turn_frame=turn_frame, encode_framed=encode_framed, notices=notices
     )
+
+
+def _stop_at_ending(loaded: LoadedModel, renderer: PromptRenderer) -> tuple[str, ...]:
+    """Make the token that ends a turn in the chat template a stop token of the model; a notice if it was none.
+
+    Base models come with a template whose turns end with another token than the model's own texts.
+    """
+    codec, ending = TextCodec(loaded.tokenizer, loaded.model), renderer.ending()
+    if ending is None or ending in codec.stop_ids or ending >= codec.vocabulary:
+        return ()
+    token = loaded.tokenizer.convert_ids_to_tokens(ending)
+    if loaded.model.generation_config is None:
+        raise ConfigError(
+            f"the chat template ends a turn with {token}, which does not stop the model",
+            remedy=f"Add {ending} to eos_token_id in its generation_config.json.",
+        )
+    loaded.model.generation_config.eos_token_id = sorted({*codec.stop_ids, ending})
+    return (f"The chat template ends a turn with {token}, which now stops the model too.",)
 
 
 def _pack(

@@ -20,8 +20,9 @@ _FILE_LIKE = re.compile(r"[/\\~]|^\.")
 def base_model_name(source: str, directory: Path, *, parameters: int) -> str:
     """The name for the manifest of a run that starts from `source`, whose files are in `directory`.
 
-    Taken from, in this order: a hub id given as the source, the hub's cache, config.json's `_name_or_path`, the card's
-    metadata, its heading, the card's own base model; else the architecture and its size.
+    Taken from, in this order: a hub id given as the source, the hub's cache, the card's metadata, its heading, the
+    card's own base model; else the architecture and its size. Not from config.json's `_name_or_path`: a trainer writes
+    the path of the checkpoint there, and `checkpoints/mine` looks like a hub id.
     """
     config = _config(directory)
     metadata = card_metadata(directory)
@@ -32,7 +33,6 @@ def base_model_name(source: str, directory: Path, *, parameters: int) -> str:
     candidates = (
         source if not Path(source).expanduser().is_dir() else "",
         _cached_id(directory),
-        _hub_id(config.get("_name_or_path")),
         metadata.get("model_name", ""),
         metadata.get("name", ""),
         heading[1] if heading else "",
@@ -64,7 +64,7 @@ def _cached_id(directory: Path) -> str:
 
 
 def _hub_id(value: object) -> str:
-    """A hub id in `_name_or_path`; transformers writes the local path there for a model loaded from a directory."""
+    """A hub id on a card, unless there is a directory of that name here."""
     is_hub_id = isinstance(value, str) and _HUB_ID.fullmatch(value) and not Path(value).exists()
     return str(value) if is_hub_id else ""
 

@@ -39,7 +39,7 @@ class PromptRenderer:
                 remedy="Give one: --chat-template FILE; or leave out --system.",
             )
         if template is not None:
-            self.render(_SENTINELS[0])
+            self._check_template(system)
 
     @property
     def unknown_id(self) -> int | None:
@@ -51,7 +51,46 @@ class PromptRenderer:
         """The text whose tokens are the prompt. `ConfigError` when the template refuses it, or there is none."""
         if self._template is None:
             return _plain(prompt)
+        return self._applied(prompt, answered=False)
 
+    def _check_template(self, system: str) -> None:
+        """`ConfigError` unless the template writes the prompt, and the system prompt if there is one."""
+        written = _words(self._applied(_SENTINELS[0], answered=False))
+        if _SENTINELS[0] not in written:
+            raise ConfigError(
+                "the chat template leaves the prompt out, so that all prompts would be one",
+                remedy="Give another template: --chat-template FILE, or off.",
+            )
+        if _words(system) not in written:
+            raise ConfigError(
+                "the chat template leaves out or rewrites the system prompt",
+                remedy="Leave out --system and put its text into the prompts; or give another: --chat-template FILE.",
+            )
+
+    def ending(self) -> int | None:
+        """The first special token that the template writes after an answer: what the model's turn ends with.
+
+        None when it writes none, there is no template, or it cannot write a conversation.
+        """
+        if self._template is None:
+            return None
+        answer = f"{_SENTINELS[0]}-answer"
+        messages: list[Message] = [
+            {"role": "user", "content": _SENTINELS[0]},
+            {"role": "assistant", "content": answer},
+        ]
+        try:
+            text = self._applied(messages, answered=True)
+        except ConfigError:
+            return None
+        _, found, rest = text.rpartition(answer)
+        added = self._tokenizer.added_tokens_decoder.items()
+        special = {*self._tokenizer.all_special_ids, *(token for token, entry in added if entry.special)}
+        (token_ids,) = self.encode_all([rest if found else ""])
+        return next((token for token in token_ids if token in special), None)
+
+    def _applied(self, prompt: Prompt, *, answered: bool) -> str:
+        """What the template writes for messages, of which `answered` says that the last one is the assistant's."""
         import jinja2  # no role imports it: a template is evaluated when the run is made, and never again
 
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -64,7 +103,7 @@ class PromptRenderer:
                 [*self._system, *messages],
                 chat_template=self._template,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=not answered,
                 strftime_now=_DATE.strftime,
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
@@ -119,6 +158,11 @@ class PromptRenderer:
         parts = self.render(messages).split(answer)
         around = parts[-1].split(reply)
         return (around[0], around[1]) if len(parts) == len(around) == 2 else None
+
+
+def _words(text: str) -> str:
+    """A text without case and white space, which templates may change."""
+    return " ".join(text.lower().split())
 
 
 def _checked_frame(before: str, after: str) -> tuple[str, str]:

@@ -71,10 +71,13 @@ AnswerColumns = Annotated[
     typer.Option(
         "--answer-column",
         metavar="[NAME=]COLUMN",
-        help="Column of the answers. Default: answer, solution, ground_truth, target or label.",
+        help="Column of the answers, or none. Default: answer, solution, ground_truth, target or label.",
     ),
 ]
 DropLong = Annotated[bool, typer.Option("--drop-long", help="Leave out rows whose prompt is too long for the model.")]
+DropConflicts = Annotated[
+    bool, typer.Option("--drop-conflicts", help="Keep the first of rows with one prompt and different answers.")
+]
 ChatTemplate = Annotated[
     str,
     typer.Option(
@@ -146,6 +149,7 @@ class InitOptions:
     prompt_columns: list[str]
     answer_columns: list[str]
     drop_long: bool
+    drop_conflicts: bool
     chat_template: str
     system: str
     goal: str | None

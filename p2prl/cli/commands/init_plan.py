@@ -88,6 +88,7 @@ def _data_options(options: InitOptions) -> DataOptions:
         prompt_columns=options.prompt_columns,
         answer_columns=options.answer_columns,
         drop_long=options.drop_long,
+        drop_conflicts=options.drop_conflicts,
     )
 
 

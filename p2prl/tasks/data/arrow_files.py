@@ -11,8 +11,8 @@ from typing import Any
 
 from p2prl.errors import ConfigError, MachineError
 
-_BATCH_ROWS = 256
-"""Rows decoded together: bounds memory by the longest row group or record batch, not by the file."""
+_BATCH_ROWS = 16
+"""Rows decoded together. Few, because each may have a megabyte of columns."""
 
 
 def _pyarrow() -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.columns import ANSWER, OWN_KEYS, Columns, choose_columns, has, missing_column, value_of
+from p2prl.tasks.data.columns import ANSWER, NO_ANSWER, OWN_KEYS, Columns, choose_columns, has, missing_column, value_of
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import DataSource
 from p2prl.tasks.data.packed_rows import row_record
@@ -25,6 +25,10 @@ class CheckedRow:
     prompt: Prompt
     columns: dict[str, Any]
     """Its other columns, with the answer also as `answer`."""
+    answered: bool
+    """Whether `answer` holds an answer: one was chosen or found."""
+    size_bytes: int
+    """Bytes of the row as JSON."""
 
 
 class CheckedRows:
@@ -33,6 +37,7 @@ class CheckedRows:
     def __init__(self, source: DataSource, plan: DataPlan) -> None:
         self._source = source
         self._plan = plan
+        self._checks_answers = checks_answers(plan)
         self.chosen: Columns | None = None
         """Columns of prompt and answer, once a row was read."""
         self._kinds: dict[str, tuple[str, str]] = {}
@@ -49,11 +54,13 @@ class CheckedRows:
     def _checked(self, row: dict[str, Any], number: int, place: str) -> CheckedRow:
         if not row:
             raise ConfigError(f"{place}: the row has no columns", remedy="Remove the row.")
-        _check_values(row, place)
+        size_bytes = _checked_size(row, place)
         chosen = self._columns(row, place)
-        for option, name in (("--prompt-column", chosen.prompt), ("--answer-column", chosen.answer)):
+        needed = {"--prompt-column": chosen.prompt, "--answer-column": chosen.answer if self._checks_answers else ""}
+        for option, name in needed.items():
             if name and not has(row, name):
                 raise missing_column(row, name, place=place, option=option)
+        self._refuse_input(row, chosen, place)
         prompt = checked_prompt(value_of(row, chosen.prompt), place=place, column=chosen.prompt)
         self._same_kind("prompt", prompt, place)
         columns = {name: value for name, value in row.items() if name != chosen.prompt}
@@ -67,7 +74,7 @@ class CheckedRows:
                 )
         for name in sorted(self._plan.needed_columns - columns.keys()):
             raise self._unscorable(row, name, place)
-        return CheckedRow(place, number, prompt, columns)
+        return CheckedRow(place, number, prompt, columns, bool(chosen.answer), size_bytes)
 
     def _columns(self, row: dict[str, Any], place: str) -> Columns:
         if self.chosen is None:
@@ -75,7 +82,20 @@ class CheckedRows:
             self.chosen = choose_columns(row, prompt=plan.prompt_column, answer=plan.answer_column, place=place)
         return self.chosen
 
+    def _refuse_input(self, row: dict[str, Any], chosen: Columns, place: str) -> None:
+        """`ConfigError` for a row of Alpaca whose question is in two columns, unless the user chose the one."""
+        if self._plan.prompt_column or chosen.prompt != "instruction":
+            return
+        value = row.get("input")
+        if value.strip() if isinstance(value, str) else value:
+            raise ConfigError(
+                f"{place}: the prompt is in `instruction`, and the row's `input` would be left out",
+                remedy="Join the two into one column `prompt`; or leave `input` out: --prompt-column instruction.",
+            )
+
     def _answer(self, value: Any, place: str) -> Any:
+        if not self._checks_answers:
+            return value
         if value is None or (isinstance(value, str) and not value.strip()):
             raise ConfigError(f"{place}: the answer is empty", remedy="Remove the row, or give it an answer.")
         self._same_kind("answer", value, place)
@@ -98,10 +118,15 @@ class CheckedRows:
         return missing_column(row, name, place=place, option="the scorer's column")
 
 
-def _check_values(row: dict[str, Any], place: str) -> None:
-    """`ConfigError` when a row holds what UTF-8 or JSON cannot: every peer has to read the same bytes."""
+def checks_answers(plan: DataPlan) -> bool:
+    """Whether every row needs a usable answer: a scorer compares with it, or the user named its column."""
+    return ANSWER in plan.needed_columns or plan.answer_column not in ("", NO_ANSWER)
+
+
+def _checked_size(row: dict[str, Any], place: str) -> int:
+    """Bytes of a row. `ConfigError` when it holds what UTF-8 or JSON cannot: every peer has to read the same bytes."""
     try:
-        row_record(row)
+        return len(row_record(row))
     except UnicodeEncodeError as error:
         raise ConfigError(
             f"{place}: a text has half of a surrogate pair", remedy="Save the text as valid Unicode."

@@ -18,6 +18,9 @@ ANSWER_NAMES = ("answer", "solution", "ground_truth", "target", "label", "reward
 ANSWER = "answer"
 """Key under which scorers find the answer, whatever its column is called."""
 
+NO_ANSWER = "none"
+"""Choice of the answer's column for data whose answers no scorer reads."""
+
 OWN_KEYS = ("prompt", "rendered")
 """Keys of a packed row that are not columns of the data."""
 
@@ -34,12 +37,14 @@ class Columns:
 
 
 def choose_columns(row: Mapping[str, Any], *, prompt: str, answer: str, place: str) -> Columns:
-    """Columns of a data set, from its first row. `prompt` and `answer` are the user's choice, empty for none.
+    """Columns of a data set, from its first row. `prompt` and `answer` are the user's choice, empty to find one;
+    an `answer` of `none` finds none.
 
     `ConfigError` naming the columns there are when the prompt's is not among them, or a chosen one is missing.
     """
     found_prompt = prompt or next((name for name in PROMPT_NAMES if has(row, name)), "")
     found_answer = answer or next((name for name in ANSWER_NAMES if has(row, name)), "")
+    found_answer = "" if answer == NO_ANSWER else found_answer
     if not found_prompt:
         raise ConfigError(
             f"{place}: no column of prompts among {_listed(row)}",

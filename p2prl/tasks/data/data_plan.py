@@ -30,9 +30,11 @@ class DataPlan:
     prompt_column: str = ""
     """Column of the prompts; empty to find it by its usual names."""
     answer_column: str = ""
-    """Column of the answers; empty to find it by its usual names."""
+    """Column of the answers; empty to find it by its usual names, `none` for no answers."""
     drop_long: bool = False
     """Leave out rows whose prompt does not fit, instead of refusing them."""
+    drop_conflicts: bool = False
+    """Of rows with one prompt and different answers keep the first, instead of refusing them."""
     scoring: str = ""
     """Scorers and weights: canonical JSON, as `RunManifest` holds it."""
     needed_columns: frozenset[str] = frozenset()

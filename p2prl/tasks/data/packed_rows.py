@@ -17,6 +17,10 @@ from p2prl.tasks.data.packed_file import PackedFile
 Row = Mapping[str, Any]
 """Columns of a row by name: JSON values."""
 
+MAX_ROW_BYTES = 1024 * 1024
+"""A row as JSON. Rows are a researcher's, whose answers and extra columns have no use for more, and each answer that is
+scored takes its row to a sandboxed process."""
+
 
 def row_record(row: Row) -> bytes:
     """The record of one row: UTF-8, sorted keys, no spaces. `ValueError` for NaN and infinity."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from p2prl.errors import ConfigError
 from p2prl.protocol import limits
-from p2prl.tasks.data.checked_rows import CheckedRow, CheckedRows
+from p2prl.tasks.data.checked_rows import CheckedRow, CheckedRows, checks_answers
 from p2prl.tasks.data.columns import ANSWER
 from p2prl.tasks.data.data_plan import (
     HELD_OUT_PROMPTS_FILE,
@@ -26,10 +26,12 @@ from p2prl.tasks.data.data_source import DataSource, open_source
 from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.data.prompts import Prompt, normal_text
 from p2prl.tasks.data.split_packer import LongPrompts, PromptRoom, SplitPacker, number_of
+from p2prl.tasks.scorers.answer_text import marked_answer
 
 _BATCH_ROWS = 256
 _BATCH_CHARS = 1 << 20
-"""Rows and characters encoded in one call, which uses all cores."""
+"""Rows and characters encoded in one call, which uses all cores. Characters of all columns count: a batch is held in
+memory."""
 
 
 class PromptEncoder(Protocol):
@@ -121,9 +123,9 @@ class DataPacker:
                 raise ConfigError(
                     f"{self._plan.task}: no row is left {name}", remedy="Give more rows, or another --eval-split."
                 )
-            count, notice = split.finish()
+            count, notices = split.finish(drop_conflicts=self._plan.drop_conflicts)
             counts.append(count)
-            self._notices += [notice] if notice else []
+            self._notices += notices
         return PackedData(
             rows=counts[0],
             held_out_rows=counts[1] if self.held_out is not None else 0,
@@ -189,7 +191,7 @@ class DataPacker:
         characters = 0
         for row in rows:
             batch.append((row, self._rendered(row)))
-            characters += len(batch[-1][1])
+            characters += len(batch[-1][1]) + row.size_bytes
             if len(batch) >= _BATCH_ROWS or characters >= _BATCH_CHARS:
                 yield from self._encode(batch)
                 batch, characters = [], 0
@@ -208,8 +210,11 @@ class DataPacker:
 
     def _check_answer(self, row: CheckedRow) -> None:
         answer, most = row.columns.get(ANSWER), self._room.longest_answer
+        if not checks_answers(self._plan) or not isinstance(answer, str):
+            return
+        answer = marked_answer(answer)  # of a worked solution, only that is compared
         # A token has a byte or more: most answers are short enough without counting.
-        if not isinstance(answer, str) or len(answer) * 4 <= most or len(answer.encode()) <= most:
+        if len(answer) * 4 <= most or len(answer.encode()) <= most:
             return
         (token_ids,) = self._encoder.encode_all([answer])
         if len(token_ids) > most:

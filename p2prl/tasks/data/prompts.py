@@ -70,9 +70,11 @@ def kind_of(value: object) -> str:
 
 
 def normal_text(prompt: Prompt) -> bytes:
-    """A prompt without case, white space and system messages: equal for prompts that ask the same.
+    """A prompt without case and white space, but with its lines: equal for prompts that ask the same.
 
-    Only ASCII letters lose their case: the tables of other scripts differ between versions of Python.
+    System messages count: some data has its problems in them. Only ASCII letters lose their case: the tables of other
+    scripts differ between versions of Python.
     """
-    texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if m["role"] != "system"]
-    return b" ".join("\n".join(texts).encode().lower().split())
+    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    lines = "\n".join(texts).encode().lower().strip().splitlines()
+    return b"\n".join(b" ".join(line.split()) for line in lines)

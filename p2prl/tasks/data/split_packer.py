@@ -21,8 +21,11 @@ from p2prl.tasks.data.checked_rows import CheckedRow
 from p2prl.tasks.data.columns import ANSWER
 from p2prl.tasks.data.packed_file import PackedWriter
 from p2prl.tasks.data.packed_prompts import prompt_record
-from p2prl.tasks.data.packed_rows import row_record
+from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, row_record
 from p2prl.tasks.data.prompts import normal_text
+from p2prl.tasks.scorers.answer_text import marked_answer, plain_latex
+from p2prl.tasks.scorers.numbers import number_of as number_in
+from p2prl.tasks.scorers.numbers import whole_number
 
 Digests = NDArray[np.uint64]
 
@@ -71,6 +74,7 @@ class SplitPacker:
         self.long = LongPrompts()
         self.longest = 0
         """Tokens of the longest prompt that was packed."""
+        self._answered = False
         self._numbers, self._exact, self._answers, self._normal = (array("Q") for _ in range(4))
 
     @property
@@ -87,7 +91,7 @@ class SplitPacker:
         self._rows.close()
 
     def add(self, row: CheckedRow, rendered: str, token_ids: Sequence[int]) -> None:
-        """Pack a row, unless its prompt is too long. `ConfigError` when it has no tokens."""
+        """Pack a row, unless its prompt is too long. `ConfigError` when it has no tokens, or too many bytes."""
         if not token_ids:
             raise ConfigError(
                 f"{row.place}: the tokenizer makes no tokens of the prompt",
@@ -98,36 +102,54 @@ class SplitPacker:
             self.long.first = self.long.first or row.place
             self.long.longest = max(self.long.longest, len(token_ids))
             return
+        record = row_record({**row.columns, "prompt": row.prompt, "rendered": rendered})
+        if len(record) > MAX_ROW_BYTES:
+            raise ConfigError(
+                f"{row.place}: the row takes {len(record):,} bytes with its prompt, more than the {MAX_ROW_BYTES:,} "
+                "that scorers read",
+                remedy="Leave out columns that no scorer reads, or remove the row.",
+            )
         self._prompts.append(prompt_record(token_ids))
-        self._rows.append(row_record({**row.columns, "prompt": row.prompt, "rendered": rendered}))
+        self._rows.append(record)
+        self._answered = row.answered
         self.longest = max(self.longest, len(token_ids))
         self._numbers.append(row.number)
         self._exact.append(number_of(rendered.encode()))
-        self._answers.append(number_of(_canonical(row.columns.get(ANSWER))))
+        self._answers.append(number_of(_answer_key(row.columns[ANSWER]) if row.answered else _canonical(row.columns)))
         self._normal.append(number_of(normal_text(row.prompt)))
 
-    def finish(self) -> tuple[int, str]:
-        """Write both files without repeated rows: the number of rows, and a notice of those left out if any.
+    def finish(self, *, drop_conflicts: bool = False) -> tuple[int, list[str]]:
+        """Write both files without repeated rows: the number of rows, and notices of those left out if any.
 
-        `ConfigError` naming both places when one prompt has two answers.
+        Of rows with one prompt and different answers `drop_conflicts` keeps the first; without it they are a
+        `ConfigError` naming both places.
         """
         rows, firsts = self._repeated()
-        if len(rows):
-            answers = np.frombuffer(self._answers, dtype=np.uint64)
-            differing = answers[rows] != answers[firsts]
-            if differing.any():
-                row, first = self._first_of(rows, firsts, differing)
-                raise ConfigError(
-                    f"{row}: the same prompt as {first}, with another answer",
-                    remedy="Remove one of the two rows, or correct it.",
-                )
+        answers = np.frombuffer(self._answers, dtype=np.uint64)
+        differing = answers[rows] != answers[firsts]
+        conflicts = int(differing.sum())
+        if conflicts and not drop_conflicts:
+            row, first = self._first_of(rows, firsts, differing)
+            other = "another answer" if self._answered else "other columns"
+            more = f"; {conflicts - 1:,} more rows are like it" if conflicts > 1 else ""
+            raise ConfigError(
+                f"{row}: the same prompt as {first}, with {other}{more}",
+                remedy="Correct or remove one of the two rows; or keep the first of such rows: --drop-conflicts.",
+            )
         self._prompts.finish(without=rows)
         self._rows.finish(without=rows)
-        if not len(rows):
-            return len(self), ""
-        row, first = self._first_of(rows, firsts, np.ones(len(rows), dtype=bool))
-        noun = "row repeats an earlier one and was" if len(rows) == 1 else "rows repeat earlier ones and were"
-        return len(self) - len(rows), f"{len(rows):,} {noun} left out; the first: {row}, which repeats {first}."
+        notices = []
+        if conflicts:
+            row, first = self._first_of(rows, firsts, differing)
+            noun = (
+                "row contradicts an earlier one and was" if conflicts == 1 else "rows contradict earlier ones and were"
+            )
+            notices.append(f"{conflicts:,} {noun} left out; the first: {row}, which contradicts {first}.")
+        if repeated := len(rows) - conflicts:
+            row, first = self._first_of(rows, firsts, ~differing)
+            noun = "row repeats an earlier one and was" if repeated == 1 else "rows repeat earlier ones and were"
+            notices.append(f"{repeated:,} {noun} left out; the first: {row}, which repeats {first}.")
+        return len(self) - len(rows), notices
 
     def overlap(self, other: SplitPacker) -> tuple[int, str, str]:
         """Number of rows here that ask the same as a row of `other`, and the places of the first such pair."""
@@ -159,6 +181,16 @@ class SplitPacker:
 def number_of(data: bytes) -> int:
     """64 bits that stand for `data` in comparisons: ten million prompts share one by accident once in 370,000 files."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _answer_key(value: object) -> bytes:
+    """Equal for answers that are the same: of worked solutions the marked answer counts, of numbers their value."""
+    if isinstance(value, str):
+        text = plain_latex(marked_answer(value))
+        number = whole_number(text)
+        return f"text {text}".encode() if number is None else f"number {number}".encode()
+    number = number_in(value)
+    return _canonical(value) if number is None else f"number {number}".encode()
 
 
 def _canonical(value: object) -> bytes:

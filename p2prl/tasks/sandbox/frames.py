@@ -19,9 +19,6 @@ from p2prl.tasks.data.packed_rows import Row
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """A request: a row and the answers that `answer_queue` puts into one job."""
 
-MAX_ROW_BYTES = 1024 * 1024
-"""A row as JSON. Rows are a researcher's, whose answers and extra columns have no use for more."""
-
 MAX_VALUE = 100.0
 """Largest magnitude of a score: weights and success lie far below, and a batch's sums stay exact."""
 

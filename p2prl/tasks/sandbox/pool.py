@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import LocalProtocolError, MachineError, require
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, Row
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.answer_queue import AnswerQueue, Job, split
 from p2prl.tasks.sandbox.batch import ROW, TOO_LONG, Batch, ScoredAnswer
@@ -203,7 +203,7 @@ class ScorerPool:
 
     def _add(self, batch: Batch, account: bytes) -> int:
         """Queue a call's jobs and return their number."""
-        if not 0 < len(batch.row) <= frames.MAX_ROW_BYTES:
+        if not 0 < len(batch.row) <= MAX_ROW_BYTES:
             for number in range(len(batch.completions)):
                 self._store(batch, number, ScoredAnswer(0.0, ROW))
             return 0

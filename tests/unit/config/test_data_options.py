@@ -90,12 +90,19 @@ def test_a_scorer_file_travels_unchanged_and_unread() -> None:
         (("a.jsonl",), {"held_out": ("none.jsonl",)}, "no file none.jsonl", "Check"),
         (("a.jsonl",), {"held_out": ("a=",)}, "--eval has no value", "--eval"),
         (("a.jsonl", "b.jsonl"), {"held_out": ("held.jsonl",)}, "does not say whose evaluation", "--eval a=held.jsonl"),
+        (("~nosuchuser/x.jsonl",), {}, "--data '~nosuchuser/x.jsonl': ", "Check the path"),
+        (("a=~nosuchuser/x.jsonl@2",), {}, "--data '~nosuchuser/x.jsonl': ", "Check the path"),
+        (("x" * 300 + ".jsonl",), {}, "File name too long", "Check the path"),
+        (("a.jsonl",), {"held_out": ("~nosuchuser/x.jsonl",)}, "--eval '~nosuchuser/x.jsonl': ", "Check the path"),
+        (("a.jsonl",), {"held_out": ("x" * 300,)}, "--eval 'xxx", "Check the path"),
+        (("a.jsonl",), {"scorers": ("~nosuchuser/own.py:score",)}, "--scorer '~nosuchuser/own.py': ", "Check"),
         (("a.jsonl",), {"eval_split": 1.0}, "--eval-split is 1.0", "0.02"),
         (("a.jsonl",), {"eval_split": -0.1}, "--eval-split is -0.1", "0.02"),
         (("a.jsonl",), {"eval_split": float("nan")}, "--eval-split is nan", "0.02"),
         ((), {}, "--scorer is about a data set", "--data"),
         ((), {"scorers": (), "eval_split": 0.1}, "--eval-split is about a data set", "--data"),
         ((), {"scorers": (), "drop_long": True}, "--drop-long is about a data set", "--data"),
+        ((), {"scorers": (), "drop_conflicts": True}, "--drop-conflicts is about a data set", "--data"),
     ],
 )
 def test_faults_name_the_option_and_the_remedy(
@@ -142,3 +149,20 @@ def test_tasks_of_a_mix_have_weights() -> None:
     ]
     with pytest.raises(ConfigError, match="names 'chain4' twice"):
         task_shares(["chain4", "chain4@2"])
+
+
+def test_a_generated_source_may_be_longer_than_any_file_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2prl.config.data_options._read_first_rows", lambda plan: None)  # the library is an extra
+    source = "reasoning-gym:" + ",".join(f"dataset_{number}" for number in range(40))
+    assert len(source) > 300
+    for text in (f"{source}@2", f"mix={source}@2"):
+        (plan,) = plans(text, held_out=(source,))
+        assert (str(plan.path), plan.weight, str(plan.held_out)) == (source, 2.0, source)
+
+
+def test_a_named_file_may_have_a_name_as_long_as_any() -> None:
+    longest = "y" * 255
+    Path(longest).write_text(Path("a.jsonl").read_text())
+    for text, weight in ((f"a={longest}", 1.0), (f"a={longest}@2", 2.0)):
+        (plan,) = plans(text)
+        assert (plan.task, plan.path, plan.weight) == ("a", Path(longest), weight)

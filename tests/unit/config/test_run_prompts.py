@@ -16,10 +16,12 @@ from transformers import AutoTokenizer
 from p2prl.config.data_options import DataOptions, data_plans
 from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.presets import preset_by_name
+from p2prl.config.run_prompts import make_prompts
 from p2prl.config.run_settings import RunFolder, init_run
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.training.memory_config import MemoryConfig
+from p2prl.models.pretrained import load_pretrained
 from p2prl.protocol.manifests import TaskShare
 from p2prl.protocol.wire_codec import encode
 from p2prl.tasks.data.packed_prompts import PackedPrompts
@@ -240,3 +242,30 @@ def test_a_mix_has_as_many_tasks_as_a_manifest(train: Path) -> None:
 def test_steps_of_data_have_no_judge(tmp_path: Path, model: Path, train: Path) -> None:
     with pytest.raises(ConfigError, match="judges steps"):
         made(tmp_path / "run", model, train, reward="success+0.2*process")
+
+
+def test_the_token_that_ends_a_turn_stops_the_model(tmp_path: Path, model: Path, train: Path) -> None:
+    """Base models: the template ends turns with a token that is not the end of the model's own texts."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert tokenizer.bos_token_id != tokenizer.eos_token_id
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ bos_token }}{% endfor %}"
+    notices: list[str] = []
+    for name, chosen in (("run", template), ("plain", TEMPLATE)):
+        made(tmp_path / name, model, train, chat_template=chosen, notices=notices)
+    stops = [
+        json.loads((tmp_path / name / "files" / "generation_config.json").read_text()) for name in ("run", "plain")
+    ]
+    assert stops[0] == {"eos_token_id": sorted([tokenizer.bos_token_id, tokenizer.eos_token_id])}
+    assert stops[1] == {"eos_token_id": [tokenizer.eos_token_id]}
+    (notice,) = [notice for notice in notices if "ends a turn" in notice]
+    assert tokenizer.bos_token in notice
+
+
+def test_a_model_that_cannot_take_another_stop_token_is_refused(tmp_path: Path, model: Path) -> None:
+    loaded = load_pretrained(str(model))
+    loaded.model.generation_config = None
+    template = "{% for m in messages %}{{ m.content }}{{ bos_token }}{% endfor %}"
+    plan = RunPlan(name="unit", goal="test", task="chain4", model=str(model), chat_template=template)
+    with pytest.raises(ConfigError, match="which does not stop the model") as caught:
+        make_prompts(plan, loaded, tmp_path, lambda stage, share: None)
+    assert f"Add {loaded.tokenizer.bos_token_id} to eos_token_id" in caught.value.remedy

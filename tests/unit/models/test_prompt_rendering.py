@@ -57,7 +57,6 @@ def test_the_frame_stands_around_any_prompt(tokenizer: Any) -> None:
     [
         "{{ messages[0]['content'] | upper }}",
         "{{ messages[0]['content'] }} {{ messages[0]['content'] }}",
-        "nothing",
         "{{ messages[0]['content'] | length }}{{ messages[0]['content'] }}",
     ],
 )
@@ -93,7 +92,7 @@ def test_turns_are_framed_as_the_template_writes_a_conversation(tokenizer: Any, 
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ messages[-1]['content'] }}", "{{ messages[0]['content'] }}{{ messages | length }}", "nothing"],
+    ["{{ messages[-1]['content'] }}", "{{ messages[0]['content'] }}{{ messages | length }}"],
 )
 def test_templates_that_rewrite_a_conversation_frame_no_turns(tokenizer: Any, template: str) -> None:
     assert PromptRenderer(tokenizer, template=template).turn_frame(["<e>"]) == ("", "")
@@ -144,3 +143,44 @@ def test_the_template_is_the_models_own_unless_another_is_chosen(tokenizer: Any)
     with pytest.raises(ConfigError, match="no chat template") as caught:
         chat_template(bare, "on")
     assert "--chat-template" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "said"),
+    [
+        ("nothing", "", "leaves the prompt out"),
+        ("{{ messages[0]['content'] }}", "Be brief.", "leaves the prompt out"),
+        ("{{ messages[-1]['content'] }}", "Be brief.", "leaves out or rewrites the system prompt"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "Be brief.", "the system prompt"),
+    ],
+)
+def test_a_template_that_leaves_out_what_was_asked_is_refused(
+    tokenizer: Any, template: str, system: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        PromptRenderer(tokenizer, template=template, system=system)
+    assert "--chat-template FILE" in caught.value.remedy
+
+
+def test_a_template_may_trim_the_system_prompt(tokenizer: Any) -> None:
+    template = "{% for m in messages %}{{ m.content | trim }}\n{% endfor %}"
+    assert (
+        PromptRenderer(tokenizer, template=template, system=" Be\nbrief. \n").render("Hello") == "Be\nbrief.\nHello\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "ending"),
+    [
+        ("{% for m in messages %}{{ m.content }}{{ eos_token }}{{ bos_token }}{% endfor %}", "eos_token_id"),
+        ("{% for m in messages %}{{ m.content }}.{{ bos_token }}{{ eos_token }}{% endfor %}", "bos_token_id"),
+        ("{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}", ""),
+        ("{{ messages[0].content }}{{ eos_token }}", ""),
+        ("{{ messages[0].content if messages | length == 1 else raise_exception('no') }}{{ eos_token }}", ""),
+        (TEMPLATE, ""),
+    ],
+)
+def test_a_turn_ends_with_the_first_special_token_after_the_answer(tokenizer: Any, template: str, ending: str) -> None:
+    expected = getattr(tokenizer, ending) if ending else None
+    assert PromptRenderer(tokenizer, template=template).ending() == expected
+    assert PromptRenderer(tokenizer, template=None).ending() is None

@@ -29,6 +29,7 @@ def options(tmp_path: Path) -> InitOptions:
         prompt_columns=[],
         answer_columns=[],
         drop_long=False,
+        drop_conflicts=False,
         chat_template="",
         system="",
         goal=None,

@@ -17,6 +17,9 @@ from tests.unit.tasks.data.packing_rig import write_rows
 
 USER = {"role": "user", "content": "Hello"}
 
+NEEDED = {"needed_columns": frozenset({"answer"})}
+"""A scorer compares with the answer."""
+
 
 def checked(tmp_path: Path, *rows: dict[str, Any], **changes: Any) -> list[CheckedRow]:
     path = write_rows(tmp_path / "a.jsonl", rows)
@@ -68,12 +71,14 @@ def test_columns_are_named_by_the_user(tmp_path: Path) -> None:
         ([{"prompt": "a"}, {"prompt": " \n"}], {}, "line 2: the prompt is empty", "Remove"),
         ([{"prompt": None}], {}, "the prompt in 'prompt' is missing", "--prompt-column"),
         ([{"prompt": 7}], {}, "the prompt in 'prompt' is a number", "--prompt-column"),
-        ([{"prompt": "a", "answer": ""}], {}, "the answer is empty", "answer"),
-        ([{"prompt": "a", "answer": None}], {}, "the answer is empty", "answer"),
-        ([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "1"}], {}, "the answer is a text, and a num", "kind"),
-        ([{"prompt": "a", "answer": True}, {"prompt": "b", "answer": 1}], {}, "a number, and true or false", "kind"),
+        ([{"prompt": "a", "answer": ""}], NEEDED, "the answer is empty", "answer"),
+        ([{"prompt": "a", "answer": None}], {"answer_column": "answer"}, "the answer is empty", "answer"),
+        ([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": "1"}], NEEDED, "answer is a text, and a", "kind"),
+        ([{"prompt": "a", "answer": True}, {"prompt": "b", "answer": 1}], NEEDED, "and true or false", "kind"),
         ([{"prompt": "a"}, {"prompt": [USER]}], {}, "line 2: the prompt is a list, and a text in", "same kind"),
-        ([{"prompt": "a"}], {"needed_columns": frozenset({"answer"})}, "no column of answers", "--answer-column"),
+        ([{"prompt": "a"}], NEEDED, "no column of answers", "--answer-column"),
+        ([{"prompt": "a", "target": 1}], {**NEEDED, "answer_column": "none"}, "no column of answers", "--answer-col"),
+        ([{"instruction": "a"}, {"instruction": "a", "input": "b"}], {}, "2: the prompt is in `instr", "n instruction"),
         ([{"prompt": "a", "finals": 1}], {"needed_columns": frozenset({"final"})}, "no column 'final'", "finals"),
         ([{"prompt": "a", "rendered": "b"}], {}, "the column 'rendered' is neither", "Rename"),
         ([{"prompt": "a", "question": "b"}], {"prompt_column": "question"}, "the column 'prompt' is neither", "Rename"),
@@ -90,7 +95,32 @@ def test_faults_name_the_line_and_the_remedy(
 
 
 def test_whole_and_decimal_numbers_are_one_kind(tmp_path: Path) -> None:
-    assert len(checked(tmp_path, {"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 1.5})) == 2
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 1.5}]
+    assert len(checked(tmp_path, *rows, needed_columns=frozenset({"answer"}))) == 2
+
+
+def test_answers_that_no_scorer_reads_are_not_checked(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": ""}, {"prompt": "c"}]
+    assert [row.columns["answer"] for row in checked(tmp_path, *rows)] == [1, "", None]
+    with pytest.raises(ConfigError):
+        checked(tmp_path, *rows, needed_columns=frozenset({"answer"}))
+
+
+def test_an_answer_column_of_none_finds_no_answers(tmp_path: Path) -> None:
+    (row,) = checked(tmp_path, {"prompt": "a", "target": "7"}, answer_column="none")
+    assert (row.answered, row.columns) == (False, {"target": "7"})
+    (row,) = checked(tmp_path, {"prompt": "a", "target": "7"})
+    assert (row.answered, row.columns) == (True, {"target": "7", "answer": "7"})
+
+
+@pytest.mark.parametrize("value", ["", " \n", None])
+def test_an_instruction_without_input_is_a_prompt(tmp_path: Path, value: str | None) -> None:
+    (row,) = checked(tmp_path, {"instruction": "a", "input": value, "output": "c"})
+    assert row.prompt == "a"
+    (row,) = checked(tmp_path, {"instruction": "a", "input": "b"}, prompt_column="instruction")
+    assert (row.prompt, row.columns["input"]) == ("a", "b")
+    (row,) = checked(tmp_path, {"question": "a", "input": "b"})
+    assert row.prompt == "a"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +156,10 @@ def test_empty_fields_of_messages_are_left_out(tmp_path: Path) -> None:
 
 def test_prompts_that_ask_the_same_have_one_normal_text() -> None:
     system = {"role": "system", "content": "Be brief"}
-    same: list[Prompt] = ["What is\t2 + 2? ", " what IS 2\n+ 2?", [{"role": "user", "content": "What is 2 + 2?"}]]
-    same.append([system, {"role": "user", "content": "WHAT IS 2 + 2?"}])
+    same: list[Prompt] = ["What is\t2 + 2? ", " \n what IS  2 + 2?\n", [{"role": "user", "content": "What is 2 + 2?"}]]
     assert {normal_text(prompt) for prompt in same} == {b"what is 2 + 2?"}
     assert normal_text("What is 2 +2?") != normal_text("What is 2 + 2?")
+    assert normal_text("1 2\n3 4") != normal_text("1 2 3 4"), "a grid has lines"
+    assert normal_text("1 2 \r\n 3 4") == normal_text("1 2\n3 4")
+    others = [{**system, "content": f"The grid is {n}."} for n in range(2)]
+    assert len({normal_text([each, {"role": "user", "content": "Solve it."}]) for each in others}) == 2

@@ -7,6 +7,7 @@ import decimal
 import gzip
 import importlib.util
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,20 @@ def test_a_saved_data_set_without_its_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="passwd is missing") as caught:
         open_source(tmp_path)
     assert str(tmp_path / "passwd") in str(caught.value), "files lie in the directory itself"
+
+
+@needs_arrow
+@pytest.mark.extra
+def test_few_rows_are_decoded_together(tmp_path: Path) -> None:
+    """200 rows of 200 KB, in one row group and one record batch."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"prompt": ["p"] * 200, "notes": [f"{n}" + "z" * 200_000 for n in range(200)]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    save_data_set(tmp_path / "saved", table)
+    for name in ("a.parquet", "saved"):
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in open_source(tmp_path / name).rows()) == 200
+            assert tracemalloc.get_traced_memory()[1] < 8_000_000
+        finally:
+            tracemalloc.stop()

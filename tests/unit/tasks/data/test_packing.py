@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from p2prl.errors import ConfigError
 from p2prl.tasks.data.data_plan import ROWS_FILE, DataPlan
 from p2prl.tasks.data.file_blob import file_blob
+from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, row_record
 from p2prl.tasks.data.packing import DataPacker, refuse_overlap
 from p2prl.tasks.data.split_packer import PromptRoom
 from tests.unit.tasks.data.packing_rig import (
@@ -154,8 +155,14 @@ def test_a_context_without_room_for_any_prompt_is_not_blamed_on_the_rows(tmp_pat
 def test_answers_longer_than_the_context_are_refused(tmp_path: Path) -> None:
     room = PromptRoom(context=64, max_new_tokens=16)
     rows = [{"prompt": "a", "answer": "y" * 64}, {"prompt": "b", "answer": "é" * 33}]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    needed = frozenset({"answer"})
     with pytest.raises(ConfigError, match=r"line 2: the answer has 66 tokens, and a completion has room for 64"):
-        pack(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), room=room)
+        pack(tmp_path / "out", path, room=room, needed_columns=needed)
+    assert pack(tmp_path / "unread", path, room=room).rows == 2, "no scorer reads the answers"
+    worked = [{"prompt": "a", "answer": "y" * 640 + mark} for mark in ("\n#### 7", r"\boxed{8}")]
+    assert pack(tmp_path / "worked", write_rows(tmp_path / "b", worked[:1]), room=room, needed_columns=needed).rows == 1
+    assert pack(tmp_path / "boxed", write_rows(tmp_path / "c", worked[1:]), room=room, needed_columns=needed).rows == 1
 
 
 @pytest.mark.parametrize(
@@ -307,3 +314,39 @@ def test_memory_grows_with_the_number_of_rows_and_not_with_their_length(tmp_path
     short, long = peak("short", 2000, 40), peak("long", 2000, 4000)
     assert (tmp_path / "long").stat().st_size > 8_000_000
     assert long - short < 3_000_000
+
+
+def test_rows_that_no_scorer_reads_are_refused(tmp_path: Path) -> None:
+    """The limit of the scorer pool, for the row as it is packed."""
+
+    def packed(characters: int) -> None:
+        path = write_rows(
+            tmp_path / "a.jsonl", [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "p", "notes": "z" * characters}]
+        )
+        pack(tmp_path / f"out-{characters}", path)
+
+    frame = len(row_record({"prompt": "p", "rendered": "<p>", "notes": ""}))
+    packed(MAX_ROW_BYTES - frame)
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 3: the row takes 1,048,577 bytes") as caught:
+        packed(MAX_ROW_BYTES - frame + 1)
+    assert "columns" in caught.value.remedy
+
+
+def test_batches_are_bounded_by_all_columns(tmp_path: Path) -> None:
+    """100 rows of 500 KB: without the bound, all are in memory at once."""
+    path = write_rows(tmp_path / "a.jsonl", ({"prompt": f"p{n}", "notes": "z" * 500_000} for n in range(100)))
+    tracemalloc.start()
+    try:
+        pack(tmp_path / "out", path)
+        assert tracemalloc.get_traced_memory()[1] < 12_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_problems_in_system_messages_are_no_overlap(tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "Solve it."}
+    rows = [{"prompt": [{"role": "system", "content": f"Grid {n}"}, asked], "answer": n} for n in range(4)]
+    held_out = write_rows(tmp_path / "b", rows[3:])
+    assert pack(tmp_path / "out", write_rows(tmp_path / "a", rows[:3]), held_out=held_out).held_out_rows == 1
+    with pytest.raises(ConfigError, match="also trained on"):
+        pack(tmp_path / "both", write_rows(tmp_path / "c", rows), held_out=held_out)

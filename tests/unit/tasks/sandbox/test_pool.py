@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2prl.errors import ConfigError, LocalProtocolError
-from p2prl.tasks.sandbox import frames
+from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES
 from p2prl.tasks.sandbox.pool import PoolConfig, ScoredAnswer, ScorerPool, TaskScoring
 from p2prl.tasks.task import MAX_SCORED_CHARS
 
@@ -122,7 +122,7 @@ def test_long_answers_and_unusable_rows_are_not_sent(pool: ScorerPool) -> None:
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
-    for row in ({"answer": "4" * frames.MAX_ROW_BYTES}, {"answer": nested}, {"answer": object()}):
+    for row in ({"answer": "4" * MAX_ROW_BYTES}, {"answer": nested}, {"answer": object()}):
         assert pool.score("exact", row, [("42", True)] * 2, account=b"a") == (ScoredAnswer(0.0, "row"),) * 2
     while nested:
         nested = nested.pop()
