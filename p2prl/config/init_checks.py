@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.clock import SystemClock
 from p2prl.config.run_data import RunData, folder_data
 from p2prl.config.run_folder import Folder
@@ -21,9 +22,11 @@ from p2prl.models.scorer_check import check_scorer
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
+from p2prl.protocol.manifests import RunManifest
 from p2prl.tasks.probe_verdict import ProbeFacts, figures_text, judge
 from p2prl.tasks.sandbox.pool import ScorerPool
 from p2prl.tasks.scorers.build import RowCheck
+from p2prl.tasks.scorers.spec import parse_spec
 
 PROBE_GROUPS = 64
 """Groups of a probe unless told: at 8 completions each, a policy that is right once in 100 shows it in all but one
@@ -122,8 +125,16 @@ def _probe(
         room=None if codec.context is None else max(0, codec.context - result.longest_prompt),
         template_unused=new.template_unused,
         uses_template=new.uses_template,
+        full_rewards=_full_rewards(manifest),
     )
     notices += judge(result.tasks, facts)
+
+
+def _full_rewards(manifest: RunManifest) -> dict[str, float]:
+    """Reward of a right answer, by task."""
+    weight = parse_reward(manifest.reward).success_weight
+    values = {held.task: parse_spec(held.scoring).full_value for held in manifest.data_sets}
+    return {share.task: weight * values.get(share.task, 1.0) for share in manifest.tasks}
 
 
 @contextmanager

@@ -6,9 +6,10 @@ looks, so `p2prl init` refuses it, unless told otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from p2prl.errors import ConfigError
 
@@ -18,6 +19,9 @@ many groups in two cases of five, and then it is no loss to be asked for --force
 
 _LOW_SIGNAL = 0.05
 """Share of groups with a signal below which the user is told: nine tenths of the work would teach nothing."""
+
+_ROUNDING = 1e-9
+"""Share of the full reward by which a sum of weights may miss it."""
 
 _MANY = 0.5
 """Share of completions cut off from which the length is blamed first."""
@@ -52,6 +56,12 @@ class ProbeFacts:
     """Whether the model has a chat template that the run does not use."""
     uses_template: bool = False
     """Whether the run uses a chat template."""
+    full_rewards: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Reward of a right answer, by task; 1 for a task that is missing."""
+
+    def full_reward(self, task: str) -> float:
+        """The reward of a completion of a task that does all it is paid for."""
+        return self.full_rewards.get(task, 1.0)
 
 
 class Fault(StrEnum):
@@ -63,22 +73,26 @@ class Fault(StrEnum):
     ALL_EQUAL = "the completions of each prompt all earned the same, so there is nothing to learn from"
 
 
-def fault_of(figures: ProbeFigures) -> Fault | None:
-    """What is wrong with a task, if nothing can be learned from it; None for a signal, or too few groups to tell."""
+def fault_of(figures: ProbeFigures, full_reward: float = 1.0) -> Fault | None:
+    """What is wrong with a task, if nothing can be learned from it; None for a signal, or too few groups to tell.
+
+    `full_reward` is that of a completion that does all it is paid for: below it, equal rewards are not right answers.
+    """
     if figures.groups < FEWEST_GROUPS or figures.signal_share > 0.0:
         return None
     if figures.truncated_share == 1.0:
         return Fault.ALL_TRUNCATED
-    if figures.reward_low < figures.reward_high:
-        return Fault.ALL_EQUAL
-    return Fault.ALL_RIGHT if figures.reward_low > 0.0 else Fault.NO_REWARD
+    if figures.reward_low >= full_reward - _ROUNDING * max(1.0, full_reward):
+        return Fault.ALL_RIGHT
+    nothing = figures.reward_low == figures.reward_high <= 0.0
+    return Fault.NO_REWARD if nothing else Fault.ALL_EQUAL
 
 
 def remedy_of(fault: Fault, figures: ProbeFigures, facts: ProbeFacts) -> str:
     """What to change, the likeliest cause first."""
     if fault is Fault.ALL_RIGHT:
         return "Give harder prompts, or a smaller model."
-    if fault is Fault.ALL_EQUAL:
+    if fault is Fault.ALL_EQUAL and figures.reward_low < figures.reward_high:
         return "Raise --temperature or --group-size, so that a prompt's completions differ, or give other prompts."
     if facts.template_unused:
         return "The model has a chat template: give --chat-template on."
@@ -102,7 +116,9 @@ def _longer(facts: ProbeFacts) -> str:
 
 def judge(figures: dict[str, ProbeFigures], facts: ProbeFacts) -> list[str]:
     """Notices about each task. `ConfigError` when none of them has anything to teach."""
-    faults = {task: fault for task, each in figures.items() if (fault := fault_of(each)) is not None}
+    faults = {
+        task: fault for task, each in figures.items() if (fault := fault_of(each, facts.full_reward(task))) is not None
+    }
     if figures and len(faults) == len(figures):
         task, fault = next(iter(faults.items()))
         raise ConfigError(

@@ -110,7 +110,7 @@ class Evaluations:
         self._holder = holder
         self._clock = clock
         self._on_notice = on_notice
-        self._results = ResultsFile(storage.paths.evaluations)
+        self._results = ResultsFile(storage.paths.evaluations, on_notice)
         self._size = SliceSize()
         self._share = TimeShare(config.time_share, now=clock.now())
         self._progress: _Progress | None = None

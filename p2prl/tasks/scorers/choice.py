@@ -18,6 +18,7 @@ _STATED = re.compile(
     r"([A-HJ](?![A-Za-z0-9'’])|[a-jI](?![A-Za-z0-9'’]|\s{1,3}[A-Za-z]))"  # `the answer is a prime` names no option
 )
 _BRACKETED = re.compile(r"[(\[]([A-J])[)\]]")
+_OPTION_LINE = re.compile(r"^[ \t]{0,3}[*(]*([A-J])[).:*]+\s", re.MULTILINE)
 _WRAPPING = " \t\r\n*_`$\"'."
 
 
@@ -26,7 +27,8 @@ class Choice:
     """Accepts, for the answer B, what names B last, by the first of these rules that finds a letter:
 
     `\\boxed{B}`; `Answer: B`, `the answer is (b)`, `option B`; `(B)` or `[B]` in capitals; a last line that is only
-    `B`, `b`, `B.`, `B)` or `**B**`. The answer's column holds a letter (`B`, `(B)`, `b.`) or the option's number
+    `B`, `b`, `B.`, `B)` or `**B**`; a line that begins with a capital as an option does, `B. Paris`, `B) Paris`,
+    `(B): Paris` or `**B.** Paris`. The answer's column holds a letter (`B`, `(B)`, `b.`) or the option's number
     counted from 0, as in MMLU.
     """
 
@@ -60,7 +62,10 @@ def stated_choice(text: str) -> str | None:
     for pattern in (_STATED, _BRACKETED):
         if found := deque(pattern.finditer(text), maxlen=1):
             return str(found[0][1]).upper()
-    return _lone_letter(text.strip().rpartition("\n")[2])
+    if letter := _lone_letter(text.strip().rpartition("\n")[2]):
+        return letter
+    found = deque(_OPTION_LINE.finditer(text), maxlen=1)
+    return str(found[0][1]) if found else None
 
 
 def _lone_letter(text: str) -> str | None:

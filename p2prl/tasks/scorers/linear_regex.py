@@ -62,7 +62,7 @@ class RegexAnswer:
     """`regex`: accepts a text whose part found by the pattern is the answer.
 
     The part is group 1 of the first match, or the whole match without a group. `Answer: ([^\\n]+)` finds `42` in
-    `Answer: 42`; a leading `.*` finds the last one. Compared as `boxed` does: as numbers, else as text without spaces.
+    `Answer: 42`; a leading `.*` finds the last one. Compared as `boxed` does: as numbers, else as text.
     """
 
     pattern: LinearPattern

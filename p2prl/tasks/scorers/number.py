@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from p2prl.tasks.data.packed_rows import Row
-from p2prl.tasks.scorers.answer_text import UnusableRowError, marked_answer
-from p2prl.tasks.scorers.numbers import last_number, number_of, numbers_equal
+from p2prl.tasks.scorers.answer_text import UnusableRowError, marked_answer, plain_thousands, plain_words
+from p2prl.tasks.scorers.numbers import last_number, number_of, numbers_equal, only_number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,7 +15,8 @@ class Number:
     """Accepts `so she earns $1,234.50 a day` for the answer 1234.5: any text whose last number is right.
 
     Numbers as in `numbers`; compared as exact fractions, within `tolerance`. The answer's column holds a number, or a
-    text: a worked solution that ends in `#### 42` or `\\boxed{42}`, or any text whose last number is the answer.
+    text with one number: `42`, `about 42`, `12 m^2`, or a worked solution that ends in `#### 42` or `\\boxed{42}`.
+    `18 (9+9)` or `3 and 4` could mean several, and is refused.
     """
 
     column: str
@@ -22,16 +24,26 @@ class Number:
 
     def accepts(self, row: Row, text: str) -> bool:
         """See `Judge.accepts`."""
-        value = row.get(self.column)
-        right = number_of(marked_answer(value) if isinstance(value, str) else value)
-        if right is None:
-            raise UnusableRowError(f"the column {self.column!r} holds no number: {str(value)[:60]!r}")
-        answer = last_number(text)
+        right = self._right(row)
+        answer = last_number(plain_thousands(text))
         return answer is not None and numbers_equal(answer, right, self.tolerance)
 
     def right_answer(self, row: Row) -> str | None:
         """See `Judge.right_answer`."""
+        value, right = row.get(self.column), self._right(row)
+        text = marked_answer(value) if isinstance(value, str) else str(value)
+        return text if last_number(plain_thousands(text)) == right else str(right)
+
+    def _right(self, row: Row) -> Fraction:
         value = row.get(self.column)
         text = marked_answer(value) if isinstance(value, str) else str(value)
-        self.accepts(row, text)
-        return text
+        try:
+            right = only_number(plain_words(text)) if isinstance(value, str) else number_of(value)
+        except ValueError:
+            raise UnusableRowError(
+                f"the column {self.column!r} holds several numbers: {text[:60]!r}; it must hold one, with its unit at"
+                " most, or mark the answer with #### or \\boxed{}"
+            ) from None
+        if right is None:
+            raise UnusableRowError(f"the column {self.column!r} holds no number: {str(value)[:60]!r}")
+        return right

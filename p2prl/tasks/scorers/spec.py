@@ -95,6 +95,11 @@ class Scoring:
         count = len(self.rewards)
         require("number of scorers", count, 1 <= count <= MAX_REWARDS, f"within 1..{MAX_REWARDS}")
 
+    @property
+    def full_value(self) -> float:
+        """The sum for a completion that does all it is paid for: every scorer with a positive weight gives 1."""
+        return sum(max(0.0, reward.weight) for reward in self.rewards)
+
     def penalty(self, tokens: int) -> float:
         """The penalty for a completion's length in tokens: 0 or less."""
         return self.length_penalty.of(tokens) if self.length_penalty else 0.0

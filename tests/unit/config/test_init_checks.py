@@ -16,6 +16,7 @@ from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.tiny_models import tiny_model
 from p2prl.tasks.data.data_plan import DataPlan
+from p2prl.tasks.probe_verdict import ProbeFacts
 from tests.unit.learner.scripted_swarm import _warm_weights
 
 SETTINGS = preset_by_name("chain4").settings_text()
@@ -91,3 +92,25 @@ def test_one_that_reads_the_wrong_column_is_told(tmp_path: Path, models: dict[st
         tmp_path, models["warm"], InitChecks(probe_groups=0), task="", data=data(tmp_path, OTHER), max_new_tokens=8
     )
     assert any("could not be tried" in line for line in told)
+
+
+PARTS = (
+    '{"rewards":[{"scorer":"number","weight":1.0},{"scorer":"exact","weight":0.1},{"scorer":"exact","weight":-3.0}]}'
+)
+
+
+def test_the_verdict_knows_the_full_reward_of_each_task(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, float]] = []
+
+    def judged(_figures: object, facts: ProbeFacts) -> list[str]:
+        seen.append(dict(facts.full_rewards))
+        return []
+
+    monkeypatch.setattr("p2prl.config.init_checks.judge", judged)
+    both = {"data": data(tmp_path, PARTS), "max_new_tokens": 8, "reward": "0.5*success"}
+    make(tmp_path, models["warm"], InitChecks(probe_groups=2, force=True), task="", **both)
+    (tmp_path / "chain").mkdir()
+    make(tmp_path / "chain", models["warm"], InitChecks(probe_groups=2), reward="0.5*success+0.2*process")
+    assert seen == [{"sums": pytest.approx(0.55)}, {"chain4": 0.5}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -64,16 +65,41 @@ def test_time_share_is_kept() -> None:
 
 def test_results_are_kept_once_a_version(tmp_path: Path) -> None:
     path = tmp_path / "evaluations.jsonl"
-    results = ResultsFile(path)
+    results = ResultsFile(path, pytest.fail)
     assert results.newest is None
     results.add({"version": 0, "tasks": {}})
     results.add({"version": 10, "tasks": {}})
     path.write_bytes(path.read_bytes() + b'{"version": 20, "ta')  # killed while writing
-    again = ResultsFile(path)
+    again = ResultsFile(path, pytest.fail)
     assert again.versions == {0, 10}
     assert again.newest == {"version": 10, "tasks": {}}
     again.add({"version": 20, "tasks": {}})
     assert [json.loads(line)["version"] for line in path.read_text().splitlines()] == [0, 10, 20]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b"\0" * 40, b'{"version": 5, "ta\0\0\0', b"\xff\xfe", b"", b"5", b"[]", b'{"tasks": {}}',
+     b'{"version": "5", "tasks": {}}',     b'{"version": 5}', b"[" * 100_000],
+    ids=range(10),
+)  # fmt: skip
+def test_unreadable_lines_are_skipped_and_told(tmp_path: Path, damaged: bytes) -> None:
+    path, notices = tmp_path / "evaluations.jsonl", list[str]()
+    path.write_bytes(b'{"version": 0, "tasks": {}}\n' + damaged + b'\n{"version": 10, "tasks": {}}\n' + damaged + b"\n")
+    results = ResultsFile(path, notices.append)
+    assert results.versions == {0, 10}
+    (notice,) = notices
+    assert "2 unreadable line(s)" in notice
+    assert notice.partition("leaves them: ")[2].startswith("2, 4.")
+    results.add({"version": 20, "tasks": {}})
+    assert ResultsFile(path, notices.append).versions == {0, 10, 20}
+
+
+def test_a_result_is_on_disk_when_it_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "evaluations.jsonl", list[bytes]()
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").read_bytes()))
+    ResultsFile(path, pytest.fail).add({"version": 0, "tasks": {}})
+    assert synced == [path.read_bytes()] == [b'{"tasks": {}, "version": 0}\n']
 
 
 @pytest.mark.parametrize(

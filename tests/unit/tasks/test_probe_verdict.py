@@ -30,10 +30,43 @@ CUT = figures_of([(0.0, 0.0)] * 32, [64] * 64, 64)
         (figures_of([(0.0, 0.0)] * (FEWEST_GROUPS - 1), [1] * 14, 0), None),
         (figures_of([(0.0, 0.0)] * FEWEST_GROUPS, [1] * 16, 0), Fault.NO_REWARD),
         (figures_of([], [], 0), None),
+        (figures_of([(-1.0, -1.0), (0.0, 0.0)] * 16, [1] * 64, 0), Fault.ALL_EQUAL),
     ],
 )
 def test_fault(figures: object, fault: Fault | None) -> None:
     assert fault_of(figures) is fault  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("reward", "full", "fault"),
+    [
+        (0.1, 1.1, Fault.ALL_EQUAL),  # the format is always met, the answer never right
+        (1.0, 1.1, Fault.ALL_EQUAL),
+        (1.0 + 0.1, 1.1, Fault.ALL_RIGHT),
+        (0.1 + 0.2, 0.3, Fault.ALL_RIGHT),  # rounding
+        (0.3 - 1e-6, 0.3, Fault.ALL_EQUAL),
+        (0.5, 0.5, Fault.ALL_RIGHT),
+        (0.0, 0.0, Fault.ALL_RIGHT),  # penalties only, and none of them earned
+        (-0.1, 0.0, Fault.NO_REWARD),
+        (0.0, 1.1, Fault.NO_REWARD),
+    ],
+)
+def test_only_the_full_reward_means_that_all_is_right(reward: float, full: float, fault: Fault) -> None:
+    assert fault_of(figures_of([(reward, reward)] * 32, [1] * 64, 0), full) is fault
+
+
+def test_the_full_reward_is_that_of_the_task() -> None:
+    facts = replace(FACTS, full_rewards={"sums": 1.1, "walk": 0.1}, uses_template=True)
+    partly = figures_of([(0.1, 0.1)] * 32, [1] * 64, 0)
+    with pytest.raises(ConfigError, match="all earned the same") as caught:
+        judge({"sums": partly}, facts)
+    assert "easier prompts" in caught.value.remedy
+    assert "--system" in caught.value.remedy
+    with pytest.raises(ConfigError, match="the full reward") as caught:
+        judge({"walk": partly}, facts)
+    assert "harder prompts" in caught.value.remedy
+    with pytest.raises(ConfigError, match="the full reward"):
+        judge({"other": PERFECT}, facts)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.tasks.row_scorer import RowScorer
-from p2prl.tasks.scorers.answer_text import UnusableRowError, after_hash, answers_equal, last_boxed, marked_answer
+from p2prl.tasks.scorers.answer_text import (
+    MAX_PLAIN_CHARS,
+    UnusableRowError,
+    after_hash,
+    answers_equal,
+    last_boxed,
+    marked_answer,
+)
 from p2prl.tasks.scorers.build import RowCheck, build_scorer
 from p2prl.tasks.scorers.choice import LETTERS, stated_choice
 from p2prl.tasks.scorers.scorer_options import scoring_from_options
@@ -139,6 +146,14 @@ def test_the_longest_text(excess: int) -> None:
         ("exact", {"answer": " "}, "is empty"),
         ("boxed:column=target", {"answer": "x"}, "'target' is missing"),
         ("hash", {"answer": "x ####"}, "nothing after its mark"),
+        ("boxed", {"answer": "\\boxed{} "}, "nothing after its mark"),
+        ("boxed", {"answer": "Add 2 and 3: \\boxed 5"}, "worked text"),
+        ("hash", {"answer": "\\fbox{5}"}, "worked text"),
+        ("boxed", {"answer": "\\boxed{5"}, "worked text"),
+        ("hash", {"answer": "2+3\n5"}, "worked text"),
+        ("boxed", {"answer": "x" * (MAX_PLAIN_CHARS + 1)}, "worked text"),
+        ("number", {"answer": "3 4"}, "several numbers: '3 4'"),
+        ("number", {"answer": "#### 18 (9+9)"}, "several numbers: '18 (9+9)'"),
         ("choice", {"answer": "K"}, "letter A..J"),
         ("choice", {"answer": 10}, "letter A..J"),
         ("choice", {"answer": "1"}, "letter A..J"),
@@ -162,7 +177,27 @@ def test_any_text_is_scored(text: str, finished: bool) -> None:
 @pytest.mark.parametrize("spec", LIBRARY_FREE)
 @pytest.mark.parametrize(
     "part",
-    ["\\boxed{", "{", "}", "\\", "####", "(A) ", "answer is ", "[", '"', "```\n", "\\text{", "\\left", "\n", "a"],
+    [
+        "\\boxed{",
+        "{",
+        "}",
+        "\\",
+        "####",
+        "(A) ",
+        "answer is ",
+        "[",
+        '"',
+        "```\n",
+        "\\text{",
+        "\\left",
+        "\n",
+        "a",
+        "*(",
+        "B)",
+        "\n(B:",
+        " ",
+        "1 ",
+    ],
 )
 def test_linear_time(spec: str, part: str) -> None:
     row = {"answer": "C" if spec == "choice" else "12"}
@@ -208,7 +243,19 @@ def test_marks_of_a_solution() -> None:
     assert after_hash("none") is None
     assert marked_answer(GSM8K) == "1,026"
     assert marked_answer(r"\boxed{3} #### 4") == "4"
+    assert marked_answer(r"#### 4 \boxed{3}") == "3"
+    assert marked_answer("#### Step 1: set up\nthen \\boxed{42}") == "42"
+    assert marked_answer(r"\boxed{42} #### 7 \boxed{8") == "7 \\boxed{8"
     assert marked_answer("plain") == "plain"
+
+
+@pytest.mark.parametrize("spec", ["boxed", "hash"])
+@pytest.mark.parametrize("answer", ["42", "x+1", " x + 1 \n", "y" * MAX_PLAIN_CHARS, "New York", "a\nb \\boxed{c}"])
+def test_short_plain_answers_are_answers(spec: str, answer: str) -> None:
+    assert check(spec).problem({"answer": answer}) == ""
+    right = check(spec).right_answer({"answer": answer})
+    assert right is not None
+    assert scorer(spec).score({"answer": answer}, right, True) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -223,6 +270,21 @@ def test_marks_of_a_solution() -> None:
         ("5", "five", False),
         ("\\leftarrow", "arrow", False),
         ("90°", "90", True),
+        ("2 1/2", "2.5", True),
+        ("2 1/2", "10.5", False),
+        ("2 1/2", "21/2", False),
+        (r"2\frac{1}{2}", "5/2", True),
+        ("3 4", "34", False),
+        ("3 4", "3  4", True),
+        ("3\\,4", "34", False),
+        ("3 .4", "3.4", False),
+        ("3. 4", "3.4", False),
+        ("(1, 2)", "(1,2)", True),
+        ("- 5.0", "-5", True),
+        ("3 / 4", "0.75", True),
+        ("1{,}234", "1234", True),
+        ("1,\\!234", "1234", True),
+        ("12\\text{ m}^2", "12 m^2", True),
     ],
 )
 def test_equal_answers(left: str, right: str, equal: bool) -> None:
@@ -242,6 +304,16 @@ def test_forms_of_a_choice(form: str, letter: str) -> None:
     assert stated_choice(form.format(letter)) == letter
 
 
+@pytest.mark.parametrize("letter", LETTERS)
+@pytest.mark.parametrize(
+    "form",
+    ["{}. Paris", "{}) Paris", "({}) Paris", "**{}.** Paris", "{}: Paris", "({}): Paris", "It is this one:\n {}. Paris",
+     "C. Rome\n{}. Paris", "{}. Paris\n\nBecause it is.", "**({})** Paris\n", "{}.\nParis it is"],
+)  # fmt: skip
+def test_option_lines(form: str, letter: str) -> None:
+    assert stated_choice(form.format(letter)) == letter
+
+
 @pytest.mark.parametrize("letter", "bcJ")
 @pytest.mark.parametrize("form", ["{}", "{})", "Answer: {}", "answer is ({})", r"\boxed{{{}}}"])
 def test_small_letters(form: str, letter: str) -> None:
@@ -250,7 +322,8 @@ def test_small_letters(form: str, letter: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "K", "AB", "The answer is a prime.", "Answer: Apple", "A dog", "no answer", "(a) (b)", "Answer: I don't know"],
-)
+    ["", "K", "AB", "The answer is a prime.", "Answer: Apple", "A dog", "no answer", "(a) (b)", "Answer: I don't know",
+     "so B. Paris", "K. Paris", "B.Paris", "B Paris", "b. paris", "AB. Paris"],
+)  # fmt: skip
 def test_no_choice(text: str) -> None:
     assert stated_choice(text) is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.tasks.scorers.numbers import MAX_EXPONENT, last_number, number_of, numbers_equal, whole_number
+from p2prl.tasks.scorers.numbers import MAX_EXPONENT, last_number, number_of, numbers_equal, only_number, whole_number
 from tests.unit.tasks.scorers.linear_time import grows_linearly
 
 
@@ -36,6 +36,10 @@ from tests.unit.tasks.scorers.linear_time import grows_linearly
         ("€12", 12),
         ("50%", 50),
         ("5.", 5),
+        ("2 1/2", Fraction(5, 2)),
+        ("-1,234 3/4", Fraction(-4939, 4)),
+        (r"2\frac{1}{2}", Fraction(5, 2)),
+        (r"$-2 \dfrac{ 1 }{ 4 }$", Fraction(-9, 4)),
     ],
 )
 def test_forms(text: str, value: Fraction | int) -> None:
@@ -73,6 +77,17 @@ def test_forms(text: str, value: Fraction | int) -> None:
         ("9" * 400, int("9" * 400)),
         ("9" * 401, None),
         ("infinity nan", None),
+        ("2 5/3", None),
+        ("2 3/3", None),
+        ("2 1/0", None),
+        ("2 1/2/3", 3),
+        ("2 1/2.5", Fraction(2, 5)),
+        ("2.5 1/2", Fraction(1, 2)),
+        ("3/4 1/2", Fraction(1, 2)),
+        ("2\n1/2", Fraction(1, 2)),
+        ("2  1/2", Fraction(1, 2)),
+        ("10-2 1/2", Fraction(5, 2)),
+        ("2 1/2.", Fraction(5, 2)),
     ],
 )
 def test_the_last_number_of_a_text(text: str, value: Fraction | int | None) -> None:
@@ -82,6 +97,13 @@ def test_the_last_number_of_a_text(text: str, value: Fraction | int | None) -> N
 @pytest.mark.parametrize("text", ["x=5", "5 apples", "1,2", "4-3", "", "5 6", "--5", "5;"])
 def test_texts_that_are_no_whole_number(text: str) -> None:
     assert whole_number(text) is None
+
+
+def _answer_number(text: str) -> object:
+    try:
+        return only_number(text)
+    except ValueError:
+        return "several"
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 6))
@@ -123,7 +145,7 @@ def test_tolerance_includes_its_edge() -> None:
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    [(7, 7), (0.1, Fraction(1, 10)), ("x 7", 7), (True, None), (None, None), ([1], None), (float("inf"), None),
+    [(7, 7), (0.1, Fraction(1, 10)), ("7", None), (True, None), (None, None), ([1], None), (float("inf"), None),
      (float("nan"), None), (1e300, 10**300), (1 << 2000, None)],
 )  # fmt: skip
 def test_numbers_of_json_values(value: object, number: object) -> None:
@@ -149,11 +171,16 @@ def test_numbers_of_json_values(value: object, number: object) -> None:
         "1,111",
         "$",
         "1 x ",
+        "1 1/",
+        "1 1/1 ",
+        "1 \\frac{1}{",
+        "^1 m",
     ],
 )
 def test_linear_time(part: str) -> None:
     assert grows_linearly(last_number, lambda size: part * (size // len(part)))
     assert grows_linearly(last_number, lambda size: "1" + part * (size // len(part)) + "x")
+    assert grows_linearly(_answer_number, lambda size: part * (size // len(part)))
 
 
 def test_a_million_digits() -> None:
