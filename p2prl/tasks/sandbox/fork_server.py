@@ -66,7 +66,7 @@ class ForkServerSettings:
 
 
 class RestartBudget:
-    """Restarts that are still allowed: so many in any window, so that those of a long run do not add up."""
+    """Restarts that remain: a fixed number in any window. Those of a long run do not pile up."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque()
