@@ -127,7 +127,7 @@ def build_learner(
     serve_data(folder, blobs, on_notice)
     data = folder_data(folder)
     codec = TextCodec(replaying.tokenizer, replaying.model)
-    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers())
+    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice))
     policy = PolicyModel(replaying.model, layout)
     return assemble_learner(
         LearnerParts(

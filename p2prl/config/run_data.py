@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from p2prl.config.requirements import size_text
 from p2prl.config.run_folder import Folder
@@ -23,7 +24,7 @@ from p2prl.tasks.data.data_plan import (
 from p2prl.tasks.data.packed_prompts import PackedPrompts
 from p2prl.tasks.data.packed_rows import PackedRows
 from p2prl.tasks.data.task_data import DataSplit, TaskData
-from p2prl.tasks.sandbox.pool import ScorerPool, TaskScoring
+from p2prl.tasks.sandbox.pool import PoolConfig, Protection, ScorerPool, TaskScoring
 from p2prl.tasks.scorers.build import runs_third_party_code
 
 _TOLD_BYTES = 500_000_000
@@ -39,12 +40,40 @@ class RunData:
     scoring: dict[str, TaskScoring] = field(default_factory=dict)
     """Scoring of those tasks that this machine scores."""
 
-    def start_scorers(self) -> ScorerPool | None:
+    require_layers: bool = False
+    """Refuse third-party scorers where this system cannot confine them: their author is not this machine's owner."""
+
+    def start_scorers(self, on_notice: Callable[[str], None] | None = None) -> ScorerPool | None:
         """Sandboxed processes that score; None when nothing is scored here. Close it.
 
-        `ConfigError` when a scorer cannot be built, `MachineError` when the processes do not start.
+        `on_notice` gets a message when third-party code is not fully confined. `ConfigError` when a scorer cannot be
+        built or must not run here, `MachineError` when the processes do not start.
         """
-        return ScorerPool(self.scoring) if self.scoring else None
+        if not self.scoring:
+            return None
+        pool = ScorerPool(self.scoring, PoolConfig(require_layers=self.require_layers))
+        if on_notice is not None and (notice := confinement_notice(pool)):
+            on_notice(notice)
+        return pool
+
+
+class _Scorers(Protocol):
+    """What a pool says about its confinement."""
+
+    @property
+    def protection(self) -> Protection: ...
+    @property
+    def runs_third_party_code(self) -> bool: ...
+
+
+def confinement_notice(pool: _Scorers) -> str:
+    """Warning that this system does not confine third-party scorers; empty when it does, or there are none."""
+    if pool.protection.confines or not pool.runs_third_party_code:
+        return ""
+    return (
+        f"third-party code scores this run's data, and this system does not confine it: no "
+        f"{', '.join(pool.protection.missing)}. It runs with your rights; use Linux 5.13 or later to confine it"
+    )
 
 
 def downloaded_data(manifest: RunManifest, files: Mapping[str, Path], *, scores: bool, runs_scorer: bool) -> RunData:
@@ -53,7 +82,7 @@ def downloaded_data(manifest: RunManifest, files: Mapping[str, Path], *, scores:
     `scores` is for a validator: it scores every task whose scorers are built in, and with `runs_scorer` those that run
     third-party code. `IntegrityError` for data that is not what the manifest says.
     """
-    run = RunData()
+    run = RunData(require_layers=True)
     for data in manifest.data_sets:
         scored = scores and (runs_scorer or not is_third_party(data))
         rows = PackedRows(files[answers_name(data.task)], rows=data.rows) if scored else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -
     # Steps as small as a large model's, so that a patch is a small part of the weights even for a late newcomer.
     settings = run / "run.toml"
     text = settings.read_text()
-    settings.write_text(text.replace("learning_rate = 5e-4", "learning_rate = 1e-6"))
+    settings.write_text(re.sub(r"(?m)^learning_rate *= *\S+", "learning_rate = 1e-6", text))
     assert settings.read_text() != text
     homes = {"wrong": tmp_path / "wrong", "right": tmp_path / "right"}
     with swarm.running():

@@ -16,7 +16,7 @@ from tests.command_doc import json_keys
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
-UPDATES = 30
+UPDATES = 14
 
 
 def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.tasks.sandbox import linux
-from p2prl.tasks.sandbox.seccomp_filter import ARCHITECTURES, worker_filter
+from p2prl.tasks.sandbox.seccomp_filter import ARCHITECTURES, fork_server_filter, worker_filter
 
 MAX_OPEN_FILES = 64
 """Open files of a worker: some libraries read tables of theirs while they score."""
@@ -30,6 +30,9 @@ _LIBRARY_FOLDERS = (
 
 LANDLOCK, SECCOMP, NAMESPACE, CAPABILITIES = "landlock", "seccomp", "network namespace", "no capabilities"
 LIMITS = "limits"
+
+NEEDED_LAYERS = (LANDLOCK, SECCOMP)
+"""Layers without which third-party code, once imported, reads keys or reaches other programs."""
 
 ALL_LAYERS = (LANDLOCK, SECCOMP, NAMESPACE, CAPABILITIES, LIMITS)
 """Every layer, strongest first."""
@@ -58,6 +61,7 @@ def confine_fork_server(codes: Iterable[Path] = ()) -> Confinement:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     program, ruleset = b"", -1
     if sys.platform == "linux":
+        linux.adopt_orphans()
         linux.forbid_new_privileges()
         if _succeeds(linux.leave_network):
             layers.append(NAMESPACE)
@@ -74,6 +78,7 @@ def confine_fork_server(codes: Iterable[Path] = ()) -> Confinement:
             program = worker_filter(architecture, may_open=LANDLOCK in layers)
             if _accepted_by_a_child(program):
                 layers.append(SECCOMP)
+                linux.seccomp_install(fork_server_filter(architecture))
             else:
                 program = b""
     return Confinement(tuple(layer for layer in ALL_LAYERS if layer in layers), program, ruleset)
@@ -133,6 +138,22 @@ def address_space_meter() -> Callable[[], int]:
         return int(statm.read(64).split()[0]) * resource.getpagesize()
 
     return measure
+
+
+def child_list() -> Callable[[], list[int]]:
+    """Opens the file that lists the children of this process's first thread, which its confinement hides, and returns
+    a function that reads their ids. It returns none where there is no such file.
+    """
+    try:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").open("rb", buffering=0)  # noqa: SIM115  # as above
+    except OSError:
+        return list
+
+    def read() -> list[int]:
+        children.seek(0)
+        return [int(pid) for pid in (children.read(1 << 16) or b"").split()]
+
+    return read
 
 
 def _succeeds(step: Callable[[], None]) -> bool:

@@ -9,9 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from p2prl import errors
 from p2prl.tasks.sandbox import frames
@@ -21,8 +25,8 @@ from p2prl.tasks.sandbox.worker_process import WorkerProcess, receive_exactly
 BUILD_S = 120
 """Longest time to import and build the scorers of a run, seconds: large packages on a slow disk take tens of them."""
 
-_MAX_RESTARTS = 10
-"""Restarts of the fork server before the pool gives up: it runs no stranger's code, so more would not help."""
+MAX_RESTARTS, RESTART_WINDOW_S = 10, 600.0
+"""Restarts of the fork server within this time before calls fail: it scores no answer, so more would not help."""
 
 _CLOSE_S = 5.0
 """How long the fork server may take to end its workers and itself; then it is killed."""
@@ -57,6 +61,24 @@ class ForkServerSettings:
     memory_bytes: int
     limit_s: float
     build_s: int = BUILD_S
+    require_layers: bool = False
+    """Refuse third-party code, before it is imported, on a system that cannot confine it."""
+
+
+class RestartBudget:
+    """Restarts that are still allowed: so many in any window, so that those of a long run do not add up."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque()
+
+    def spend(self, now: float) -> bool:
+        """Count a restart at `now` (seconds, any origin); False, uncounted, when it is one too many."""
+        while self._times and now - self._times[0] >= RESTART_WINDOW_S:
+            self._times.popleft()
+        if len(self._times) >= MAX_RESTARTS:
+            return False
+        self._times.append(now)
+        return True
 
 
 class ForkServer:
@@ -67,7 +89,7 @@ class ForkServer:
         self._settings = settings
         self._lock = threading.Lock()
         self._next = 0
-        self._restarts = 0
+        self._restarts = RestartBudget()
         self._closed = False
         self.third_party: frozenset[str] = frozenset()
         self.layers: tuple[str, ...] = ()
@@ -82,7 +104,7 @@ class ForkServer:
         """A new worker, perhaps not ready yet; `once` for a single answer. `MachineError` when none can be had."""
         with self._lock:
             while not self._closed:
-                ours, theirs = socket.socketpair()
+                ours, theirs = _socket_pair()
                 self._next += 1
                 command = COMMAND.pack(FORK_ONCE if once else FORK, self._next)
                 try:
@@ -115,30 +137,34 @@ class ForkServer:
 
     def _restart(self) -> None:
         self._stop()
-        self._restarts += 1
-        if self._restarts > _MAX_RESTARTS:
+        if not self._restarts.spend(time.monotonic()):
             raise errors.MachineError(
-                f"the scorers' process ended {self._restarts} times",
+                f"the scorers' process ended {MAX_RESTARTS} times within {RESTART_WINDOW_S / 60:.0f} minutes",
                 remedy="Look for messages about memory in the system's log; then start again.",
             )
         self._start()
 
     def _start(self) -> None:
-        self._control, theirs = socket.socketpair()
+        self._control, theirs = _socket_pair()
         path = [str(Path(__file__).resolve().parents[3]), *(entry for entry in sys.path if os.path.isabs(entry))]
         # Not -I: it would ignore PYTHONHASHSEED. The environment is ours, and -P -s leave out folder and user site.
         command = [sys.executable, "-P", "-s", "-c", _START]
-        self._process = subprocess.Popen(
-            [*command, frames.json_bytes(path).decode(), f"pool={os.getpid()}", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=_ENVIRONMENT,
-            start_new_session=True,  # Ctrl-C in the terminal must not end a worker in the middle of an answer
-        )
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(
+                [*command, frames.json_bytes(path).decode(), f"pool={os.getpid()}", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=_ENVIRONMENT,
+                start_new_session=True,  # Ctrl-C in the terminal must not end a worker in the middle of an answer
+            )
+        except OSError as error:
+            self._control.close()
+            raise _exhausted(error) from error
+        finally:
+            theirs.close()
         try:
             self._read_state()
         except BaseException:
@@ -148,15 +174,16 @@ class ForkServer:
     def _read_state(self) -> None:
         s = self._settings
         settings = {"tasks": dict(s.tasks), "builder": s.builder, "memory_bytes": s.memory_bytes}
-        settings |= {"limit_s": s.limit_s, "build_s": s.build_s}
+        settings |= {"limit_s": s.limit_s, "build_s": s.build_s, "require_layers": s.require_layers}
         until = time.monotonic() + s.build_s + _CLOSE_S
         try:
             self._control.sendall(frames.frame(frames.json_bytes(settings)))
             header = receive_exactly(self._control, frames.HEADER_BYTES, until=until)
             state = frames.json_document(receive_exactly(self._control, frames.payload_bytes(header), until=until))
         except OSError as error:
+            self._stop()
             raise errors.MachineError(
-                f"the scorers' process ended before its scorers were built ({self._process.poll()}), "
+                f"the scorers' process ended before its scorers were built ({self._process.returncode}), "
                 f"or building took over {s.build_s} s",
                 remedy="Check that the scorer imports quickly and needs no network.",
             ) from error
@@ -170,9 +197,49 @@ class ForkServer:
         self.third_party, self.layers = frozenset(state["third_party"]), tuple(state["layers"])
 
     def _stop(self) -> None:
+        """End the process, its session, and what left the session; nothing when that is done."""
+        if self._process.returncode is not None:
+            self._control.close()
+            return
+        family = _descendants(self._process.pid)
+        self._wait_for_end()
         self._control.close()
-        try:
-            self._process.wait(timeout=_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # and those of its workers that share its session
-            self._process.wait()
+        # Not collected yet, so its id is nobody else's.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        for process in family:
+            with suppress(psutil.Error):
+                process.kill()  # checks that the id is still this process's
+
+    def _wait_for_end(self) -> None:
+        """Tell the process to end, and wait until it has hung up."""
+        until = time.monotonic() + _CLOSE_S
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+            while (left := until - time.monotonic()) > 0:
+                self._control.settimeout(left)
+                if not self._control.recv(1 << 16):
+                    return
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    """Every process below this one, those with a session of their own included."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise _exhausted(error) from error
+
+
+def _exhausted(error: OSError) -> errors.MachineError:
+    return errors.MachineError(
+        f"a process that scores answers cannot be started: {error.strerror}",
+        remedy="Check that memory, processes and open files are left on this machine (ulimit -a).",
+    )

@@ -18,7 +18,8 @@ import socket
 import struct
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,13 @@ from typing import Any
 from p2prl.errors import ConfigError, P2PRLError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.sandbox import frames
-from p2prl.tasks.sandbox.confinement import Confinement, address_space_meter, confine_fork_server
+from p2prl.tasks.sandbox.confinement import (
+    NEEDED_LAYERS,
+    Confinement,
+    address_space_meter,
+    child_list,
+    confine_fork_server,
+)
 from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
 
 COMMAND = struct.Struct("<cQ")
@@ -37,6 +44,8 @@ FORK, FORK_ONCE, END = b"F", b"O", b"E"
 _PARENT_CHECK_MS = 1000
 """How often the parent is looked for: a copy of its socket in another child of it would hide its end."""
 
+_MAX_ROUNDS = 1000
+"""Rounds of killing what a module started: a chain of processes takes one each, and there must be an end."""
 
 _MAX_REPORT_CHARS = 2_000
 """Text of an error while building, for the researcher to read."""
@@ -76,13 +85,17 @@ class _ForkServer:
         letter, number = COMMAND.unpack(data)
         if letter == END:
             self._end(number)
-        else:
+        elif descriptors:  # none where this process may open no more: the pool then reads the end of its socket
             self._fork(number, descriptors[0], once=letter == FORK_ONCE)
         return True
 
     def _fork(self, number: int, descriptor: int, *, once: bool) -> None:
         server = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # no process or memory is left: hang up, so that the pool tries again or gives up
+            os.close(descriptor)
+            return
         if pid == 0:
             try:
                 ruleset = self._confinement.worker_ruleset
@@ -104,8 +117,35 @@ class _ForkServer:
         """Kill a worker and collect it. Not collected before, so its process id cannot be another process's."""
         pid = self._workers.pop(number, None)
         if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            _kill(pid)
+
+
+def _kill(child: int) -> None:
+    with suppress(OSError):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def end_children(children: Callable[[], list[int]]) -> None:
+    """Kill what is left: processes that a scorer's module started. Their own children become ours, round by round."""
+    for _ in range(_MAX_ROUNDS):
+        left = children()
+        if not left:
+            return
+        for pid in left:
+            _kill(pid)
+
+
+def require_layers(builder: Any, tasks: Mapping[str, tuple[str, str | None]], layers: Collection[str]) -> None:
+    """`ConfigError` when a task's scorer is third-party code and this system cannot confine it."""
+    missing = [layer for layer in NEEDED_LAYERS if layer not in layers]
+    for task, (spec, _code) in tasks.items():
+        if missing and builder.runs_third_party_code(spec):
+            raise ConfigError(
+                f"task {task!r}: third-party code scores it, and this system cannot confine that code: no "
+                + " and no ".join(missing),
+                remedy="Use Linux 5.13 or later with Landlock and seccomp, or leave out --run-scorer.",
+            )
 
 
 def build_scorers(builder: Any, tasks: Mapping[str, tuple[str, str | None]]) -> Scorers:
@@ -131,13 +171,24 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with control.makefile("rb") as stream:
         settings: Any = frames.json_document(stream.read(frames.payload_bytes(stream.read(frames.HEADER_BYTES))))
+    children = child_list()
     signal.alarm(settings["build_s"])
     try:
+        _build_and_serve(control, settings)
+    finally:
+        end_children(children)
+
+
+def _build_and_serve(control: socket.socket, settings: dict[str, Any]) -> None:
+    tasks = settings["tasks"]
+    try:
         builder = importlib.import_module(settings["builder"])  # ours, perhaps from a folder that a scorer may not read
-        codes = [Path(code) for _spec, code in settings["tasks"].values() if code is not None]
+        codes = [Path(code) for _spec, code in tasks.values() if code is not None]
         address_space = address_space_meter()
         confinement = confine_fork_server(codes)
-        scorers = build_scorers(builder, settings["tasks"])
+        if settings["require_layers"]:
+            require_layers(builder, tasks, confinement.layers)
+        scorers = build_scorers(builder, tasks)
         confinement = replace(confinement, address_space_bytes=address_space())
         state: dict[str, object] = {"third_party": sorted(scorers.third_party), "layers": confinement.layers}
     except Exception as error:  # noqa: BLE001  # a researcher's module may raise anything; the pool reports it

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import Protocol
 
-from p2prl.errors import MachineError, P2PRLError
+from p2prl.errors import MachineError
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.answer_queue import Job
 from p2prl.tasks.sandbox.batch import ENDED, ERROR, MEMORY, TIMEOUT, VALUE, Batch, ScoredAnswer
@@ -51,6 +51,10 @@ class Dispatcher(Protocol):
         """See `AnswerQueue.mark_slow`."""
         ...
 
+    def fail(self, job: Job[Batch], error: Exception) -> None:
+        """End the job's call with an error of this machine."""
+        ...
+
     def finish(self, job: Job[Batch]) -> None:
         """The job no longer runs; answers that are left in it are queued again."""
         ...
@@ -71,11 +75,11 @@ class Lane(threading.Thread):
             try:
                 self._score(job)
             except Exception as error:  # noqa: BLE001  # the caller gets it; the lane lives on
-                job.batch.fail(error)
-                job.numbers = ()
+                self._dispatcher.fail(job, error)
             self._dispatcher.finish(job)
             self._replace(once=job.batch.task in self._server.third_party)
-        self._discard()
+        with suppress(Exception):
+            self._discard()
 
     def _score(self, job: Job[Batch]) -> None:
         """Score the job's answers until one of them costs the worker."""
@@ -100,6 +104,8 @@ class Lane(threading.Thread):
             self._dispatcher.settle(job, ScoredAnswer(0.0, TIMEOUT), overrun=True)
         except WorkerEndedError:
             self._discard()
+            if worker.server != self._server.pid:
+                return  # its fork server died and took it along: not the answer's doing, so it is scored again
             job.attempts += 1
             if job.attempts > 1 or time.monotonic() - started > _RETRY_S:
                 self._dispatcher.settle(job, ScoredAnswer(0.0, ENDED), overrun=True)
@@ -137,7 +143,7 @@ class Lane(threading.Thread):
     def _replace(self, *, once: bool) -> None:
         """Have a new worker start before the next job comes."""
         if self._worker is None:
-            with suppress(P2PRLError):  # closed, or a fault that the next job will meet and report
+            with suppress(Exception):  # closed, or a fault that the next job will meet and report
                 self._prepare(once=once)
 
     def _prepare(self, *, once: bool) -> WorkerProcess:

@@ -17,6 +17,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
+_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
 
@@ -57,6 +58,11 @@ def _prctl(option: int, value: int, pointer: object = None) -> None:
 def die_with_parent() -> None:
     """Have this process killed when its parent's thread ends. Does not help if that has already happened."""
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, so that none is lost."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def forbid_new_privileges() -> None:

@@ -19,6 +19,10 @@ SHORTEST_LIMIT_S = 0.25
 MAX_ACCOUNTS = 4096
 """Authors remembered; the one whose last overrun is oldest is forgotten first."""
 
+OWN_ACCOUNT = b""
+"""Account of answers that this machine sampled itself, as in an evaluation: nobody to hold off, and one score for
+the same answer whatever came before it."""
+
 _MAX_COUNTED = 8
 """Overruns kept of one author: beyond these the limit is the shortest anyway."""
 
@@ -37,7 +41,9 @@ class OverrunLedger:
         return len(self._overruns)
 
     def charge(self, account: bytes, now: float) -> None:
-        """Count an overrun at `now` (seconds, any origin)."""
+        """Count an overrun at `now` (seconds, any origin), but none of `OWN_ACCOUNT`."""
+        if account == OWN_ACCOUNT:
+            return
         times = self._overruns.setdefault(account, deque(maxlen=_MAX_COUNTED))
         times.append(now)
         self._overruns.move_to_end(account)

@@ -18,12 +18,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2prl.errors import LocalProtocolError, require
+from p2prl.errors import LocalProtocolError, MachineError, require
 from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.answer_queue import AnswerQueue, Job, split
 from p2prl.tasks.sandbox.batch import ROW, TOO_LONG, Batch, ScoredAnswer
-from p2prl.tasks.sandbox.confinement import ALL_LAYERS
+from p2prl.tasks.sandbox.confinement import ALL_LAYERS, NEEDED_LAYERS
 from p2prl.tasks.sandbox.fork_server import ForkServer, ForkServerSettings
 from p2prl.tasks.sandbox.lane import Lane
 from p2prl.tasks.sandbox.overruns import SHORTEST_LIMIT_S, OverrunLedger
@@ -58,6 +58,8 @@ class PoolConfig:
     """Wall-clock seconds for one answer."""
     memory_mb: int = 512
     """Memory of a worker beyond that of the scorers themselves, 1e6 bytes."""
+    require_layers: bool = False
+    """Refuse third-party scorers, before they are imported, on a system without Landlock or seccomp."""
 
     def __post_init__(self) -> None:
         require("workers", self.workers, 0 <= self.workers <= 256, "0 to 256")
@@ -77,6 +79,11 @@ class Protection:
     """Active layers, strongest first."""
     missing: tuple[str, ...]
     """Layers that this system does not offer."""
+
+    @property
+    def confines(self) -> bool:
+        """Whether third-party code can neither read keys nor reach other programs."""
+        return not set(NEEDED_LAYERS) & set(self.missing)
 
     def __str__(self) -> str:
         missing = f"; not on this system: {', '.join(self.missing)}" if self.missing else ""
@@ -121,12 +128,20 @@ class ScorerPool:
         scoring = {name: (task.spec, None if task.code is None else str(task.code)) for name, task in tasks.items()}
         self._server = ForkServer(
             ForkServerSettings(
-                tasks=scoring, builder=builder, memory_bytes=config.memory_mb * 1_000_000, limit_s=config.limit_s
+                tasks=scoring,
+                builder=builder,
+                memory_bytes=config.memory_mb * 1_000_000,
+                limit_s=config.limit_s,
+                require_layers=config.require_layers,
             )
         )
         self._lanes = [Lane(self._server, self, number=number) for number in range(self._queue.lanes)]
-        for lane in self._lanes:
-            lane.start()
+        try:
+            for lane in self._lanes:
+                lane.start()
+        except RuntimeError as error:
+            self.close()
+            raise MachineError(f"the pool's threads do not start: {error}", remedy="Check ulimit -u.") from error
 
     def __enter__(self) -> ScorerPool:
         return self
@@ -139,6 +154,11 @@ class ScorerPool:
         """Layers of protection on this system."""
         layers = self._server.layers
         return Protection(layers, tuple(layer for layer in ALL_LAYERS if layer not in layers))
+
+    @property
+    def runs_third_party_code(self) -> bool:
+        """Whether a task's scorers run code that p2prl did not bring."""
+        return bool(self._server.third_party)
 
     @property
     def fork_server_pid(self) -> int:
@@ -206,7 +226,8 @@ class ScorerPool:
             self._changed.notify_all()
         self._server.close()
         for lane in self._lanes:
-            lane.join(_CLOSE_S)
+            if lane.is_alive():
+                lane.join(_CLOSE_S)
 
     # For the lanes.
 
@@ -243,6 +264,12 @@ class ScorerPool:
         with self._changed:
             self._queue.mark_slow(job)
             self._changed.notify()
+
+    def fail(self, job: Job[Batch], error: Exception) -> None:
+        """See `Dispatcher`."""
+        with self._changed:
+            job.numbers = ()
+            job.batch.fail(error)
 
     def finish(self, job: Job[Batch]) -> None:
         """See `Dispatcher`."""

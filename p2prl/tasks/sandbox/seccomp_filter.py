@@ -1,4 +1,4 @@
-"""The seccomp filter of a worker, as classic BPF: system calls that scoring needs are allowed, all others fail.
+"""The seccomp filters of workers and their fork server, as classic BPF: what they need is allowed, all else fails.
 
 An allow list, since a kernel gains system calls every year. A denied call returns EPERM instead of killing the process,
 so that a scorer's harmless probe (is this a terminal?) does not turn an honest answer into a failure.
@@ -6,12 +6,16 @@ so that a scorer's harmless probe (is this a terminal?) does not turn an honest 
 What a worker cannot do with it: make processes, execute programs, open sockets, signal or trace others, open a file for
 writing, change a file's name, mode or owner, raise its limits, enter namespaces. It can start threads and make socket
 pairs, which asyncio needs; both end with the process.
+
+The fork server's filter is there before it imports a stranger's code, and its workers inherit it. It allows forking,
+ending what was forked, and the steps that confine a worker: all of a worker's calls besides.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
@@ -29,6 +33,8 @@ _CLONE_THREAD = 0x00010000
 _CLONE_NEW_NAMESPACES = 0x7E020080
 _OPEN_TO_WRITE = 0o1 | 0o2 | 0o100 | 0o1000 | 0o2000 | 0o20000000  # WRONLY RDWR CREAT TRUNC APPEND TMPFILE
 _AF_UNIX = 1
+_SIGKILL = 9
+_NEEDED_PRCTLS = (1, 15, 16, 22)  # PDEATHSIG, SET_NAME, GET_NAME, SECCOMP; not DUMPABLE, which allows tracing
 _HARMLESS_IOCTLS = (0x5401, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX
 _HARMLESS_FCNTLS = (0, 1, 2, 3, 4, 1030)  # F_SETOWN and F_SETSIG would send signals to any process of the user
 
@@ -51,6 +57,9 @@ class Architecture:
 
     audit: int
     numbers: dict[str, int]
+    """Calls of a worker."""
+    forking: dict[str, int]
+    """What the fork server calls beyond these."""
 
 
 _X86_64 = """
@@ -78,6 +87,15 @@ munmap 215 mremap 216 clone 220 mmap 222 mprotect 226 madvise 233 prlimit64 261 
 rseq 293 clone3 435 close_range 436 faccessat2 439 epoll_pwait2 441
 """
 
+# No sendmsg: its address, which a filter cannot see, may be a Unix socket of another program.
+_X86_64_FORKING = """
+recvmsg 47 wait4 61 kill 62 setsid 112 prctl 157 setrlimit 160 waitid 247 seccomp 317 landlock_restrict_self 446
+"""
+
+_AARCH64_FORKING = """
+waitid 95 kill 129 setsid 157 setrlimit 164 prctl 167 recvmsg 212 wait4 260 seccomp 277 landlock_restrict_self 446
+"""
+
 
 def _numbers(table: str) -> dict[str, int]:
     entries = table.split()
@@ -85,8 +103,8 @@ def _numbers(table: str) -> dict[str, int]:
 
 
 ARCHITECTURES = {
-    "x86_64": Architecture(0xC000003E, _numbers(_X86_64)),
-    "aarch64": Architecture(0xC00000B7, _numbers(_AARCH64)),
+    "x86_64": Architecture(0xC000003E, _numbers(_X86_64), _numbers(_X86_64_FORKING)),
+    "aarch64": Architecture(0xC00000B7, _numbers(_AARCH64), _numbers(_AARCH64_FORKING)),
 }
 """By the name that `platform.machine()` gives."""
 
@@ -101,6 +119,14 @@ RULES = {
     "socketpair": ArgumentRule(argument=0, one_of=(_AF_UNIX,)),
 }
 
+FORKING_RULES = {
+    "clone": ArgumentRule(argument=0, forbidden_bits=_CLONE_NEW_NAMESPACES),
+    "kill": ArgumentRule(argument=1, one_of=(_SIGKILL,)),
+    "prctl": ArgumentRule(argument=0, one_of=_NEEDED_PRCTLS),
+    "prlimit64": ArgumentRule(argument=0, one_of=(0,)),  # its own limits
+}
+"""In place of `RULES` in the fork server."""
+
 _OPENS_FILES = ("open", "openat")
 
 _UNKNOWN = ("clone3",)
@@ -108,23 +134,33 @@ _UNKNOWN = ("clone3",)
 
 
 def worker_filter(architecture: Architecture, *, may_open: bool) -> bytes:
-    """Instructions of the filter (`struct sock_filter`, 8 bytes each).
+    """Instructions of a worker's filter (`struct sock_filter`, 8 bytes each).
 
     `may_open` allows opening files for reading: only where Landlock limits which.
     """
+    return _filter(architecture.audit, architecture.numbers, RULES, may_open=may_open)
+
+
+def fork_server_filter(architecture: Architecture) -> bytes:
+    """Instructions of the fork server's filter. It opens files for reading: those that scorers import."""
+    numbers = architecture.numbers | architecture.forking
+    return _filter(architecture.audit, numbers, RULES | FORKING_RULES, may_open=True)
+
+
+def _filter(audit: int, numbers: Mapping[str, int], rules: Mapping[str, ArgumentRule], *, may_open: bool) -> bytes:
     program = [
         *_load(_ARCHITECTURE_OFFSET),
-        _instruction(_JUMP_EQUAL, architecture.audit, if_true=1),
+        _instruction(_JUMP_EQUAL, audit, if_true=1),
         _instruction(_RETURN, _KILL_PROCESS),
         *_load(_NUMBER_OFFSET),
     ]
-    for name, number in architecture.numbers.items():
+    for name, number in numbers.items():
         if name in _UNKNOWN:
             body = [_instruction(_RETURN, _ERRNO | errno.ENOSYS)]
         elif name in _OPENS_FILES and not may_open:
             body = [_instruction(_RETURN, _ERRNO | errno.EACCES)]
-        elif name in RULES:
-            body = _checked(RULES[name])
+        elif name in rules:
+            body = _checked(rules[name])
         else:
             body = [_instruction(_RETURN, _ALLOW)]
         program += [_instruction(_JUMP_EQUAL, number, if_false=len(body)), *body]

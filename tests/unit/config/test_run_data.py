@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from p2prl.config import run_data
 from p2prl.config.run_data import downloaded_data, folder_data, is_third_party, serve_data
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError, IntegrityError
@@ -19,6 +20,8 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
 from p2prl.tasks.data.packed_prompts import prompt_record
 from p2prl.tasks.data.packed_rows import row_record
+from p2prl.tasks.sandbox.confinement import ALL_LAYERS, LANDLOCK, NAMESPACE, SECCOMP
+from p2prl.tasks.sandbox.pool import PoolConfig, Protection
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.testing.protocol_swarm import run_manifest_of
 from tests.unit.models.data_run import pack
@@ -167,3 +170,45 @@ def test_data_with_another_number_of_rows_is_refused(run: RunOnDisk) -> None:
     manifest = msgspec.structs.replace(run.manifest, data_sets=(short,))
     with pytest.raises(IntegrityError, match="7 prompts, not the 8"):
         downloaded_data(manifest, downloads(run, "prompts/plain"), scores=False, runs_scorer=False)
+
+
+@dataclass
+class PoolWithout:
+    """A pool on a system without some layers, and the configurations of those made."""
+
+    missing: tuple[str, ...]
+    runs_third_party_code: bool
+    configs: list[PoolConfig] = field(default_factory=list)
+
+    @property
+    def protection(self) -> Protection:
+        return Protection(tuple(layer for layer in ALL_LAYERS if layer not in self.missing), self.missing)
+
+    def __call__(self, scoring: object, config: PoolConfig) -> PoolWithout:
+        self.configs.append(config)
+        return self
+
+
+@pytest.mark.parametrize("layer", [LANDLOCK, SECCOMP])
+def test_a_validator_requires_what_a_learner_is_told_is_missing(
+    run: RunOnDisk, monkeypatch: pytest.MonkeyPatch, layer: str
+) -> None:
+    pool = PoolWithout((layer, NAMESPACE), runs_third_party_code=True)
+    monkeypatch.setattr(run_data, "ScorerPool", pool)
+    files = downloads(run, "prompts/plain", "prompts/own", "answers/plain")
+    downloaded_data(run.manifest, files, scores=True, runs_scorer=False).start_scorers()
+    notices: list[str] = []
+    folder_data(run.folder).start_scorers(notices.append)
+    assert [config.require_layers for config in pool.configs] == [True, False]
+    assert len(notices) == 1
+    assert f"no {layer}, {NAMESPACE}" in notices[0]
+
+
+@pytest.mark.parametrize(("missing", "third_party"), [((NAMESPACE,), True), ((LANDLOCK, SECCOMP), False)])
+def test_nothing_is_said_of_layers_that_the_scorers_do_not_need(
+    run: RunOnDisk, monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], third_party: bool
+) -> None:
+    monkeypatch.setattr(run_data, "ScorerPool", PoolWithout(missing, third_party))
+    notices: list[str] = []
+    folder_data(run.folder).start_scorers(notices.append)
+    assert notices == []

@@ -246,7 +246,7 @@ def fresh_runs(directory: Path) -> Iterator[Callable[[str], SmallRun]]:
     made: list[SmallRun] = []
 
     def make(name: str) -> SmallRun:
-        small_run = SmallRun(directory / name)
+        small_run = SmallRun(directory / name, group_size=4)
         small_run.journal.close()
         made.append(small_run)
         return small_run

@@ -19,7 +19,7 @@ from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 
-PLAN = RunPlan(name="unit", goal="test", task="chain4", model="owner/public")
+PLAN = RunPlan(name="unit", goal="test", task="chain4", model="owner/public", base_model="owner/public")
 
 
 def manifest_of(dtype: str) -> RunManifest:

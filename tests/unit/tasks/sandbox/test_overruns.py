@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.sandbox.overruns import MAX_ACCOUNTS, MEMORY_S, SHORTEST_LIMIT_S, OverrunLedger
+from p2prl.tasks.sandbox.overruns import MAX_ACCOUNTS, MEMORY_S, OWN_ACCOUNT, SHORTEST_LIMIT_S, OverrunLedger
 
 
 def test_each_overrun_halves_the_limit_down_to_the_shortest() -> None:
@@ -61,3 +61,11 @@ def test_counts_are_those_of_a_plain_list(charges: list[tuple[bytes, float]]) ->
         expected = sum(now - at < MEMORY_S for at in latest)
         assert ledger.count(account, now) == expected
         assert ledger.limit_s(account, now) == max(0.25, 2.0 / 2**expected)
+
+
+def test_answers_sampled_here_never_get_less_time() -> None:
+    ledger = OverrunLedger(2.0)
+    for account in (OWN_ACCOUNT, b"stranger"):
+        ledger.charge(account, 0.0)
+    assert (ledger.count(b"", 1.0), ledger.limit_s(b"", 1.0)) == (0, 2.0)
+    assert (ledger.count(b"stranger", 1.0), ledger.limit_s(b"stranger", 1.0)) == (1, 1.0)

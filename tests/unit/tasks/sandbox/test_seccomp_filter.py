@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from p2prl.tasks.sandbox.seccomp_filter import ARCHITECTURES, Architecture, worker_filter
+from p2prl.tasks.sandbox.seccomp_filter import ARCHITECTURES, Architecture, fork_server_filter, worker_filter
 
 ALLOW, KILL = "allow", "kill"
 WIDE = 1 << 40
@@ -112,3 +112,52 @@ def test_arguments(
         assert asked(architecture, name, *[5] * argument, value) == ALLOW, value
     for value in refused:
         assert asked(architecture, name, *[5] * argument, value) == errno.EPERM, value
+
+
+def asked_of_fork_server(architecture: Architecture, name: str, *arguments: int) -> object:
+    numbers = architecture.numbers | architecture.forking
+    return verdict(fork_server_filter(architecture), numbers[name], arguments, architecture.audit)
+
+
+def test_the_fork_server_allows_what_its_workers_call_and_forking(architecture: Architecture) -> None:
+    for name in ("read", "mmap", "getdents64", "recvmsg", "wait4", "setsid", "seccomp", "landlock_restrict_self"):
+        assert asked_of_fork_server(architecture, name, 5, 5, 5) == ALLOW
+    assert asked_of_fork_server(architecture, "clone", 0x01200011) == ALLOW  # the C library's fork
+    assert asked_of_fork_server(architecture, "clone", 0x003D0F00) == ALLOW
+    assert asked_of_fork_server(architecture, "clone", 0x01200011 | 0x10000000) == errno.EPERM
+    assert asked_of_fork_server(architecture, "clone3", 0, 88) == errno.ENOSYS
+
+
+def test_the_fork_server_refuses_every_other_call(architecture: Architecture) -> None:
+    program = fork_server_filter(architecture)
+    listed = set(architecture.numbers.values()) | set(architecture.forking.values())
+    for number in (*range(600), 1 << 30, 2**32 - 1):
+        if number not in listed:
+            assert verdict(program, number, (), architecture.audit) == errno.EPERM, number
+    assert verdict(program, architecture.numbers["read"], (), 0x40000003) == KILL
+    for name in (
+        "execve", "execveat", "socket", "connect", "bind", "sendmsg", "sendmmsg", "ptrace", "process_vm_readv", "mount",
+        "unshare", "chmod", "fchmod", "fchmodat", "chown", "utime", "utimes", "utimensat", "unlink", "unlinkat",
+        "rename", "renameat2", "mkdirat", "setxattr", "tkill", "tgkill", "pidfd_send_signal", "setpgid",
+    ):  # fmt: skip
+        assert name not in architecture.forking
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "allowed", "refused"),
+    [
+        ("kill", 1, (9,), (0, 2, 15, WIDE + 9)),
+        ("prctl", 0, (1, 15, 16, 22), (4, 36, 38, WIDE + 1)),  # DUMPABLE would allow tracing
+        ("prlimit64", 0, (0,), (1, WIDE)),
+        ("socketpair", 0, (1,), (2, 16)),
+        ("openat", 2, (0, 0o2000000), (1, 2, 0o100)),
+        ("fcntl", 1, (3,), (8, 10)),
+    ],
+)
+def test_arguments_in_the_fork_server(
+    architecture: Architecture, name: str, argument: int, allowed: tuple[int, ...], refused: tuple[int, ...]
+) -> None:
+    for value in allowed:
+        assert asked_of_fork_server(architecture, name, *[5] * argument, value) == ALLOW, value
+    for value in refused:
+        assert asked_of_fork_server(architecture, name, *[5] * argument, value) == errno.EPERM, value
