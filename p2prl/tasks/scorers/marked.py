@@ -21,7 +21,7 @@ class Marked:
 
     What is marked must be the whole answer: equal as a number within `tolerance`, or, unless both are numbers, equal as
     text without `\\left`, `\\right`, `\\text{}`, `$`, a final dot, and spaces but between two numbers. `\\boxed{x=5}`
-    is not 5. Braces must balance; after `####` the rest of the line counts. The answer's column holds a short answer
+    is not 5. Braces must balance; after `####` the rest of the line counts. The answer's column holds a short answer,
     or a worked solution with either mark, of which the last counts.
     """
 

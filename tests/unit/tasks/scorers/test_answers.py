@@ -18,7 +18,6 @@ from p2prl.tasks.scorers.answer_text import (
     marked_answer,
 )
 from p2prl.tasks.scorers.build import RowCheck, build_scorer
-from p2prl.tasks.scorers.choice import LETTERS, stated_choice
 from p2prl.tasks.scorers.scorer_options import scoring_from_options
 from p2prl.tasks.scorers.spec import scoring_spec
 from p2prl.tasks.task import MAX_SCORED_CHARS
@@ -289,41 +288,3 @@ def test_short_plain_answers_are_answers(spec: str, answer: str) -> None:
 )
 def test_equal_answers(left: str, right: str, equal: bool) -> None:
     assert answers_equal(left, right) is answers_equal(right, left) is equal
-
-
-@pytest.mark.parametrize("letter", LETTERS)
-@pytest.mark.parametrize(
-    "form",
-    [
-        "{}", "{}.", "{})", "({})", "[{}]", "**{}**", "Answer: {}", "answer is {}", "The correct answer is ({}).",
-        "Answer: **{}**", "I choose option {}.", r"\boxed{{{}}}", r"\boxed{{\text{{{}}}}}", "(A) no. (B) no.\n({}) yes",
-        "Answer: A. No, wait. Answer: {}", "(A) was tempting.\nAnswer:\n{}", "ANSWER = {}", r"Answer: $\boxed{{{}}}$",
-    ],
-)  # fmt: skip
-def test_forms_of_a_choice(form: str, letter: str) -> None:
-    assert stated_choice(form.format(letter)) == letter
-
-
-@pytest.mark.parametrize("letter", LETTERS)
-@pytest.mark.parametrize(
-    "form",
-    ["{}. Paris", "{}) Paris", "({}) Paris", "**{}.** Paris", "{}: Paris", "({}): Paris", "It is this one:\n {}. Paris",
-     "C. Rome\n{}. Paris", "{}. Paris\n\nBecause it is.", "**({})** Paris\n", "{}.\nParis it is"],
-)  # fmt: skip
-def test_option_lines(form: str, letter: str) -> None:
-    assert stated_choice(form.format(letter)) == letter
-
-
-@pytest.mark.parametrize("letter", "bcJ")
-@pytest.mark.parametrize("form", ["{}", "{})", "Answer: {}", "answer is ({})", r"\boxed{{{}}}"])
-def test_small_letters(form: str, letter: str) -> None:
-    assert stated_choice(form.format(letter)) == letter.upper()
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "K", "AB", "The answer is a prime.", "Answer: Apple", "A dog", "no answer", "(a) (b)", "Answer: I don't know",
-     "so B. Paris", "K. Paris", "B.Paris", "B Paris", "b. paris", "AB. Paris"],
-)  # fmt: skip
-def test_no_choice(text: str) -> None:
-    assert stated_choice(text) is None

@@ -1,0 +1,45 @@
+"""Forms in which a text chooses an option's letter, and texts that choose none."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2prl.tasks.scorers.choice import LETTERS, stated_choice
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{}", "{}.", "{})", "({})", "[{}]", "**{}**", "Answer: {}", "answer is {}", "The correct answer is ({}).",
+        "Answer: **{}**", "I choose option {}.", r"\boxed{{{}}}", r"\boxed{{\text{{{}}}}}", "(A) no. (B) no.\n({}) yes",
+        "Answer: A. No, wait. Answer: {}", "(A) was tempting.\nAnswer:\n{}", "ANSWER = {}", r"Answer: $\boxed{{{}}}$",
+    ],
+)  # fmt: skip
+def test_forms_of_a_choice(form: str, letter: str) -> None:
+    assert stated_choice(form.format(letter)) == letter
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+@pytest.mark.parametrize(
+    "form",
+    ["{}. Paris", "{}) Paris", "({}) Paris", "**{}.** Paris", "{}: Paris", "({}): Paris", "It is this one:\n {}. Paris",
+     "C. Rome\n{}. Paris", "{}. Paris\n\nBecause it is.", "**({})** Paris\n", "{}.\nParis it is"],
+)  # fmt: skip
+def test_option_lines(form: str, letter: str) -> None:
+    assert stated_choice(form.format(letter)) == letter
+
+
+@pytest.mark.parametrize("letter", "bcJ")
+@pytest.mark.parametrize("form", ["{}", "{})", "Answer: {}", "answer is ({})", r"\boxed{{{}}}"])
+def test_small_letters(form: str, letter: str) -> None:
+    assert stated_choice(form.format(letter)) == letter.upper()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "K", "AB", "The answer is a prime.", "Answer: Apple", "A dog", "no answer", "(a) (b)", "Answer: I don't know",
+     "so B. Paris", "K. Paris", "B.Paris", "B Paris", "b. paris", "AB. Paris"],
+)  # fmt: skip
+def test_no_choice(text: str) -> None:
+    assert stated_choice(text) is None
