@@ -25,7 +25,7 @@ def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
     before = {path: path.read_bytes() for folder in (public, other) for path in folder.iterdir()}
-    options = ("--in", str(run.parent), "--model", str(public))
+    options = ("--in", str(run.parent), "--model", str(public), "--probe", "off")  # a model that knows nothing
     made = command("init", "mine", *options, environment=swarm.environment())
     assert made.returncode == 0, made.stderr
     # Steps as small as a large model's, so that a patch is a small part of the weights even for a late newcomer.
