@@ -56,7 +56,7 @@ class Shutdown:
         last version is evaluated meanwhile.
         """
         self._announce(step)
-        self._check_all(step, is_stopped)
+        in_time = self._check_all(step, is_stopped)
         began = announced_at = quiet_since = self._clock.now()
         while not is_stopped():
             self._checks.finish(step=step)
@@ -65,7 +65,7 @@ class Shutdown:
                 began = quiet_since = now
             is_quiet = now - quiet_since >= _QUIET_S or now - began >= _LONGEST_S
             if is_quiet and not (evaluating and now - began < _LONGEST_EVALUATION_S):
-                return
+                break
             self._inbox.read(0.2, step=step, finished=True)
             if now - announced_at >= _REPEAT_S:
                 announced_at = now
@@ -73,6 +73,8 @@ class Shutdown:
             if self._checks.has_unsettled and self._checks.settle_next(step=step):
                 self._announce(step)
                 quiet_since = now
+        if in_time:  # groups that arrived faster than they were settled must not stay without a receipt
+            self._check_all(step, is_stopped, read=False)
 
     def _are_volunteers_missing(self, now: float) -> bool:
         """Whether fewer volunteers are linked than were at work before this start, and may still come back."""
@@ -80,14 +82,19 @@ class Shutdown:
         linked = 0 if status is None else dict(status.peers).get(Role.VOLUNTEER.name.lower(), 0)
         return linked < self._expected and now - self._started_at < _RETURN_S
 
-    def _check_all(self, step: int, is_stopped: Callable[[], bool]) -> None:
-        """Check the stored groups and issue their receipts; messages are answered in between."""
+    def _check_all(self, step: int, is_stopped: Callable[[], bool], *, read: bool = True) -> bool:
+        """Check the stored groups and issue their receipts; with `read`, messages are answered in between.
+
+        False when there was no time for all.
+        """
         began = self._clock.now()
         while not is_stopped() and self._clock.now() - began < _LONGEST_CHECKS_S:
-            self._inbox.read(0.0, step=step, finished=True)
+            if read:
+                self._inbox.read(0.0, step=step, finished=True)
             if not self._checks.settle_next(step=step):
-                return
+                return True
             self._announce(step)
+        return False
 
     def _announce(self, step: int) -> None:
         """Send a finished ledger head, always: a peer whose last head is unfinished would keep waiting."""

@@ -106,6 +106,14 @@ def test_a_group_that_arrives_late_is_settled_and_waited_for() -> None:
     assert swarm.waiting == 0
 
 
+def test_groups_that_keep_arriving_are_settled_and_no_more_is_read() -> None:
+    swarm = Swarm(waiting=0, replay_s=0.01)
+    swarm.arriving = [swarm.time + 0.05 * n for n in range(1, 1_000)]
+    assert 15.0 <= swarm.end() <= 15.0 + 5.0
+    assert swarm.waiting == 0
+    assert swarm.arriving, "they would arrive without end"
+
+
 @pytest.mark.parametrize("waiting", [0, 1_000])
 def test_a_stop_ends_it_at_once(waiting: int) -> None:
     assert Swarm(waiting=waiting, replay_s=1.0).end(stop_at=3.0) <= 3.0 + 1.2
