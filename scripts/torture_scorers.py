@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2prl.tasks.sandbox.pool import ScorerPool, TaskScoring
+from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.testing.hostile_answers import HostileAnswer, Kind
+from p2prl.testing.hostile_scorer import hostile_scorer
 from p2prl.testing.sandbox_attack import ROW, Attack, Outcome, attack, sandbox_processes
 
 _SLOWEST_WANTED_S = 3.0
@@ -74,9 +76,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000, help="workers that answers hang or crash")
     parser.add_argument("--honest", type=int, default=10_000, help="honest answers to time alone")
     arguments = parser.parse_args()
-    tasks = {"built in": TaskScoring("exact"), "evaluating": TaskScoring("evaluating")}
-    with tempfile.TemporaryDirectory() as folder, attack(Path(folder)) as attacked:
-        with ScorerPool(tasks, builder="p2prl.testing.sandbox_scorers") as pool:
+    with (
+        tempfile.TemporaryDirectory() as code,
+        tempfile.TemporaryDirectory() as folder,
+        attack(Path(folder)) as attacked,
+    ):
+        exact = scoring_spec(Scoring(rewards=(Reward(scorer="exact"),)))
+        tasks = {"built in": TaskScoring(exact), "evaluating": hostile_scorer(Path(code))}
+        with ScorerPool(tasks) as pool:
             figures = _measure(pool, attacked, kills=arguments.kills, honest=arguments.honest)
         figures["processes_left"] = len(sandbox_processes(os.getpid()))
     print(json.dumps(figures, indent=2, sort_keys=True))

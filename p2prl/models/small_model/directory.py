@@ -7,7 +7,8 @@ from pathlib import Path
 
 from p2prl.models.small_model.architecture import random_small_model
 from p2prl.models.small_model.tokenizer import small_tokenizer
-from p2prl.models.small_model.warm_start import SmallWarmstart, warm_start_small_model
+from p2prl.models.small_model.warm_start import SMALL_MODEL_RECIPE, warm_start_small_model
+from p2prl.models.warm_start import WarmstartConfig
 from p2prl.tasks.task_spec import Demonstration
 
 _CARD = """\
@@ -34,13 +35,12 @@ def make_small_model(
     *,
     on_progress: Callable[[str, float], None],
     seed: int = 0,
-    config: SmallWarmstart | None = None,
+    config: WarmstartConfig = SMALL_MODEL_RECIPE,
 ) -> None:
     """Train the tokenizer, warm-start the model on `demonstration` and save both in `directory`, which may not exist.
 
     `task` names the demonstrations in the model card; `on_progress` gets a stage and the share of it that is done.
     """
-    config = config or SmallWarmstart()
     on_progress("training the tokenizer", 0.0)
     tokenizer = small_tokenizer()
     loaded = random_small_model(tokenizer, seed=seed)

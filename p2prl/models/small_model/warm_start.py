@@ -16,35 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from p2prl.errors import ConfigError
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.small_model.tokenizer import END, chat_prompt
+from p2prl.models.warm_start import WarmstartConfig
 from p2prl.tasks.task_spec import Demonstration
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SmallWarmstart:
-    """Training schedule of the warm start."""
-
-    steps: int = 300
-    """Optimizer updates; at least 1."""
-    batch: int = 64
-    """Demonstrations in an update, each used once; at least 1."""
-    learning_rate: float = 3e-3
-    """Peak of AdamW's learning rate; above 0. It falls to a tenth of it along a half cosine."""
-    warmup_steps: int = 30
-    """Updates in which the learning rate grows from 0 to its peak."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch < 1 or self.warmup_steps < 0 or not self.learning_rate > 0:
-            raise ConfigError("a warm start needs steps, a batch and a learning rate above 0")
-
-    def rate_at(self, step: int) -> float:
-        """The learning rate of update `step`, counted from 0."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+SMALL_MODEL_RECIPE = WarmstartConfig(steps=300, batch=64, learning_rate=3e-3, warmup_steps=30)
+"""Schedule of the small language model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +36,13 @@ def warm_start_small_model(
     demonstration: Demonstration,
     *,
     seed: int = 0,
-    config: SmallWarmstart | None = None,
+    config: WarmstartConfig = SMALL_MODEL_RECIPE,
     on_step: Callable[[int, float], None] | None = None,
 ) -> None:
     """Train `loaded.model` in place on (question, completion) of the seeds from 0 on.
 
     `on_step` gets each finished update's number, from 1, and its mean loss in nats per token.
     """
-    config = config or SmallWarmstart()
     model = loaded.model
     count = config.steps * config.batch
     examples = _examples(loaded.tokenizer, [demonstration(seed * (1 << 32) + i) for i in range(count)])

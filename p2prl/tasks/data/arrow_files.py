@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ _BATCH_ROWS = 16
 
 
 def _pyarrow() -> Any:
-    """The library. `MachineError` naming the extra when it is not installed."""
+    """The library. `ConfigError` naming the extra when it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -28,7 +29,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-class _ArrowSource:
+class _ArrowSource(ABC):
     """Rows of Arrow record batches."""
 
     def __init__(self, path: Path) -> None:
@@ -58,8 +59,9 @@ class _ArrowSource:
         except OSError as error:
             raise MachineError(f"cannot read {self._path}: {error}", remedy="Check the disk.") from error
 
+    @abstractmethod
     def _batches(self) -> Iterator[Any]:
-        raise NotImplementedError
+        """The record batches, in order."""
 
     def _decoded(self, batch: Any, first: int) -> list[dict[str, Any]]:
         """The rows of a batch. Arrow checks no text, so a faulty one is found here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from p2prl.models.run_files import export_run_files
 from p2prl.models.small_model.architecture import random_small_model
 from p2prl.models.small_model.directory import make_small_model
 from p2prl.models.small_model.tokenizer import END, VOCABULARY, chat_prompt, small_tokenizer
-from p2prl.models.small_model.warm_start import SmallWarmstart, warm_start_small_model
+from p2prl.models.small_model.warm_start import SMALL_MODEL_RECIPE, warm_start_small_model
 from p2prl.models.text_codec import TextCodec
 from p2prl.tasks.word_problems.problems import demonstration, solution, word_problem
 
@@ -27,7 +28,7 @@ def trained() -> tuple[LoadedModel, list[float]]:
     """A model after a short warm start, and its losses."""
     loaded = random_small_model(small_tokenizer(), seed=0)
     losses: list[float] = []
-    config = SmallWarmstart(steps=12, batch=16, warmup_steps=4)
+    config = replace(SMALL_MODEL_RECIPE, steps=12, batch=16, warmup_steps=4)
     warm_start_small_model(loaded, demonstration, config=config, on_step=lambda _, loss: losses.append(loss))
     return loaded, losses
 
@@ -79,7 +80,7 @@ def test_the_loss_is_that_of_the_complete_vocabulary(trained: tuple[LoadedModel,
     pairs = [demonstration(seed) for seed in range(8)]
     losses: list[float] = []
     # A rate this small leaves the model as it is; the embeddings of unused tokens are set to their common one.
-    config = SmallWarmstart(steps=1, batch=8, warmup_steps=0, learning_rate=1e-12)
+    config = replace(SMALL_MODEL_RECIPE, steps=1, batch=8, warmup_steps=0, learning_rate=1e-12)
     warm_start_small_model(
         loaded, lambda seed: pairs[seed % 8], config=config, on_step=lambda _, loss: losses.append(loss)
     )
@@ -101,7 +102,7 @@ def test_warm_start_learns_and_pushes_unused_tokens_down(trained: tuple[LoadedMo
 
 def test_a_saved_model_loads_with_its_template_and_card(tmp_path: Path) -> None:
     stages: list[str] = []
-    config = SmallWarmstart(steps=1, batch=2, warmup_steps=0)
+    config = replace(SMALL_MODEL_RECIPE, steps=1, batch=2, warmup_steps=0)
     make_small_model(
         tmp_path / "model",
         "arithmetic",
@@ -122,4 +123,4 @@ def test_a_saved_model_loads_with_its_template_and_card(tmp_path: Path) -> None:
 
 def test_a_warm_start_without_steps_is_refused() -> None:
     with pytest.raises(ConfigError, match="steps"):
-        SmallWarmstart(steps=0)
+        replace(SMALL_MODEL_RECIPE, steps=0)

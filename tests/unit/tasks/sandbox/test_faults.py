@@ -28,7 +28,7 @@ WAIT_S = 60
 
 
 def make_pool() -> ScorerPool:
-    return ScorerPool(TASKS, PoolConfig(workers=1), builder="p2prl.testing.sandbox_scorers")
+    return ScorerPool(TASKS, PoolConfig(workers=1), builder="tests.unit.tasks.sandbox.scorer_builder")
 
 
 def outcome(pool: ScorerPool) -> object:

@@ -17,6 +17,7 @@ from p2prl.tasks.scorers.build import build_scorer
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS, THIRD_PARTY
 from p2prl.testing.hostile_answers import Kind
+from p2prl.testing.hostile_scorer import hostile_scorer
 from p2prl.testing.sandbox_attack import ROW, Attack, attack, sandbox_processes
 
 NEEDED = {
@@ -27,13 +28,6 @@ NEEDED = {
     "regex": {"pattern": "([0-9]+)$"},
 }
 """Options of scorers that need some."""
-
-EVALUATING = """
-def evaluate(completions, answer, **columns):
-    names = {"row": {"answer": answer[0]}}
-    exec(completions[0], names)
-    return [float(names.get("result") == answer[0])]
-"""
 
 
 def spec_of(*scorers: str) -> str:
@@ -55,9 +49,7 @@ def test_the_corpus_is_large_and_has_every_kind(attacked: Attack) -> None:
 
 
 def test_nothing_escapes_from_a_function_that_executes_answers(attacked: Attack, tmp_path: Path) -> None:
-    code = tmp_path / "rewards.py"
-    code.write_text(EVALUATING)
-    tasks = {"evaluating": TaskScoring(spec_of("function"), code)}
+    tasks = {"evaluating": hostile_scorer(tmp_path)}
     with ScorerPool(tasks, PoolConfig(workers=3, limit_s=SHORTEST_LIMIT_S, memory_mb=256)) as pool:
         if not {LANDLOCK, SECCOMP} <= set(pool.protection.layers):
             pytest.skip(f"this system protects with: {pool.protection}")

@@ -14,7 +14,7 @@ from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES
 from p2prl.tasks.sandbox.pool import PoolConfig, ScoredAnswer, ScorerPool, TaskScoring
 from p2prl.tasks.task import MAX_SCORED_CHARS
 
-BUILDER = "p2prl.testing.sandbox_scorers"
+BUILDER = "tests.unit.tasks.sandbox.scorer_builder"
 TASKS = {name: TaskScoring(name) for name in ("exact", "forked exact", "evaluating", "obeying", "forked obeying")}
 ROW = {"answer": "42"}
 LIMIT_S = 1.0
@@ -100,7 +100,7 @@ def test_a_scorer_that_draws_numbers_draws_the_same_in_every_worker(pool: Scorer
 
 
 def test_an_answer_changes_nothing_for_the_next(pool: ScorerPool) -> None:
-    spoil = "from p2prl.testing.sandbox_scorers import Evaluating\nEvaluating.score = lambda *a: 1.0\nraise ValueError"
+    spoil = f"from {BUILDER} import Evaluating\nEvaluating.score = lambda *a: 1.0\nraise ValueError"
     got = scores(pool, "evaluating", [spoil, "result = '41'", "result = '42'", spoil, "result = 0"], account=b"spoiler")
     assert [scored.value for scored in got] == [0.0, 0.0, 1.0, 0.0, 0.0]
 

@@ -15,7 +15,7 @@ from p2prl.errors import LocalProtocolError
 from p2prl.tasks.sandbox.pool import PoolConfig, ScoredAnswer, ScorerPool, TaskScoring
 from p2prl.testing.sandbox_attack import sandbox_processes
 
-BUILDER = "p2prl.testing.sandbox_scorers"
+BUILDER = "tests.unit.tasks.sandbox.scorer_builder"
 TASKS = {"exact": TaskScoring("exact"), "obeying": TaskScoring("obeying"), "forked": TaskScoring("forked obeying")}
 ROW = {"answer": "42"}
 ENDED = ScoredAnswer(0.0, "ended")

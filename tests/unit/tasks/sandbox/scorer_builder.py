@@ -29,7 +29,7 @@ class Evaluating:
     def score(self, row: Row, completion: str, finished: bool) -> float:
         """See `RowScorer`."""
         names: dict[str, object] = {"row": row}
-        exec(completion, names)  # noqa: S102  # the attack that the sandbox is for
+        exec(completion, names)  # the attack that the sandbox is for
         return float(names.get("result", 0.0) == row["answer"])
 
 
