@@ -17,6 +17,9 @@ class RejectionReason(StrEnum):
     DUPLICATE_SLOT = "duplicate_slot"
     SEED_MISMATCH = "seed_mismatch"
     LOGPROB_MISMATCH = "logprob_mismatch"
+    ENGINE_MISMATCH = "engine_mismatch"
+    WITHHELD_SLOTS = "withheld_slots"
+    EXCLUDED = "excluded"
 
     @property
     def explanation(self) -> str:
@@ -44,4 +47,9 @@ _EXPLANATIONS = {
     RejectionReason.DUPLICATE_SLOT: "Another group for the same work slot was verified before.",
     RejectionReason.SEED_MISMATCH: "The tokens are not those that the policy samples with the seeds of the slot.",
     RejectionReason.LOGPROB_MISMATCH: "The tokens are right, but their log-probs are not those of the policy.",
+    RejectionReason.ENGINE_MISMATCH: "The numbers of this machine differ from the learner's by more than its engine "
+    "class explains, and no validator of its class has confirmed them; this is not treated as cheating.",
+    RejectionReason.WITHHELD_SLOTS: "Earlier work slots of this volunteer never arrived; each costs some of the groups "
+    "that follow.",
+    RejectionReason.EXCLUDED: "Earlier work of this key was forged, as anybody can replay; its work is no longer used.",
 }
