@@ -1,7 +1,7 @@
 """Disk, memory and download a run needs of a worker: estimates from its manifest, and a check of the free disk.
 
-The manifest's figures are its learner's claims. They are compared with the model itself before anything of the
-weights' size is allocated (`p2prl.models`), so a false claim only causes a wrong estimate.
+The manifest's figures bind its learner: weights of another size are refused before a byte of them is fetched
+(`p2prl.swarm.policies.catalog`), and so is a model of another size before memory is allocated (`p2prl.models`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
 from p2prl.protocol.run_blobs import data_blobs
+from p2prl.swarm.policies.write_allowance import most_written
 
 VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
 """Newest policy versions a worker keeps on disk. A volunteer serves slower peers from them; a validator replays
@@ -39,6 +40,10 @@ class Requirements:
     memory_bytes: int
     """Of all processes together, without the KV cache, which grows with the slots decoded together."""
 
+    def most_written(self, versions: int) -> int:
+        """Most bytes written to disk for the run's files and so many policy versions, whatever its learner does."""
+        return self.files_bytes + self.data_bytes + most_written(self.weights_bytes, versions)
+
     @property
     def download_bytes(self) -> int:
         """Downloaded before the first completion can be sampled."""
@@ -49,7 +54,7 @@ def requirements_of(manifest: RunManifest, role: Role, *, runs_code: bool = Fals
     """Estimate the requirements of a volunteer or validator of this run; `runs_code` as in `blobs_for`."""
     data = sum(file.blob.size_bytes for file in data_blobs(manifest, role, runs_code=runs_code))
     files = sum(file.blob.size_bytes for file in manifest.files)
-    weights = manifest.parameters * DTYPE_BYTES[manifest.dtype]
+    weights = manifest.weight_bytes
     return Requirements(
         files_bytes=files,
         data_bytes=data,

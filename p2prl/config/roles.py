@@ -46,7 +46,6 @@ from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 
@@ -101,7 +100,7 @@ def _read_model(manifest: RunManifest, files: Mapping[str, Path]) -> RunModel:
     model = read_run_model(
         {file.name: files[file.name].read_bytes() for file in manifest.files},
         layout_digest=manifest.layout,
-        max_weight_bytes=MAX_WEIGHT_BYTES,
+        weight_bytes=manifest.weight_bytes,
         dtype=manifest.engine_dtype,
     )
     return replace(model, longest_completion=manifest.sampling.max_new_tokens)

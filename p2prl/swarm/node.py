@@ -32,7 +32,7 @@ from p2prl.swarm.events import ClockOff, Command, Event, LedgerArrived, LedgerWa
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
-from p2prl.swarm.policies.downloads import DownloadStats
+from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
 from p2prl.swarm.running import Running
@@ -87,6 +87,13 @@ class Node:
             self._core.groups.note(opened, None)
         self._core.gossip.spread(opened, source=None)
 
+    def accept_run(self, disk_bytes: int, now: float) -> None:
+        """Download from now on: the owner has been told what the run needs, and allows this much disk (0: no bound).
+
+        Needed only with `NodeConfig.awaits_consent`; ignored before `RunKnown`.
+        """
+        self._phase.accept_run(disk_bytes, now)
+
     def fetch_policy(self, name: Digest, now: float) -> None:
         """Download a version by its manifest's envelope digest, besides the newest; ignored before `RunKnown`."""
         self._phase.fetch_policy(name, now)
@@ -136,6 +143,11 @@ class Node:
     def download_stats(self) -> DownloadStats:
         """Download volume of the versions that completed."""
         return self._phase.download_stats()
+
+    @property
+    def stored_names(self) -> frozenset[bytes]:
+        """Roots of every blob that may be on disk, and the digest of the owner's local base."""
+        return self._core.quota.names
 
     def roles(self) -> tuple[tuple[str, int], ...]:
         """Number of linked peers by role name. A peer that claims to be the learner without its key is a listener."""

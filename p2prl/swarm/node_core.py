@@ -11,6 +11,7 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.events import (
     Command,
     EnvelopeArrived,
@@ -57,8 +58,9 @@ class NodeCore:
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
         self.final_head = FinalHead()
-        self.relay = Relay(store, rng, config.relay)
-        self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner)
+        self.quota = DiskQuota(config.disk_bytes)
+        self.relay = Relay(store, rng, config.relay, self.quota)
+        self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner, quota=self.quota)
         self._bulk: dict[PeerId, deque[bool]] = {}
         """Bulk frames that the shell is sending to each peer: whether it is a part of a group."""
         self.events: deque[Event] = deque()

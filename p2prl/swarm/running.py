@@ -26,7 +26,7 @@ from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
 from p2prl.swarm.peers.introductions import RELAYING, Introductions
 from p2prl.swarm.peers.topology import Candidate, region_of
-from p2prl.swarm.policies.downloads import DownloadStats
+from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.policies.sync import PolicySync
 
 _POLICY_KINDS = (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD)
@@ -53,8 +53,7 @@ class Running:
             if link.role is not None:
                 core.register_role(peer, link.role)
         core.report_roles()
-        if core.config.fetch_policies:
-            self._policies.fetch_files(now)
+        self._policies.fetch_files(now)
         core.local.changed = True
 
     def hold(self, policies: Iterable[bytes], now: float) -> None:
@@ -128,6 +127,10 @@ class Running:
         """Handle completed downloads and start the next one."""
         self._policies.advance(now)
         self._collect()
+
+    def accept_run(self, disk_bytes: int, now: float) -> None:
+        """The owner has decided for the run."""
+        self._policies.accept(disk_bytes, now)
 
     def fetch_policy(self, name: Digest, now: float) -> None:
         """Download a version by name, besides the newest."""
