@@ -124,7 +124,7 @@ class Validator:
                 worked = self._replay(network)
                 for message in network.poll(0.0 if worked else _POLL_S):
                     self._receive(message, network)
-                self._bootstrap.offer_base(network)
+                self._bootstrap.answer(network)
                 self._on_audit(self._audit(network))
             return self._is_over()
         finally:

@@ -215,19 +215,21 @@ def build_volunteer(
     *,
     prepare: Prepare[SamplingTools],
     base: Path | None = None,
-    on_manifest: Callable[[RunManifest], None],
+    on_manifest: Callable[[RunManifest], int | None],
     on_progress: Callable[[Progress], None],
     on_notice: Callable[[str], None],
 ) -> Volunteer:
     """A volunteer for the run behind a link, working from a worker folder.
 
-    `prepare` makes its sampler (`prepare_sampling`); `base` is a model directory it may start from.
+    `prepare` makes its sampler (`prepare_sampling`); `base` is a model directory it may start from. `on_manifest` shows
+    the run and returns the disk for it, as `OnManifest`.
     """
     directory = worker_folder.run_directory(link.run)
 
-    def keep(manifest: RunManifest, raw: bytes) -> None:
-        remember_run(directory, raw)
-        on_manifest(manifest)
+    def accept(manifest: RunManifest, raw: bytes) -> int | None:
+        disk_bytes = on_manifest(manifest)
+        remember_run(directory, raw)  # only now: a run that is refused leaves nothing
+        return disk_bytes
 
     return Volunteer(
         identity=worker_folder.identity,
@@ -235,7 +237,7 @@ def build_volunteer(
         spool_path=directory / "spool.db",
         config=replace(config, background=True),
         clock=SystemClock(),
-        bootstrap=RunBootstrap(prepare, keep, base_finder(base, link, worker_folder, on_notice)),
+        bootstrap=RunBootstrap(prepare, accept, base_finder(base, link, worker_folder, on_notice)),
         on_progress=on_progress,
         on_notice=on_notice,
     )
@@ -249,7 +251,7 @@ def build_validator(
     prepare: Prepare[ReplayTools],
     base: Path | None = None,
     runs_scorer: bool = False,
-    on_manifest: Callable[[RunManifest], None],
+    on_manifest: Callable[[RunManifest], int | None],
     on_audit: Callable[[Audit], None],
     on_notice: Callable[[str], None],
 ) -> Validator:
@@ -259,9 +261,10 @@ def build_validator(
     """
     directory = worker_folder.run_directory(link.run)
 
-    def keep(manifest: RunManifest, raw: bytes) -> None:
-        remember_run(directory, raw)
-        on_manifest(manifest)
+    def accept(manifest: RunManifest, raw: bytes) -> int | None:
+        disk_bytes = on_manifest(manifest)
+        remember_run(directory, raw)  # only now: a run that is refused leaves nothing
+        return disk_bytes
 
     return Validator(
         identity=worker_folder.identity,
@@ -270,7 +273,7 @@ def build_validator(
         clock=SystemClock(),
         bootstrap=RunBootstrap(
             prepare,
-            keep,
+            accept,
             base_finder(base, link, worker_folder, on_notice),
             role=Role.VALIDATOR,
             runs_code=runs_scorer,

@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, Transport, UploadMbit
+from p2prl.cli.options import (
+    AsJson,
+    Base,
+    Device,
+    DiskGb,
+    Home,
+    Link,
+    Listen,
+    MonthlyGb,
+    RamGb,
+    Threads,
+    Transport,
+    UploadMbit,
+)
 
 
 def validate(
@@ -19,6 +32,8 @@ def validate(
     rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
+    disk_gb: DiskGb = 0.0,
+    ram_gb: RamGb = 0.0,
     base: Base = "",
     run_scorer: Annotated[
         bool,
@@ -33,6 +48,7 @@ def validate(
     Replays a random sample of groups at the policy version they declare.
     """
     from p2prl.cli.commands.validate_worker import validate_run
+    from p2prl.config.machine_limits import MachineLimits
 
     validate_run(
         link,
@@ -44,6 +60,7 @@ def validate(
         rate=rate,
         upload_mbit=upload_mbit,
         monthly_gb=monthly_gb,
+        limits=MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb),
         base=base,
         run_scorer=run_scorer,
         as_json=as_json,

@@ -12,6 +12,7 @@ from p2prl.cli.commands.worker_session import (
     end_session,
     introduce_run,
     model_directory_of,
+    out_of_memory_explained,
     shown_prepare,
 )
 from p2prl.cli.interrupts import Interrupts
@@ -19,7 +20,9 @@ from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.quantities import share_text
 from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
+from p2prl.config.machine_limits import MachineLimits, enforce_memory
 from p2prl.config.network_options import UploadCaps, peer_network
+from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
@@ -43,6 +46,7 @@ def validate_run(
     rate: float,
     upload_mbit: float,
     monthly_gb: float,
+    limits: MachineLimits,
     base: str,
     run_scorer: bool,
     as_json: bool,
@@ -65,7 +69,10 @@ def validate_run(
         model = model_directory_of(base, view)
         worker = claim_worker_folder(home or default_home(), kind="validator")
         crash_log.keep_in(worker.directory)
-        screen = _Screen(view, link, worker, str(chosen), rate, run_scorer=run_scorer)
+        has_base = model is not None
+        screen = _Screen(view, link, worker, str(chosen), rate, limits, run_scorer=run_scorer, has_base=has_base)
+        if chosen.type == "cpu":
+            enforce_memory(limits)
         prepare = partial(prepare_replay, run=link.run, device=chosen, runs_scorer=run_scorer)
         validator = build_validator(
             link,
@@ -79,7 +86,11 @@ def validate_run(
             on_notice=say,
         )
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
-        with interrupts.handled():
+        with (
+            forgetting_refused(worker.run_directory(link.run)),
+            out_of_memory_explained(limits),
+            interrupts.handled(),
+        ):
             view.phase("finding the run")
             addresses = tuple(listen or DEFAULT_LISTEN)
             network = peer_network(
@@ -88,7 +99,8 @@ def validate_run(
                 Role.VALIDATOR,
                 addresses,
                 caps,
-                has_base=model is not None,
+                memory_bytes=limits.network_memory_bytes,
+                has_base=has_base,
                 runs_code=run_scorer,
                 transport=transport,
             )
@@ -102,7 +114,16 @@ class _Screen:
     """Shows a validator's progress in the live view and in its status file."""
 
     def __init__(
-        self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, rate: float, *, run_scorer: bool
+        self,
+        view: LiveView,
+        link: JoinLink,
+        worker: WorkerFolder,
+        device: str,
+        rate: float,
+        limits: MachineLimits,
+        *,
+        run_scorer: bool,
+        has_base: bool = False,
     ) -> None:
         self.status = StatusFile(worker, link, "validator")
         self._view = view
@@ -110,21 +131,27 @@ class _Screen:
         self._worker = worker
         self._device = device
         self._rate = rate
+        self._limits = limits
         self._run_scorer = run_scorer
+        self._has_base = has_base
 
-    def introduce(self, manifest: RunManifest) -> None:
-        """Show the run before work starts."""
+    def introduce(self, manifest: RunManifest) -> int:
+        """Show the run before any of it is downloaded; returns the disk for the network process."""
         identity, folder = self._worker.identity, self._worker.directory
-        introduce_run(
+        plan = introduce_run(
             manifest,
             Role.VALIDATOR,
             self._worker.run_directory(self._link.run),
-            lambda needs: validator_introduction(
-                manifest, needs, identity, folder, self._device, self._rate, run_scorer=self._run_scorer
+            lambda needs, disk: validator_introduction(
+                manifest, needs, disk, identity, folder, self._device, self._rate, run_scorer=self._run_scorer
             ),
+            self._limits,
             runs_code=self._run_scorer,
+            on_cpu=self._device == "cpu",
+            has_base=self._has_base,
         )
         self._view.phase("downloading the run's files and a policy")
+        return plan.network_bytes
 
     def on_audit(self, audit: Audit) -> None:
         """Show the newest state; the startup phases stay until a policy has arrived."""
