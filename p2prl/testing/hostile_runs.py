@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 
@@ -32,10 +33,16 @@ _CHUNK_BYTES = 1 << 18
 _GIB = 1 << 30
 
 
-def hostile_run(attack: str, key: Identity, *, weight_bytes: int, now: float) -> HostileRun:
-    """The run of an attack. `weight_bytes` is what its manifest promises, a multiple of four."""
+def hostile_run(attack: str, key: Identity, *, weight_bytes: int, now: float, has_model: bool = False) -> HostileRun:
+    """The run of an attack. `weight_bytes` is what its manifest promises, a multiple of four.
+
+    With `has_model` it ships the files of a small model, and the model decides the size: a volunteer that samples and a
+    validator refuse a run without one.
+    """
     manifest = run_manifest_of(key, weight_bytes=weight_bytes)
     run = HostileRun(key, msgspec.structs.replace(manifest, name=attack, created_ms=int(now * 1000)))
+    if has_model:
+        _ship_model(run)
     ATTACKS[attack](run, random.Random(attack))
     return run
 
@@ -152,6 +159,12 @@ def oversized_file(run: HostileRun, rng: random.Random) -> None:
     honest(run, rng)
 
 
+def larger_config(run: HostileRun, rng: random.Random) -> None:
+    """A config.json of a model 10,000 times as large, whose layout the manifest signs; its size is the small one's."""
+    _ship_model(run, n_embd=4_800, n_inner=19_200)
+    honest(run, rng)
+
+
 def impossible_model(run: HostileRun, rng: random.Random) -> None:
     """More parameters than weights can be sent."""
     run.manifest = msgspec.structs.replace(run.manifest, parameters=limits.MAX_WEIGHT_BYTES // 4 + 1)
@@ -174,6 +187,7 @@ ATTACKS: dict[str, Callable[[HostileRun, random.Random], None]] = {
         huge_data,
         repeated_data,
         oversized_file,
+        larger_config,
         impossible_model,
     )
 }
@@ -182,10 +196,14 @@ ATTACKS: dict[str, Callable[[HostileRun, random.Random], None]] = {
 REFUSED = frozenset(
     {
         "oversized_weights", "largest_weights", "undersized_weights", "oversized_patch", "many_patches",
-        "repeated_data", "oversized_file", "impossible_model",
+        "repeated_data", "oversized_file", "larger_config", "impossible_model",
     }
 )  # fmt: skip
 """Attacks that a signature proves: the run is refused. The others only have to stay within what was told."""
+
+
+NEEDS_MODEL = frozenset({"larger_config"})
+"""Attacks on those that build the run's model: a seeder only passes its files on."""
 
 
 def repeated(size_bytes: int, chunk: bytes) -> BlobRef:
@@ -193,6 +211,30 @@ def repeated(size_bytes: int, chunk: bytes) -> BlobRef:
     whole, rest = divmod(size_bytes, len(chunk))
     names = [chunk_digest(chunk)] * whole + ([chunk_digest(chunk[:rest])] if rest else [])
     return BlobRef(size_bytes, len(chunk), tuple(names))
+
+
+def _ship_model(run: HostileRun, **changes: int) -> None:
+    """Give a run the files of a small model, with its size; `changes` to config.json count in the layout alone."""
+    import torch
+
+    from p2prl.models.run_files import export_run_files
+    from p2prl.models.tiny_models import tiny_model
+    from p2prl.models.weight_layout import layout_of
+
+    made = tiny_model()
+    files = export_run_files(made)
+    config = json.loads(files["config.json"]) | changes
+    files["config.json"] = json.dumps(config).encode()
+    with torch.device("meta"):
+        claimed = type(made.model)(type(made.model.config)(**config))
+    blobs = {name: run.serve(data, blob_of(data, limits.MIN_CHUNK_BYTES)) for name, data in sorted(files.items())}
+    run.manifest = msgspec.structs.replace(
+        run.manifest,
+        parameters=layout_of(made.model, "float32").parameters,
+        layout=layout_of(claimed, "float32").digest,
+        files=tuple(RunFile(name, ref) for name, ref in blobs.items()),
+        tokenizer=blobs["tokenizer.json"].root,
+    )
 
 
 def _add_version(run: HostileRun, data: bytes, *patches: Patch) -> None:
