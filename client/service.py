@@ -98,7 +98,7 @@ class Volunteer:
         self._agent.stop()
 
     def limit_spool(self, max_bytes: int) -> None:
-        """Keep at most so many bytes of groups that no learner has confirmed."""
+        """Keep at most this much of groups, in bytes, that no learner has confirmed."""
         self._spool.limit(max_bytes)
 
     def park(self) -> None:

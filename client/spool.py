@@ -106,7 +106,7 @@ class Spool:
             ) from error
 
     def limit(self, max_bytes: int) -> None:
-        """Keep at most so many bytes of groups from now on."""
+        """Keep at most `max_bytes` of groups from now on."""
         self._config = replace(self._config, max_bytes=max_bytes)
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class IdentityError(P2PRLError):
     exit_code = 6
 
 
-REFUSED_RUN_REMEDY = "Nothing of it is kept. Ask for the link of another run, and tell whoever gave you this one."
+REFUSED_RUN_REMEDY = "Nothing of it is kept. Ask for the link of another run, and tell who gave you this one."
 """What a user can do about a run whose learner breaks the rules."""
 
 

@@ -1,4 +1,4 @@
-"""Limits of a worker on this machine: the disk and memory that its owner allows, or that the run needs and no more.
+"""Limits of a worker on this machine: the disk and memory that its owner allows, or just what the run needs.
 
 All that a run may store is in one figure: policy versions, patches, files and data, group bodies, finished work, logs.
 It is settled before a byte is fetched; the node keeps to it (`p2prl.swarm.disk_quota`), and so does the spool.
@@ -141,17 +141,20 @@ def available_memory() -> int:
     return int(free) + psutil.Process().memory_info().rss
 
 
-def sampling_memory(limits: MachineLimits) -> int | None:
-    """Memory for weights and samples on a CPU, bytes; None without a figure."""
+def sampling_memory(limits: MachineLimits, *, on_cpu: bool) -> int | None:
+    """Memory for weights and samples on a CPU, bytes; None without a figure. Enforces it, as `enforce_memory`."""
+    enforce_memory(limits, on_cpu=on_cpu)
+    if not on_cpu:
+        return None
     return max(1, limits.ram_bytes - PROGRAM_BYTES - 2 * limits.network_memory_bytes) if limits.ram_gb else None
 
 
-def enforce_memory(limits: MachineLimits) -> None:
+def enforce_memory(limits: MachineLimits, *, on_cpu: bool) -> None:
     """Hold this process to the owner's `--ram-gb`, less the network's share. No-op without a figure.
 
-    Only for a process that computes on the CPU: drivers of GPUs map memory that is not used.
+    Only for a process that computes on the CPU (`on_cpu`): drivers of GPUs map memory that is not used.
     """
-    if limits.ram_gb:
+    if limits.ram_gb and on_cpu:
         allowed = limits.ram_bytes - 2 * limits.network_memory_bytes
         limit_memory_growth(allowed - psutil.Process().memory_info().rss + _SLACK_BYTES)
 

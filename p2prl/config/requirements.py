@@ -52,7 +52,7 @@ class Requirements:
         return self.files_bytes + self.data_bytes + (3 if has_base else 2) * self.weights_bytes
 
     def most_written(self, versions: int) -> int:
-        """Most bytes written to disk for the run's files and so many policy versions, whatever its learner does."""
+        """Most bytes written to disk for the run's files and this number of policy versions, with any learner."""
         return self.files_bytes + self.data_bytes + most_written(self.weights_bytes, versions)
 
     @property

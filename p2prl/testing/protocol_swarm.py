@@ -168,7 +168,7 @@ class ProtocolSwarm:
 
 
 def run_manifest_of(learner: Identity, *, weight_bytes: int = 4) -> RunManifest:
-    """The manifest of a run without a model, whose versions have so many bytes (a multiple of four) of weights."""
+    """The manifest of a run without a model, whose versions have weights of this size, a multiple of four."""
     return RunManifest(
         name="rehearsal",
         goal="Move random bytes and agree on them.",

@@ -15,16 +15,15 @@ from p2prl.cli.commands.worker_session import (
     end_session,
     introduce_run,
     model_directory_of,
-    out_of_memory_explained,
+    session,
     shown_prepare,
 )
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
-from p2prl.config.machine_limits import DiskPlan, MachineLimits, enforce_memory, sampling_memory
+from p2prl.config.machine_limits import DiskPlan, MachineLimits, sampling_memory
 from p2prl.config.network_options import UploadCaps, peer_network
-from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
@@ -81,10 +80,8 @@ def join_run(
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
         screen = _Screen(view, link, worker, str(chosen), chosen_engine, limits, has_base=model is not None)
-        granted = int(vram_gb * 1e9) or None
-        if chosen.type == "cpu":
-            enforce_memory(limits)
-            granted = granted or sampling_memory(limits)
+        sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
+        granted = int(vram_gb * 1e9) or sampling_bytes
         prepare = partial(
             prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted, on_notice=say
         )
@@ -104,23 +101,12 @@ def join_run(
             volunteer.park,
             finishing="Finishing the current slots; Ctrl-C again stops now and keeps them.",
         )
-        with (
-            forgetting_refused(worker.run_directory(link.run)),
-            out_of_memory_explained(limits),
-            interrupts.handled(),
-        ):
+        with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            network = peer_network(
-                link,
-                worker,
-                Role.VOLUNTEER,
-                tuple(listen or DEFAULT_LISTEN),
-                caps,
-                memory_bytes=limits.network_memory_bytes,
-                has_base=model is not None,
-                transport=transport,
-            )
-            finished = volunteer.run(NetworkHandle(network))
+            network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), caps)
+            memory, has_base = limits.network_memory_bytes, model is not None
+            started = NetworkHandle(network(memory_bytes=memory, has_base=has_base, transport=transport))
+            finished = volunteer.run(started)
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
 

@@ -12,7 +12,7 @@ from p2prl.cli.commands.worker_session import (
     end_session,
     introduce_run,
     model_directory_of,
-    out_of_memory_explained,
+    session,
     shown_prepare,
 )
 from p2prl.cli.interrupts import Interrupts
@@ -22,7 +22,6 @@ from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
 from p2prl.config.machine_limits import MachineLimits, enforce_memory
 from p2prl.config.network_options import UploadCaps, peer_network
-from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
@@ -71,8 +70,7 @@ def validate_run(
         crash_log.keep_in(worker.directory)
         has_base = model is not None
         screen = _Screen(view, link, worker, str(chosen), rate, limits, run_scorer=run_scorer, has_base=has_base)
-        if chosen.type == "cpu":
-            enforce_memory(limits)
+        enforce_memory(limits, on_cpu=chosen.type == "cpu")
         prepare = partial(prepare_replay, run=link.run, device=chosen, runs_scorer=run_scorer)
         validator = build_validator(
             link,
@@ -86,11 +84,7 @@ def validate_run(
             on_notice=say,
         )
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
-        with (
-            forgetting_refused(worker.run_directory(link.run)),
-            out_of_memory_explained(limits),
-            interrupts.handled(),
-        ):
+        with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
             addresses = tuple(listen or DEFAULT_LISTEN)
             network = peer_network(

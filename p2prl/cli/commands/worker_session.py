@@ -13,6 +13,7 @@ from p2prl.cli.exit_codes import INTERRUPTED, RUN_FINISHED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.config.machine_limits import DiskPlan, MachineLimits, available_memory, check_memory, plan_disk
+from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
 from p2prl.errors import ConfigError, MachineError
@@ -102,6 +103,13 @@ def introduce_run(
         assert refusal is not None
         raise refusal
     return plan
+
+
+@contextmanager
+def session(directory: Path, limits: MachineLimits, interrupts: Interrupts) -> Iterator[None]:
+    """A worker's session on the run in `directory`: Ctrl-C, memory that ran out, a run that was refused."""
+    with forgetting_refused(directory), out_of_memory_explained(limits), interrupts.handled():
+        yield
 
 
 @contextmanager

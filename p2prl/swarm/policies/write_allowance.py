@@ -22,7 +22,7 @@ class WriteAllowance:
         self._spare_bytes = SPARE_WRITES * weight_bytes
 
     def allows(self, patch_bytes: int) -> bool:
-        """Whether a route of so many bytes may be tried: it may fail once all is written."""
+        """Whether a route of this size may be tried: it may fail once all is written."""
         return patch_bytes + self._weight_bytes <= self._spare_bytes
 
     def failed(self, patch_bytes: int) -> None:
@@ -30,11 +30,11 @@ class WriteAllowance:
         self._spare_bytes -= patch_bytes + self._weight_bytes
 
     def completed(self, patch_bytes: int) -> None:
-        """A version is complete, from patches of so many bytes, or from none."""
+        """A version is complete, from patches of this size together, or from none."""
         saved_bytes = (WRITES_PER_VERSION - 1) * self._weight_bytes - patch_bytes
         self._spare_bytes = min(self._spare_bytes + max(0, saved_bytes), SPARE_WRITES * self._weight_bytes)
 
 
 def most_written(weight_bytes: int, versions: int) -> int:
-    """Most bytes that a node writes for so many versions, whatever their manifests and patches say."""
+    """Most bytes that a node writes for this number of versions, with any manifests and patches."""
     return weight_bytes * (WRITES_PER_VERSION * versions + SPARE_WRITES)

@@ -1,4 +1,4 @@
-"""What stays of a run that was refused: nothing of the stranger's, all of this machine's work."""
+"""Removal of refused runs: nothing of the stranger's stays, and all of this machine's work does."""
 
 from __future__ import annotations
 
