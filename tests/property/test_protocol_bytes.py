@@ -144,7 +144,7 @@ def test_any_bytes_are_no_envelope(data: bytes) -> None:
 @given(st.integers(0, 1 << 30), st.integers(0, 7))
 @settings(max_examples=150)
 def test_flipped_bit_is_refused(place: int, bit: int) -> None:
-    bodies = (group_of(3), run_manifest_of(KEY), StorageReceipt((bytes(32),)), PeerRecord(1, ("/ip4/1.2.3.4",), 0))
+    bodies = (group_of(3), run_manifest_of(KEY), StorageReceipt((bytes(32),)), PeerRecord(1, ("/ip4/1.2.3.4",), 0, 0))
     raw = bytearray(seal(KEY, bodies[place % len(bodies)], run=bytes(32), now=NOW))
     raw[place % len(raw)] ^= 1 << bit
     with pytest.raises((RemoteProtocolError, StaleWorkError)):
