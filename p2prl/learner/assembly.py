@@ -15,6 +15,7 @@ from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
@@ -122,7 +123,10 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
     pacing = _pacing(parts, storage, step=trainer.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, storage)
-    intake = Intake(storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, sender=sender, clock=clock)
+    owners = Owners(storage.journal, clock)
+    intake = Intake(
+        storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, owners=owners, sender=sender, clock=clock
+    )
     intake.refill()
     replayer = Replayer(parts.replaying)
     checks = GroupChecks(
@@ -132,7 +136,12 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         admission=Admission(storage, decoded),
         replayer=replayer,
         settlement=Settlement(
-            storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
+            storage=storage,
+            buffer=buffer,
+            owners=owners,
+            sender=sender,
+            clock=clock,
+            on_verified=pacing.group_verified,
         ),
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),

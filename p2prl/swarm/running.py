@@ -76,8 +76,6 @@ class Running:
 
     def on_hello(self, peer: PeerId, role: Role, newest_version: int, now: float) -> None:
         """Push the newest version's manifest to a peer that is behind, and the final head of a run that has ended."""
-        if role is Role.LEARNER and self._core.is_learner(peer):
-            self._own_statements.learner_linked()
         newest, head = self._policies.newest, self._policies.head
         if newest is not None and newest.manifest.version > newest_version:
             if head is not None:
@@ -170,7 +168,8 @@ class Running:
 
     def _send_statements(self, now: float) -> None:
         core = self._core
-        for statement in self._own_statements.take_due(now, linked=bool(core.roles())):
+        roles = dict(core.roles())
+        for statement in self._own_statements.take_due(now, linked=bool(roles), learner_linked="learner" in roles):
             opened = open_envelope(seal(core.local.identity, statement, run=core.local.run, now=now), now=None)
             core.gossip.spread(opened, source=None)
 

@@ -25,18 +25,20 @@ class OwnStatements:
         self._statements = statements
         self._sent_at = -math.inf
         self._due_at = -math.inf if statements else math.inf
-
-    def learner_linked(self) -> None:
-        """A link with the learner is up."""
-        if self._statements:
-            self._due_at = min(self._due_at, self._sent_at + _LEARNER_S)
+        self._had_learner = False
 
     def next_deadline(self) -> float:
         """When the next sending is due; −∞ for the first, ∞ for never."""
         return self._due_at
 
-    def take_due(self, now: float, *, linked: bool) -> tuple[Delegation | Revocation, ...]:
-        """The statements to send now; none before they are due or while no peer is `linked`."""
+    def take_due(self, now: float, *, linked: bool, learner_linked: bool) -> tuple[Delegation | Revocation, ...]:
+        """The statements to send now; none before they are due or while no peer is `linked`.
+
+        Call it every few seconds: a new link with the learner makes them due.
+        """
+        if learner_linked and not self._had_learner and self._statements:
+            self._due_at = min(self._due_at, self._sent_at + _LEARNER_S)
+        self._had_learner = learner_linked
         if now < self._due_at or not linked:
             return ()
         self._sent_at, self._due_at = now, now + PERIOD_S

@@ -16,6 +16,7 @@ from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.journal.groups import GroupState, StoredGroup
@@ -104,6 +105,7 @@ class LearnerIntake:
             decoded=DecodedGroups(),
             buffer=RolloutBuffer(staleness_bound=8, ready_target=9),
             backlog=self.backlog,
+            owners=Owners(self.storage.journal, Clock()),
             sender=sender,
             clock=Clock(),
         )
