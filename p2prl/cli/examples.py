@@ -43,6 +43,9 @@ _EXAMPLES = {
     "p2prl key show": ("p2prl key show",),
     "p2prl key backup": ("p2prl key backup --seat seat-1",),
     "p2prl key restore": ("p2prl key restore --seat seat-1 < words.txt",),
+    "p2prl key owner": ("p2prl key owner",),
+    "p2prl key delegate": ("p2prl key delegate", "p2prl key delegate PEER_ID --name attic", "p2prl key delegate LINE"),
+    "p2prl key revoke": ("p2prl key revoke attic", "p2prl key revoke PEER_ID --since 2026-11-20T08:30Z"),
 }
 
 

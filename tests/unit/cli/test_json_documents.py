@@ -19,6 +19,10 @@ def test_documented_keys_of_short_commands(run: Path, tmp_path: Path) -> None:
     folder = open_run(run)
     assert set(json_of("status", "--home", tmp_path)) == json_keys("p2prl status")
     assert set(json_of("key", "show", "--home", tmp_path)) == json_keys("p2prl key show")
+    assert set(json_of("key", "delegate", "--home", tmp_path / "a")) == json_keys("p2prl key delegate")
+    assert set(json_of("key", "owner", "--home", tmp_path / "b")) == json_keys("p2prl key owner")
+    peer = json_of("key", "delegate", "--home", tmp_path / "a")["machine"]
+    assert set(json_of("key", "revoke", peer, "--home", tmp_path / "b")) == json_keys("p2prl key revoke")
     made = json_of("init", "other", "--in", tmp_path, "--model", folder.directory / "model", "--probe", "off")
     assert set(made) == json_keys("p2prl init")
     evaluated = json_of("eval", run, "--prompts", 8, "--device", "cpu")
