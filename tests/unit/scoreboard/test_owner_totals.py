@@ -13,9 +13,11 @@ from p2prl.protocol.delegation import DAY_MS, Delegation, Revocation, sign_deleg
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.ownership import Ownership
+from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.scoreboard.ledger.owner_totals import CountedReceipt, OwnerTotals, reason_place
-from p2prl.testing.sample_ledgers import START_S, LedgerWriter, identity, receipt
+from p2prl.scoreboard.web.page import PageRequest, render_page
+from p2prl.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt
 
 ANN, BOB, ATTIC, CELLAR = (identity(name) for name in ("ann", "bob", "attic", "cellar"))
 START_MS = int(START_S * 1000)
@@ -150,3 +152,42 @@ def test_a_statement_that_says_nothing_new_is_ignored_and_counted() -> None:
     writer.add(ATTIC, delegation())
     writer.add(BOB, sign_revocation(ANN, CELLAR.public_key, serial=1, from_ms=0))
     assert fold(writer).ignored == {"second_delegation": 1, "revocation_of_nothing": 1}
+
+
+# --- documents ------------------------------------------------------------------------------------------------------
+
+
+def one_owner_of(machines: int) -> MemorySource:
+    """A run in which ann owns this many machines besides her own key, and bob works alone."""
+    writer = LedgerWriter()
+    keys = [identity(f"machine {index}") for index in range(machines)]
+    rows = [receipt(index, key, tokens=10 + index) for index, key in enumerate((ANN, BOB, *keys))]
+    writer.receipts(0, *rows)
+    for key in keys:
+        writer.add(key, delegation(machine=key))
+    return MemorySource(writer)
+
+
+def test_a_row_lists_its_machines_and_a_machine_leads_to_its_row() -> None:
+    snapshot = one_owner_of(20).snapshot()
+    people = leaderboard_document(snapshot, by="people", limit=9).people
+    assert [row.id for row in people] == [ANN.peer_id, BOB.peer_id]
+    assert [(row.machine_count, len(row.machines)) for row in people] == [(21, 16), (1, 0)]
+    machine = identity("machine 3").peer_id
+    for name in (ANN.peer_id, machine):
+        whole = contributor_document(snapshot, name)
+        assert whole is not None
+        assert (whole.id, whole.rank, len(whole.machines)) == (ANN.peer_id, 1, 21)
+        assert sum(part.verified_tokens for part in whole.machines) == whole.verified_tokens
+        assert [part.credit for part in whole.machines] == sorted((m.credit for m in whole.machines), reverse=True)
+    assert [row.id for row in leaderboard_document(snapshot, by="people", limit=9, query=machine).people] == [
+        ANN.peer_id
+    ]
+    assert contributor_document(snapshot, CELLAR.peer_id) is None
+
+
+def test_the_page_shows_the_machines_of_a_row() -> None:
+    page = render_page(one_owner_of(18).snapshot(), PageRequest())
+    assert "19 machines" in page
+    assert "and 3 more" in page
+    assert page.count("machines-12D3Koo") == 1
