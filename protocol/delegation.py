@@ -165,20 +165,22 @@ def parse_statement(text: str) -> Statement:
             remedy=f"Paste the whole line that begins with {DELEGATION_PREFIX} or {REVOCATION_PREFIX}",
         )
     try:
-        raw = _raw_bytes(body)
-        statement = decode(raw, kind, limit_bytes=MAX_STATEMENT_BYTES)
-        statement.check()
+        return _decoded(kind, text, body)
     except (binascii.Error, ValueError, RemoteProtocolError) as error:
         raise IdentityError(
             f"this {kind.__name__.lower()} is damaged: {error}", remedy="Copy the whole line again, with nothing added."
         ) from error
-    return statement
 
 
-def _raw_bytes(body: str) -> bytes:
+def _decoded(kind: type[Delegation] | type[Revocation], text: str, body: str) -> Statement:
     if len(body) > _MAX_TEXT_CHARS:
         raise RemoteProtocolError("the text is too long")
-    return base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+    raw = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+    statement = decode(raw, kind, limit_bytes=MAX_STATEMENT_BYTES)
+    statement.check()
+    if statement_text(statement) != text:  # base64 has spare bits, and msgpack several ways to write a number
+        raise RemoteProtocolError("not in its one text form")
+    return statement
 
 
 def _check_before_signing(statement: Statement) -> None:

@@ -4,8 +4,8 @@ A key owns its own work until a delegation gives it to another. The owner of a m
 first delegation of it, in the order in which they were taken in, that covers t and that no revocation of the same pair
 voids at t; the machine itself when there is none. So
 
-* a machine belongs to one owner at a time, and moves to another only when the first one's delegation has ended: whoever
-  steals a machine's key cannot take its credited work to another owner,
+* a machine belongs to one owner at a time, and moves to another only when the first one's delegation has ended: a
+  thief of a machine's key cannot take its credited work to another owner,
 * a delegation signed before a revocation does not come back after it,
 * owners are not followed further: an owner that is itself a delegate keeps the work of its own machines.
 
@@ -48,7 +48,7 @@ class Ownership:
         return None
 
     def revoke(self, revocation: Revocation) -> str | None:
-        """Take in a checked revocation, by whoever sent it. Returns the rule that refuses it, or None."""
+        """Take in a checked revocation; anybody may have sent it. Returns the rule that refuses it, or None."""
         pair = revocation.owner, revocation.delegate
         if revocation.delegate not in self._machines.get(revocation.owner, ()):
             return "revocation_of_nothing"

@@ -154,15 +154,19 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         checks=checks,
         training=training,
         pacing=pacing,
-        publisher=PolicyPublisher(
-            storage=storage,
-            layout=parts.layout,
-            sender=sender,
-            config=config,
-            clock=clock,
-            random_bytes=parts.random_bytes,
-        ),
+        publisher=_publisher(parts, storage, sender),
         shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
+    )
+
+
+def _publisher(parts: LearnerParts, storage: LearnerStorage, sender: SigningSender) -> PolicyPublisher:
+    return PolicyPublisher(
+        storage=storage,
+        layout=parts.layout,
+        sender=sender,
+        config=parts.config,
+        clock=parts.clock,
+        random_bytes=parts.random_bytes,
     )
 
 

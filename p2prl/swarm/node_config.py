@@ -14,7 +14,7 @@ from p2prl.swarm.relay.config import RelayConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeConfig:
-    """Role and options of one node."""
+    """Role and options of one node. More than twelve fields, because each is an independent choice of its owner."""
 
     role: Role
     """Decides which messages peers send it unasked."""

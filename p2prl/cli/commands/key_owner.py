@@ -62,7 +62,7 @@ def owner_command(home: Path | None, *, as_json: bool) -> None:
     sys.stdout.write(f"{owner.peer_id}\n")
     if is_new:
         say(f"Created the owner's key of {display_name(owner.public_key)} in {path}.")
-        say("Write down its words, p2prl key backup --seat owner: whoever has them decides over all your machines.")
+        say("Write down its words, p2prl key backup --seat owner: they decide over all your machines.")
     say("Next, on each machine that works for you: p2prl key delegate")
 
 

@@ -9,9 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-Key = TypeVar("Key", int, str)
 
 MICRO = 1_000_000
 """Rewards are kept in millionths."""
@@ -63,8 +60,8 @@ class Person:
             last_ms=max(self.last_ms, other.last_ms),
             verified_groups=self.verified_groups + other.verified_groups,
             sampled_groups=self.sampled_groups + other.sampled_groups,
-            rejected=summed(self.rejected, other.rejected),
-            expired=summed(self.expired, other.expired),
+            rejected=_summed_reasons(self.rejected, other.rejected),
+            expired=_summed_reasons(self.expired, other.expired),
             completions=self.completions + other.completions,
             tokens=self.tokens + other.tokens,
             reward_micros=self.reward_micros + other.reward_micros,
@@ -135,8 +132,12 @@ class Step:
         return mean - half, mean + half
 
 
-def summed(first: Mapping[Key, int], second: Mapping[Key, int]) -> dict[Key, int]:
+def summed(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
     """Sum of two counts, keys in increasing order."""
+    return {key: first.get(key, 0) + second.get(key, 0) for key in sorted({*first, *second})}
+
+
+def _summed_reasons(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     return {key: first.get(key, 0) + second.get(key, 0) for key in sorted({*first, *second})}
 
 

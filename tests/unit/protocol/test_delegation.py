@@ -215,6 +215,31 @@ def test_the_end_of_a_delegation() -> None:
     assert table.ends_at(ATTIC, ANN.public_key) == NOW + DAY_MS
 
 
+_ints = st.integers(-(1 << 63), (1 << 64) - 1)
+_keys = st.binary(max_size=40)
+
+
+@given(_keys, _keys, _ints, _ints, _ints, st.binary(max_size=20), st.binary(max_size=70))
+def test_strange_terms_raise_only_protocol_errors(
+    owner: bytes, machine: bytes, serial: int, begin: int, end: int, label: bytes, signature: bytes
+) -> None:
+    for statement in (
+        Delegation(owner, machine, serial, begin, end, label, signature),
+        Revocation(owner, machine, serial, begin, signature),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            statement.check()
+
+
+@given(st.integers(0, 200), st.integers(1, 127))
+def test_one_changed_character_of_the_text_is_refused(place: int, shift: int) -> None:
+    text = statement_text(delegation(name="attic"))
+    place %= len(text)
+    changed = text[:place] + chr((ord(text[place]) + shift) % 128) + text[place + 1 :]
+    with pytest.raises(IdentityError):
+        parse_statement(changed)
+
+
 _OWNERS = (ANN, BOB, EVE)
 _times = st.integers(0, 30)
 _delegations = st.builds(
