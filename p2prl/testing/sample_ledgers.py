@@ -126,12 +126,15 @@ class LedgerWriter:
         body = LedgerHead(at, self.head if head is None else head, 0, finished)
         return seal(self.learner, body, run=self.run, now=self.now)
 
-    def write_journal(self, path: Path, *, versions: int = 0) -> sqlite3.Connection:
+    def write_journal(self, path: Path, *, versions: int = 0, signed_head: bytes = b"") -> sqlite3.Connection:
         """Write a learner's journal with these entries, in the tables a board reads. Returns its connection."""
         db = sqlite3.connect(path, isolation_level=None)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("CREATE TABLE policies (version INTEGER PRIMARY KEY, step INTEGER NOT NULL, raw BLOB NOT NULL)")
         db.execute("CREATE TABLE ledger (height INTEGER PRIMARY KEY, raw BLOB NOT NULL)")
+        if signed_head:
+            db.execute("CREATE TABLE ledger_head (only_row INTEGER PRIMARY KEY, raw BLOB NOT NULL)")
+            db.execute("INSERT INTO ledger_head VALUES (0, ?)", (signed_head,))
         db.execute("CREATE TABLE batches (step INTEGER PRIMARY KEY, digests BLOB NOT NULL)")
         db.executemany("INSERT INTO batches VALUES (?, x'00')", [(v,) for v in range(versions)])
         db.executemany("INSERT INTO ledger VALUES (?, ?)", enumerate(self.entries))
