@@ -38,7 +38,7 @@ _EXAMPLES = {
     "p2prl bench step": ("p2prl bench step --losses gepo_t,dpo --model 29m --tokens 128",),
     "p2prl bench draw": ("p2prl bench draw --batches 8",),
     "p2prl bench replay": ("p2prl bench replay --models 29m",),
-    "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify my-run.ledger"),
+    "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify 'p2prl://NAME@…?b=…'"),
     "p2prl ledger dump": ("p2prl ledger dump runs/my-run my-run.ledger",),
     "p2prl key show": ("p2prl key show",),
     "p2prl key backup": ("p2prl key backup --seat seat-1",),

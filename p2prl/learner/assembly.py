@@ -94,7 +94,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     manifest, config, clock = parts.manifest, parts.config, parts.clock
     storage = LearnerStorage(parts.paths, manifest)
     buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound, ready_target=config.ready_groups)
-    sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
+    sender = SigningSender(parts.identity, parts.run, storage.journal, clock)
     replay_stage, training_stage = _stages(parts.threads, sender)
     rules = MicroBatchLog(parts.paths.micro_batches)
     trainer = Trainer(

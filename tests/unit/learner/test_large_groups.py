@@ -97,7 +97,7 @@ class LearnerIntake:
         self.groups = self.storage.journal.groups
         with self.storage.journal.transaction():
             self.storage.journal.policies.add(0, 0, POLICY)
-        sender = SigningSender(KEY, RUN, self.storage.journal.ledger, Clock())
+        sender = SigningSender(KEY, RUN, self.storage.journal, Clock())
         sender.attach(port)
         self.backlog = ReplayBacklog(BacklogConfig(batch_groups=9, surplus_share=0.0, newest_first=False), verified={})
         self.intake = Intake(
