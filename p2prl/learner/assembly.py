@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from p2prl.clock import Clock
@@ -15,10 +16,12 @@ from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
+from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
-from p2prl.learner.intake.verification import Admission, Replayer
+from p2prl.learner.intake.verification import Admission
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.pacing import Pacing
@@ -92,7 +95,13 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     """The learner of a run, resumed to the exact step it had reached."""
     manifest, config, clock = parts.manifest, parts.config, parts.clock
     storage = LearnerStorage(parts.paths, manifest)
-    buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound, ready_target=config.ready_groups)
+    standings = PeerStandings(clock)
+    standings.restore(storage.journal.groups.history(), storage.journal.forgeries.times())
+    buffer = RolloutBuffer(
+        staleness_bound=manifest.staleness_bound,
+        ready_target=config.ready_groups,
+        contributor=standings.contributor,
+    )
     sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
     replay_stage, training_stage = _stages(parts.threads, sender)
     rules = MicroBatchLog(parts.paths.micro_batches)
@@ -121,10 +130,19 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     if (rule := rules.at(trainer.step)) != parts.memory.rule:
         parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
     pacing = _pacing(parts, storage, step=trainer.step)
-    decoded, backlog = DecodedGroups(), _backlog(parts, storage)
-    intake = Intake(storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, sender=sender, clock=clock)
+    decoded, backlog = DecodedGroups(), _backlog(parts, standings)
+    intake = Intake(
+        storage=storage,
+        decoded=decoded,
+        buffer=buffer,
+        backlog=backlog,
+        standings=standings,
+        sender=sender,
+        clock=clock,
+    )
     intake.refill()
-    replayer = Replayer(parts.replaying)
+    # In virtual time nothing is measured, so that a simulation depends on its seed alone.
+    replayer = Replayer(parts.replaying, timer=perf_counter) if parts.threads else Replayer(parts.replaying)
     checks = GroupChecks(
         journal=storage.journal,
         backlog=backlog,
@@ -134,6 +152,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         settlement=Settlement(
             storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
         ),
+        standings=standings,
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),
     )
@@ -186,7 +205,7 @@ def _stages(threads: int, sender: SigningSender) -> tuple[Stage, Stage]:
     return replay, training
 
 
-def _backlog(parts: LearnerParts, storage: LearnerStorage) -> ReplayBacklog:
+def _backlog(parts: LearnerParts, standings: PeerStandings) -> ReplayBacklog:
     """The backlog. Batches of a thread are small, so that an update's worth of groups is ready soon."""
     config = parts.config
     if parts.threads:
@@ -197,7 +216,7 @@ def _backlog(parts: LearnerParts, storage: LearnerStorage) -> ReplayBacklog:
         )
     else:
         backlog = BacklogConfig(batch_groups=_GROUPS_PER_CHECK, surplus_share=0.0, newest_first=False)
-    return ReplayBacklog(backlog, verified=storage.journal.groups.verified_by_peer())
+    return ReplayBacklog(backlog, rank=standings.rank)
 
 
 def _pacing(parts: LearnerParts, storage: LearnerStorage, *, step: int) -> Pacing:
