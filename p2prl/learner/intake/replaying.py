@@ -128,8 +128,10 @@ class Replayer:
         found |= {i: replay.impossible for i, replay in replays.items() if replay.impossible is not None}
         confirmed: Counter[bytes] = Counter()
         results = [(entry, self._outcome(entry, replays, found, confirmed)) for entry in entries]
-        self._newcomers_s += after_prefixes - began + self._timer() - replayed
+        twice = [entry for entry in entries if entry[0] in found]
+        self._newcomers_s += _newcomers_part(doubtful) * (after_prefixes - began)
         self._newcomers_s += _newcomers_part(whole) * (replayed - after_prefixes)
+        self._newcomers_s += _newcomers_part(twice) * (self._timer() - replayed)
         return results
 
     def _replay_whole(self, entries: Sequence[_Entry]) -> list[Replay]:
