@@ -42,6 +42,9 @@ after five seconds, and each acknowledgement is signed and goes through the whol
 _ANSWERS_REMEMBERED = 4_096
 """Such groups remembered, over all keys."""
 
+_COUNTED_EVERY_S = 1.0
+"""Time between two counts of what waits, which looks at every peer; what is stored in between is added."""
+
 _MALFORMED_REMEMBERED = 1_024
 """Malformed bodies that are not fetched again. Each has cost its author the upload of a large group."""
 
@@ -76,7 +79,8 @@ class Intake:
         self._standings = standings
         self._limits = ArrivalLimits()
         self._waiting: dict[Rank, tuple[int, Held]] = {}
-        """See `ReplayBacklog.held_by_rank`, as of these arrivals."""
+        """See `ReplayBacklog.held_by_rank`, with what was stored since it was counted."""
+        self._counted_at = float("-inf")
         self._answered: OrderedDict[Digest, float] = OrderedDict()
         """When stored groups that arrived again were acknowledged last."""
         self._sender = sender
@@ -91,7 +95,6 @@ class Intake:
 
     def receive(self, envelopes: Sequence[bytes]) -> bool:
         """Store and acknowledge the groups among these, and take the verdicts. True when the ledger has grown."""
-        self._waiting = self._backlog.held_by_rank()
         opened = [open_envelope(raw, now=None) for raw in self._without_stored(envelopes)]
         self._receive_groups([each for each in opened if each.kind is Kind.ROLLOUT_GROUP])
         self._receive_headers([each for each in opened if each.kind is Kind.GROUP_HEADER])
@@ -194,6 +197,8 @@ class Intake:
             self._journal.policies.was_published(version, policy)
         ):
             return "unknown_policy"
+        if not 0.0 <= now - self._counted_at < _COUNTED_EVERY_S:
+            self._waiting, self._counted_at = self._backlog.held_by_rank(), now
         rank, mine = self._standings.rank(peer), self._backlog.held(peer)
         too_large = body_bytes and (
             groups.unchecked_body_bytes(peer) + body_bytes > limits.MAX_UNCHECKED_BYTES_PER_PEER

@@ -19,6 +19,8 @@ MAX_REMEMBERED = 65_536
 """Identities remembered, about 20 MB: those heard of longest ago are forgotten first, and of them those that are not
 known, since any number of fresh keys can be made."""
 
+_NONE = Standing()
+
 
 class Rank(Enum):
     """Classes of peers, by what came of their groups."""
@@ -90,7 +92,8 @@ class PeerStandings:
 
     def of(self, peer: bytes) -> Standing:
         """The standing of a peer's identity, now."""
-        return self._standings.get(self._identity_of(peer), Standing()).after(self._clock.now())
+        standing = self._standings.get(self._identity_of(peer))
+        return _NONE if standing is None else standing.after(self._clock.now())
 
     def rank(self, peer: bytes) -> Rank:
         """The class of a peer, now."""
