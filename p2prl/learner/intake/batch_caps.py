@@ -64,7 +64,7 @@ def _share(ready: Sequence[Contributor], among: Sequence[int], count: int, cap: 
     """The first `count` of the indices `among`, with as few above the cap of an identity as fill it."""
     level = _lowest_level(Counter(ready[index].identity for index in among), count, cap)
     taken: Counter[bytes] = Counter()
-    chosen = []
+    chosen: list[int] = []
     for index in among:
         identity = ready[index].identity
         if len(chosen) < count and taken[identity] < level:
