@@ -24,8 +24,8 @@ class ConnectionsConfig:
     """How long a node keeps its other links free for introduced peers: from its start, and from its link with the
     learner."""
     max_links: int = 1_024
-    """Links in all, with those that others opened: as many as one learner can greet; a flood of keys cannot exceed
-    it."""
+    """Links in all, with those that others opened: as many as one learner can greet. In a full table
+    `p2prl.swarm.peers.link_admission` shares the places."""
     max_known: int = 4_096
     """Peers in the address book. Anybody can write to the directory."""
     forget_s: float = 900.0
@@ -44,3 +44,6 @@ class ConnectionsConfig:
     """A peer silent for longer is dropped."""
     ban_s: float = 600.0
     """How long a peer that broke the rules is ignored and not dialed."""
+    local_run: bool = False
+    """Whether the whole run is on this machine: strangers may then name loopback addresses. A node that listens on
+    loopback addresses alone finds out by itself."""

@@ -1,14 +1,17 @@
 """Peer discovery: the directory's address book, and which peers to dial.
 
 The directory is only an address book. A node refreshes its own signed record, looks the others up, and dials the
-learner, the neighbors the learner introduces, and others at random up to `max_neighbors` links.
+learner, the neighbors the learner introduces, and others at random up to `max_neighbors` links. Those are drawn subnet
+by subnet, so that many records of one subnet are no more likely to be drawn than one. Anybody can write records:
+`p2prl.swarm.peers.dial_rules` says which of their addresses are dialed, and how often.
 
 Pure: directory and dial commands go to `commands`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from p2prl.clock import backoff_s
@@ -21,7 +24,9 @@ from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.dial_rules import DialBudget, DialRules, Network, rules_for
 from p2prl.swarm.peers.local_peer import LocalPeer
+from p2prl.swarm.peers.subnets import UNKNOWN, Subnet, subnet_of
 from p2prl.swarm.ports import Randomness
 
 
@@ -37,9 +42,22 @@ class _KnownPeer:
     dialing_until: float = 0.0
     """A dial is under way and counts as a link until then."""
 
+    @property
+    def subnet(self) -> Subnet:
+        """Where the peer says it is."""
+        return subnet_of(self.addresses[0]) if self.addresses else UNKNOWN
+
+
+_MAX_ATTEMPTS = 12
+"""Dials of a stranger without a link, ten minutes of them: it is behind a router, or does not exist. A peer that the
+learner has introduced, or that linked before, is tried as long as its record is there."""
+
 
 class Discovery:
-    """Address book and dialing."""
+    """Address book and dialing.
+
+    More than twelve attributes, because the address book, its limits and the directory's timer meet here.
+    """
 
     def __init__(
         self,
@@ -65,12 +83,25 @@ class Discovery:
         """When the wait for an introduction began: at the start, or with the link to the learner."""
         self.next_refresh = now
         self.commands: list[Command] = []
+        self._budget = DialBudget()
+        self._networks: tuple[Network, ...] = ()
+        self.rules = DialRules(is_local=config.local_run)
+        """Addresses of strangers that may be dialed."""
 
     def set_addresses(self, addresses: tuple[str, ...], now: float) -> None:
         """Set our addresses; a change is published in the directory soon."""
         if addresses != self._local.addresses:
             self._local.addresses = addresses
             self.next_refresh = now
+            self._set_rules()
+
+    def set_networks(self, networks: Iterable[Network]) -> None:
+        """Set the private networks of this machine: peers on them may be dialed there."""
+        self._networks = tuple(networks)
+        self._set_rules()
+
+    def _set_rules(self) -> None:
+        self.rules = rules_for(self._local.addresses, self._networks, is_local=self._config.local_run)
 
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         """Addresses of a peer according to the directory."""
@@ -156,18 +187,40 @@ class Discovery:
             if peer not in self._links
             and entry.dial_after <= now
             and entry.addresses
+            and (entry.attempts < _MAX_ATTEMPTS or self._is_named(peer))
             and not self._bans.is_banned(peer, now)
         ]
         # The learner first, then introduced peers, then random ones: random links keep a swarm connected.
-        candidates.sort(key=lambda p: (p[0] != self._local.learner, p[0] not in self.introduced, self._rng.random()))
+        crowd = self._crowd(candidates, now)
+        candidates.sort(key=lambda p: (p[0] != self._local.learner, p[0] not in self.introduced, crowd[p[0]]))
         # An introduced peer is dialed beyond the present links: those were drawn without knowing the swarm.
         introduced = sum(peer in self.introduced for peer, _ in candidates)
         room = max(self._random_link_target(now) - used, min(introduced, self._config.max_with_introduced - used))
         for peer, entry in candidates[: max(0, room)]:
+            allowed = self.rules.chosen(entry.addresses, peer)
+            granted = self._budget.take(allowed, now) if allowed else ()
+            if allowed and not granted:
+                continue  # it stays a candidate
             entry.attempts += 1
-            entry.dialing_until = now + self._config.dial_s
             entry.dial_after = now + 1.0 + backoff_s(entry.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)
-            self.commands.append(Dial(peer, entry.addresses))
+            if granted:
+                entry.dialing_until = now + self._config.dial_s
+                self.commands.append(Dial(peer, granted))
+
+    def _is_named(self, peer: PeerId) -> bool:
+        return peer == self._local.learner or peer in self.introduced
+
+    def _crowd(self, candidates: list[tuple[PeerId, _KnownPeer]], now: float) -> dict[PeerId, tuple[int, float]]:
+        """Peers of its subnet that are linked, dialed or drawn before each candidate, and a random number."""
+        taken = Counter(
+            entry.subnet for peer, entry in self._known.items() if peer in self._links or entry.dialing_until > now
+        )
+        drawn = sorted((self._rng.random(), peer, entry.subnet) for peer, entry in candidates)
+        crowd = {}
+        for lot, peer, subnet in drawn:
+            crowd[peer] = taken[subnet], lot
+            taken[subnet] += 1
+        return crowd
 
     def _lacks_addresses(self) -> bool:
         """Whether an introduced peer is neither linked nor in the address book."""
@@ -184,8 +237,13 @@ class Discovery:
         oldest_ms = (now - self._config.forget_s) * 1000
         fresh = {peer: entry for peer, entry in self._known.items() if entry.signed_ms > oldest_ms}
         if len(fresh) > self._config.max_known:
-            # Anybody can sign a record with the present date, so dates decide among strangers only.
+            # Anybody can sign a record with the present date, so dates decide among strangers of one subnet only.
             needed = {*self.introduced, *self._links, self._local.learner}
-            order = sorted(fresh, key=lambda peer: (peer not in needed, -fresh[peer].signed_ms))
+            earlier: Counter[Subnet] = Counter()
+            place = {}
+            for peer in sorted(fresh, key=lambda peer: -fresh[peer].signed_ms):
+                place[peer] = earlier[fresh[peer].subnet]
+                earlier[fresh[peer].subnet] += 1
+            order = sorted(fresh, key=lambda peer: (peer not in needed, place[peer], -fresh[peer].signed_ms))
             fresh = {peer: fresh[peer] for peer in order[: self._config.max_known]}
         self._known = fresh

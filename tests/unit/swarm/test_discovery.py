@@ -84,7 +84,8 @@ def test_introduced_peers_are_dialed_first_and_beyond_the_limit() -> None:
 
 def test_repeated_introductions_keep_links_bounded() -> None:
     links = with_learner(max_neighbors=16, max_with_introduced=40)
-    links.discovery.on_records([record(identity_of(f"v{index}")) for index in range(100)], NOW)
+    everybody = [record(identity_of(f"v{index}"), address=f"/ip4/1.2.{index}.4/tcp/4001") for index in range(100)]
+    links.discovery.on_records(everybody, NOW)
     for round_ in range(6):
         links.discovery.on_introduction(
             introduction_of(*(identity_of(f"v{12 * round_ + index}") for index in range(12))), round_ + 1, NOW
@@ -174,13 +175,13 @@ def test_unusable_records_are_skipped() -> None:
 
 def test_an_older_record_does_not_replace_a_newer_one() -> None:
     links = connections()
-    links.discovery.on_records([record(A, at=NOW, address="/ip4/9.9.9.9")], NOW)
+    links.discovery.on_records([record(A, at=NOW, address="/ip4/9.9.9.9/tcp/4001")], NOW)
     links.commands.clear()
-    links.discovery.on_records([record(A, at=NOW - 60, address="/ip4/6.6.6.6")], NOW)
+    links.discovery.on_records([record(A, at=NOW - 60, address="/ip4/6.6.6.6/tcp/4001")], NOW)
     links.handle_timer(NOW + 20)
     dials = [c for c in links.commands if isinstance(c, Dial)]
     assert dials
-    assert all(d.addresses == ("/ip4/9.9.9.9",) for d in dials)
+    assert all(d.addresses == ("/ip4/9.9.9.9/tcp/4001",) for d in dials)
 
 
 def test_address_book_is_bounded_and_expires() -> None:
