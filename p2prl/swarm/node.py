@@ -29,6 +29,7 @@ from p2prl.protocol.link_messages import (
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.awaiting_manifest import AwaitingManifest
 from p2prl.swarm.events import ClockOff, Command, Event, LedgerArrived, LedgerWanted, WireMismatch
+from p2prl.swarm.gossip.entry_limits import Traffic, traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
@@ -302,9 +303,11 @@ class Node:
             case Want():
                 core.gossip.on_want(message, source)
             case Push(envelope=raw):
-                self._phase = self._phase.on_push(raw, source, now)
+                if core.admits(traffic_of(raw), source, now):
+                    self._phase = self._phase.on_push(raw, source, now)
             case LedgerQuery(from_height=height):
-                if 0 <= height <= core.local.ledger_height and core.ledger.may_query(source, now):
+                may_query = core.ledger.may_query(source, now) and core.admits(Traffic.QUERY, source, now)
+                if 0 <= height <= core.local.ledger_height and may_query:
                     core.events.append(LedgerWanted(source, height))
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:

@@ -14,6 +14,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.ledger_messages import Receipts
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.peer_messages import Introduction
@@ -86,6 +87,7 @@ class Running:
         self._admit(opened, now)
         if opened.kind is Kind.GROUP_HEADER:
             core.groups.note(opened, source)
+        core.connections.was_useful(source, now)
         core.gossip.spread(opened, source=source)
         if core.config.role in AUDIENCE[opened.kind]:
             core.events.append(EnvelopeArrived(opened, source))
@@ -100,6 +102,8 @@ class Running:
             self._admit_policy(opened, now, own=True)
         elif opened.kind is Kind.LEDGER_HEAD or opened.kind in GROUP_KINDS:
             self._admit(opened, now)
+        else:
+            self._note_receipts(opened, now)
 
     def retry(self, now: float) -> None:
         """Drop stalled downloads and notice a silent learner."""
@@ -158,10 +162,17 @@ class Running:
         core = self._core
         check_envelope(opened, run=core.local.run, learner=self._learner_key, group_bytes=self._group_bytes)
         core.final_head.note_head(opened, now)
+        self._note_receipts(opened, now)
         if opened.kind in _POLICY_KINDS:
             self._admit_policy(opened, now, own=False)
         elif opened.kind is Kind.INTRODUCTION:
             core.connections.discovery.on_introduction(body_of(opened, Introduction), opened.sent_ms, now)
+
+    def _note_receipts(self, opened: Opened, now: float) -> None:
+        """Count the learner's receipts, and remember which groups it has stored."""
+        self._core.gossip.note_receipt(opened)
+        if isinstance(opened.body, Receipts) and opened.author == self._learner_key:
+            self._core.connections.standings.note(opened.body.receipts, now)
 
     def _admit_policy(self, opened: Opened, now: float, *, own: bool) -> None:
         try:

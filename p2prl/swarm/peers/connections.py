@@ -67,6 +67,9 @@ class Connections:
         self.standings = Standings(config.max_known)
         self._admission = LinkAdmission(rng, config.max_links)
         self._displaced: list[PeerId] = []
+        self._clock_heard = False
+        """Whether a hello came since the clock was estimated."""
+        self._clock_error_s: float | None = None
         self._admitted: list[PeerId] = []
 
     @property
@@ -153,6 +156,7 @@ class Connections:
         except ValueError as error:
             raise RemoteProtocolError(f"hello: unknown role {message.role}") from error
         link.clock.heard(message.now_ms, message.echo_ms, message.held_ms, now)
+        self._clock_heard = True
         link.newest_version = message.newest_version
         link.ledger_height = message.ledger_height
         if now - link.greeted_at >= self._config.answer_hello_s:
@@ -162,12 +166,16 @@ class Connections:
 
     def clock_offset_s(self, now: float) -> float | None:
         """The peers' clock minus ours, when a quorum of them shows that it exceeds what the wire tolerates."""
+        if not self._clock_heard:
+            return self._clock_error_s
+        self._clock_heard = False
         votes = (
             Vote(link.clock.reading, link.subnet, self.standings.is_known(peer, now), peer == self._local.learner)
             for peer, link in self.links.items()
             if link.clock.reading is not None
         )
-        return clock_error_s(votes, tolerance_s=limits.MAX_CLOCK_SKEW_S)
+        self._clock_error_s = clock_error_s(votes, tolerance_s=limits.MAX_CLOCK_SKEW_S)
+        return self._clock_error_s
 
     def handle_timer(self, now: float) -> list[PeerId]:
         """Refresh, greet and dial as due; returns the peers dropped for silence."""

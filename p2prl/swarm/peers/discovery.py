@@ -41,11 +41,14 @@ class _KnownPeer:
     dial_after: float = 0.0
     dialing_until: float = 0.0
     """A dial is under way and counts as a link until then."""
+    subnet: Subnet = UNKNOWN
+    """Where the peer says it is."""
 
-    @property
-    def subnet(self) -> Subnet:
-        """Where the peer says it is."""
-        return subnet_of(self.addresses[0]) if self.addresses else UNKNOWN
+    def move(self, addresses: tuple[str, ...], signed_ms: int) -> None:
+        """Take in a newer record."""
+        if addresses != self.addresses:
+            self.subnet = subnet_of(addresses[0]) if addresses else UNKNOWN
+        self.addresses, self.signed_ms = addresses, signed_ms
 
 
 _MAX_ATTEMPTS = 12
@@ -161,9 +164,9 @@ class Discovery:
                 continue
             entry = self._known.get(peer)
             if entry is None:
-                self._known[peer] = _KnownPeer(record.addresses, opened.sent_ms)
-            elif opened.sent_ms > entry.signed_ms:
-                entry.addresses, entry.signed_ms = record.addresses, opened.sent_ms
+                entry = self._known[peer] = _KnownPeer((), -1)
+            if opened.sent_ms > entry.signed_ms:
+                entry.move(record.addresses, opened.sent_ms)
         self._forget_old(now)
         self.dial(now)
 
@@ -191,12 +194,14 @@ class Discovery:
             and not self._bans.is_banned(peer, now)
         ]
         # The learner first, then introduced peers, then random ones: random links keep a swarm connected.
-        crowd = self._crowd(candidates, now)
-        candidates.sort(key=lambda p: (p[0] != self._local.learner, p[0] not in self.introduced, crowd[p[0]]))
         # An introduced peer is dialed beyond the present links: those were drawn without knowing the swarm.
         introduced = sum(peer in self.introduced for peer, _ in candidates)
         room = max(self._random_link_target(now) - used, min(introduced, self._config.max_with_introduced - used))
-        for peer, entry in candidates[: max(0, room)]:
+        if room <= 0:
+            return
+        crowd = self._crowd(candidates, now)
+        candidates.sort(key=lambda p: (p[0] != self._local.learner, p[0] not in self.introduced, crowd[p[0]]))
+        for peer, entry in candidates[:room]:
             allowed = self.rules.chosen(entry.addresses, peer)
             granted = self._budget.take(allowed, now) if allowed else ()
             if allowed and not granted:

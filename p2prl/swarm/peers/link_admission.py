@@ -31,6 +31,9 @@ TURN_LINKS = 16
 LEAST_STAY_S = 20.0
 """How long a drawn peer keeps its place at least: time for a hello, the manifest and a first group."""
 
+USEFUL_STAY_S = 45.0
+"""The same for a peer that was useful lately. Not for ever: a valid signature makes a group look useful at first."""
+
 USEFUL_S = 300.0
 """How long a peer counts as useful after it brought something new: a home machine samples one long group in minutes."""
 
@@ -96,13 +99,19 @@ def victim_for(claim: Claim, links: Claims, *, places: int, now: float) -> PeerI
     return None
 
 
-def _least_useful(links: Claims, kind: LinkClass, now: float, *, stay_s: float = -math.inf) -> PeerId | None:
-    """The least useful peer of a class: of its fullest subnet, without use lately, linked longest."""
+def _least_useful(links: Claims, kind: LinkClass, now: float, *, may_stay: bool = False) -> PeerId | None:
+    """The least useful peer of a class: of its fullest subnet, without use lately, linked longest.
+
+    `may_stay` leaves out those whose time is not over.
+    """
     in_class = {peer: link for peer, link in links.items() if link.kind is kind}
     crowded = fullest(link.subnet for link in in_class.values())
     candidates = [
-        peer for peer, link in in_class.items() if link.subnet in crowded and now - link.since >= stay_s
-    ]  # fmt: skip
+        peer
+        for peer, link in in_class.items()
+        if link.subnet in crowded
+        and not (may_stay and now - link.since < (USEFUL_STAY_S if link.is_useful(now) else LEAST_STAY_S))
+    ]
     return min(candidates, key=lambda p: (in_class[p].is_useful(now), in_class[p].since), default=None)
 
 
@@ -121,9 +130,7 @@ class LinkAdmission:
         """Peers that wait."""
         return len(self._waiting)
 
-    def ask(
-        self, peer: PeerId, claim: Claim, links: Callable[[], Claims], now: float
-    ) -> tuple[bool, PeerId | None]:
+    def ask(self, peer: PeerId, claim: Claim, links: Callable[[], Claims], now: float) -> tuple[bool, PeerId | None]:
         """(whether the peer is linked now, the peer that loses its place to it) in a full table.
 
         `links` is called only for a decision: a waiting peer costs no more than the look-up.
@@ -154,8 +161,8 @@ class LinkAdmission:
             claim, victim = self._waiting.pop(peer), None
             if len(left) >= self._places:
                 victim = victim_for(claim, left, places=self._places, now=now)
-                victim = victim or _least_useful(left, claim.kind, now, stay_s=LEAST_STAY_S)
-                if victim is None or (left[victim].is_useful(now) and left[victim].kind is claim.kind):
+                victim = victim or _least_useful(left, claim.kind, now, may_stay=True)
+                if victim is None:
                     self._waiting[peer] = claim  # nobody has to go: wait for the next turn
                     break
                 del left[victim]

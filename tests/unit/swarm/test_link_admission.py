@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from p2prl.swarm.peers.link_admission import (
     SHARES,
     TURN_LINKS,
     TURN_S,
+    USEFUL_STAY_S,
     WAIT_S,
     WAITING,
     Claim,
@@ -110,9 +112,9 @@ def test_an_honest_peer_of_the_flooded_subnet_gets_a_turn() -> None:
         while linked_at is None and now < NOW + 60:
             now += 0.5
             if (now - NOW) % 15 == 0.5:
-                assert admission.ask(honest, newcomer(A, now), lambda: links, now) == (False, None)
+                assert admission.ask(honest, newcomer(A, now), partial(dict, links), now) == (False, None)
             for peer in sorted(outside):
-                admission.ask(peer, newcomer(A, now), lambda: links, now)
+                admission.ask(peer, newcomer(A, now), partial(dict, links), now)
             for peer, victim in admission.take_turn(links, now):
                 assert victim is not None
                 assert now - links.pop(victim).since >= LEAST_STAY_S
@@ -149,12 +151,13 @@ def test_a_crowd_of_one_subnet_does_not_fill_the_waiting_room() -> None:
     assert "lonely" in turned
 
 
-def test_useful_peers_are_not_turned_out_by_newcomers() -> None:
+def test_useful_peers_keep_their_places_longer() -> None:
     admission = LinkAdmission(random.Random(1), 8)
-    links = table((8, Claim(LinkClass.NEWCOMER, A, 0.0, NOW)))
+    links = table((8, Claim(LinkClass.NEWCOMER, A, NOW, NOW)))
     admission.ask(PeerId("w"), newcomer(A, NOW), lambda: links, NOW)
-    assert admission.take_turn(links, NOW + 30) == []
-    assert [peer for peer, _ in admission.take_turn(links, NOW + 30 + TURN_S)] == []
+    assert admission.take_turn(links, NOW + LEAST_STAY_S + 3) == []
+    assert admission.take_turn(links, NOW + USEFUL_STAY_S - 1) == []
+    assert admission.take_turn(links, NOW + USEFUL_STAY_S + 2) == [("w", "p0")]
 
 
 def test_free_places_go_to_those_who_wait() -> None:
