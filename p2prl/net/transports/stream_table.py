@@ -65,7 +65,7 @@ class StreamTable:
             self.close(own[0])
         own = self._of_peer[peer]
         own.append(stream)
-        self._streams[stream] = _Stream(peer, subnet_of(address), self._rank(stream, peer, importance), now)
+        self._streams[stream] = _Stream(peer, subnet_of(address), importance, now)
         if len(self._streams) > self._max_streams:
             victim = self._most_dispensable()
             dropped.append(victim)
@@ -79,7 +79,7 @@ class StreamTable:
             return
         entry.frame_since = now
         # Rank 0 is also a linked peer's third stream: nobody needs that one for chunks.
-        if entry.importance == 0 and length > limits.MAX_CONTROL_FRAME_BYTES:
+        if self._rank(stream) == 0 and length > limits.MAX_CONTROL_FRAME_BYTES:
             raise RemoteProtocolError(f"frame of {length} bytes from a peer without a link")
 
     def received(self, stream: StreamId, size_bytes: int) -> list[StreamId]:
@@ -105,7 +105,7 @@ class StreamTable:
         if entry is not None:
             self.held_bytes -= entry.held_bytes
             entry.held_bytes, entry.frame_since, entry.active_at = 0, math.inf, now
-            entry.importance = self._rank(stream, entry.peer, importance)
+            entry.importance = importance
 
     def close(self, stream: StreamId) -> None:
         """The stream has ended. May be called again."""
@@ -118,13 +118,15 @@ class StreamTable:
         if not own:
             del self._of_peer[entry.peer]
 
-    def _rank(self, stream: StreamId, peer: PeerId, importance: int) -> int:
-        """A peer's newest two streams count as its link does."""
-        return importance if stream in self._of_peer[peer][-framing.STREAMS_PER_LINK :] else 0
+    def _rank(self, stream: StreamId) -> int:
+        """A peer's newest two streams count as its link does, others as a stranger's."""
+        entry = self._streams[stream]
+        return entry.importance if stream in self._of_peer[entry.peer][-framing.STREAMS_PER_LINK :] else 0
 
     def _most_dispensable(self) -> StreamId:
-        least = min(entry.importance for entry in self._streams.values())
-        shared = {stream: entry for stream, entry in self._streams.items() if entry.importance == least}
+        ranks = {stream: self._rank(stream) for stream in self._streams}
+        least = min(ranks.values())
+        shared = {stream: entry for stream, entry in self._streams.items() if ranks[stream] == least}
         in_subnet = Counter(entry.subnet for entry in shared.values())
         of_peer = Counter(entry.peer for entry in shared.values())
         return min(
@@ -139,5 +141,5 @@ class StreamTable:
             of_peer[entry.peer] += entry.held_bytes
         return min(
             holding,
-            key=lambda s: (holding[s].importance, -of_peer[holding[s].peer], holding[s].frame_since, s),
+            key=lambda s: (self._rank(s), -of_peer[holding[s].peer], holding[s].frame_since, s),
         )
