@@ -26,9 +26,13 @@ from p2prl.swarm.gossip.validation import check_envelope
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
 from p2prl.swarm.peers.introductions import RELAYING, Introductions
+from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 from p2prl.swarm.peers.topology import Candidate, region_of
 from p2prl.swarm.policies.downloads import DownloadStats
 from p2prl.swarm.policies.sync import PolicySync
+
+_LOOPBACK = subnet_of("/ip4/127.0.0.1")
+"""In a local run everybody is here: it tells no peer from another."""
 
 _POLICY_KINDS = (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD)
 
@@ -116,7 +120,12 @@ class Running:
             return
         core = self._core
         swarm = {
-            peer: Candidate(core.relay.upload_of(peer), region_of(core.connections.discovery.addresses_of(peer)))
+            peer: Candidate(
+                core.relay.upload_of(peer),
+                region_of(core.connections.discovery.addresses_of(peer)),
+                link.subnet if link.subnet not in (UNKNOWN, _LOOPBACK) else None,
+                core.connections.standings.is_known(peer, now),
+            )
             for peer, link in core.connections.links.items()
             if link.role in RELAYING
         }

@@ -2,8 +2,8 @@
 
 Anybody who can dial this node can open streams and begin frames. Two streams of each linked peer are kept as its link
 is; all others share what is left: when there are too many, the subnet with most of them loses the one idle for
-longest. Bytes of unfinished frames are counted as they arrive, and when there are too many, the peer that holds most
-of them loses its stream, those without a link first.
+longest. Bytes of unfinished frames are counted as they arrive. When there are too many, the peer that holds most of
+them loses its stream; peers without a link have a share of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from p2prl.net.transports import framing
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.peers.subnets import Subnet, subnet_of
+
+STRANGERS_SHARE = 1 / 8
+"""Share of the memory for unfinished frames that peers without a link keep when it is short: a thousand hellos."""
 
 StreamId = NewType("StreamId", int)
 """Number of a stream, in the order in which they were opened."""
@@ -43,6 +46,7 @@ class StreamTable:
         self._max_held_bytes = max_held_bytes
         self._streams: dict[StreamId, _Stream] = {}
         self._of_peer: defaultdict[PeerId, list[StreamId]] = defaultdict(list)
+        self._held_by: Counter[PeerId] = Counter()
         self._next = 0
         self.held_bytes = 0
         """Bytes of unfinished frames over all peers."""
@@ -88,9 +92,10 @@ class StreamTable:
         if entry is None:
             return []
         entry.held_bytes += size_bytes
+        self._held_by[entry.peer] += size_bytes
         self.held_bytes += size_bytes
         dropped = []
-        if sum(self._streams[own].held_bytes for own in self._of_peer[entry.peer]) > framing.MAX_HELD_BYTES_PER_PEER:
+        if self._held_by[entry.peer] > framing.MAX_HELD_BYTES_PER_PEER:
             dropped.append(stream)
             self.close(stream)
         while self.held_bytes > self._max_held_bytes:
@@ -103,8 +108,8 @@ class StreamTable:
         """The frame is complete and handed on; its sender has this importance by now."""
         entry = self._streams.get(stream)
         if entry is not None:
-            self.held_bytes -= entry.held_bytes
-            entry.held_bytes, entry.frame_since, entry.active_at = 0, math.inf, now
+            self._release(entry)
+            entry.frame_since, entry.active_at = math.inf, now
             entry.importance = importance
 
     def close(self, stream: StreamId) -> None:
@@ -112,11 +117,18 @@ class StreamTable:
         entry = self._streams.pop(stream, None)
         if entry is None:
             return
-        self.held_bytes -= entry.held_bytes
+        self._release(entry)
         own = self._of_peer[entry.peer]
         own.remove(stream)
         if not own:
             del self._of_peer[entry.peer]
+
+    def _release(self, entry: _Stream) -> None:
+        self.held_bytes -= entry.held_bytes
+        self._held_by[entry.peer] -= entry.held_bytes
+        if not self._held_by[entry.peer]:
+            del self._held_by[entry.peer]
+        entry.held_bytes = 0
 
     def _rank(self, stream: StreamId) -> int:
         """A peer's newest two streams count as its link does, others as a stranger's."""
@@ -135,11 +147,9 @@ class StreamTable:
         )
 
     def _largest_holder(self) -> StreamId:
+        """A stream of the peer that holds most: a stranger's if strangers hold more than their share, else a link's."""
         holding = {stream: entry for stream, entry in self._streams.items() if entry.held_bytes}
-        of_peer: Counter[PeerId] = Counter()
-        for entry in holding.values():
-            of_peer[entry.peer] += entry.held_bytes
-        return min(
-            holding,
-            key=lambda s: (self._rank(s), -of_peer[holding[s].peer], holding[s].frame_since, s),
-        )
+        strangers = [stream for stream in holding if not self._rank(stream)]
+        is_over = sum(holding[stream].held_bytes for stream in strangers) > STRANGERS_SHARE * self._max_held_bytes
+        pool = strangers if is_over or len(strangers) == len(holding) else set(holding) - set(strangers)
+        return min(pool, key=lambda s: (-self._held_by[holding[s].peer], holding[s].frame_since, s))

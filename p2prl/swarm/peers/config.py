@@ -18,6 +18,8 @@ class ConnectionsConfig:
     random_links: int = 6
     """Links a node opens at random before the learner has introduced any peer. They stay beside the introduced ones: a
     learner that is captured, or wrong, cannot choose all of a node's neighbors."""
+    own_links: int = 8
+    """Links a node opens itself, however many others have opened to it: an attacker can open as many as it likes."""
     max_with_introduced: int = 64
     """Links up to which introduced peers are dialed. A restarted learner introduces others, and no link is dropped."""
     introduction_wait_s: float = 15.0

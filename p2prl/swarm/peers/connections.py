@@ -1,7 +1,8 @@
 """Peer links: hellos, liveness and clock readings.
 
 `p2prl.swarm.peers.discovery` finds peers and dials them, `p2prl.swarm.peers.bans` remembers those that broke the
-rules, `p2prl.swarm.peers.link_admission` shares the places when there are too few; all are driven from here. Pure: commands go to `commands`, link messages to `outbox`.
+rules, `p2prl.swarm.peers.link_admission` shares the places when there are too few; all are driven from here. Pure:
+commands go to `commands`, link messages to `outbox`.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class Connections:
         In a full table it may take the place of another link (`take_displaced`), or has to wait (`take_admitted`).
         """
         if peer in self.links:
-            self.links[peer].is_chosen |= dialed
+            if dialed:
+                self.links[peer].is_chosen = True
+                self.discovery.on_link(peer, now, dialed=True)
             return False
         if self.bans.is_banned(peer, now) or peer == self._local.identity.peer_id:
             return False
@@ -211,7 +214,7 @@ class Connections:
     def _link(self, peer: PeerId, now: float, *, dialed: bool) -> None:
         link = PeerLink(heard_at=now, subnet=self.subnets.of(peer), since=now, is_chosen=dialed)
         self.links[peer] = link
-        self.discovery.on_link(peer, now)
+        self.discovery.on_link(peer, now, dialed=dialed)
         self._greet(peer, link, now)
 
     def _displace(self, peer: PeerId, now: float) -> None:

@@ -26,7 +26,7 @@ from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.peers.dial_rules import DialBudget, DialRules, Network, rules_for
 from p2prl.swarm.peers.local_peer import LocalPeer
-from p2prl.swarm.peers.subnets import UNKNOWN, Subnet, subnet_of
+from p2prl.swarm.peers.subnets import UNKNOWN, Subnet, provider_of, subnet_of
 from p2prl.swarm.ports import Randomness
 
 
@@ -43,11 +43,13 @@ class _KnownPeer:
     """A dial is under way and counts as a link until then."""
     subnet: Subnet = UNKNOWN
     """Where the peer says it is."""
+    provider: Subnet = UNKNOWN
 
     def move(self, addresses: tuple[str, ...], signed_ms: int) -> None:
         """Take in a newer record."""
         if addresses != self.addresses:
             self.subnet = subnet_of(addresses[0]) if addresses else UNKNOWN
+            self.provider = provider_of(addresses[0]) if addresses else UNKNOWN
         self.addresses, self.signed_ms = addresses, signed_ms
 
 
@@ -86,6 +88,10 @@ class Discovery:
         """When the wait for an introduction began: at the start, or with the link to the learner."""
         self.next_refresh = now
         self.commands: list[Command] = []
+        self._last_records: frozenset[bytes] = frozenset()
+        """Well-formed records of the last lookup: a signature is verified once, not at every lookup."""
+        self._own: set[PeerId] = set()
+        """Linked peers that this node dialed."""
         self._budget = DialBudget()
         self._networks: tuple[Network, ...] = ()
         self.rules = DialRules(is_local=config.local_run)
@@ -111,8 +117,10 @@ class Discovery:
         entry = self._known.get(peer)
         return () if entry is None else entry.addresses
 
-    def on_link(self, peer: PeerId, now: float) -> None:
-        """A link to a peer is up."""
+    def on_link(self, peer: PeerId, now: float, *, dialed: bool) -> None:
+        """A link to a peer is up; `dialed` says that this node opened it."""
+        if dialed:
+            self._own.add(peer)
         if peer == self._local.learner:
             self._introduction_wait_from = now
         if peer in self._known:
@@ -120,6 +128,7 @@ class Discovery:
 
     def on_link_lost(self, peer: PeerId, now: float) -> None:
         """A link or dial failed: dial the peer again only after a backoff."""
+        self._own.discard(peer)
         entry = self._known.get(peer)
         if entry is not None:
             entry.attempts += 1
@@ -150,13 +159,17 @@ class Discovery:
 
     def on_records(self, records: list[bytes], now: float) -> None:
         """Take in peer records from the directory, skipping unusable ones: anybody can write to the directory."""
+        unusable: set[bytes] = set()
         for raw in records:
+            if raw in self._last_records:
+                continue
             try:
                 opened = open_envelope(raw, now=now)
                 record = body_of(opened, PeerRecord)
                 record.check()
                 Role(record.role)
             except (RemoteProtocolError, StaleWorkError, ValueError):
+                unusable.add(raw)
                 continue
             peer = peer_id_of(opened.author)
             stale = now - opened.sent_ms / 1000 > limits.PEER_RECORD_TTL_S
@@ -167,6 +180,7 @@ class Discovery:
                 entry = self._known[peer] = _KnownPeer((), -1)
             if opened.sent_ms > entry.signed_ms:
                 entry.move(record.addresses, opened.sent_ms)
+        self._last_records = frozenset(records) - unusable
         self._forget_old(now)
         self.dial(now)
 
@@ -177,13 +191,13 @@ class Discovery:
         record = PeerRecord(int(self._local.role), self._local.addresses, self._local.newest_version)
         raw = seal(self._local.identity, record, run=self._local.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
-        if not is_connected or len(self._links) < self._config.max_neighbors or self._lacks_addresses():
+        if not is_connected or self._lacks_links() or self._lacks_addresses():
             self.commands.append(LookUp())
 
     def dial(self, now: float) -> None:
         """Dial known peers while there is room for links."""
         dialing = sum(entry.dialing_until > now and peer not in self._links for peer, entry in self._known.items())
-        used = len(self._links) + dialing
+        used, own = len(self._links) + dialing, len(self._own) + dialing
         candidates = [
             (peer, entry)
             for peer, entry in self._known.items()
@@ -196,7 +210,13 @@ class Discovery:
         # The learner first, then introduced peers, then random ones: random links keep a swarm connected.
         # An introduced peer is dialed beyond the present links: those were drawn without knowing the swarm.
         introduced = sum(peer in self.introduced for peer, _ in candidates)
-        room = max(self._random_link_target(now) - used, min(introduced, self._config.max_with_introduced - used))
+        target = self._random_link_target(now)
+        # Those that dial this node may all be one attacker: some links are its own choice, however many others open.
+        room = max(
+            target - used,
+            min(self._config.own_links, target) - own,
+            min(introduced, self._config.max_with_introduced - used),
+        )
         if room <= 0:
             return
         crowd = self._crowd(candidates, now)
@@ -215,17 +235,29 @@ class Discovery:
     def _is_named(self, peer: PeerId) -> bool:
         return peer == self._local.learner or peer in self.introduced
 
-    def _crowd(self, candidates: list[tuple[PeerId, _KnownPeer]], now: float) -> dict[PeerId, tuple[int, float]]:
-        """Peers of its subnet that are linked, dialed or drawn before each candidate, and a random number."""
-        taken = Counter(
-            entry.subnet for peer, entry in self._known.items() if peer in self._links or entry.dialing_until > now
-        )
-        drawn = sorted((self._rng.random(), peer, entry.subnet) for peer, entry in candidates)
+    def _crowd(
+        self, candidates: list[tuple[PeerId, _KnownPeer]], now: float
+    ) -> dict[PeerId, tuple[int, int, float, float]]:
+        """Place of each candidate in the draw: peers of its provider and of its subnet that are linked, dialed or
+        drawn before it, then lots of the provider and the peer.
+
+        The provider has one lot, however many peers it has: with one each, the largest crowd would be drawn first.
+        """
+        counted = [entry for peer, entry in self._known.items() if peer in self._links or entry.dialing_until > now]
+        providers = Counter(entry.provider for entry in counted)
+        subnets = Counter(entry.subnet for entry in counted)
+        lots: dict[Subnet, float] = {}
         crowd = {}
-        for lot, peer, subnet in drawn:
-            crowd[peer] = taken[subnet], lot
-            taken[subnet] += 1
+        drawn = sorted(((self._rng.random(), peer, entry) for peer, entry in candidates), key=lambda lot: lot[:2])
+        for lot, peer, entry in drawn:
+            provider_lot = lots.setdefault(entry.provider, self._rng.random())
+            crowd[peer] = providers[entry.provider], subnets[entry.subnet], provider_lot, lot
+            providers[entry.provider] += 1
+            subnets[entry.subnet] += 1
         return crowd
+
+    def _lacks_links(self) -> bool:
+        return len(self._links) < self._config.max_neighbors or len(self._own) < self._config.own_links
 
     def _lacks_addresses(self) -> bool:
         """Whether an introduced peer is neither linked nor in the address book."""

@@ -23,17 +23,30 @@ _BITS = {4: 24, 6: 48}
 """Leading bits that one customer of a provider controls, by IP version."""
 
 
+_REGION_BITS = {4: 16, 6: 32}
+"""Leading bits that one provider holds: many subnets of it are as easy to rent as one."""
+
+
 def subnet_of(address: str) -> Subnet:
     """The subnet of a multiaddr; `UNKNOWN` for one without an IP address."""
+    return _network_of(address, _BITS)
+
+
+def provider_of(address: str) -> Subnet:
+    """The same with the width of a provider's network, /16 and /32."""
+    return _network_of(address, _REGION_BITS)
+
+
+def _network_of(address: str, bits: dict[int, int]) -> Subnet:
     parts = address.split("/")[1:]
     if "p2p-circuit" in parts:
         before = parts[: parts.index("p2p-circuit")]
         # Everybody behind one relay counts together: the relay's address says nothing about theirs.
-        return Subnet(f"relay/{before[-1]}") if len(before) > 1 and before[-2] == "p2p" else _of_ip(before)
-    return _of_ip(parts)
+        return Subnet(f"relay/{before[-1]}") if len(before) > 1 and before[-2] == "p2p" else _of_ip(before, bits)
+    return _of_ip(parts, bits)
 
 
-def _of_ip(parts: list[str]) -> Subnet:
+def _of_ip(parts: list[str], bits: dict[int, int]) -> Subnet:
     if len(parts) < 2 or parts[0] not in ("ip4", "ip6"):
         return UNKNOWN
     try:
@@ -42,7 +55,7 @@ def _of_ip(parts: list[str]) -> Subnet:
         return UNKNOWN
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
-    return Subnet(str(ipaddress.ip_network((ip, _BITS[ip.version]), strict=False)))
+    return Subnet(str(ipaddress.ip_network((ip, bits[ip.version]), strict=False)))
 
 
 def fullest(subnets: Iterable[Subnet]) -> set[Subnet]:

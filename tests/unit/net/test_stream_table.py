@@ -55,7 +55,7 @@ def test_linked_peers_keep_two_streams_each() -> None:
     assert third in table.streams_of(A)
     assert len(table) == 6
     for index in range(100):
-        table.open(PeerId(f"last{index}"), THERE, 0, 300.0 + index)
+        table.open(PeerId(f"last{index}"), HERE, 0, 300.0 + index)
     assert table.streams_of(A) == [linked[1], third], "the newest two"
 
 
@@ -91,18 +91,21 @@ def test_one_peer_holds_no_more_than_its_share() -> None:
     assert table.received(streams[2], 1) == [streams[2]]
 
 
-def test_the_largest_holder_without_a_link_pays_first() -> None:
+def test_the_largest_holder_pays_and_strangers_have_a_share() -> None:
     table = StreamTable(max_streams=10, max_held_bytes=1000)
     linked = opened(table, A, importance=LINKED)
     small, large = opened(table, B), opened(table, C)
     table.received(linked, 500)
     table.received(small, 200)
     table.received(large, 300)
-    assert table.received(small, 1) == [large]
-    assert table.received(linked, 400) == [small]
-    assert table.held_bytes == 900
-    other = opened(table, B, importance=LINKED)
-    assert table.received(other, 200) == [linked], "of linked ones the largest holder too"
+    assert table.received(small, 1) == [large], "strangers hold more than an eighth"
+    assert table.received(linked, 350) == [small]
+    newcomer = opened(table, B)
+    table.received(newcomer, 100)
+    other = opened(table, C, importance=LINKED)
+    table.received(other, 50)
+    assert table.received(other, 100) == [linked], "a newcomer's few bytes are safe"
+    assert table.held_bytes == 250
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -138,6 +138,6 @@ def test_many_records_of_one_subnet_are_drawn_like_one() -> None:
     links = connections(max_neighbors=16, random_links=16)
     flood = [record(identity_of(f"flood{index}"), address="/ip4/6.6.6.6/tcp/4001") for index in range(768)]
     honest = [identity_of(f"honest{index}") for index in range(12)]
-    records = [record(who, address=f"/ip4/9.9.{index}.1/tcp/4001") for index, who in enumerate(honest)]
+    records = [record(who, address=f"/ip4/9.{index}.9.1/tcp/4001") for index, who in enumerate(honest)]
     links.discovery.on_records(flood + records, NOW)
     assert {who.peer_id for who in honest} <= set(dialed(links))
