@@ -58,7 +58,7 @@ class InboundStreams:
     async def accept(
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str = ""
     ) -> None:
-        """Serve one stream of a peer, which comes from `address`, until it ends. Raises `EOFError` or `OSError` then."""
+        """Serve one stream of a peer, which comes from `address`, until it ends. Raises `EOFError` or `OSError`."""
         if self._guard.is_banned(peer):
             return
         if address:

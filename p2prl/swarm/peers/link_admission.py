@@ -156,7 +156,8 @@ class LinkAdmission:
         if now < self._next_turn:
             return []
         self._waiting = {peer: claim for peer, claim in self._waiting.items() if now - claim.since < WAIT_S}
-        left, turned = dict(links), []
+        left = dict(links)
+        turned: list[tuple[PeerId, PeerId | None]] = []
         while self._waiting and len(turned) < TURN_LINKS:
             peer = self._drawn()
             claim, victim = self._waiting.pop(peer), None
