@@ -64,8 +64,6 @@ class Node:
         self._next_retry = now + _RETRY_S
         self._clock_reported = False
 
-    # --- calls of the role -------------------------------------------------------------------------------------
-
     def begin(self, manifest: bytes, policies: Iterable[bytes] = ()) -> None:
         """Start with a run manifest already on disk, and with manifests of versions whose weights are there too.
 
@@ -177,7 +175,7 @@ class Node:
 
     @property
     def dial_rules(self) -> DialRules:
-        """Addresses of strangers that may be dialed; the shell applies it to what a DNS name resolves to."""
+        """Addresses of strangers that may be dialed; the shell checks what a DNS name resolves to."""
         return self._core.connections.discovery.rules
 
     def link_class(self, peer: PeerId, now: float) -> LinkClass | None:

@@ -1,1 +1,1 @@
-"""Benchmarks of trust: attacks on the product, what they gain and what defending costs."""
+"""Benchmarks of trust: what attacks on a run cost it, and what they cost an attacker."""

@@ -71,7 +71,7 @@ def flood_links(
     manifest = seal(key, _manifest(key.public_key), run=bytes(32), now=START)
     run = envelope_digest(manifest)
 
-    def add(name: str, role: Role) -> PeerId:
+    def add(name: str, role: Role, *, dialable: bool = True) -> PeerId:
         identity = identity_of(name)
 
         def make(now: float, rng: random.Random) -> Node:
@@ -81,7 +81,7 @@ def flood_links(
                 node.begin(manifest)
             return node
 
-        network.host(identity.peer_id, run, make, _ignore)
+        network.host(identity.peer_id, run, make, _ignore, dialable=dialable)
         return identity.peer_id
 
     learner = add("learner", Role.LEARNER)
@@ -91,7 +91,7 @@ def flood_links(
     network.run_for(30.0)
     honest = identity_of("honest").peer_id
     network.place(honest, _address(0 if same_subnet else subnets))
-    add("honest", Role.VOLUNTEER)
+    add("honest", Role.VOLUNTEER, dialable=False)  # the learner cannot choose it: it is at home behind a router
     node, begun = network.node(learner), network.now
     linked_at, linked, steps = None, 0, 0
     while network.now < begun + watched_s:

@@ -30,5 +30,5 @@ def raise_open_files() -> int:
 
 
 def links_for(open_files: int, most: int) -> int:
-    """Links that so many open files allow, at most `most`."""
+    """Number of links for this limit of open files, at most `most`."""
     return max(_LEAST_LINKS, min(most, (open_files - _RESERVED) // _FILES_PER_LINK))

@@ -64,7 +64,7 @@ def frame_length(received: bytes) -> int:
 
 
 def max_streams(max_links: int) -> int:
-    """Streams of one direction over all peers, for a node of so many links: bounds file descriptors."""
+    """Streams of one direction over all peers, for a node of `max_links`: bounds file descriptors."""
     return STREAMS_PER_LINK * max_links + SPARE_STREAMS
 
 

@@ -146,7 +146,7 @@ class FrameWatch(Protocol):
         ...
 
     def received(self, size_bytes: int) -> None:
-        """So many more bytes of it are in memory."""
+        """This number of further bytes of it is in memory."""
         ...
 
     def finished(self) -> None:

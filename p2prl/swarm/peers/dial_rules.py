@@ -37,7 +37,7 @@ _SERVICE_PORTS = frozenset(
     {1433, 1521, 2049, 2375, 2376, 2379, 2380, 3306, 3389, 5432, 5900, 5984, 6379, 6443, 8500, 9092, 9200, 9300}
     | {10250, 11211, 27017, 27018}
 )
-"""Ports of databases and of remote control, which answer to whoever connects."""
+"""Ports of databases and of remote control, which answer to anybody who connects."""
 
 _NEVER = tuple(
     map(

@@ -29,6 +29,10 @@ from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.subnets import UNKNOWN, Subnet, provider_of, subnet_of
 from p2prl.swarm.ports import Randomness
 
+_KEY_CHECK_S = 180.0
+"""For this long a node looks records up however many links it has: one of its own key would tell that another machine
+uses the key (`p2prl.net.process.key_use`), and that one writes its record every 30 s."""
+
 
 @dataclass(slots=True)
 class _KnownPeer:
@@ -50,12 +54,13 @@ class _KnownPeer:
         if addresses != self.addresses:
             self.subnet = subnet_of(addresses[0]) if addresses else UNKNOWN
             self.provider = provider_of(addresses[0]) if addresses else UNKNOWN
+            self.attempts = 0
         self.addresses, self.signed_ms = addresses, signed_ms
 
 
-_MAX_ATTEMPTS = 12
-"""Dials of a stranger without a link, ten minutes of them: it is behind a router, or does not exist. A peer that the
-learner has introduced, or that linked before, is tried as long as its record is there."""
+_MAX_ATTEMPTS = 24
+"""Dials of a stranger, and failures, after which it is given up: behind a router, or not there. That is twelve dials in
+ten minutes. A peer that the learner has introduced is tried as long as its record is there."""
 
 
 class Discovery:
@@ -188,10 +193,12 @@ class Discovery:
         """Publish our record, and look up other peers while links or addresses are missing."""
         is_connected = learner_linked or self._local.role is Role.LEARNER
         self.next_refresh = now + (self._config.refresh_s if is_connected else self._config.eager_refresh_s)
-        record = PeerRecord(int(self._local.role), self._local.addresses, self._local.newest_version)
+        local = self._local
+        record = PeerRecord(int(local.role), local.addresses, local.newest_version, local.started_ms)
         raw = seal(self._local.identity, record, run=self._local.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
-        if not is_connected or self._lacks_links() or self._lacks_addresses():
+        is_fresh = now < self._local.started_ms / 1000 + _KEY_CHECK_S
+        if is_fresh or not is_connected or self._lacks_links() or self._lacks_addresses():
             self.commands.append(LookUp())
 
     def dial(self, now: float) -> None:

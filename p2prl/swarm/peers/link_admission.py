@@ -3,7 +3,7 @@
 While there is room everybody is linked, however many come from one address. In a full table each class of peers has a
 share of the places, and within a class the subnets have equal shares: a peer whose subnet holds fewer places than
 another takes one of the other's at once. Peers whose subnet is full already wait, and every two seconds some of them,
-drawn by lot, take the places of the peers that were least useful. So a stranger with a thousand keys of one subnet
+drawn at random, take the places of the peers that were least useful. So a stranger with a thousand keys of one subnet
 cannot keep a newcomer out, not even one of the same subnet; a flood of subnets costs the newcomer some turns. The
 learner, and the peers this node chose itself, always get a place and keep it.
 """
@@ -187,6 +187,6 @@ class LinkAdmission:
             del self._waiting[dropped]
 
     def _drawn(self) -> PeerId:
-        """A waiting peer by lot: first a subnet, then one of its peers, so that keys buy no tickets elsewhere."""
+        """A waiting peer at random: first a subnet, then one of its peers, so that keys buy no tickets elsewhere."""
         subnet = draw_one(sorted({claim.subnet for claim in self._waiting.values()}), self._rng)
         return draw_one([peer for peer, claim in self._waiting.items() if claim.subnet == subnet], self._rng)

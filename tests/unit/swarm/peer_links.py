@@ -37,7 +37,7 @@ def record(
     run: bytes = RUN,
     address: str = "/ip4/1.2.3.4/tcp/4001",
 ) -> bytes:
-    return seal(who, PeerRecord(int(role), (address,), 0), run=run, now=at)
+    return seal(who, PeerRecord(int(role), (address,), 0, 0), run=run, now=at)
 
 
 def hello(*, role: int = Role.LEARNER, run: bytes = RUN, clock: float = NOW, height: int = 0) -> Hello:
