@@ -22,6 +22,7 @@ from p2prl.swarm.events import (
     PeersChanged,
     Send,
 )
+from p2prl.swarm.gossip.entry_limits import EntryLimits, Traffic
 from p2prl.swarm.gossip.final_head import FinalHead
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
@@ -57,6 +58,7 @@ class NodeCore:
         self.connections = Connections(self.local, rng, config.connections, now)
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
+        self.entry = EntryLimits()
         self.final_head = FinalHead()
         self.quota = DiskQuota(config.disk_bytes)
         self.relay = Relay(store, rng, config.relay, self.quota)
@@ -109,9 +111,11 @@ class NodeCore:
     def on_repeated(self, name: Digest, raw: bytes, source: PeerId, now: float) -> None:
         """Handle an envelope that was accepted before.
 
-        A volunteer repeats a group until the learner's storage receipt reaches it: forward it again, or let the
-        learner acknowledge it again.
+        A volunteer repeats a group until the learner's storage receipt reaches it: send it the receipt if one is
+        remembered, otherwise forward the group again, or let the learner acknowledge it again.
         """
+        if self.gossip.answer_repeated(name, source):
+            return
         if self.config.role is not Role.LEARNER:
             self.gossip.spread_again(name, source=source)
             if self.gossip.kind_of_recent(name) is Kind.GROUP_HEADER:
@@ -120,6 +124,11 @@ class NodeCore:
             if opened.kind is Kind.GROUP_HEADER:
                 self.groups.note(opened, source)
             self.events.append(EnvelopeArrived(opened, source))
+
+    def admits(self, kind: Traffic, peer: PeerId, now: float) -> bool:
+        """Whether a message may cost this node anything: the first look, at its sender only."""
+        is_known = self.connections.is_known(peer, now)
+        return self.entry.admits(kind, peer, self.connections.subnets.of(peer), now, is_known=is_known)
 
     def send(self, peer: PeerId, message: Wire) -> None:
         """Send a control message to a peer."""

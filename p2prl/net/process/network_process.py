@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 import socket
+from dataclasses import replace
 
 import psutil
 
@@ -22,16 +23,21 @@ from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.process.open_files import links_for, raise_open_files
+from p2prl.net.process.peer_guard import NodeGuard
 from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
+from p2prl.net.transports.interface_addresses import private_networks
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import events
 from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.peers.dial_rules import is_numeric_loopback
 
 _STATUS_S = 2.0
 
@@ -114,10 +120,12 @@ class NetworkProcess:
             Digest(config.run),
             self._blobs,
             random.Random(seed),  # noqa: S311 - shuffles neighbors and chunks; secrets never come from it
-            config.node,
+            self._node_config(config),
             started,
             self._groups,
         )
+        self._guard = NodeGuard(self._node, self._clock)
+        self._node.set_networks(private_networks())
         self._kept = KeptVersions(config.blob_dir)
         held = self._kept.found(config.manifest) if config.manifest and config.node.rebuilds else []
         # Not before the first download is complete: until then it may continue one of an earlier process.
@@ -139,6 +147,7 @@ class NetworkProcess:
                 budget=self._budget,
                 key_use=KeyUse(identity.peer_id, started, self._on_key_shared),
             )
+            self._guard.on_fault = self._driver.wake
             self._report(control.NetworkUp(transport.addresses))
             self._driver.wake()
             await self._work(transport, config.bootstrap)
@@ -148,6 +157,15 @@ class NetworkProcess:
             sweep.cancel()
             self._blobs.close()
             self._groups.close()
+
+    def _node_config(self, config: NetworkConfig) -> NodeConfig:
+        """The node's settings, with as many links as this system has files for."""
+        connections = config.node.connections
+        self._max_links = links_for(raise_open_files(), connections.max_links)
+        named = config.bootstrap or config.listen
+        local = bool(named) and all(is_numeric_loopback(address) for address in named)
+        connections = replace(connections, max_links=self._max_links, local_run=connections.local_run or local)
+        return replace(config.node, connections=connections)
 
     async def _work(self, transport: Transport, bootstrap: tuple[str, ...]) -> None:
         """Run until the role hangs up, the node fails or the transport stops."""
@@ -182,6 +200,8 @@ class NetworkProcess:
                 listen=config.listen,
                 bootstrap=bootstrap,
                 clock=self._clock,
+                guard=self._guard,
+                max_links=self._max_links,
                 pacer=self._budget.pacer,
             )
 
