@@ -16,7 +16,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt, Verdict
+from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt, Verdict, VerdictChecks
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
@@ -37,6 +37,7 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.POLICY_HEAD: PolicyHead,
     Kind.INTRODUCTION: Introduction,
     Kind.GROUP_HEADER: GroupHeader,
+    Kind.VERDICT_CHECKS: VerdictChecks,
 }
 """The struct of each signed message."""
 
@@ -52,6 +53,7 @@ DOMAINS: dict[Kind, str] = {
     Kind.POLICY_HEAD: "p2prl/policy-head/v1",
     Kind.INTRODUCTION: "p2prl/introduction/v1",
     Kind.GROUP_HEADER: "p2prl/group-header/v1",
+    Kind.VERDICT_CHECKS: "p2prl/verdict-checks/v1",
 }
 """The versioned domain of each signature. A new meaning takes a new string."""
 

@@ -39,6 +39,7 @@ class Kind(IntEnum):
     POLICY_HEAD = 40
     INTRODUCTION = 41
     GROUP_HEADER = 42
+    VERDICT_CHECKS = 43
 
 
 TOMBSTONES: frozenset[int] = frozenset()

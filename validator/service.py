@@ -206,7 +206,7 @@ class Validator:
 
     def _replay_batch(self, tools: ReplayTools, policy: Digest, network: NetworkPort) -> None:
         groups = self._queue.take(policy, _BATCH)
-        judged = judge(tools, self._weights.manifest_of(policy), groups)
+        judged = judge(tools, self._weights.manifest_of(policy), groups, validator=self._identity.public_key)
         for signed, (verdict, _) in zip(groups, judged, strict=True):
             self._counts.replayed += 1
             self._counts.passed += verdict.passed

@@ -18,6 +18,7 @@ from p2prl.learner.intake.intake import Intake
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Admission, Replayer
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
@@ -122,7 +123,8 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
     pacing = _pacing(parts, storage, step=trainer.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, storage)
-    intake = Intake(storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, sender=sender, clock=clock)
+    verdicts = VerdictIntake(storage.journal, sender, clock)
+    intake = Intake(storage, decoded, buffer, backlog, sender, clock, verdicts)
     intake.refill()
     replayer = Replayer(parts.replaying)
     checks = GroupChecks(
@@ -131,9 +133,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         buffer=buffer,
         admission=Admission(storage, decoded),
         replayer=replayer,
-        settlement=Settlement(
-            storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
-        ),
+        settlement=Settlement(storage, buffer, sender, clock, verdicts, on_verified=pacing.group_verified),
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),
     )

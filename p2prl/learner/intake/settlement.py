@@ -9,6 +9,7 @@ import numpy as np
 from p2prl.clock import Clock
 from p2prl.learner.intake.receipt_signing import sign_receipts
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Outcome
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.journal.groups import GroupState
@@ -22,11 +23,12 @@ class Settlement:
 
     def __init__(
         self,
-        *,
         storage: LearnerStorage,
         buffer: RolloutBuffer,
         sender: SigningSender,
         clock: Clock,
+        verdicts: VerdictIntake,
+        *,
         on_verified: Callable[[VerifiedGroup], None],
     ) -> None:
         """`on_verified` gets each verified group."""
@@ -34,6 +36,7 @@ class Settlement:
         self._buffer = buffer
         self._sender = sender
         self._clock = clock
+        self._verdicts = verdicts
         self._on_verified = on_verified
 
     def settle(self, outcomes: Sequence[Outcome], *, step: int, surplus: bool) -> list[VerifiedGroup]:
@@ -42,7 +45,7 @@ class Settlement:
         with self._journal.transaction():
             verified = [group for outcome in outcomes if (group := self._record(outcome)) is not None]
             self._journal.ledger.append(receipts)
-            self._journal.ledger.release_verdicts([outcome.stored.digest for outcome in outcomes])
+            checks = self._verdicts.settle(outcomes)
             dropped = [self._buffer.add_surplus(group) for group in verified] if surplus else []
             for group in dropped:
                 if group is not None:
@@ -51,7 +54,8 @@ class Settlement:
             if not surplus:
                 self._buffer.add(group)
             self._on_verified(group)
-        self._sender.send(receipts)
+        for envelope in (receipts, *checks):
+            self._sender.send(envelope)
         return verified
 
     def _record(self, outcome: Outcome) -> VerifiedGroup | None:

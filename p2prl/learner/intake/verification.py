@@ -22,6 +22,7 @@ from p2prl.models.run_scoring import PendingRewards
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.verdict_probes import candidate_tokens
 from p2prl.swarm.policies.catalog import PolicyVersion
 
 
@@ -130,7 +131,11 @@ class Replayer:
         for digest, entries in sorted(to_replay.items(), key=lambda item: item[0] != self._loaded):
             self.load(digest, entries[0][1].weights)
             work = [(candidate.group, inspection) for _, candidate, inspection in entries]
-            replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype)
+            candidates = [
+                candidate_tokens(candidate.stored.digest, [ids[-1] for ids in seen.token_ids], self._work.vocabulary)
+                for _, candidate, seen in entries
+            ]
+            replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype, candidates=candidates)
             for (index, candidate, inspection), replay in zip(entries, replays, strict=True):
                 stored, group, policy = candidate.stored, candidate.group, candidate.policy
                 if replay.reason:

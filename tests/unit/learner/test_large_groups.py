@@ -18,6 +18,7 @@ from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.signing_sender import SigningSender
@@ -106,6 +107,7 @@ class LearnerIntake:
             backlog=self.backlog,
             sender=sender,
             clock=Clock(),
+            verdicts=VerdictIntake(self.storage.journal, sender, Clock()),
         )
         self.inbox = Inbox(self.intake, self.storage.journal.ledger, sender, lambda _: None)
 
