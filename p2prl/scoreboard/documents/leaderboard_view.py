@@ -55,8 +55,9 @@ def leaderboard_document(
         last = _place(cursor)
         start = next((i for i, (_, row) in enumerate(ranked) if row[:2] > last), len(ranked))
     page = ranked[start : start + limit]
-    people = [_contributor(board, rank, key) for rank, (_, _, key) in page] if by == "people" else []
-    validators = [_validator(board, rank, key) for rank, (_, _, key) in page] if by == "validators" else []
+    over = snapshot.finished
+    people = [_contributor(board, rank, key, over) for rank, (_, _, key) in page] if by == "people" else []
+    validators = [_validator(board, rank, key, over) for rank, (_, _, key) in page] if by == "validators" else []
     more = start + limit < len(ranked)
     next_cursor = f"{-page[-1][1][0]}-{page[-1][1][1]}" if more else None
     return LeaderboardDocument(by=by, total=len(ranked), people=people, validators=validators, next_cursor=next_cursor)
@@ -72,7 +73,7 @@ def contributor_document(snapshot: Snapshot, contributor_id: str) -> Contributor
     if key not in board.people:
         return None
     rank = next(rank for rank, (_, _, other) in _ranked(board, "people") if other == key)
-    return _contributor(board, rank, key)
+    return _contributor(board, rank, key, snapshot.finished)
 
 
 def _matches(public_key: bytes, words: list[str]) -> bool:
@@ -88,7 +89,7 @@ def _place(cursor: str) -> tuple[int, str]:
     return -int(tokens), peer_id
 
 
-def _contributor(board: BoardState, rank: int, key: bytes) -> ContributorDocument:
+def _contributor(board: BoardState, rank: int, key: bytes, finished: bool) -> ContributorDocument:
     person = board.people[key]
     checked = person.credited_groups + person.rejected_groups
     low, high = wilson_interval(person.credited_groups, checked)
@@ -100,6 +101,8 @@ def _contributor(board: BoardState, rank: int, key: bytes) -> ContributorDocumen
         verified_groups=person.verified_groups,
         sampled_groups=person.sampled_groups,
         verified_tokens=person.tokens,
+        escrow_tokens=0 if finished else person.escrow_tokens,
+        forfeited_tokens=person.forfeited_tokens,
         completions=person.completions,
         mean_reward=rounded(person.reward_micros / person.completions / MICRO) if person.completions else None,
         pass_rate=PassRate(
@@ -119,7 +122,7 @@ def _contributor(board: BoardState, rank: int, key: bytes) -> ContributorDocumen
     )
 
 
-def _validator(board: BoardState, rank: int, key: bytes) -> ValidatorDocument:
+def _validator(board: BoardState, rank: int, key: bytes, finished: bool) -> ValidatorDocument:
     validator = board.validators[key]
     return ValidatorDocument(
         rank=rank,
@@ -129,6 +132,9 @@ def _validator(board: BoardState, rank: int, key: bytes) -> ValidatorDocument:
         passed_groups=validator.passed_groups,
         failed_groups=validator.failed_groups,
         disputed_groups=validator.disputed_groups,
+        failed_checks=validator.failed_checks,
+        upheld_disputes=validator.upheld_disputes,
         rechecked_tokens=validator.tokens,
+        escrow_tokens=0 if finished else validator.escrow_tokens,
         last_verdict_at=time_text(validator.last_ms),
     )

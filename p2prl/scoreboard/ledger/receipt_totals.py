@@ -10,7 +10,7 @@ from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Step, summed
+from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS, MICRO, Person, Step, summed
 
 OTHER_REASON = "other"
 """Replaces every unknown reason code: a receipt's free text is never shown."""
@@ -85,7 +85,8 @@ def _add_to_person(before: Person, receipt: Receipt, *, step: int, sent_ms: int)
     reason = receipt.reason if receipt.reason in _KNOWN_REASONS else OTHER_REASON
     if receipt.state == ReceiptState.REJECTED:
         counts = {**person.rejected, reason: person.rejected.get(reason, 0) + 1}
-        return replace(person, rejected=dict(sorted(counts.items())))
+        person = replace(person, rejected=dict(sorted(counts.items())))
+        return _forfeit(person) if reason == RejectionReason.EXCLUDED else person
     if receipt.state == ReceiptState.EXPIRED:
         counts = {**person.expired, reason: person.expired.get(reason, 0) + 1}
         return replace(person, expired=dict(sorted(counts.items())))
@@ -96,8 +97,15 @@ def _add_to_person(before: Person, receipt: Receipt, *, step: int, sent_ms: int)
         sampled_groups=person.sampled_groups + (not verified),
         completions=person.completions + receipt.completions,
         tokens=person.tokens + receipt.tokens,
+        escrow=(*person.escrow, receipt.tokens)[-ESCROW_GROUPS:],
         reward_micros=person.reward_micros + round(receipt.reward * MICRO) * receipt.completions,
     )
+
+
+def _forfeit(person: Person) -> Person:
+    """An excluded key loses what is in escrow."""
+    lost = person.escrow_tokens
+    return replace(person, tokens=person.tokens - lost, forfeited_tokens=person.forfeited_tokens + lost, escrow=())
 
 
 def _add_to_step(step: Step, receipt: Receipt, sent_ms: int) -> Step:

@@ -21,7 +21,7 @@ def test_candidates_are_tokens_of_the_vocabulary_and_never_the_last_one(
     assert [len(row) for row in candidates] == [CANDIDATES] * len(lasts)
     for row, last in zip(candidates, lasts, strict=True):
         assert last not in row
-        assert 0 <= min(row)
+        assert min(row) >= 0
         assert max(row) < vocabulary
 
 

@@ -116,7 +116,7 @@ def test_the_broken_entry_is_named(tmp_path: Path) -> None:
     ("head", "message"),
     [
         (WRITER.signed_head(head=bytes(32)), "differs from the one the learner signed"),
-        (WRITER.signed_head(height=99), "ends at entry 18"),
+        (WRITER.signed_head(height=99), f"ends at entry {len(WRITER.entries)}"),
     ],
 )
 def test_a_ledger_is_held_to_its_signed_head(tmp_path: Path, head: bytes, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import open_envelope
-from p2prl.protocol.ledger_messages import Receipts, ReceiptState, Verdict
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.ledger_messages import CheckOutcome, Receipts, ReceiptState, Verdict, VerdictCheck, VerdictChecks
+from p2prl.scoreboard.ledger.leaderboard_totals import Validator
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.testing.sample_ledgers import (
     LedgerWriter,
@@ -52,12 +56,19 @@ def recount(writer: LedgerWriter) -> dict[str, Any]:
         if good:
             tokens[row.peer] += row.tokens
             curve[step_of[group]].append((row.reward, row.completions))
+    checks = {
+        (check.validator, check.group): check
+        for opened in bodies
+        if isinstance(opened.body, VerdictChecks)
+        for check in opened.body.checks
+    }
     checked: dict[bytes, dict[bytes, tuple[bool, int]]] = defaultdict(dict)
     for opened in bodies:
         if isinstance(opened.body, Verdict) and opened.body.group in final:
             row = final[opened.body.group]
             if opened.author != row.peer:
-                checked[opened.author].setdefault(row.group, (opened.body.passed, min(opened.body.tokens, row.tokens)))
+                paid = min(opened.body.tokens, checks[opened.author, row.group].tokens)
+                checked[opened.author].setdefault(row.group, (opened.body.passed, paid))
     return {
         "tokens": dict(tokens),
         "groups": groups,
@@ -109,20 +120,20 @@ def test_a_validator_counts_once_per_group_and_not_for_its_own_work() -> None:
     writer.receipts(0, row)
     for _ in range(3):
         writer.now += 1
-        writer.add(BOB, verdict_on(row))
-    writer.add(ANN, verdict_on(row))
+        writer.verdict(BOB, row)
+    writer.verdict(ANN, row)
     state = fold(writer)
     assert set(state.validators) == {BOB.public_key}
     assert state.validators[BOB.public_key].tokens == 100
-    assert state.ignored == {"second_verdict": 2, "verdict_on_own_work": 1}
+    assert state.ignored == {"second_verdict": 2, "check_without_verdict": 3, "verdict_on_own_work": 1}
 
 
-def test_a_validators_claim_earns_no_more_than_the_receipt_states() -> None:
+def test_a_validators_claim_earns_no_more_than_the_check_states() -> None:
     writer = LedgerWriter()
     row = receipt(0, ANN, tokens=100)
     writer.receipts(0, row)
-    writer.add(EVE, verdict_on(row, tokens=2_000_000))
-    writer.add(BOB, verdict_on(row, tokens=40))
+    writer.verdict(EVE, row, tokens=2_000_000)
+    writer.verdict(BOB, row, tokens=40)
     state = fold(writer)
     assert state.validators[EVE.public_key].tokens == 100
     assert state.validators[BOB.public_key].tokens == 40
@@ -259,6 +270,147 @@ def test_states_are_immutable() -> None:
     assert len({total for _, total in states}) > 3
 
 
+def known(writer: LedgerWriter, *names: str) -> list[Identity]:
+    """Validators that are known by their checks, on groups of their own numbers."""
+    keys = [identity(name) for name in names]
+    for place, key in enumerate(keys):
+        for number in range(8):
+            row = receipt(1_000 + 8 * place + number, ANN, tokens=10)
+            writer.receipts(0, row)
+            writer.verdict(key, row)
+    return keys
+
+
+def row_of(writer: LedgerWriter, key: Identity) -> Validator:
+    return fold(writer).validators[key.public_key]
+
+
+def test_a_verdict_without_a_check_earns_nothing() -> None:
+    writer = LedgerWriter()
+    writer.receipts(0, receipt(0, ANN))
+    writer.add(BOB, verdict_on(receipt(0, ANN)))
+    assert row_of(writer, BOB).tokens == 0
+    assert row_of(writer, BOB).passed_groups == 1
+    writer.check(BOB, receipt(0, ANN), CheckOutcome.AGREED)
+    writer.check(BOB, receipt(0, ANN), CheckOutcome.AGREED)
+    assert row_of(writer, BOB).tokens == 100
+    assert fold(writer).ignored == {"check_without_verdict": 1}
+
+
+@pytest.mark.parametrize("nonsense", [{"outcome": 0}, {"outcome": 9}, {"tokens": -1}, {"validator": b""}])
+def test_an_impossible_check_is_ignored_and_counted(nonsense: dict[str, Any]) -> None:
+    writer = LedgerWriter()
+    row = receipt(0, ANN)
+    writer.receipts(0, row)
+    writer.add(BOB, verdict_on(row))
+    check = VerdictCheck(BOB.public_key, row.group, int(CheckOutcome.AGREED), 100)
+    writer.add(writer.learner, VerdictChecks((msgspec.structs.replace(check, **nonsense),)))
+    assert fold(writer).ignored == {"impossible_check": 1}
+    assert row_of(writer, BOB).tokens == 0
+
+
+def test_only_the_learner_signs_checks() -> None:
+    writer = LedgerWriter()
+    forged = writer.add(EVE, VerdictChecks(()))
+    board = LedgerFold(run=writer.run, learner=writer.learner.public_key, parameters=1)
+    with pytest.raises(RemoteProtocolError, match="learner did not sign"):
+        board.follow(forged)
+
+
+def test_a_failed_check_voids_what_is_in_escrow_and_no_more() -> None:
+    writer = LedgerWriter()
+    rows = [receipt(number, ANN, tokens=10 + number) for number in range(12)]
+    writer.receipts(0, *rows)
+    for row in rows[:-1]:
+        writer.verdict(BOB, row)
+    assert row_of(writer, BOB).tokens == sum(row.tokens for row in rows[:11])
+    assert row_of(writer, BOB).escrow_tokens == sum(row.tokens for row in rows[3:11]), "the newest eight"
+    writer.verdict(BOB, rows[11], CheckOutcome.FAILED)
+    tally = row_of(writer, BOB)
+    assert (tally.tokens, tally.escrow_tokens, tally.failed_checks) == (10 + 11 + 12, 0, 1)
+    assert not tally.standing.is_known
+
+
+def test_who_lies_in_one_of_eight_earns_nothing() -> None:
+    writer = LedgerWriter()
+    for number in range(80):
+        row = receipt(number, ANN)
+        writer.receipts(number, row)
+        writer.verdict(BOB, row, CheckOutcome.FAILED if number % 8 == 7 else CheckOutcome.AGREED)
+    assert row_of(writer, BOB).tokens == 0
+
+
+def test_an_unclear_check_earns_and_costs_nothing() -> None:
+    writer = LedgerWriter()
+    first, second = receipt(0, ANN), receipt(1, ANN)
+    writer.receipts(0, first, second)
+    writer.verdict(BOB, first)
+    before = row_of(writer, BOB)
+    writer.verdict(BOB, second, CheckOutcome.UNCLEAR, passed=False)
+    after = row_of(writer, BOB)
+    assert (after.tokens, after.escrow, after.standing) == (before.tokens, before.escrow, before.standing)
+
+
+@pytest.mark.parametrize("third_is_first", [True, False])
+@pytest.mark.parametrize("overruled", [True, False])
+def test_a_third_validator_decides_between_learner_and_validator(third_is_first: bool, overruled: bool) -> None:
+    writer = LedgerWriter()
+    (third,) = known(writer, "third")
+    row = receipt(0, ANN)
+    writer.receipts(0, row)
+    side = CheckOutcome.CONTRADICTED if overruled else CheckOutcome.AGREED
+    calls = [(EVE, CheckOutcome.CONTRADICTED), (third, side)]
+    if third_is_first and not overruled:  # otherwise the third would be the one that contradicts first
+        calls.reverse()
+    writer.verdict(calls[0][0], row, calls[0][1], passed=calls[0][1] is CheckOutcome.AGREED)
+    assert fold(writer).overruled_receipts == 0
+    assert row_of(writer, calls[0][0]).tokens == (180 if calls[0][0] is third else 0)
+    writer.verdict(calls[1][0], row, calls[1][1], passed=calls[1][1] is CheckOutcome.AGREED)
+    state, tally = fold(writer), row_of(writer, EVE)
+    assert state.overruled_receipts == overruled
+    assert (tally.tokens, tally.upheld_disputes, tally.failed_checks) == ((100, 1, 0) if overruled else (0, 0, 1))
+    assert row_of(writer, third).tokens == 180
+    late = identity("late")
+    writer.verdict(late, row, CheckOutcome.CONTRADICTED, passed=False)
+    assert row_of(writer, late).tokens == (100 if overruled else 0), "the decision holds for verdicts that follow"
+    assert fold(writer).overruled_receipts == overruled
+
+
+def test_newcomers_parties_and_most_known_validators_decide_nothing() -> None:
+    writer = LedgerWriter()
+    row = receipt(0, ANN)
+    keys = known(writer, *(f"known {n}" for n in range(6)))
+    writer.receipts(0, row)
+    writer.verdict(EVE, row, CheckOutcome.CONTRADICTED, passed=False)
+    writer.verdict(BOB, row, CheckOutcome.CONTRADICTED, passed=False)
+    assert fold(writer).overruled_receipts == 0, "a newcomer decides nothing"
+    order = sorted(keys, key=lambda key: digest("p2prl/dispute-decider/v1", row.group, key.public_key))
+    for key in order[3:]:
+        writer.verdict(key, row, CheckOutcome.CONTRADICTED, passed=False)
+    assert fold(writer).overruled_receipts == 0, "the hash has chosen the first three"
+    writer.verdict(order[2], row)
+    tallies = fold(writer).validators
+    assert [tallies[key.public_key].failed_checks for key in (EVE, BOB, *order)] == [1, 1, 0, 0, 0, 1, 1, 1]
+
+
+def test_credit_of_contributors_leaves_escrow_with_further_groups() -> None:
+    writer = LedgerWriter()
+    writer.receipts(0, *(receipt(number, ANN, tokens=100 + number) for number in range(40)))
+    person = fold(writer).people[ANN.public_key]
+    assert person.tokens == sum(range(100, 140))
+    assert person.escrow_tokens == sum(range(108, 140)), "the newest 32 groups"
+    rejected = {"state": int(ReceiptState.REJECTED), "tokens": 0, "completions": 0}
+    writer.receipts(1, receipt(50, ANN, reason="seed_mismatch", **rejected))
+    assert fold(writer).people[ANN.public_key].tokens == person.tokens, "an honest failure costs nothing"
+    writer.receipts(1, receipt(51, ANN, reason="excluded", **rejected))
+    after = fold(writer).people[ANN.public_key]
+    assert (after.tokens, after.escrow_tokens, after.forfeited_tokens) == (
+        sum(range(100, 108)),
+        0,
+        sum(range(108, 140)),
+    )
+
+
 _ROWS = [
     receipt(i, (ANN, BOB, EVE)[i % 3], tokens=50 + i, reward=i / 7, version=i % 2, state=1 + (i % 4)) for i in range(9)
 ]
@@ -277,7 +429,8 @@ def test_any_order_of_receipts_and_verdicts_gives_the_same_totals(order: list[in
                 judge, row = _VERDICTS[place - len(_ROWS)]
                 writer.add(judge, verdict_on(row, passed=row.slot % 2 == 0))
         state = fold(writer)
-        return {"people": dict(state.people), "validators": dict(state.validators), "steps": dict(state.steps)} | {
+        people = {key: replace(person, escrow=tuple(sorted(person.escrow))) for key, person in state.people.items()}
+        return {"people": people, "validators": dict(state.validators), "steps": dict(state.steps)} | {
             "ignored": dict(state.ignored),
             "waiting": state.waiting_verdicts,
         }
