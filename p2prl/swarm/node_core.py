@@ -24,6 +24,7 @@ from p2prl.swarm.events import (
 from p2prl.swarm.gossip.final_head import FinalHead
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
+from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.groups.group_bodies import GroupBodies
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.outbox import take_frames
@@ -57,6 +58,7 @@ class NodeCore:
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
         self.final_head = FinalHead()
+        self.verdicts = VerdictGate()
         self.relay = Relay(store, rng, config.relay)
         self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner)
         self._bulk: dict[PeerId, deque[bool]] = {}

@@ -84,11 +84,13 @@ class Running:
             return self
         opened = open_envelope(raw, now=now)
         self._admit(opened, now)
+        if opened.kind is Kind.VERDICT and not core.verdicts.admits(opened, source, now):
+            core.gossip.set_aside(name)
+            return self
         if opened.kind is Kind.GROUP_HEADER:
             core.groups.note(opened, source)
-        core.gossip.spread(opened, source=source)
-        if core.config.role in AUDIENCE[opened.kind]:
-            core.events.append(EnvelopeArrived(opened, source))
+        self._pass_on(opened, source)
+        self._release_verdicts()
         return self
 
     def admit_own(self, opened: Opened, now: float) -> None:
@@ -100,6 +102,9 @@ class Running:
             self._admit_policy(opened, now, own=True)
         elif opened.kind is Kind.LEDGER_HEAD or opened.kind in GROUP_KINDS:
             self._admit(opened, now)
+        else:
+            self._core.verdicts.note(opened)
+        self._release_verdicts()
 
     def retry(self, now: float) -> None:
         """Drop stalled downloads and notice a silent learner."""
@@ -153,11 +158,24 @@ class Running:
         """(bytes held, bytes in all) of the run's files and data."""
         return self._policies.file_progress()
 
+    def _pass_on(self, opened: Opened, source: PeerId) -> None:
+        """Forward an envelope, and report it if it is meant for this node's role."""
+        core = self._core
+        core.gossip.spread(opened, source=source)
+        if core.config.role in AUDIENCE[opened.kind]:
+            core.events.append(EnvelopeArrived(opened, source))
+
+    def _release_verdicts(self) -> None:
+        """Pass on the verdicts that waited for their group."""
+        for opened, source in self._core.verdicts.take_released():
+            self._pass_on(opened, source)
+
     def _admit(self, opened: Opened, now: float) -> None:
         """Check and take in an envelope before it is forwarded. Raises `RemoteProtocolError`."""
         core = self._core
         check_envelope(opened, run=core.local.run, learner=self._learner_key, group_bytes=self._group_bytes)
         core.final_head.note_head(opened, now)
+        core.verdicts.note(opened)
         if opened.kind in _POLICY_KINDS:
             self._admit_policy(opened, now, own=False)
         elif opened.kind is Kind.INTRODUCTION:
