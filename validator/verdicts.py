@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from typing import Protocol
 
 from p2prl.models.group_replay import replay_groups
 from p2prl.models.group_work import Inspection, ReplayTools
@@ -13,6 +14,16 @@ from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.signed_group import SignedGroup
 from p2prl.protocol.verdict_probes import candidate_tokens
+
+
+class Judge(Protocol):
+    """Makes the verdicts of a batch, as `judge` does."""
+
+    def __call__(
+        self, tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup], *, validator: bytes
+    ) -> list[tuple[Verdict, Inspection]]:
+        """One verdict for each group, and what was inspected."""
+        ...
 
 
 def judge(
