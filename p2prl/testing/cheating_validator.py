@@ -14,7 +14,7 @@ import typer
 
 from p2prl.cli.commands.validate import make_validate
 from p2prl.cli.entry import run_app
-from p2prl.testing.dishonest_validators import DISHONEST_JUDGES
+from p2prl.sim.dishonest_validators import DISHONEST_JUDGES
 
 _PROGRAM = "p2prl.testing.cheating_validator"
 

@@ -18,7 +18,16 @@ from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
-from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, Verdict
+from p2prl.protocol.ledger_messages import (
+    CheckOutcome,
+    LedgerHead,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    Verdict,
+    VerdictCheck,
+    VerdictChecks,
+)
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, read_group, seal_group
 from p2prl.protocol.wire_codec import encode
@@ -94,6 +103,7 @@ class InboxPort:
     def __init__(self, inbox: list[control.FromNetwork]) -> None:
         self.inbox = inbox
         self.verdicts: list[Verdict] = []
+        self.published: list[bytes] = []
         self.fetched: list[bytes] = []
         self.groups: list[control.ToNetwork] = []
         self.left = 6
@@ -101,6 +111,7 @@ class InboxPort:
 
     def send(self, message: control.ToNetwork) -> None:
         if isinstance(message, control.Publish):
+            self.published.append(message.envelope)
             self.verdicts.append(body_of(open_envelope(message.envelope, now=None), Verdict))
         elif isinstance(message, control.FetchPolicy):
             self.fetched.append(message.digest)
@@ -138,7 +149,7 @@ def world(tmp_path: Path) -> Iterator[SmallRun]:
 
 
 def audit(
-    world: SmallRun, messages: list[control.FromNetwork], *, turns: int = 6
+    world: SmallRun, messages: list[control.FromNetwork], *, turns: int = 6, rate: float = 1.0
 ) -> tuple[InboxPort, Audit, list[str]]:
     start: list[control.FromNetwork] = [control.RunKnown(world.manifest_raw)]
     start += [control.FileReady(file.name, "/nowhere") for file in world.manifest.files]
@@ -147,7 +158,7 @@ def audit(
     validator = Validator(
         identity=ME,
         run=world.run,
-        config=ValidatorConfig(rate=1.0),
+        config=ValidatorConfig(rate=rate),
         clock=HandClock(),
         bootstrap=RunBootstrap(lambda _, __: ReplayTools(world.scorer, world.work), lambda _, __: None),
         on_audit=audits.append,
@@ -348,3 +359,44 @@ def test_answers_that_timed_out_here_dispute_nothing(world: SmallRun) -> None:
     _, totals, notices = audit(world, messages)
     assert (totals.rewards_agreed, totals.rewards_disputed, totals.rewards_unclear) == (0, 0, 1)
     assert notices == []
+
+
+def checks(world: SmallRun, *checks: VerdictCheck) -> control.EnvelopeArrived:
+    return control.EnvelopeArrived(seal(world.learner, VerdictChecks(checks), run=world.run, now=NOW))
+
+
+def test_a_verdict_proves_the_replay_that_the_learner_did_too(world: SmallRun) -> None:
+    policy = world.publish(0, step=0)
+    group = world.group(policy, PEER, 0)
+    port, _, _ = audit(world, [ready(world, policy), arrived(world, group)])
+    (verdict,), (raw,) = port.verdicts, port.published
+    stored = world.sealed(group, PEER)
+    (outcome,) = world.check(stored)
+    assert outcome.replay is not None
+    assert outcome.replay.probes is not None
+    assert outcome.replay.probes.agree_with(verdict.probes, ME.public_key, stored.digest)
+    assert not outcome.replay.probes.agree_with(verdict.probes, PEER.public_key, stored.digest)
+    assert open_envelope(raw, now=None).author == ME.public_key
+
+
+def test_checks_of_own_verdicts_are_counted(world: SmallRun) -> None:
+    mine = [VerdictCheck(ME.public_key, bytes([n]) * 32, outcome, 9) for n, outcome in enumerate((1, 1, 2, 3, 4))]
+    other = VerdictCheck(PEER.public_key, bytes(32), 1, 9)
+    _, totals, _ = audit(world, [checks(world, *mine, other)])
+    assert (totals.checks_agreed, totals.checks_contradicted, totals.checks_failed) == (2, 1, 1)
+
+
+def test_a_group_in_dispute_is_replayed_though_it_was_not_selected(world: SmallRun) -> None:
+    policy = world.publish(0, step=0)
+    groups = [arrived(world, world.group(policy, PEER, slot)) for slot in range(3)]
+    names = [envelope_digest(message.envelope) for message in groups]
+    outcomes = [
+        VerdictCheck(PEER.public_key, names[0], int(CheckOutcome.AGREED), 9),
+        VerdictCheck(PEER.public_key, names[1], int(CheckOutcome.CONTRADICTED), 9),
+        VerdictCheck(PEER.public_key, names[1], int(CheckOutcome.CONTRADICTED), 9),
+        VerdictCheck(ME.public_key, names[2], int(CheckOutcome.CONTRADICTED), 9),
+        VerdictCheck(PEER.public_key, bytes(32), int(CheckOutcome.CONTRADICTED), 9),
+    ]
+    port, totals, _ = audit(world, [ready(world, policy), *groups, checks(world, *outcomes)], rate=0.0)
+    assert [verdict.group for verdict in port.verdicts] == [names[1]]
+    assert (totals.seen, totals.replayed) == (3, 1)

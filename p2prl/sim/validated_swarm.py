@@ -1,14 +1,15 @@
-"""A simulated swarm with validators, honest and dishonest, and volunteers that fabricate their groups."""
+"""A simulated swarm with validators, honest and dishonest, and dishonest volunteers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from p2prl.learner.journal.journal import Journal
 from p2prl.models.group_work import ReplayTools, SamplingTools
 from p2prl.models.pretrained import LoadedModel
+from p2prl.models.sampler_port import Sampler
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
@@ -16,11 +17,10 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
+from p2prl.sim.dishonest_validators import DISHONEST_JUDGES, CopyingJudge, HearingPort
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.shared_engine import SharedScorer
 from p2prl.sim.swarm import Swarm, SwarmConfig
-from p2prl.testing.adversaries import FabricatingSampler
-from p2prl.testing.dishonest_validators import DISHONEST_JUDGES, CopyingJudge, HearingPort
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 from p2prl.validator.verdicts import judge
 
@@ -29,7 +29,7 @@ _TURN_S = 5.0
 
 
 class ValidatedSwarm(Swarm):
-    """A simulated swarm whose first volunteers fabricate, with validators of the kinds named.
+    """A simulated swarm with validators of the kinds named, and with volunteers that cheat.
 
     Like its base it has more than twelve attributes, because a swarm is assembled here.
     """
@@ -42,11 +42,13 @@ class ValidatedSwarm(Swarm):
         *,
         validators: Sequence[str],
         cheats: int = 0,
+        cheat: Callable[[Sampler], Sampler] | None = None,
         crash_validators_s: float | None = None,
     ) -> None:
         """`validators` has "honest" or a key of `DISHONEST_JUDGES` for each; all of them crash for good after
-        `crash_validators_s`."""
-        self._cheats = cheats
+        `crash_validators_s`. The first `cheats` volunteers replace their sampler by `cheat` of it."""
+        self._cheats = cheats if cheat else 0
+        self._cheat = cheat
         self._folder = directory
         self._seed = config.seed
         self.audits: dict[bytes, Audit] = {}
@@ -74,7 +76,8 @@ class ValidatedSwarm(Swarm):
 
     def _prepare_cheat(self, manifest: RunManifest, files: Mapping[str, Path]) -> SamplingTools:
         tools = self._run.prepare(manifest, files)
-        return replace(tools, sampler=FabricatingSampler(tools.sampler))
+        assert self._cheat is not None
+        return replace(tools, sampler=self._cheat(tools.sampler))
 
     def _start_validator(self, number: int, kind: str) -> PeerId:
         identity = identity_of(f"validator {self._seed}/{number}")
