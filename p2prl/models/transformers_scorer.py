@@ -116,7 +116,9 @@ class TransformersScorer:
         lengths = [len(ids) for ids in token_ids]
         parts = torch.split(scores_4M, lengths, dim=1)
         made = lasts.logprobs_NK.tolist()
-        return [Scored(*map(tuple, part.tolist()), tuple(row)) for part, row in zip(parts, made, strict=True)]
+        return [
+            Scored(*map(tuple, part.tolist()), probe_logprobs=tuple(row)) for part, row in zip(parts, made, strict=True)
+        ]
 
     def _probe_states(self, layer: ReplayHead, states_MD: Tensor, lasts: _Lasts) -> None:
         """Fill in the probes from final hidden states: one complete row of logits for each completion."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from p2prl.learner.journal.journal import Journal
@@ -58,7 +59,8 @@ class ValidatedSwarm(Swarm):
         super().__init__(config, loaded, directory)
         peers = [self._start_validator(number, kind) for number, kind in enumerate(validators)]
         if crash_validators_s is not None:
-            self.network.after(crash_validators_s, lambda: [self.network.crash(peer) for peer in peers])
+            for peer in peers:
+                self.network.after(crash_validators_s, partial(self.network.crash, peer))
 
     def board(self) -> BoardState:
         """The leaderboard, from the learner's ledger. Call it after `run`."""
@@ -83,9 +85,9 @@ class ValidatedSwarm(Swarm):
         identity = identity_of(f"validator {self._seed}/{number}")
         self.kinds[identity.public_key] = kind
         blobs = DiskBlobStore(self._folder / f"validator-{number}" / "blobs")
-        port: NetworkPort = self._host(identity, Role.VALIDATOR, blobs, keep_versions=4)
+        port = self._host(identity, Role.VALIDATOR, blobs, keep_versions=4)
         made = judge if kind == "honest" else DISHONEST_JUDGES[kind](judge)
-        heard = HearingPort(port, made.hear) if isinstance(made, CopyingJudge) else port
+        heard: NetworkPort = HearingPort(port, made.hear) if isinstance(made, CopyingJudge) else port
 
         def keep(audit: Audit) -> None:
             self.audits[identity.public_key] = audit
