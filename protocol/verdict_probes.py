@@ -23,6 +23,8 @@ CANDIDATES = 128
 """Tokens of a completion that validators choose from: after the verdicts of 40 others, three quarters of a validator's
 probes are still unknown to it."""
 
+_NUMBERS = struct.Struct(f"<{CANDIDATES}I")
+
 
 def candidate_tokens(group: bytes, last_tokens: Sequence[int], vocabulary: int) -> list[tuple[int, ...]]:
     """For each completion of a group, given its last token, the candidates: token ids below `vocabulary`.
@@ -33,8 +35,10 @@ def candidate_tokens(group: bytes, last_tokens: Sequence[int], vocabulary: int) 
     stream = digest_stream("p2prl/verdict-candidates/v1", group, length=size * len(last_tokens))
     chosen = []
     for row, last in enumerate(last_tokens):
-        drawn = (number % vocabulary for number in struct.unpack_from(f"<{CANDIDATES}I", stream, size * row))
-        chosen.append(tuple((token + 1) % vocabulary if token == last else token for token in drawn))
+        tokens = [number % vocabulary for number in _NUMBERS.unpack_from(stream, size * row)]
+        if last in tokens:
+            tokens = [(token + 1) % vocabulary if token == last else token for token in tokens]
+        chosen.append(tuple(tokens))
     return chosen
 
 

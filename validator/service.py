@@ -54,7 +54,7 @@ class ValidatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Counts of a validator's work so far."""
+    """Counts of a validator's work so far. Many fields, because the terminal and `--json` show each."""
 
     seen: int
     replayed: int
@@ -93,7 +93,8 @@ class _Counts:
 
 
 class Validator:
-    """One validator of one run."""
+    """One validator of one run. It has more than twelve attributes because the queue, the weights and the disputes are
+    parts of their own."""
 
     def __init__(
         self,

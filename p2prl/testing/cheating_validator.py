@@ -20,7 +20,7 @@ _PROGRAM = "p2prl.testing.cheating_validator"
 
 
 def main(arguments: list[str]) -> None:
-    """Validate with the adversary named in `arguments`. One that copies hears nothing here, and is lazy."""
+    """Validate with the adversary named in `arguments`. One that copies is lazy here: it is told of no verdicts."""
     parser = argparse.ArgumentParser(prog=_PROGRAM, add_help=False)
     parser.add_argument("--adversary", choices=sorted(DISHONEST_JUDGES), default="lazy")
     named, rest = parser.parse_known_args(arguments)

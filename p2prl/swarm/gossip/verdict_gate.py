@@ -1,4 +1,4 @@
-"""Which verdicts of others a node passes on: those on groups it knows, within rates of their signers. Pure.
+"""Gate for the verdicts of others: a node passes on those on groups it knows, within rates of their signers. Pure.
 
 A verdict's signature costs its sender nothing and its readers a check each, so a verdict on a group that nobody has
 seen stops here, at the first hop. A node knows a group when it has passed it on, or when the learner has named it in a
