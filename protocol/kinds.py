@@ -39,7 +39,9 @@ class Kind(IntEnum):
     POLICY_HEAD = 40
     INTRODUCTION = 41
     GROUP_HEADER = 42
-    VERDICT_CHECKS = 43
+    DELEGATION = 43
+    REVOCATION = 44
+    VERDICT_CHECKS = 45
 
 
 TOMBSTONES: frozenset[int] = frozenset()

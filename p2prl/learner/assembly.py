@@ -15,6 +15,7 @@ from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
@@ -94,7 +95,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     manifest, config, clock = parts.manifest, parts.config, parts.clock
     storage = LearnerStorage(parts.paths, manifest)
     buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound, ready_target=config.ready_groups)
-    sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
+    sender = SigningSender(parts.identity, parts.run, storage.journal, clock)
     replay_stage, training_stage = _stages(parts.threads, sender)
     rules = MicroBatchLog(parts.paths.micro_batches)
     trainer = Trainer(
@@ -123,8 +124,8 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
     pacing = _pacing(parts, storage, step=trainer.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, storage)
-    verdicts = VerdictIntake(storage.journal, sender, clock)
-    intake = Intake(storage, decoded, buffer, backlog, sender, clock, verdicts)
+    owners, verdicts = Owners(storage.journal, clock), VerdictIntake(storage.journal, sender, clock)
+    intake = Intake(storage, decoded, buffer, backlog, owners, sender, clock, verdicts)
     intake.refill()
     replayer = Replayer(parts.replaying)
     checks = GroupChecks(
@@ -133,7 +134,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         buffer=buffer,
         admission=Admission(storage, decoded),
         replayer=replayer,
-        settlement=Settlement(storage, buffer, sender, clock, verdicts, on_verified=pacing.group_verified),
+        settlement=Settlement(storage, buffer, owners, sender, clock, verdicts, on_verified=pacing.group_verified),
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),
     )
@@ -145,15 +146,19 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         checks=checks,
         training=training,
         pacing=pacing,
-        publisher=PolicyPublisher(
-            storage=storage,
-            layout=parts.layout,
-            sender=sender,
-            config=config,
-            clock=clock,
-            random_bytes=parts.random_bytes,
-        ),
+        publisher=_publisher(parts, storage, sender),
         shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
+    )
+
+
+def _publisher(parts: LearnerParts, storage: LearnerStorage, sender: SigningSender) -> PolicyPublisher:
+    return PolicyPublisher(
+        storage=storage,
+        layout=parts.layout,
+        sender=sender,
+        config=parts.config,
+        clock=parts.clock,
+        random_bytes=parts.random_bytes,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -115,9 +115,9 @@ class TransformersScorer:
             self._probe_states(layer, states_MD, lasts)
         lengths = [len(ids) for ids in token_ids]
         parts = torch.split(scores_4M, lengths, dim=1)
-        made = lasts.logprobs_NK.tolist()
         return [
-            Scored(*map(tuple, part.tolist()), probe_logprobs=tuple(row)) for part, row in zip(parts, made, strict=True)
+            replace(Scored(*map(tuple, part.tolist())), probe_logprobs=tuple(row))
+            for part, row in zip(parts, lasts.logprobs_NK.tolist(), strict=True)
         ]
 
     def _probe_states(self, layer: ReplayHead, states_MD: Tensor, lasts: _Lasts) -> None:

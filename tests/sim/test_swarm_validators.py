@@ -51,9 +51,10 @@ def test_lazy_lying_and_copying_validators_are_paid_nothing_beside_an_honest_one
 
 def test_training_goes_on_without_validators(tmp_path: Path) -> None:
     swarm = ValidatedSwarm(
-        CONFIG, tiny_model("chain4", seed=1), tmp_path, validators=["honest", "lying"], crash_validators_s=40.0
+        CONFIG, tiny_model("chain4", seed=1), tmp_path, validators=["honest", "lying"], crash_validators_s=130.0
     )
     result = swarm.run(on_progress=lambda _: None)
     assert result.updates == CONFIG.updates
     assert result.groups_rejected == 0
-    assert 0 < swarm.audits[next(key for key, kind in swarm.kinds.items() if kind == "honest")].replayed < 40
+    (honest,) = [swarm.audits[key] for key, kind in swarm.kinds.items() if kind == "honest"]
+    assert 0 < honest.replayed < result.groups_verified

@@ -50,7 +50,7 @@ class ValidatorRow:
     """Verdicts that entered the ledger."""
     paid_tokens: int
     credited_tokens: int
-    """Tokens of all credited groups of the run: what a validator that replays everything in time is paid."""
+    """Tokens of all credited groups of the run. Verdicts on the last of them come too late for the ledger."""
 
 
 def run_validator_bench(

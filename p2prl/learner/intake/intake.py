@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from p2prl.clock import Clock
 from p2prl.errors import RemoteProtocolError
 from p2prl.learner.intake.decoded_groups import DecodedGroups
+from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.receipt_signing import sign_storage_receipts
 from p2prl.learner.intake.replay_backlog import ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
@@ -34,6 +35,8 @@ all."""
 _MALFORMED_REMEMBERED = 1_024
 """Malformed bodies that are not fetched again. Each has cost its author the upload of a large group."""
 
+_STATEMENTS = (Kind.DELEGATION, Kind.REVOCATION)
+
 _ALL = 1_000_000
 """No limit in practice: the buffer holds some dozens of groups."""
 
@@ -52,6 +55,7 @@ class Intake:
         decoded: DecodedGroups,
         buffer: RolloutBuffer,
         backlog: ReplayBacklog,
+        owners: Owners,
         sender: SigningSender,
         clock: Clock,
         verdicts: VerdictIntake,
@@ -62,6 +66,7 @@ class Intake:
         self._decoded = decoded
         self._buffer = buffer
         self._backlog = backlog
+        self._owners = owners
         self._sender = sender
         self._clock = clock
         self._turned_away: Counter[str] = Counter(dict.fromkeys(TURNED_AWAY, 0))
@@ -78,12 +83,14 @@ class Intake:
         return turned_away_figures(self._turned_away) | self._verdicts.figures
 
     def receive(self, envelopes: Sequence[bytes]) -> bool:
-        """Store and acknowledge the groups among these, and take the verdicts. True when the ledger has grown."""
+        """Store and acknowledge the groups among these, and take the verdicts and the owners' statements. True when the
+        ledger has grown."""
         opened = [open_envelope(raw, now=None) for raw in envelopes]
         self._receive_groups([each for each in opened if each.kind is Kind.ROLLOUT_GROUP])
         self._receive_headers([each for each in opened if each.kind is Kind.GROUP_HEADER])
         # After the groups: a verdict may have come with the group it is about.
-        return self._receive_verdicts([each for each in opened if each.kind is Kind.VERDICT])
+        has_verdicts = self._receive_verdicts([each for each in opened if each.kind is Kind.VERDICT])
+        return self._owners.receive([each for each in opened if each.kind in _STATEMENTS]) or has_verdicts
 
     def receive_body(self, header: bytes, body: bytes) -> None:
         """Store and acknowledge a large group whose body was fetched, then let the network drop its copy."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from p2prl.clock import Clock
+from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.receipt_signing import sign_receipts
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
@@ -25,6 +26,7 @@ class Settlement:
         self,
         storage: LearnerStorage,
         buffer: RolloutBuffer,
+        owners: Owners,
         sender: SigningSender,
         clock: Clock,
         verdicts: VerdictIntake,
@@ -34,6 +36,7 @@ class Settlement:
         """`on_verified` gets each verified group."""
         self._journal = storage.journal
         self._buffer = buffer
+        self._owners = owners
         self._sender = sender
         self._clock = clock
         self._verdicts = verdicts
@@ -45,6 +48,7 @@ class Settlement:
         with self._journal.transaction():
             verified = [group for outcome in outcomes if (group := self._record(outcome)) is not None]
             self._journal.ledger.append(receipts)
+            self._owners.enter(group.peer for group in verified)
             checks = self._verdicts.settle(outcomes)
             dropped = [self._buffer.add_surplus(group) for group in verified] if surplus else []
             for group in dropped:

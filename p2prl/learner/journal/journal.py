@@ -15,14 +15,15 @@ from pathlib import Path
 
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
-from p2prl.learner.journal import batches, groups, ledger, policies, verdicts
+from p2prl.learner.journal import batches, groups, ledger, policies, statements, verdicts
 from p2prl.learner.journal.batches import BatchTable
 from p2prl.learner.journal.groups import GroupTable
 from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.journal.policies import PolicyTable
+from p2prl.learner.journal.statements import StatementTable
 from p2prl.learner.journal.verdicts import VerdictTable
 
-_SCHEMA = groups.SCHEMA + batches.SCHEMA + policies.SCHEMA + ledger.SCHEMA + verdicts.SCHEMA
+_SCHEMA = "".join(part.SCHEMA for part in (groups, batches, policies, ledger, statements, verdicts))
 
 
 class Journal:
@@ -40,6 +41,7 @@ class Journal:
             self.batches = BatchTable(self._db)
             self.policies = PolicyTable(self._db)
             self.ledger = LedgerTable(self._db)
+            self.statements = StatementTable(self._db, self.ledger)
             self.verdicts = VerdictTable(self._db)
         except (OSError, sqlite3.Error) as error:
             raise MachineError(

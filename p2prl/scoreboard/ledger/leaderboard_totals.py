@@ -28,7 +28,7 @@ MICRO = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Person:
-    """Sums over the learner's receipts of one public key."""
+    """Sums over the learner's receipts of one owner, or of one of its machines."""
 
     first_step: int
     """Learner step of the first receipt."""
@@ -49,7 +49,9 @@ class Person:
     tokens: int = 0
     """Completion tokens in credited groups, less those forfeited; credit is linear in it."""
     escrow: tuple[int, ...] = ()
-    """Tokens of the newest credited groups, which an exclusion would forfeit; part of `tokens`."""
+    """Tokens of the newest credited groups of a machine; empty in an owner's row."""
+    escrow_tokens: int = 0
+    """Tokens that leave escrow with further credited groups, or when the run ends; part of `tokens`."""
     forfeited_tokens: int = 0
     """Tokens in escrow when the key was excluded."""
     reward_micros: int = 0
@@ -61,17 +63,29 @@ class Person:
         return self.verified_groups + self.sampled_groups
 
     @property
-    def escrow_tokens(self) -> int:
-        """Tokens that leave escrow with further credited groups, or when the run ends."""
-        return sum(self.escrow)
-
-    @property
     def rejected_groups(self) -> int:
         return sum(self.rejected.values())
 
     @property
     def expired_groups(self) -> int:
         return sum(self.expired.values())
+
+    def merged(self, other: Person) -> Person:
+        """The sum of both, as an owner's row."""
+        return Person(
+            first_step=min(self.first_step, other.first_step),
+            last_step=max(self.last_step, other.last_step),
+            last_ms=max(self.last_ms, other.last_ms),
+            verified_groups=self.verified_groups + other.verified_groups,
+            sampled_groups=self.sampled_groups + other.sampled_groups,
+            rejected=_summed_reasons(self.rejected, other.rejected),
+            expired=_summed_reasons(self.expired, other.expired),
+            completions=self.completions + other.completions,
+            tokens=self.tokens + other.tokens,
+            escrow_tokens=self.escrow_tokens + other.escrow_tokens,
+            forfeited_tokens=self.forfeited_tokens + other.forfeited_tokens,
+            reward_micros=self.reward_micros + other.reward_micros,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +167,10 @@ class Step:
 
 def summed(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
     """Sum of two counts, keys in increasing order."""
+    return {key: first.get(key, 0) + second.get(key, 0) for key in sorted({*first, *second})}
+
+
+def _summed_reasons(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     return {key: first.get(key, 0) + second.get(key, 0) for key in sorted({*first, *second})}
 
 

@@ -3,12 +3,14 @@
 The rules, in the order they apply (docs/leaderboard.md states them for readers):
 
 * Every group has one state. The first receipt of a group counts; a later one is ignored and counted as ignored.
-* The tokens of a contributor's newest 32 credited groups are in escrow: the first group that is rejected because the
-key is excluded forfeits them.
+* The tokens of a machine's newest 32 credited groups are in escrow: the first group that is rejected because the key is
+excluded forfeits them.
 * A verdict counts once per (validator, group), only for a group that has a receipt, and never for one's own work. A
 verdict that precedes its receipt waits for it, so the order in which the two reach the ledger does not matter.
 * A verdict earns tokens when the learner's check of it passes, or when a third validator confirms it against the
 learner; those of the newest eight are in escrow, and a failed check voids them. `verdict_totals` has the rules.
+* A receipt counts for the owner of its machine when the learner signed it, whenever the delegation or the revocation
+that says so reaches the ledger (`owner_totals`).
 * An invalid line (an impossible number, an unknown state) is ignored and counted, never an error: one bad line from
 one peer must not take down every board of the run.
 """
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from p2prl.protocol import ledger_chain
+from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
@@ -39,7 +42,9 @@ class BoardState:
     head: Digest
     """Digest of the newest entry: two boards with the same head show the same numbers."""
     people: Mapping[bytes, Person]
-    """By public key."""
+    """By the owner's public key."""
+    machines: Mapping[bytes, Mapping[bytes, Person]]
+    """The parts of the same totals: by owner, then by the machine's public key."""
     validators: Mapping[bytes, Validator]
     """By public key."""
     steps: Mapping[int, Step]
@@ -99,6 +104,8 @@ class LedgerFold:
             self._ignore(self._verdicts.add(opened.author, opened.sent_ms, opened.body))
         elif isinstance(opened.body, VerdictChecks):
             self._ignore(*(self._verdicts.add_check(check, opened.sent_ms) for check in opened.body.checks))
+        elif isinstance(opened.body, (Delegation, Revocation)):
+            self._ignore(self._receipts.owners.take(opened.body))
         self._height, self._head = self._height + 1, head
         self._state = None
         return opened
@@ -110,7 +117,8 @@ class LedgerFold:
                 parameters=self._parameters,
                 height=self._height,
                 head=self._head,
-                people=MappingProxyType(dict(self._receipts.people)),
+                people=MappingProxyType(dict(self._receipts.owners.people)),
+                machines=MappingProxyType(dict(self._receipts.owners.machines)),
                 validators=MappingProxyType(dict(self._verdicts.validators)),
                 steps=MappingProxyType(dict(self._receipts.steps)),
                 ignored=MappingProxyType(dict(sorted(self._ignored.items()))),

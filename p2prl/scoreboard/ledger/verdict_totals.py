@@ -6,11 +6,11 @@ The learner checks each verdict against its own replay and signs the outcome (`V
   `ESCROW_VERDICTS` further verdicts of the validator have passed.
 * failed: what is in escrow is void.
 * unclear: nothing either way.
-* contradicted: learner and validator have both replayed the group and disagree. A third validator decides: of the known
-  ones, without the volunteer and the validator that contradicted first, the `DECIDERS` with the smallest hash of group
-  and key may, and the first of them with a checked verdict on the group does. If it contradicts the learner as well, the
-  receipt counts as overruled, and all verdicts against it as agreed; if not, they count as failed. Until then they earn
-  nothing.
+* contradicted: learner and validator have both replayed the group and disagree. A third validator decides: of the
+  known ones, without the volunteer and the validator that contradicted first, the `DECIDERS` with the smallest hash of
+  group and key may, and the first of them with a checked verdict on the group does. If it contradicts the learner as
+  well, the receipt counts as overruled, and all verdicts against it as agreed; if not, they count as failed. Until then
+  they earn nothing.
 
 A verdict without a check earns nothing. Everybody with the ledger computes the same.
 """

@@ -16,6 +16,7 @@ from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
@@ -97,7 +98,7 @@ class LearnerIntake:
         self.groups = self.storage.journal.groups
         with self.storage.journal.transaction():
             self.storage.journal.policies.add(0, 0, POLICY)
-        sender = SigningSender(KEY, RUN, self.storage.journal.ledger, Clock())
+        sender = SigningSender(KEY, RUN, self.storage.journal, Clock())
         sender.attach(port)
         self.backlog = ReplayBacklog(BacklogConfig(batch_groups=9, surplus_share=0.0, newest_first=False), verified={})
         self.intake = Intake(
@@ -105,6 +106,7 @@ class LearnerIntake:
             decoded=DecodedGroups(),
             buffer=RolloutBuffer(staleness_bound=8, ready_target=9),
             backlog=self.backlog,
+            owners=Owners(self.storage.journal, Clock()),
             sender=sender,
             clock=Clock(),
             verdicts=VerdictIntake(self.storage.journal, sender, Clock()),
