@@ -19,7 +19,6 @@ from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import GENESIS, append
 from p2prl.protocol.ledger_messages import (
-    CheckOutcome,
     LedgerHead,
     Receipt,
     Receipts,
@@ -191,8 +190,7 @@ def vectors() -> dict[str, object]:
     verdict = seal(VOLUNTEER, verdict_body, run=run, now=NOW)
     first, head = append(0, GENESIS, receipts)
     second, middle = append(1, head, verdict)
-    check = VerdictCheck(VOLUNTEER.public_key, name, int(CheckOutcome.AGREED), 4)
-    checks = seal(LEARNER, VerdictChecks((check,)), run=run, now=NOW)
+    checks = seal(LEARNER, VerdictChecks((VerdictCheck(VOLUNTEER.public_key, name, 1, 4),)), run=run, now=NOW)
     third, top = append(2, middle, checks)
     record = PeerRecord(int(Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0, 1_799_999_999_000)
     term = {"serial": 1_800_000_000_000, "expires_ms": 1_863_000_000_000}

@@ -28,7 +28,7 @@ MICRO = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Person:
-    """Sums over the learner's receipts of one owner, or of one of its machines."""
+    """Sums over the learner's receipts of one owner, or of one of its machines. Many fields, because each is shown."""
 
     first_step: int
     """Learner step of the first receipt."""

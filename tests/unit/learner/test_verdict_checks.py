@@ -46,7 +46,7 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.journal = Journal(path)
-        self.sender = SigningSender(identity("learner"), RUN, self.journal.ledger, Clock())
+        self.sender = SigningSender(identity("learner"), RUN, self.journal, Clock())
         self.intake = VerdictIntake(self.journal, self.sender, Clock())
         self.published: list[VerdictCheck] = []
 
