@@ -55,6 +55,9 @@ MAX_GROUP_SIZE = 64
 MAX_GROUP_BYTES = 12 * 1024 * 1024 + 64 * 1024
 """One group, encoded: 64 completions of 32,768 tokens at 6 bytes a token, the longest prompt, 30 KB for the rest."""
 
+MAX_EVIDENCE_BYTES_PER_TOKEN = 16
+"""Evidence of one group, for each of its tokens: an activation fingerprint. More would only fill disks."""
+
 GROUP_PART_BYTES = 128 * 1024
 """One part of a group too large for an envelope: 1 s of a 1 Mbit/s uplink. Its name in the header costs .03 %."""
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2prl.models.group_work import Inspection
+from p2prl.models.prefix_replay import ImpossibleToken, impossible_token
 from p2prl.models.replay_noise import Floats, noise_scale
 from p2prl.models.replay_probes import ReplayProbes, probes_of
 from p2prl.models.replay_statistics import TokenScores, judge_tokens
@@ -35,6 +36,8 @@ class Replay:
     tokens: int
     """Tokens that the policy sampled."""
     worst_margin: float
+    impossible: ImpossibleToken | None = None
+    """In a group that failed, a token that no honest engine samples, if there is one."""
     probes: ReplayProbes | None = None
     """Log-probs that verdicts on the group are checked with, when they were asked for."""
 
@@ -71,7 +74,9 @@ def replay_groups(
         behavior = _behavior(rows, sampled)
         probes = _probes(scorer, rows, run_dtype, inspection.assignment.requests[0].temperature)
         size = int(tokens.margins.size)
-        results.append(Replay(judged.reason, behavior, judged.mismatched, size, judged.worst_margin, probes))
+        impossible = impossible_token(scorer, inspection, rows) if judged.reason else None
+        result = Replay(judged.reason, behavior, judged.mismatched, size, judged.worst_margin, impossible, probes)
+        results.append(result)
     return results
 
 

@@ -38,7 +38,7 @@ def test_lazy_lying_and_copying_validators_are_paid_nothing_beside_an_honest_one
     honest = rows["honest"]
     assert honest.failed_checks == 0
     assert honest.failed_groups > 0, "it found the fabricated groups"
-    assert audits["honest"].checks_agreed >= 0.8 * audits["honest"].replayed > 20, "the rest waits for its receipt"
+    assert audits["honest"].checks_agreed >= 0.8 * audits["honest"].passed > 20, "the rest waits for its receipt"
     assert honest.tokens > 0
     paid = sum(person.tokens for person in board.people.values())
     assert honest.tokens >= 0.8 * paid, "it replayed nearly every credited group, and is paid for each"

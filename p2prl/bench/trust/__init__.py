@@ -1,1 +1,1 @@
-"""Benchmarks of trust: what cheats and lazy validators earn, and what the checks cost honest work."""
+"""Benchmarks of trust: what attacks on a run cost it, what they earn, and what the checks cost honest work."""

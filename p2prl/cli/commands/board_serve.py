@@ -11,7 +11,14 @@ from p2prl.scoreboard.web.listen_port import bind
 
 
 def board_command(
-    source: str, *, host: str, port: int, home: Path | None, listen: list[str] | None, as_json: bool
+    source: str,
+    *,
+    host: str,
+    port: int,
+    is_public: bool,
+    home: Path | None,
+    listen: list[str] | None,
+    as_json: bool,
 ) -> None:
     """Serve the leaderboard of `source`, a run folder or a join link, or print it once as JSON."""
     if as_json:
@@ -29,5 +36,6 @@ def board_command(
             host=host,
             port=port,
             listener=listener,
+            is_public=is_public,
             on_ready=lambda url: say(f"board      {url}   Ctrl-C stops it"),
         )

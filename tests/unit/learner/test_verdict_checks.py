@@ -61,7 +61,7 @@ class World:
         """As the learner's settlement: the group gets its receipt."""
         probes = probes_for(stored) if replayed else None
         state = ReceiptState.REJECTED if reason else ReceiptState.VERIFIED
-        outcome = Outcome(stored, group_of(0), state, reason, replay=Replay(reason, (), 0, 40, 0.0, probes))
+        outcome = Outcome(stored, group_of(0), state, reason, replay=Replay(reason, (), 0, 40, 0.0, probes=probes))
         with self.journal.transaction():
             if reason:
                 self.journal.groups.mark_refused(stored.digest, state=GroupState.REJECTED, reason=reason)
