@@ -128,6 +128,12 @@ PEER_RECORD_TTL_S = 90.0
 MAX_RECEIPTS_PER_MESSAGE = 512
 """Receipts in one signed batch: about 64 KiB."""
 
+MAX_VERDICT_CHECKS_PER_MESSAGE = 512
+"""Checks of verdicts in one signed batch: about 40 KiB."""
+
+MAX_VERDICT_PROBES = 64
+"""Probes in one verdict: one for each completion of the largest group."""
+
 MAX_LEDGER_ENTRIES_PER_REPLY = 64
 """Ledger entries sent in one reply while a reader catches up."""
 

@@ -48,6 +48,7 @@ from p2prl.protocol.manifests import RunManifest
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
+from p2prl.validator.verdicts import Judge, judge
 
 _EVALUATED_ROWS = 64
 """Completions a learner decodes at once for an evaluation: their keys and values take memory beside an update's."""
@@ -254,10 +255,11 @@ def build_validator(
     on_manifest: Callable[[RunManifest], int | None],
     on_audit: Callable[[Audit], None],
     on_notice: Callable[[str], None],
+    judge: Judge = judge,
 ) -> Validator:
     """A validator for the run behind a link; arguments as for `build_volunteer`.
 
-    `runs_scorer` as in `prepare_replay`.
+    `runs_scorer` as in `prepare_replay`, `judge` as for `Validator`.
     """
     directory = worker_folder.run_directory(link.run)
 
@@ -280,4 +282,5 @@ def build_validator(
         ),
         on_audit=on_audit,
         on_notice=on_notice,
+        judge=judge,
     )

@@ -26,6 +26,7 @@ from p2prl.swarm.gossip.entry_limits import EntryLimits, Traffic
 from p2prl.swarm.gossip.final_head import FinalHead
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
+from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.groups.group_bodies import GroupBodies
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.outbox import take_frames
@@ -60,6 +61,7 @@ class NodeCore:
         self.ledger = LedgerSync(rng)
         self.entry = EntryLimits()
         self.final_head = FinalHead()
+        self.verdicts = VerdictGate()
         self.quota = DiskQuota(config.disk_bytes)
         self.relay = Relay(store, rng, config.relay, self.quota)
         self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner, quota=self.quota)

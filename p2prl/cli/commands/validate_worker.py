@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from p2prl.protocol.kinds import Role
 if TYPE_CHECKING:
     from p2prl.protocol.manifests import RunManifest
     from p2prl.validator.service import Audit
+    from p2prl.validator.verdicts import Judge
 
 
 def validate_run(
@@ -49,8 +51,12 @@ def validate_run(
     base: str,
     run_scorer: bool,
     as_json: bool,
+    replace_judge: Callable[[Judge], Judge] | None = None,
 ) -> None:
-    """Validate until interrupted or until the run ends. torch is imported after the link is checked."""
+    """Validate until interrupted or until the run ends. torch is imported after the link is checked.
+
+    `replace_judge` is for experiments with dishonest validators.
+    """
     link = parse_link(link_text)
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
     TRANSPORTS.check(transport)
@@ -62,6 +68,7 @@ def validate_run(
         from p2prl.config.roles import build_validator, prepare_replay
         from p2prl.models.device import choose_device, use_threads
         from p2prl.validator.service import ValidatorConfig
+        from p2prl.validator.verdicts import judge
 
         chosen = choose_device(device)
         use_threads(threads)
@@ -82,6 +89,7 @@ def validate_run(
             on_manifest=screen.introduce,
             on_audit=screen.on_audit,
             on_notice=say,
+            judge=judge if replace_judge is None else replace_judge(judge),
         )
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
         with session(worker.run_directory(link.run), limits, interrupts):
@@ -167,6 +175,9 @@ def audit_document(audit: Audit) -> dict[str, Any]:
         "verdicts_passed": audit.passed,
         "verdicts_failed": audit.failed,
         "groups_waiting": audit.waiting,
+        "checks_agreed": audit.checks_agreed,
+        "checks_contradicted": audit.checks_contradicted,
+        "checks_failed": audit.checks_failed,
         "rewards_agreed": audit.rewards_agreed,
         "rewards_disputed": audit.rewards_disputed,
         "rewards_unclear": audit.rewards_unclear,

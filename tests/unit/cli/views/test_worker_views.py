@@ -66,6 +66,14 @@ def test_compared_rewards_are_shown_with_those_that_prove_nothing() -> None:
     assert both.endswith("rewards 1 agree, 4 DISAGREE")
 
 
+def test_checks_of_verdicts_are_shown_once_there_are_some() -> None:
+    bare = Audit(0, 0, 0, 0, 0, 3)
+    assert "checked" not in audit_line(bare)
+    assert audit_line(replace(bare, checks_agreed=5)).endswith("checked 5 agree")
+    all_kinds = replace(bare, checks_agreed=5, checks_contradicted=2, checks_failed=1)
+    assert audit_line(all_kinds).endswith("checked 5 agree, 2 disagree, 1 NOT PROVEN")
+
+
 def test_unmeasured_figures_are_not_shown() -> None:
     for text in (progress_line(IDLE, 0.0), panel(IDLE, 0.0), audit_line(Audit(0, 0, 0, 0, 0, -1))):
         assert "v-1" not in text
@@ -85,6 +93,7 @@ def test_measured_figures_are_shown() -> None:
     assert "1 learner, 2 volunteers" in shown
     assert "the run is at learner step 14" in shown
     assert "3 groups verified, 9 tokens credited" in shown
+    assert "the newest 3 groups, until more are verified or the run ends" in shown
     assert "0 B sent to others" in shown
     assert "Ctrl-C finishes the current groups, twice stops now" in shown
     assert max(map(len, shown.splitlines())) <= 80
