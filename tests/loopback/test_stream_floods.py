@@ -92,7 +92,7 @@ def test_streams_opened_and_dropped_ban_their_opener() -> None:
                 writer.write(b"\x10")
                 await writer.drain()
                 writer.transport.abort()
-            while not guard.is_banned(attacker.peer_id):
+            while not guard.is_banned(attacker.peer_id):  # noqa: ASYNC110 - a ban sets no event
                 await asyncio.sleep(0)
         finally:
             await close(attacker, victim)
@@ -114,7 +114,7 @@ def test_half_frames_hold_little_and_delay_nobody() -> None:
             assert await ended(others[0])
             await honest.send(victim.peer_id, b"hello", timeout_s=10)
             assert await inbox.next() == (honest.peer_id, b"hello")
-            while victim._inbound.held_bytes < 400_000:
+            while victim._inbound.held_bytes < 400_000:  # noqa: ASYNC110 - arriving bytes set no event
                 await asyncio.sleep(0)
             assert victim._inbound.held_bytes == 400_000
         finally:
