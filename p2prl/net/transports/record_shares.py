@@ -2,8 +2,8 @@
 
 All peers of a run publish under one key, whose size is bounded. When it is full, a new owner is not refused: it takes
 the place of another, so that a flood of keys cannot shut anybody out. The learner and linked peers of standing keep
-their records; of the others the subnet with most bytes loses its largest record, at random among equals. An honest record
-has a few hundred bytes and is written again every 30 s, so it comes back when the lot falls on it.
+their records; of the others the subnet with most bytes loses its largest record, at random among equals. An honest
+record has a few hundred bytes and is written again every 30 s, so it comes back when the lot falls on it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def test_a_large_record_displaces_several_small_ones() -> None:
 
 def test_the_subnet_of_a_stored_record() -> None:
     who = identity_of("who")
-    record = PeerRecord(1, ("/ip4/9.9.9.9/tcp/4001", "/ip4/8.8.8.8/tcp/1"), 0)
+    record = PeerRecord(1, ("/ip4/9.9.9.9/tcp/4001", "/ip4/8.8.8.8/tcp/1"), 0, 0)
     value = encode(seal(who, record, run=bytes(32), now=1e9)) + bytes(64)  # type: ignore[arg-type]
     assert record_subnet(value) == "9.9.9.0/24"
     for junk in (b"", bytes(64), b"\xc1" + bytes(64), encode(b"x") + bytes(64)):  # type: ignore[arg-type]

@@ -131,7 +131,7 @@ def test_a_stranger_that_never_answers_is_left_alone_in_the_end() -> None:
         for peer in dialed(links):
             tried += 1
             links.dial_failed(peer, NOW + second)
-    assert tried <= 12
+    assert 12 <= tried <= 13
 
 
 def test_many_records_of_one_subnet_are_drawn_like_one() -> None:
