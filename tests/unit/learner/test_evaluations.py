@@ -126,7 +126,7 @@ def test_in_threads_it_ends_too(fresh: Callable[[str], SmallRun]) -> None:
 
     class Waiting(ScriptedSwarm):
         wait_s = 0.01
-        turns = 20_000
+        turns = 500_000  # they take no time while a thread computes
 
     swarm = Waiting(run, partial(measuring, run, threads=1))
     swarm.finish()
