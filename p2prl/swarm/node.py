@@ -35,7 +35,7 @@ from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
 from p2prl.swarm.peers.dial_rules import DialRules, Network
 from p2prl.swarm.peers.link_admission import LinkClass
-from p2prl.swarm.policies.downloads import DownloadStats
+from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
 from p2prl.swarm.running import Running
@@ -88,6 +88,13 @@ class Node:
             self._core.groups.note(opened, None)
         self._core.gossip.spread(opened, source=None)
 
+    def accept_run(self, disk_bytes: int, now: float) -> None:
+        """Download from now on: the owner has been told what the run needs, and allows this much disk (0: no bound).
+
+        Needed only with `NodeConfig.awaits_consent`; ignored before `RunKnown`.
+        """
+        self._phase.accept_run(disk_bytes, now)
+
     def fetch_policy(self, name: Digest, now: float) -> None:
         """Download a version by its manifest's envelope digest, besides the newest; ignored before `RunKnown`."""
         self._phase.fetch_policy(name, now)
@@ -137,6 +144,11 @@ class Node:
     def download_stats(self) -> DownloadStats:
         """Download volume of the versions that completed."""
         return self._phase.download_stats()
+
+    @property
+    def stored_names(self) -> frozenset[bytes]:
+        """Roots of every blob that may be on disk, and the digest of the owner's local base."""
+        return self._core.quota.names
 
     def roles(self) -> tuple[tuple[str, int], ...]:
         """Number of linked peers by role name. A peer that claims to be the learner without its key is a listener."""
@@ -310,22 +322,10 @@ class Node:
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
                     core.events.append(LedgerArrived(source, height, entries))
-            case _ if self._is_of_group(message, source, now):
+            case _ if _is_of_group(core, message, source, now):
                 pass
             case _:
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
-
-    def _is_of_group(self, message: Wire, source: PeerId, now: float) -> bool:
-        """Handle a chunk message about a part of a group; False for every other message."""
-        groups, link = self._core.groups, self._core.connections.links.get(source)
-        match message:
-            case ChunkRequest(chunk=part) if link is not None and link.role is not None:
-                return groups.on_request(source, received_digest(part), now)
-            case Chunk(data=data):
-                return groups.on_part(source, data, now)
-            case ChunkRefused(chunk=part, retry_ms=retry_ms):
-                return groups.on_refused(source, received_digest(part), retry_ms, now)
-        return False
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
         core = self._core
@@ -343,3 +343,16 @@ class Node:
             core.register_role(source, link.role)
             core.report_roles()
         self._phase.on_hello(source, link.role, message.newest_version, now)
+
+
+def _is_of_group(core: NodeCore, message: Wire, source: PeerId, now: float) -> bool:
+    """Handle a chunk message about a part of a group; False for every other message."""
+    groups, link = core.groups, core.connections.links.get(source)
+    match message:
+        case ChunkRequest(chunk=part) if link is not None and link.role is not None:
+            return groups.on_request(source, received_digest(part), now)
+        case Chunk(data=data):
+            return groups.on_part(source, data, now)
+        case ChunkRefused(chunk=part, retry_ms=retry_ms):
+            return groups.on_refused(source, received_digest(part), retry_ms, now)
+    return False

@@ -11,6 +11,7 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.events import (
     Command,
     EnvelopeArrived,
@@ -25,6 +26,7 @@ from p2prl.swarm.gossip.entry_limits import EntryLimits, Traffic
 from p2prl.swarm.gossip.final_head import FinalHead
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
+from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.groups.group_bodies import GroupBodies
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.outbox import take_frames
@@ -59,8 +61,10 @@ class NodeCore:
         self.ledger = LedgerSync(rng)
         self.entry = EntryLimits()
         self.final_head = FinalHead()
-        self.relay = Relay(store, rng, config.relay)
-        self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner)
+        self.verdicts = VerdictGate()
+        self.quota = DiskQuota(config.disk_bytes)
+        self.relay = Relay(store, rng, config.relay, self.quota)
+        self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner, quota=self.quota)
         self._bulk: dict[PeerId, deque[bool]] = {}
         """Bulk frames that the shell is sending to each peer: whether it is a part of a group."""
         self.events: deque[Event] = deque()

@@ -16,6 +16,7 @@ import psutil
 
 from p2prl.clock import SystemClock
 from p2prl.errors import P2PRLError, TransportError, UnreachableError
+from p2prl.memory_limit import limit_memory
 from p2prl.net.ports import Transport, TransportConfig
 from p2prl.net.process import bridge, control
 from p2prl.net.process.bandwidth import UploadBudget
@@ -67,6 +68,13 @@ KEY_TAKEN = control.Failed(
 """For the process that started later."""
 
 
+def _out_of_memory(limit_bytes: int) -> control.Failed:
+    bound = f" its limit of {limit_bytes / 1e6:,.0f} MB" if limit_bytes else " this machine's memory"
+    return control.Failed(
+        "MachineError", f"the network process reached{bound}", "Start it again; if it repeats, give more with --ram-gb."
+    )
+
+
 class NetworkProcess:
     """Connects the control socket, the node and its driver."""
 
@@ -82,7 +90,13 @@ class NetworkProcess:
         if not isinstance(start, control.Start):
             return
         try:
+            if start.config.memory_bytes:
+                limit_memory(start.config.memory_bytes)
             await self._serve(start.config, seed=start.seed)
+        except MemoryError:
+            self._report(_out_of_memory(start.config.memory_bytes))
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
         except P2PRLError as error:
             self._report(control.Failed(type(error).__name__, str(error), error.remedy))
             with contextlib.suppress(ConnectionError):
@@ -113,8 +127,11 @@ class NetworkProcess:
         self._guard = NodeGuard(self._node, self._clock)
         self._node.set_networks(private_networks())
         self._kept = KeptVersions(config.blob_dir)
+        held = self._kept.found(config.manifest) if config.manifest and config.node.rebuilds else []
+        # Not before the first download is complete: until then it may continue one of an earlier process.
+        self._before_sweep = 0 if config.node.role is Role.LEARNER else len(held) + 1
         if config.manifest:
-            self._node.begin(config.manifest, self._kept.found(config.manifest) if config.node.rebuilds else ())
+            self._node.begin(config.manifest, held)
         transport = await self._start_transport(identity, config)
         # Bodies that an earlier process left are resumed when their volunteers announce them again, or deleted.
         sweep = asyncio.get_running_loop().call_later(
@@ -269,6 +286,9 @@ class NetworkProcess:
         ):
             return
         if isinstance(event, events.VersionReady):
+            self._before_sweep -= 1
+            if self._before_sweep == 0:  # what earlier processes left, and no version needs, is outside the disk quota
+                self._blobs.keep_only(self._node.stored_names)
             self._kept.keep(event.raw, event.manifest)
         elif isinstance(event, events.BaseReleased):
             self._blobs.drop(event.digest)

@@ -92,6 +92,11 @@ class Gossip:
         """Whether an envelope of this digest has not been accepted yet."""
         return name not in self._seen
 
+    def set_aside(self, name: Digest) -> None:
+        """Do not ask for an envelope again that was accepted and is not passed on, or not yet."""
+        self._seen.add(name)
+        self._offered_by.pop(name, None)
+
     def kind_of_recent(self, name: Digest) -> Kind | None:
         """Kind of an envelope that was accepted lately and is still kept."""
         return self._store.kind_of_recent(name)

@@ -34,7 +34,7 @@ LEAST_STAY_S = 20.0
 """How long a drawn peer keeps its place at least: time for a hello, the manifest and a first group."""
 
 USEFUL_STAY_S = 45.0
-"""The same for a peer that was useful lately. Not for ever: a valid signature makes a group look useful at first."""
+"""The same for a peer that was useful lately. Not forever: a valid signature makes a group look useful at first."""
 
 USEFUL_S = 300.0
 """How long a peer counts as useful after it brought something new: a home machine samples one long group in minutes."""
