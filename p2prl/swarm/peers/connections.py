@@ -44,6 +44,8 @@ class PeerLink:
     since: float = 0.0
     useful_at: float = -math.inf
     """When it last brought something new and valid."""
+    has_echoed: bool = False
+    """Whether a hello was answered at once because the clocks seemed far apart; once for each link."""
     is_chosen: bool = False
     """Whether this node dialed it."""
 
@@ -162,8 +164,10 @@ class Connections:
         self._clock_heard = True
         link.newest_version = message.newest_version
         link.ledger_height = message.ledger_height
-        if now - link.greeted_at >= self._config.answer_hello_s:
-            link.greeted_at = now
+        # Two clocks far apart, or a slow delivery: an echo at once tells the other side which.
+        is_odd = abs(message.now_ms / 1000 - now) > limits.MAX_CLOCK_SKEW_S / 2 and not link.has_echoed
+        link.has_echoed |= is_odd
+        if is_odd or now - link.greeted_at >= self._config.answer_hello_s:
             self._greet(source, link, now)
         return link
 

@@ -22,7 +22,7 @@ def test_the_true_offset_is_within_the_bounds(offset: float, there: float, held:
     sent = NOW + there + held
     echo_ms, held_ms = theirs.sent(sent + offset)
     ours.heard(int((sent + offset) * 1000), echo_ms, held_ms, sent + back)
-    readings = [ours.reading] if ours.reading is not None else []
+    readings = [reading for reading in (ours.reading,) if reading is not None]
     assert readings or there + back < 0.01, "only whole milliseconds are sent"
     for reading in readings:
         assert reading.lowest - 0.003 <= offset <= reading.highest + 0.003

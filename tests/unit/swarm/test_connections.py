@@ -86,6 +86,21 @@ def test_our_clock_is_judged_by_a_quorum_of_subnets() -> None:
     assert links.clock_offset_s(NOW) == pytest.approx(-90, abs=0.2)
 
 
+def test_clocks_far_apart_are_compared_at_once_and_once_for_each_link() -> None:
+    links = connections()
+    links.connected(A.peer_id, NOW)
+    links.outbox.clear()
+    for _ in range(3):
+        links.on_hello(hello(clock=NOW + 16), A.peer_id, NOW + 0.5)
+    ((_, answer),) = links.outbox
+    assert isinstance(answer, Hello)
+    assert (answer.echo_ms, answer.held_ms) == (int((NOW + 16) * 1000), 0)
+    links.connected(B.peer_id, NOW)
+    links.outbox.clear()
+    links.on_hello(hello(role=Role.VOLUNTEER, clock=NOW + 14), B.peer_id, NOW + 0.5)
+    assert links.outbox == []
+
+
 def test_a_late_hello_is_no_wrong_clock() -> None:
     links = connections()
     links.connected(A.peer_id, NOW)
