@@ -131,6 +131,7 @@ class Validator:
             network.close()
             if self._bootstrap.prepared is not None:
                 self._bootstrap.prepared.work.close()
+                self._bootstrap.prepared.baselines.save()
 
     def _is_over(self) -> bool:
         return self._run_end.is_over(self._clock.now())
@@ -206,7 +207,7 @@ class Validator:
 
     def _replay_batch(self, tools: ReplayTools, policy: Digest, network: NetworkPort) -> None:
         groups = self._queue.take(policy, _BATCH)
-        judged = judge(tools, self._weights.manifest_of(policy), groups)
+        judged = judge(tools, self._weights.manifest_of(policy), groups, now=self._clock.now())
         for signed, (verdict, _) in zip(groups, judged, strict=True):
             self._counts.replayed += 1
             self._counts.passed += verdict.passed

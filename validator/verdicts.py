@@ -15,9 +15,9 @@ from p2prl.protocol.signed_group import SignedGroup
 
 
 def judge(
-    tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup]
+    tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup], *, now: float
 ) -> list[tuple[Verdict, Inspection]]:
-    """One verdict for each group, and what was inspected.
+    """One verdict for each group, and what was inspected. The noise of the groups' engines is recorded as of `now`.
 
     All groups declare the policy of `manifest`, and the scorer holds its weights.
     """
@@ -30,20 +30,23 @@ def judge(
     ]
     sound = [i for i, fault in enumerate(faults) if not fault]
     work = [(bodies[i], inspections[i]) for i in sound]
-    replays = dict(zip(sound, replay_groups(tools.scorer, work, run_dtype=tools.work.dtype), strict=True))
+    replayed = replay_groups(tools.scorer, work, run_dtype=tools.work.dtype, measured=tools.baselines.measured)
+    replays = dict(zip(sound, replayed, strict=True))
+    for i, replay in replays.items():
+        tools.baselines.record(replay.pair, groups[i].author, replay.evidence, replay.reason, now=now)
     verdicts = []
     for i, (signed, body) in enumerate(zip(groups, bodies, strict=True)):
-        replay = replays.get(i)
-        reason = faults[i] or (replay.reason if replay else "")
+        done = replays.get(i)
+        reason = faults[i] or (done.reason if done else "")
         verdict = Verdict(
             group=signed.digest,
             peer=signed.author,
             version=body.version,
             passed=not reason,
             reason=str(reason),
-            tokens=replay.tokens if replay else 0,
-            mismatched=replay.mismatched if replay else 0,
-            worst_margin=_finite(replay.worst_margin) if replay else 0.0,
+            tokens=done.tokens if done else 0,
+            mismatched=done.mismatched if done else 0,
+            worst_margin=_finite(done.worst_margin) if done else 0.0,
         )
         verdicts.append((verdict, inspections[i]))
     return verdicts

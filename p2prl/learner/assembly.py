@@ -132,7 +132,12 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         admission=Admission(storage, decoded),
         replayer=replayer,
         settlement=Settlement(
-            storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
+            storage=storage,
+            buffer=buffer,
+            sender=sender,
+            clock=clock,
+            baselines=parts.replaying.baselines,
+            on_verified=pacing.group_verified,
         ),
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),

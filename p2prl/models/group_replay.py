@@ -6,15 +6,16 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from p2prl.models.group_work import Inspection
-from p2prl.models.replay_noise import Floats, noise_scale
-from p2prl.models.replay_statistics import TokenScores, judge_tokens
+from p2prl.models.noise_baselines import NoiseEvidence, Pair
+from p2prl.models.replay_noise import Floats, noise_scale, widest_scale
+from p2prl.models.replay_statistics import TokenScores, judge_group
 from p2prl.models.scorer_port import Scored, Scorer
 from p2prl.protocol.rollout_group import RolloutGroup
 
@@ -34,32 +35,58 @@ class Replay:
     tokens: int
     """Tokens that the policy sampled."""
     worst_margin: float
+    pair: Pair
+    """The class that the group declares, and the scorer's."""
+    evidence: NoiseEvidence
+    """Of the pair's noise."""
 
 
-def replay_groups(scorer: Scorer, work: Sequence[tuple[RolloutGroup, Inspection]], *, run_dtype: str) -> list[Replay]:
+def not_measured(pair: Pair) -> None:
+    """The noise of a pair where nothing was measured."""
+    del pair
+
+
+def replay_groups(
+    scorer: Scorer,
+    work: Sequence[tuple[RolloutGroup, Inspection]],
+    *,
+    run_dtype: str,
+    measured: Callable[[Pair], float | None] = not_measured,
+) -> list[Replay]:
     """Replay groups of the policy that `scorer` holds, in one batched prefill.
 
     `run_dtype` is the dtype the run computes in. The dtype a group claims can only narrow the tolerance, because a
-    cheat would claim the most tolerant one.
+    cheat would claim the most tolerant one. `measured` gives the noise of a pair of classes (`NoiseBaselines`).
     """
     requests = [request for _, inspection in work for request in inspection.assignment.requests]
     token_ids = [ids for _, inspection in work for ids in inspection.token_ids]
     scored = iter(scorer.replay(requests, token_ids))
     results = []
+    widest = widest_scale(scorer.layers)
     for group, inspection in work:
         rows = [next(scored) for _ in inspection.token_ids]
         sampled = _sampled(inspection)
         tokens = _token_scores(group, rows, sampled)
+        pair = (group.engine, scorer.engine_class)
         scale = noise_scale(
             claimed_dtype=group.engine.dtype,
             run_dtype=run_dtype,
             scorer_dtype=scorer.engine_class.dtype,
             layers=scorer.layers,
+            measured=measured(pair),
         )
-        judged = judge_tokens(tokens, scale, inspection.assignment.requests[0].temperature)
-        behavior = _behavior(rows, sampled)
-        size = int(tokens.margins.size)
-        results.append(Replay(judged.reason, behavior, judged.mismatched, size, judged.worst_margin))
+        temperature = inspection.assignment.requests[0].temperature
+        judged = judge_group(tokens, scale, widest, temperature)
+        replay = Replay(
+            reason=judged.reason,
+            behavior_logprobs=_behavior(rows, sampled),
+            mismatched=judged.mismatched,
+            tokens=int(tokens.margins.size),
+            worst_margin=judged.worst_margin,
+            pair=pair,
+            evidence=NoiseEvidence.of(tokens, temperature),
+        )
+        results.append(replay)
     return results
 
 

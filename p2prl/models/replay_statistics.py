@@ -13,25 +13,35 @@ Seen between vLLM and torch in bfloat16: .74 % of tokens differ, by 1.4e-4 on av
 ρ is bounded by 1 − q², with q the probability of the scorer's draw. Four rules follow; a group fails the first that it
 breaks, and each rejects an honest group with a probability of at most `FALSE_REJECTS`, at every size of a group:
 
-1. Every token: P(margin > m) of its own row, times the number of tokens. A cap that no share of good tokens offsets.
+1. Every token: P(margin > m) of its own row, times the number of tokens. A cap that no share of good tokens offsets, and
+   never above `CREDITED_LOGITS`: so no class of engines, however noisy, gets an invented token paid.
 2. The number of tokens that differ: the Poisson tail at its mean, the sum of P(margin > 0).
 3. The sum of the margins: Bernstein's bound at the mean and the variance above.
 4. Log-probs, softly: nothing is trained on a claim, so only one far outside the noise is refused. A log-prob moves by
    at most s (1 − p) √2; the mean of the deviations may be twice what that gives, and `LOGPROB_FLOOR` more.
+
+A group is credited if it passes at the scale of its pair of classes. If it fails there and passes at the widest scale
+of all, rounding may have made it: it earns nothing here, and is nobody's fault (`ENGINE_MISMATCH`). A validator of its own
+class may judge it again. Only what no class explains counts against its author.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from p2prl.models.replay_noise import Floats, NoiseScale
 from p2prl.protocol.rejection_reasons import RejectionReason
 
-FALSE_REJECTS = 1e-6
-"""Probability that a rule rejects an honest group whose noise is the scale's."""
+FALSE_REJECTS = 1e-4
+"""Probability that a rule rejects an honest group whose noise is the whole of the scale; the four rules together stay
+under 1e-3. Usual noise is half of the scale or less, and then they reject none."""
+
+CREDITED_LOGITS = 1.0
+"""Logits that a credited token may lie below the best; in nats, that over the temperature. The widest noise, .1 logits,
+reaches it in one of 1e13 tokens, at every temperature."""
 
 MOST_MARGIN = 4.0
 """Nats a token may lie below the best, whatever the scale: rounding never makes a draw e⁴ = 55 times less likely."""
@@ -39,10 +49,12 @@ MOST_MARGIN = 4.0
 LOGPROB_FLOOR = 0.02
 """Deviation of the mean log-prob that is always allowed, nats: claims travel as float16."""
 
-_LEAST_DENSITY = 1e-3
+LEAST_DENSITY = 1e-3
 """Least ρ: near certainty, the noise of the probabilities themselves is larger than they are."""
 
-_FLOAT16_ROUNDOFF = 2.0**-11
+FLOAT16_ROUNDOFF = 2.0**-11
+"""Largest relative error of a claimed log-prob, which travels as float16, twice over."""
+
 _SQRT_2PI = math.sqrt(2.0 * math.pi)
 
 
@@ -64,7 +76,7 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Result of the four rules."""
+    """Result of the rules."""
 
     reason: str
     """Empty when the group passed."""
@@ -75,24 +87,33 @@ class Judgement:
     """Mean deviation of the log-probs over what the scale allows; above 1 the group fails."""
 
 
-def judge_tokens(tokens: TokenScores, scale: NoiseScale, temperature: float) -> Judgement:
-    """Apply the four rules to a group's tokens."""
+def judge_group(tokens: TokenScores, scale: NoiseScale, widest: NoiseScale, temperature: float) -> Judgement:
+    """Judge a group's tokens at the scale of its pair of classes, and if it fails there at the widest of all."""
+    judged = judge_tokens(tokens, scale, temperature, most=CREDITED_LOGITS / temperature)
+    if not judged.reason:
+        return judged
+    reason = judge_tokens(tokens, widest, temperature).reason or RejectionReason.ENGINE_MISMATCH
+    return replace(judged, reason=reason)
+
+
+def judge_tokens(tokens: TokenScores, scale: NoiseScale, temperature: float, *, most: float = MOST_MARGIN) -> Judgement:
+    """Apply the four rules to a group's tokens at one scale; no margin may be above `most` nats."""
     noise = scale.of_rows(tokens.sizes, temperature)
-    density = np.maximum(_LEAST_DENSITY, 1.0 - np.exp(2.0 * tokens.best_logprobs))
+    density = np.maximum(LEAST_DENSITY, 1.0 - np.exp(2.0 * tokens.best_logprobs))
     mismatched = int(np.count_nonzero(~(tokens.margins <= 0.0)))
     excess = _logprob_excess(tokens, noise)
     reason: RejectionReason | str = ""
-    if not _margins_are_honest(tokens.margins, math.sqrt(2.0) * noise, density):
+    if not _margins_are_honest(tokens.margins, math.sqrt(2.0) * noise, density, min(most, MOST_MARGIN)):
         reason = RejectionReason.SEED_MISMATCH
     elif not excess <= 1.0:
         reason = RejectionReason.LOGPROB_MISMATCH
     return Judgement(reason, mismatched, float(np.max(tokens.margins)), excess)
 
 
-def largest_margin(tokens: int, scale: float, density: float = 1.0) -> float:
+def largest_margin(tokens: int, scale: float, density: float = 1.0, *, most: float = MOST_MARGIN) -> float:
     """Largest margin that rule 1 allows in a group of `tokens` tokens, where one logit deviates by `scale` nats."""
     deviation = math.sqrt(2.0) * scale
-    below, above = 0.0, MOST_MARGIN
+    below, above = 0.0, most
     for _ in range(60):
         middle = (below + above) / 2.0
         if tokens * density * deviation * _tail_mean(middle / deviation) >= FALSE_REJECTS:
@@ -102,9 +123,9 @@ def largest_margin(tokens: int, scale: float, density: float = 1.0) -> float:
     return below
 
 
-def _margins_are_honest(margins: Floats, deviations: Floats, density: Floats) -> bool:
+def _margins_are_honest(margins: Floats, deviations: Floats, density: Floats, most: float) -> bool:
     """Rules 1 to 3. A margin, scale or density that is not a number is not honest."""
-    if not (np.all(margins <= MOST_MARGIN) and np.all(np.isfinite(density * deviations))):
+    if not (np.all(margins <= most) and np.all(np.isfinite(density * deviations))):
         return False
     off = np.flatnonzero(margins > 0.0)
     if not off.size:
@@ -119,14 +140,14 @@ def _margins_are_honest(margins: Floats, deviations: Floats, density: Floats) ->
     mean = float(np.sum(density * deviations**2)) / 4.0
     variance = float(np.sum(density * deviations**3)) * 2.0 / (3.0 * _SQRT_2PI)
     nats = -math.log(FALSE_REJECTS)
-    largest = largest_margin(margins.size, float(np.max(deviations)) / math.sqrt(2.0))
+    largest = largest_margin(margins.size, float(np.max(deviations)) / math.sqrt(2.0), most=most)
     return float(np.sum(margins)) <= mean + math.sqrt(2.0 * variance * nats) + largest * nats / 3.0
 
 
 def _logprob_excess(tokens: TokenScores, noise: Floats) -> float:
     """Mean deviation of the claimed log-probs over the largest that rule 4 allows."""
     spread = math.sqrt(2.0) * noise * -np.expm1(tokens.logprobs)
-    spread = spread + _FLOAT16_ROUNDOFF * np.abs(tokens.logprobs)
+    spread = spread + FLOAT16_ROUNDOFF * np.abs(tokens.logprobs)
     half_normal = math.sqrt(2.0 / math.pi)
     mean = half_normal * float(np.mean(spread))
     error = math.sqrt((1.0 - half_normal**2) * float(np.mean(spread**2)) / spread.size)

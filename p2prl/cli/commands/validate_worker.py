@@ -66,7 +66,13 @@ def validate_run(
         worker = claim_worker_folder(home or default_home(), kind="validator")
         crash_log.keep_in(worker.directory)
         screen = _Screen(view, link, worker, str(chosen), rate, run_scorer=run_scorer)
-        prepare = partial(prepare_replay, run=link.run, device=chosen, runs_scorer=run_scorer)
+        prepare = partial(
+            prepare_replay,
+            run=link.run,
+            device=chosen,
+            runs_scorer=run_scorer,
+            baselines=worker.run_directory(link.run) / "noise.json",
+        )
         validator = build_validator(
             link,
             worker,

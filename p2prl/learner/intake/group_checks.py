@@ -16,6 +16,7 @@ from p2prl.learner.intake.verification import Admission, Outcome, Replayer
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.stages import Stage
 from p2prl.protocol.ledger_messages import ReceiptState
+from p2prl.protocol.rejection_reasons import RejectionReason
 
 _USELESS_AT_ONCE = 64
 """Stale groups settled in one turn: a ledger entry of this many receipts, so that messages are answered in between."""
@@ -140,7 +141,7 @@ class GroupChecks:
         for group in self._settlement.settle(outcomes, step=step, surplus=surplus):
             self._backlog.peer_verified(group.peer)
         for outcome in outcomes:
-            if outcome.state is ReceiptState.REJECTED:
+            if outcome.state is ReceiptState.REJECTED and outcome.reason != RejectionReason.ENGINE_MISMATCH:
                 self._backlog.peer_failed(outcome.stored.peer)
         self._backlog.settled([outcome.stored.digest for outcome in outcomes])
 

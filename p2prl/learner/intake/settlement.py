@@ -14,6 +14,7 @@ from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.journal.groups import GroupState
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
+from p2prl.models.kept_baselines import KeptBaselines
 from p2prl.protocol.ledger_messages import ReceiptState
 
 
@@ -27,13 +28,15 @@ class Settlement:
         buffer: RolloutBuffer,
         sender: SigningSender,
         clock: Clock,
+        baselines: KeptBaselines,
         on_verified: Callable[[VerifiedGroup], None],
     ) -> None:
-        """`on_verified` gets each verified group."""
+        """`baselines` learn from every replay; `on_verified` gets each verified group."""
         self._journal = storage.journal
         self._buffer = buffer
         self._sender = sender
         self._clock = clock
+        self._baselines = baselines
         self._on_verified = on_verified
 
     def settle(self, outcomes: Sequence[Outcome], *, step: int, surplus: bool) -> list[VerifiedGroup]:
@@ -52,6 +55,10 @@ class Settlement:
                 self._buffer.add(group)
             self._on_verified(group)
         self._sender.send(receipts)
+        now = self._clock.now()
+        for outcome in outcomes:
+            if (replay := outcome.replay) is not None:
+                self._baselines.record(replay.pair, outcome.stored.peer, replay.evidence, replay.reason, now=now)
         return verified
 
     def _record(self, outcome: Outcome) -> VerifiedGroup | None:

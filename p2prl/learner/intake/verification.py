@@ -92,11 +92,13 @@ class Replayer:
     def __init__(self, tools: ReplayTools) -> None:
         self._work = tools.work
         self._scorer = tools.scorer
+        self._baselines = tools.baselines
         self._loaded: bytes | None = None
 
     def close(self) -> None:
-        """End the processes that score answers."""
+        """End the processes that score answers, and keep what was measured of engines."""
         self._work.close()
+        self._baselines.save()
 
     @property
     def figures(self) -> dict[str, int]:
@@ -130,7 +132,7 @@ class Replayer:
         for digest, entries in sorted(to_replay.items(), key=lambda item: item[0] != self._loaded):
             self.load(digest, entries[0][1].weights)
             work = [(candidate.group, inspection) for _, candidate, inspection in entries]
-            replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype)
+            replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype, measured=self._baselines.measured)
             for (index, candidate, inspection), replay in zip(entries, replays, strict=True):
                 stored, group, policy = candidate.stored, candidate.group, candidate.policy
                 if replay.reason:
