@@ -35,6 +35,7 @@ from p2prl.models.pass_evaluation import evaluation_sets
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.run_model import RunModel, read_run_model
+from p2prl.models.self_test import self_test
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
@@ -68,13 +69,17 @@ def prepare_sampling(
     """A sampler without weights and the run's slots and checks, from the files a run ships.
 
     The engine computes in the run's compute dtype: in any other, an honest peer's tokens would not replay.
-    `memory_bytes` is the most memory it may use, weights included. `on_notice` gets a message if an engine is replaced.
+    `memory_bytes` is the most memory it may use, weights included. `on_notice` gets a message if an engine is replaced,
+    and the result of the engine's self-test. `MachineError` when its results are wrong.
     """
     model = _read_model(manifest, files)
     data = downloaded_data(manifest, files, scores=False, runs_scorer=False)
     work = GroupWork(manifest, run, model.codec(), data.tasks)
     dtype = manifest.engine_dtype
     sampler = build_sampler(engine, model, device=device, dtype=dtype, memory_bytes=memory_bytes, on_notice=on_notice)
+    tested = self_test(model, sampler, dtype=dtype, temperature=manifest.sampling.temperature)
+    if tested is not None and on_notice is not None:
+        on_notice(tested.message)
     return SamplingTools(sampler, work)
 
 

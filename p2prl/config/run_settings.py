@@ -30,6 +30,7 @@ from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.device import choose_device
+from p2prl.models.golden_groups import golden_files
 from p2prl.models.model_license import model_license
 from p2prl.models.model_name import base_model_name
 from p2prl.models.pretrained import LoadedModel, load_pretrained, model_directory
@@ -144,6 +145,7 @@ def init_run(
         loaded.model.save_pretrained(new / "model", safe_serialization=True)
         loaded.tokenizer.save_pretrained(new / "model")
         files = export_run_files(loaded)
+        files |= golden_files(files, layout_of(loaded.model, plan.dtype), temperature=plan.temperature)
         (new / "files").mkdir()
         for name, data in files.items():
             (new / "files" / name).write_bytes(data)

@@ -12,9 +12,9 @@ logits of 6 and 18 the noise of bfloat16 differs threefold, and dividing by a te
 
 The row's logits are the scorer's own. Of the sampler's claims only the dtype counts, and it can only narrow the scale.
 
-Engines also differ by more than roundoff says: kernels that accumulate in short types, logits rounded once more, another
-order of sums. So a pair of engine classes that nobody has measured gets the widest noise that its dtype explains, and a
-measured one its own (`noise_baselines`); neither is ever below what roundoff alone explains.
+Engines also differ by more than roundoff says: kernels that accumulate in short types, logits rounded once more,
+another order of sums. So a pair of engine classes that nobody has measured gets the widest noise that its dtype
+explains, and a measured one its own (`noise_baselines`); neither is ever below what roundoff alone explains.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ in deep models, far more than the roundoff says; TF32 is switched off."""
 
 
 WIDEST_ROUNDOFFS = 26.0
-"""Widest noise of a logit between two engines that nobody has measured, in unit roundoffs of the shorter type: .1 logits
-in bfloat16, .8 of the distance between two neighboring numbers near 18."""
+"""Widest noise of a logit between two engines that nobody has measured, in unit roundoffs of the shorter type: .1
+logits in bfloat16, .8 of the distance between two neighboring numbers near 18."""
 
 WIDEST_DTYPE = "bfloat16"
 """The dtype with the largest roundoff: what its noise does not explain, no class of engines explains."""

@@ -13,16 +13,16 @@ Seen between vLLM and torch in bfloat16: .74 % of tokens differ, by 1.4e-4 on av
 ρ is bounded by 1 − q², with q the probability of the scorer's draw. Four rules follow; a group fails the first that it
 breaks, and each rejects an honest group with a probability of at most `FALSE_REJECTS`, at every size of a group:
 
-1. Every token: P(margin > m) of its own row, times the number of tokens. A cap that no share of good tokens offsets, and
-   never above `CREDITED_LOGITS`: so no class of engines, however noisy, gets an invented token paid.
+1. Every token: P(margin > m) of its own row, times the number of tokens. A cap that no share of good tokens offsets,
+   and never above `CREDITED_LOGITS`: so no class of engines, however noisy, gets an invented token paid.
 2. The number of tokens that differ: the Poisson tail at its mean, the sum of P(margin > 0).
 3. The sum of the margins: Bernstein's bound at the mean and the variance above.
 4. Log-probs, softly: nothing is trained on a claim, so only one far outside the noise is refused. A log-prob moves by
    at most s (1 − p) √2; the mean of the deviations may be twice what that gives, and `LOGPROB_FLOOR` more.
 
 A group is credited if it passes at the scale of its pair of classes. If it fails there and passes at the widest scale
-of all, rounding may have made it: it earns nothing here, and is nobody's fault (`ENGINE_MISMATCH`). A validator of its own
-class may judge it again. Only what no class explains counts against its author.
+of all, rounding may have made it: it earns nothing here, and is nobody's fault (`ENGINE_MISMATCH`). A validator of its
+own class may judge it again. Only what no class explains counts against its author.
 """
 
 from __future__ import annotations
