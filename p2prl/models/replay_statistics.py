@@ -98,16 +98,62 @@ def judge_group(tokens: TokenScores, scale: NoiseScale, widest: NoiseScale, temp
 
 def judge_tokens(tokens: TokenScores, scale: NoiseScale, temperature: float, *, most: float = MOST_MARGIN) -> Judgement:
     """Apply the four rules to a group's tokens at one scale; no margin may be above `most` nats."""
+    mismatched = int(np.count_nonzero(~(tokens.margins <= 0.0)))
+    worst = float(np.max(tokens.margins))
+    scores = rule_scores(tokens, scale, temperature, most=most)
+    reason: RejectionReason | str = ""
+    if not (worst <= min(most, MOST_MARGIN) and scores.margins_are_honest):
+        reason = RejectionReason.SEED_MISMATCH
+    elif not scores.logprobs <= 1.0:
+        reason = RejectionReason.LOGPROB_MISMATCH
+    return Judgement(reason, mismatched, worst, scores.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleScores:
+    """What each rule found; nothing but NaN where a number of the replay is not one."""
+
+    token: float
+    """Rule 1: least probability of a margin, times the number of tokens."""
+    number: float
+    """Rule 2: probability of as many tokens that differ."""
+    total: float
+    """Rule 3: sum of the margins over its bound."""
+    logprobs: float
+    """Rule 4: mean deviation of the claimed log-probs over its bound."""
+
+    @property
+    def margins_are_honest(self) -> bool:
+        """Whether rules 1 to 3 hold."""
+        return self.token >= FALSE_REJECTS and self.number >= FALSE_REJECTS and self.total <= 1.0
+
+
+def rule_scores(tokens: TokenScores, scale: NoiseScale, temperature: float, *, most: float = MOST_MARGIN) -> RuleScores:
+    """The scores of a group's tokens at one scale; `most` bounds the margin that rule 3 reckons with."""
     noise = scale.of_rows(tokens.sizes, temperature)
     density = np.maximum(LEAST_DENSITY, 1.0 - np.exp(2.0 * tokens.best_logprobs))
-    mismatched = int(np.count_nonzero(~(tokens.margins <= 0.0)))
-    excess = _logprob_excess(tokens, noise)
-    reason: RejectionReason | str = ""
-    if not _margins_are_honest(tokens.margins, math.sqrt(2.0) * noise, density, min(most, MOST_MARGIN)):
-        reason = RejectionReason.SEED_MISMATCH
-    elif not excess <= 1.0:
-        reason = RejectionReason.LOGPROB_MISMATCH
-    return Judgement(reason, mismatched, float(np.max(tokens.margins)), excess)
+    logprobs = _logprob_excess(tokens, noise)
+    deviations = math.sqrt(2.0) * noise
+    if not (np.all(np.isfinite(tokens.margins)) and np.all(np.isfinite(density * deviations))):
+        return RuleScores(math.nan, math.nan, math.nan, logprobs)
+    off = np.flatnonzero(tokens.margins > 0.0)
+    if not off.size:
+        return RuleScores(1.0, 1.0, 0.0, logprobs)
+    chances = [density[i] * deviations[i] * _tail_mean(tokens.margins[i] / deviations[i]) for i in off]
+    expected = float(np.sum(density * deviations)) / _SQRT_2PI
+    mean = float(np.sum(density * deviations**2)) / 4.0
+    variance = float(np.sum(density * deviations**3)) * 2.0 / (3.0 * _SQRT_2PI)
+    nats = -math.log(FALSE_REJECTS)
+    largest = largest_margin(
+        tokens.margins.size, float(np.max(deviations)) / math.sqrt(2.0), most=min(most, MOST_MARGIN)
+    )
+    allowed = mean + math.sqrt(2.0 * variance * nats) + largest * nats / 3.0
+    return RuleScores(
+        token=tokens.margins.size * float(min(chances)),
+        number=_poisson_tail(off.size, expected),
+        total=float(np.sum(tokens.margins)) / allowed,
+        logprobs=logprobs,
+    )
 
 
 def largest_margin(tokens: int, scale: float, density: float = 1.0, *, most: float = MOST_MARGIN) -> float:
@@ -121,27 +167,6 @@ def largest_margin(tokens: int, scale: float, density: float = 1.0, *, most: flo
         else:
             above = middle
     return below
-
-
-def _margins_are_honest(margins: Floats, deviations: Floats, density: Floats, most: float) -> bool:
-    """Rules 1 to 3. A margin, scale or density that is not a number is not honest."""
-    if not (np.all(margins <= most) and np.all(np.isfinite(density * deviations))):
-        return False
-    off = np.flatnonzero(margins > 0.0)
-    if not off.size:
-        return True
-    for index in off:
-        chance = density[index] * deviations[index] * _tail_mean(margins[index] / deviations[index])
-        if margins.size * chance < FALSE_REJECTS:
-            return False
-    expected = float(np.sum(density * deviations)) / _SQRT_2PI
-    if _poisson_tail(off.size, expected) < FALSE_REJECTS:
-        return False
-    mean = float(np.sum(density * deviations**2)) / 4.0
-    variance = float(np.sum(density * deviations**3)) * 2.0 / (3.0 * _SQRT_2PI)
-    nats = -math.log(FALSE_REJECTS)
-    largest = largest_margin(margins.size, float(np.max(deviations)) / math.sqrt(2.0), most=most)
-    return float(np.sum(margins)) <= mean + math.sqrt(2.0 * variance * nats) + largest * nats / 3.0
 
 
 def _logprob_excess(tokens: TokenScores, noise: Floats) -> float:

@@ -1,0 +1,1 @@
+"""Benchmarks of trust: what honest machines lose by the checks, and what cheats gain."""
