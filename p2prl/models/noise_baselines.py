@@ -15,7 +15,6 @@ half-life of standing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -155,7 +154,7 @@ class NoiseBaselines:
     def encode(self) -> bytes:
         """All records, for `decode`."""
         rows = [
-            _Row(*pair, peer, *_floats(record.standing), record.evidence)
+            _Row(*pair, peer, record.standing, record.evidence)
             for pair, records in self._pairs.items()
             for peer, record in records.items()
         ]
@@ -172,10 +171,11 @@ class NoiseBaselines:
             raise RemoteProtocolError(f"noise baselines cannot be read: {error}") from error
         made = cls()
         for row in rows[:MOST_RECORDS]:
-            numbers = (row.passed, row.failed, row.at, *row.evidence.values)
+            standing = row.standing
+            numbers = (standing.passed, standing.failed, standing.at, *row.evidence.values)
             if len(row.peer) != PUBLIC_KEY_BYTES or not all(math.isfinite(n) and n >= 0.0 for n in numbers):
                 raise RemoteProtocolError("noise baselines hold impossible numbers")
-            record = _Record(Standing(row.passed, row.failed, row.at), row.evidence)
+            record = _Record(standing, row.evidence)
             made._put((row.sampler, row.scorer), row.peer, record)
         return made
 
@@ -197,11 +197,5 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     sampler: EngineClass
     scorer: EngineClass
     peer: bytes
-    passed: float
-    failed: float
-    at: float
+    standing: Standing
     evidence: NoiseEvidence
-
-
-def _floats(standing: Standing) -> Iterable[float]:
-    return standing.passed, standing.failed, standing.at

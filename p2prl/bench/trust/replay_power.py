@@ -124,12 +124,17 @@ def cells(groups: int, seed: int = 0, policies: Sequence[str] = tuple(POLICIES))
                     cheated = with_invented(group, margin + 1e-3, rng)
                     found.setdefault((dtype, noises[-1], margin), []).append(_reason(cheated, dtype, temperature))
         for (dtype, noise, margin), reasons in found.items():
-            cell = {"policy": name, "dtype": dtype, "noise": noise, "temperature": temperature, "tokens": tokens}
             rejected, faults = sum(map(bool, reasons)), _faults(reasons)
             if margin:
-                yield Power(**cell, margin=margin, groups=groups, credited=groups - rejected, faults=faults)
+                yield Power(
+                    policy=name, dtype=dtype, noise=noise, temperature=temperature, tokens=tokens, margin=margin,
+                    groups=groups, credited=groups - rejected, faults=faults,
+                )  # fmt: skip
             else:
-                yield FalseRejects(**cell, groups=groups, rejected=rejected, faults=faults)
+                yield FalseRejects(
+                    policy=name, dtype=dtype, noise=noise, temperature=temperature, tokens=tokens,
+                    groups=groups, rejected=rejected, faults=faults,
+                )  # fmt: skip
 
 
 def _reason(group: TokenScores, dtype: str, temperature: float) -> str:

@@ -119,7 +119,8 @@ def _drawn(policy: Policy, rows: Ints, uniform: Floats, taken: tuple[Ints, ...])
         begin = policy.ends[each] - policy.probabilities[each] - rows
         point = np.where(point >= begin, point + policy.probabilities[each], point)
     found = np.searchsorted(policy.ends, rows + np.minimum(point, 1.0 - 1e-9), side="right")
-    return np.minimum(found, (rows + 1) * policy.vocabulary - 1)
+    tokens: Ints = np.minimum(found, (rows + 1) * policy.vocabulary - 1)
+    return tokens
 
 
 def _by_place(taken: tuple[Ints, ...]) -> tuple[Ints, ...]:

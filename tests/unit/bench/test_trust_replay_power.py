@@ -47,11 +47,11 @@ def test_without_noise_every_token_is_the_draw() -> None:
 
 def test_rows_of_false_rejects_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_power, "TOKENS", (8, 512))
-    found = list(replay_power.cells(20, policies=["usual"]))
-    rows = [row for row in found if isinstance(row, FalseRejects)]
+    made = list(replay_power.cells(20, policies=["usual"]))
+    rows = [row for row in made if isinstance(row, FalseRejects)]
     assert len(rows) == 2 * (2 + 4 + 2)
     assert all(row.groups == 20 and row.rejected == row.faults == 0 for row in rows)
-    found = [row for row in found if isinstance(row, Power)]
+    found = [row for row in made if isinstance(row, Power)]
     paid = [row for row in found if row.margin >= 1.0 and row.temperature >= 1.0]
     assert len(paid) == 2 * 2 * (4 + 2)
     assert all(row.credited == 0 for row in paid)
