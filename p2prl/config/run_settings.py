@@ -144,8 +144,7 @@ def init_run(
         prompts = make_prompts(plan, loaded, new, on_progress)
         loaded.model.save_pretrained(new / "model", safe_serialization=True)
         loaded.tokenizer.save_pretrained(new / "model")
-        files = export_run_files(loaded)
-        files |= golden_files(files, layout_of(loaded.model, plan.dtype), temperature=plan.temperature)
+        files = _run_files(loaded, plan)
         (new / "files").mkdir()
         for name, data in files.items():
             (new / "files" / name).write_bytes(data)
@@ -183,6 +182,12 @@ def init_run(
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return open_run(directory)
+
+
+def _run_files(loaded: LoadedModel, plan: RunPlan) -> dict[str, bytes]:
+    """The files of the run, golden groups included."""
+    files = export_run_files(loaded)
+    return files | golden_files(files, layout_of(loaded.model, plan.dtype), temperature=plan.temperature)
 
 
 def _new_run(folder: Folder, loaded: LoadedModel, plan: RunPlan) -> NewRun:

@@ -131,14 +131,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         buffer=buffer,
         admission=Admission(storage, decoded),
         replayer=replayer,
-        settlement=Settlement(
-            storage=storage,
-            buffer=buffer,
-            sender=sender,
-            clock=clock,
-            baselines=parts.replaying.baselines,
-            on_verified=pacing.group_verified,
-        ),
+        settlement=_settlement(parts, storage, buffer, sender, pacing),
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),
     )
@@ -159,6 +152,19 @@ def assemble_learner(parts: LearnerParts) -> Learner:
             random_bytes=parts.random_bytes,
         ),
         shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
+    )
+
+
+def _settlement(
+    parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffer, sender: SigningSender, pacing: Pacing
+) -> Settlement:
+    return Settlement(
+        storage=storage,
+        buffer=buffer,
+        sender=sender,
+        clock=parts.clock,
+        baselines=parts.replaying.baselines,
+        on_verified=pacing.group_verified,
     )
 
 

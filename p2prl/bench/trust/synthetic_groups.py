@@ -21,7 +21,7 @@ from p2prl.models.replay_statistics import TokenScores
 Ints = npt.NDArray[np.int64]
 Generator = np.random.Generator
 
-_ROWS = 512
+_ROWS = 256
 """Different positions of a policy."""
 
 
@@ -69,6 +69,11 @@ class Race:
     """(3, tokens)"""
     noisy: Floats
     """Noisy logits at the temperature, up to a constant of the row; (3, tokens), best first."""
+
+    def part(self, start: int, tokens: int) -> Race:
+        """Some of the positions."""
+        cut = slice(start, start + tokens)
+        return Race(self.policy, self.rows[cut], self.probabilities[:, cut], self.noisy[:, cut])
 
 
 def race(policy: Policy, tokens: int, rng: Generator) -> Race:
