@@ -109,12 +109,19 @@ def made(name: str, temperature: float) -> Policy:
     )
 
 
-def cells(groups: int, seed: int = 0, policies: Sequence[str] = tuple(POLICIES)) -> Iterator[FalseRejects | Power]:
+def cells(
+    groups: int,
+    seed: int = 0,
+    *,
+    policies: Sequence[str] = tuple(POLICIES),
+    temperatures: Sequence[float] = TEMPERATURES,
+    sizes: Sequence[int] = TOKENS,
+) -> Iterator[FalseRejects | Power]:
     """Honest groups of every policy, type, temperature and size, and the same groups with one token replaced.
 
     The rest of a cheat's group has the most noise. Positions come from a pool, with noise of their own in each group.
     """
-    for name, temperature, tokens in itertools.product(policies, TEMPERATURES, TOKENS):
+    for name, temperature, tokens in itertools.product(policies, temperatures, sizes):
         kind, rng = made(name, temperature), np.random.default_rng(seed)
         is_usual = name == "usual" and temperature == 1.0
         found: dict[tuple[str, float, float], list[str]] = {}
@@ -185,18 +192,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print all rows, as one JSON object or as lines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--groups", type=int, default=1000, help="groups of each cell")
-    parser.add_argument("--model-groups", type=int, default=200, help="groups of each pair of real models")
+    parser.add_argument("--groups", type=int, default=1000, help="groups of each cell, and of each rule")
+    parser.add_argument("--model-groups", type=int, default=200, help="groups of each pair of real models; 0 for none")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--policies", default=",".join(POLICIES), help="comma-separated")
+    parser.add_argument("--policies", nargs="*", default=list(POLICIES), choices=list(POLICIES))
+    parser.add_argument("--temperatures", nargs="*", type=float, default=list(TEMPERATURES))
+    parser.add_argument("--tokens", nargs="*", type=int, default=list(TOKENS))
+    parser.add_argument("--no-rules", action="store_true", help="leave out the rules' curves")
     given = parser.parse_args(arguments)
-    began, names = time.monotonic(), given.policies.split(",")
+    began = time.monotonic()
     torch.set_num_threads(1)
     document: dict[str, list[object]] = {"false_rejects": [], "power": [], "rules": [], "models": []}
     rows = itertools.chain(
-        cells(given.groups, given.seed, names),
-        rule_curves(given.groups, given.seed),
-        model_rows(given.model_groups, given.seed),
+        cells(
+            given.groups,
+            given.seed,
+            policies=given.policies,
+            temperatures=given.temperatures,
+            sizes=given.tokens,
+        ),
+        () if given.no_rules else rule_curves(given.groups, given.seed),
+        model_rows(given.model_groups, given.seed) if given.model_groups else (),
     )
     parts = {FalseRejects: "false_rejects", Power: "power", RulePoint: "rules", ModelRow: "models"}
     for row in rows:

@@ -46,9 +46,8 @@ def test_without_noise_every_token_is_the_draw() -> None:
 
 
 def test_rows_of_false_rejects_and_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_power, "TOKENS", (8, 512))
     monkeypatch.setattr(replay_power, "_POOL", 1 << 14)
-    made = list(replay_power.cells(20, policies=["usual"]))
+    made = list(replay_power.cells(20, policies=["usual"], sizes=(8, 512)))
     rows = [row for row in made if isinstance(row, FalseRejects)]
     assert len(rows) == 2 * (2 + 4 + 2)
     assert all(row.groups == 20 and row.rejected == row.faults == 0 for row in rows)
@@ -86,10 +85,11 @@ def test_real_models_through_real_scorers() -> None:
 
 
 def test_command_prints_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(replay_power, "TOKENS", (8,))
     monkeypatch.setattr(replay_power, "_POOL", 1 << 10)
     monkeypatch.setattr(replay_power, "model_rows", lambda groups, seed: model_rows(groups, seed, (1.0,)))
-    replay_power.main(["--json", "--groups", "2", "--model-groups", "1", "--policies", "flat,near 18"])
+    replay_power.main(
+        ["--json", "--groups", "2", "--model-groups", "1", "--tokens", "8", "--policies", "flat", "near 18"]
+    )
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {"false_rejects", "power", "rules", "models", "wall_s"}
     assert {row["policy"] for row in document["power"]} == {"flat", "near 18"}
