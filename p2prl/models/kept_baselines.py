@@ -29,6 +29,11 @@ class KeptBaselines:
             except RemoteProtocolError:
                 path.unlink(missing_ok=True)
 
+    @property
+    def records(self) -> int:
+        """Peers recorded, over all pairs."""
+        return len(self._noise)
+
     def measured(self, pair: Pair) -> float | None:
         """See `NoiseBaselines.measured`."""
         return self._noise.measured(pair)
