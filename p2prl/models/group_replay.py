@@ -63,6 +63,8 @@ def replay_groups(
     scored = iter(scorer.replay(requests, token_ids))
     results = []
     widest = widest_scale(scorer.layers)
+    # Once a batch: a pair may have thousands of peers.
+    noises = {engine: measured((engine, scorer.engine_class)) for engine in {group.engine for group, _ in work}}
     for group, inspection in work:
         rows = [next(scored) for _ in inspection.token_ids]
         sampled = _sampled(inspection)
@@ -73,7 +75,7 @@ def replay_groups(
             run_dtype=run_dtype,
             scorer_dtype=scorer.engine_class.dtype,
             layers=scorer.layers,
-            measured=measured(pair),
+            measured=noises[group.engine],
         )
         temperature = inspection.assignment.requests[0].temperature
         judged = judge_group(tokens, scale, widest, temperature)

@@ -13,8 +13,11 @@ from p2prl.learner.intake.verification import Admission, Replayer
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import InlineStage
+from p2prl.models.group_replay import replay_groups
 from p2prl.models.group_work import ReplayTools
 from p2prl.models.kept_baselines import KeptBaselines
+from p2prl.models.noise_baselines import Pair
+from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
 from tests.unit.learner.small_run import STALENESS, SmallRun, identity, with_completion
 from tests.unit.learner.test_policy_publisher import HandClock, RecordingPort
@@ -71,3 +74,25 @@ def test_a_noisy_machine_is_not_put_behind_as_a_cheat_is(small_run: SmallRun) ->
     checks.close()
     kept = KeptBaselines(path)
     assert kept.records == tools.baselines.records == 3
+
+
+def test_replay_reads_the_measured_noise_of_the_groups_pair(small_run: SmallRun) -> None:
+    """Once for each class in a batch; a float32 pair never gets a band that would pay for bfloat16's noise."""
+    policy = small_run.publish(0, step=0)
+    groups = [small_run.group(policy, HONEST, slot) for slot in (0, 1)]
+    groups.append(shifted(small_run.group(policy, HONEST, 2), 0.035))
+    work = [
+        (group, small_run.work.inspect(group, peer=HONEST.public_key, beacon=policy.manifest.beacon))
+        for group in groups
+    ]
+    asked: list[Pair] = []
+
+    def measured(pair: Pair) -> float:
+        asked.append(pair)
+        return 5.0
+
+    replays = replay_groups(small_run.scorer, work, run_dtype="float32", measured=measured)
+    assert asked == [(groups[0].engine, small_run.scorer.engine_class)]
+    assert [replay.pair for replay in replays] == asked * 3
+    assert [replay.reason for replay in replays] == ["", "", RejectionReason.ENGINE_MISMATCH]
+    assert replays[0].evidence.tokens == replays[0].tokens
