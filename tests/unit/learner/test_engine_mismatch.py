@@ -80,7 +80,7 @@ def test_replay_reads_the_measured_noise_of_the_groups_pair(small_run: SmallRun)
     """Once for each class in a batch; a float32 pair never gets a band that would pay for bfloat16's noise."""
     policy = small_run.publish(0, step=0)
     groups = [small_run.group(policy, HONEST, slot) for slot in (0, 1)]
-    groups.append(shifted(small_run.group(policy, HONEST, 2), 0.035))
+    groups.append(shifted(small_run.group(policy, HONEST, 2), 0.2))
     work = [
         (group, small_run.work.inspect(group, peer=HONEST.public_key, beacon=policy.manifest.beacon))
         for group in groups
