@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from p2prl.models.group_work import Inspection
 from p2prl.models.noise_baselines import NoiseEvidence, Pair
+from p2prl.models.prefix_replay import ImpossibleToken, impossible_token
 from p2prl.models.replay_noise import Floats, noise_scale, widest_scale
 from p2prl.models.replay_statistics import TokenScores, judge_group
 from p2prl.models.scorer_port import Scored, Scorer
@@ -39,6 +40,8 @@ class Replay:
     """The class that the group declares, and the scorer's."""
     evidence: NoiseEvidence
     """Of the pair's noise."""
+    impossible: ImpossibleToken | None = None
+    """In a group that failed, a token that no honest engine samples, if there is one."""
 
 
 def not_measured(pair: Pair) -> None:
@@ -87,6 +90,7 @@ def replay_groups(
             worst_margin=judged.worst_margin,
             pair=pair,
             evidence=NoiseEvidence.of(tokens, temperature),
+            impossible=impossible_token(scorer, inspection, rows) if judged.reason else None,
         )
         results.append(replay)
     return results

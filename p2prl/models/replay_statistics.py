@@ -39,6 +39,10 @@ FALSE_REJECTS = 1e-4
 """Probability that a rule rejects an honest group whose noise is the whole of the scale; the four rules together stay
 under 1e-3. Usual noise is half of the scale or less, and then they reject none."""
 
+IMPOSSIBLE = 1e-9
+"""As `FALSE_REJECTS`, for a token that proves a forgery: a few of these exclude their author, so an honest machine of
+the most noise must not show one in a lifetime of groups."""
+
 CREDITED_LOGITS = 1.0
 """Logits that a credited token may lie below the best; in nats, that over the temperature. The widest noise, .1 logits,
 reaches it in one of 1e13 tokens, at every temperature."""
@@ -154,6 +158,20 @@ def rule_scores(tokens: TokenScores, scale: NoiseScale, temperature: float, *, m
         total=float(np.sum(tokens.margins)) / allowed,
         logprobs=logprobs,
     )
+
+
+def impossible_tokens(tokens: TokenScores, scale: NoiseScale, temperature: float, *, group_tokens: int) -> list[int]:
+    """Indices of the tokens that break rule 1 in a group of `group_tokens` tokens, of which these are some, by so much
+    that no honest engine samples them: a probability of `IMPOSSIBLE` instead of `FALSE_REJECTS`."""
+    deviations = math.sqrt(2.0) * scale.of_rows(tokens.sizes, temperature)
+    density = np.maximum(LEAST_DENSITY, 1.0 - np.exp(2.0 * tokens.best_logprobs))
+    return [
+        int(index)
+        for index in np.flatnonzero((tokens.margins > 0.0) & np.isfinite(tokens.margins))  # no number proves nothing
+        if tokens.margins[index] > MOST_MARGIN
+        or group_tokens * density[index] * deviations[index] * _tail_mean(tokens.margins[index] / deviations[index])
+        < IMPOSSIBLE
+    ]
 
 
 def largest_margin(tokens: int, scale: float, density: float = 1.0, *, most: float = MOST_MARGIN) -> float:

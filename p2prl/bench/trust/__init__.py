@@ -1,1 +1,1 @@
-"""Benchmarks of trust: what honest machines lose by the checks, and what cheats gain."""
+"""Benchmarks of trust: what attacks on a run cost it, and what they cost whoever attacks."""

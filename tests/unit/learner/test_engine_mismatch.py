@@ -6,10 +6,13 @@ import numpy as np
 
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
+from p2prl.learner.intake.owners import Owners
+from p2prl.learner.intake.peer_standings import PeerStandings, Rank
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, WaitingGroup
+from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
-from p2prl.learner.intake.verification import Admission, Replayer
+from p2prl.learner.intake.verification import Admission
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import InlineStage
@@ -40,9 +43,11 @@ def test_a_noisy_machine_is_not_put_behind_as_a_cheat_is(small_run: SmallRun) ->
     policy = small_run.publish(0, step=0)
     path = small_run.directory / "noise.json"
     tools = ReplayTools(small_run.scorer, small_run.work, KeptBaselines(path))
-    backlog = ReplayBacklog(BacklogConfig(batch_groups=8, surplus_share=0.0, newest_first=True), verified={})
     clock = HandClock()
-    sender = SigningSender(small_run.learner, small_run.run, small_run.journal.ledger, clock)
+    standings = PeerStandings(clock)
+    config = BacklogConfig(batch_groups=8, surplus_share=0.0, newest_first=True)
+    backlog = ReplayBacklog(config, rank=standings.rank)
+    sender = SigningSender(small_run.learner, small_run.run, small_run.journal, clock)
     sender.attach(RecordingPort())
     buffer = RolloutBuffer(staleness_bound=STALENESS, ready_target=8)
     checks = GroupChecks(
@@ -52,9 +57,12 @@ def test_a_noisy_machine_is_not_put_behind_as_a_cheat_is(small_run: SmallRun) ->
         admission=Admission(small_run.storage, DecodedGroups()),
         replayer=Replayer(tools),
         settlement=Settlement(
-            storage=small_run.storage, buffer=buffer, sender=sender, clock=clock, baselines=tools.baselines,
+            storage=small_run.storage, buffer=buffer, owners=Owners(small_run.journal, clock), sender=sender,
+            clock=clock,
+            baselines=tools.baselines,
             on_verified=lambda _: None,
         ),
+        standings=standings,
         stage=InlineStage(),
     )  # fmt: skip
     first = [
@@ -62,15 +70,13 @@ def test_a_noisy_machine_is_not_put_behind_as_a_cheat_is(small_run: SmallRun) ->
         small_run.sealed(shifted(small_run.group(policy, NOISY, 0), 0.035), NOISY),
         small_run.sealed(small_run.group(policy, HONEST, 0), HONEST),
     ]
-    later = [small_run.sealed(small_run.group(policy, peer, 1), peer) for peer in (CHEAT, NOISY)]
     small_run.store(*first)
     for group in first:
         backlog.add(waiting(group))
     assert checks.settle_next(step=0)
     assert small_run.journal.groups.counts() == {"rejected": 2, "verified": 1}
-    for group in later:
-        backlog.add(waiting(group))
-    assert [group.peer for group in backlog.next_batch(1)] == [NOISY.public_key]
+    assert standings.rank(CHEAT.public_key) is Rank.DISTRUSTED
+    assert standings.rank(NOISY.public_key) is standings.rank(HONEST.public_key) is Rank.NEWCOMER
     checks.close()
     kept = KeptBaselines(path)
     assert kept.records == tools.baselines.records == 3

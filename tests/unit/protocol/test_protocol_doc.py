@@ -93,6 +93,7 @@ def test_replay_noise() -> None:
         "logit floor": replay_noise.LOGIT_FLOOR,
         "widest roundoffs": replay_noise.WIDEST_ROUNDOFFS,
         "false rejects": replay_statistics.FALSE_REJECTS,
+        "impossible": replay_statistics.IMPOSSIBLE,
         "credited logits": replay_statistics.CREDITED_LOGITS,
         "most margin": replay_statistics.MOST_MARGIN,
         "log-prob floor": replay_statistics.LOGPROB_FLOOR,
