@@ -21,6 +21,7 @@ from p2prl.models.replay_statistics import (
     FALSE_REJECTS,
     MOST_MARGIN,
     TokenScores,
+    impossible_tokens,
     judge_group,
     judge_tokens,
     largest_margin,
@@ -258,3 +259,15 @@ def test_no_class_gets_a_token_paid_that_lies_a_logit_below(temperature: float) 
 
 def test_wider_types_round_less() -> None:
     assert sorted(UNIT_ROUNDOFF, key=UNIT_ROUNDOFF.__getitem__) == ["float32", "float16", "bfloat16"]
+
+
+def test_token_that_one_rule_rejects_is_not_yet_a_forgery() -> None:
+    """A few forgeries exclude a peer, so they need a margin that no honest engine reaches in a lifetime."""
+    flat = np.zeros(1000)
+    tokens = TokenScores(flat.copy(), flat - 3.0, flat - 9.0, flat + 1.0, flat - 3.0)
+    cap = largest_margin(1000, 0.1)
+    found = RejectionReason.SEED_MISMATCH
+    for margin, reason, forged in ((0.99 * cap, "", []), (1.1 * cap, found, []), (1.5 * cap, found, [7])):
+        tokens.margins[7] = margin
+        assert judge_tokens(tokens, scale_of(0.1), 1.0).reason == reason
+        assert impossible_tokens(tokens, scale_of(0.1), 1.0, group_tokens=1000) == forged
