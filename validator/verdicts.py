@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from typing import Protocol
 
 from p2prl.models.group_replay import replay_groups
 from p2prl.models.group_work import Inspection, ReplayTools
@@ -12,12 +13,23 @@ from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.signed_group import SignedGroup
+from p2prl.protocol.verdict_probes import candidate_tokens
+
+
+class Judge(Protocol):
+    """Makes the verdicts of a batch, as `judge` does."""
+
+    def __call__(
+        self, tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup], *, validator: bytes
+    ) -> list[tuple[Verdict, Inspection]]:
+        """One verdict for each group, and what was inspected."""
+        ...
 
 
 def judge(
-    tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup], *, now: float
+    tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup], *, validator: bytes
 ) -> list[tuple[Verdict, Inspection]]:
-    """One verdict for each group, and what was inspected. The noise of the groups' engines is recorded as of `now`.
+    """One verdict for each group, and what was inspected. `validator` is the public key that will sign them.
 
     All groups declare the policy of `manifest`, and the scorer holds its weights.
     """
@@ -30,23 +42,33 @@ def judge(
     ]
     sound = [i for i, fault in enumerate(faults) if not fault]
     work = [(bodies[i], inspections[i]) for i in sound]
-    replayed = replay_groups(tools.scorer, work, run_dtype=tools.work.dtype, measured=tools.baselines.measured)
+    candidates = [
+        candidate_tokens(groups[i].digest, [ids[-1] for ids in inspections[i].token_ids], tools.work.vocabulary)
+        for i in sound
+    ]
+    replayed = replay_groups(
+        tools.scorer, work, run_dtype=tools.work.dtype, measured=tools.baselines.measured, candidates=candidates
+    )
     replays = dict(zip(sound, replayed, strict=True))
-    for i, replay in replays.items():
-        tools.baselines.record(replay.pair, groups[i].author, replay.evidence, replay.reason, now=now)
+    # The policy's time will do: evidence decays over days.
+    for i, found in zip(sound, replayed, strict=True):
+        tools.baselines.record(
+            found.pair, groups[i].author, found.evidence, found.reason, now=manifest.created_ms / 1000.0
+        )
     verdicts = []
     for i, (signed, body) in enumerate(zip(groups, bodies, strict=True)):
-        done = replays.get(i)
-        reason = faults[i] or (done.reason if done else "")
+        replay = replays.get(i)
+        reason = faults[i] or (replay.reason if replay else "")
         verdict = Verdict(
             group=signed.digest,
             peer=signed.author,
             version=body.version,
             passed=not reason,
             reason=str(reason),
-            tokens=done.tokens if done else 0,
-            mismatched=done.mismatched if done else 0,
-            worst_margin=_finite(done.worst_margin) if done else 0.0,
+            tokens=replay.tokens if replay else 0,
+            mismatched=replay.mismatched if replay else 0,
+            worst_margin=_finite(replay.worst_margin) if replay else 0.0,
+            probes=replay.probes.chosen_by(validator, signed.digest) if replay and replay.probes else b"",
         )
         verdicts.append((verdict, inspections[i]))
     return verdicts

@@ -106,9 +106,8 @@ def golden_files(files: Mapping[str, bytes], layout: WeightLayout, *, temperatur
     if layout.size_bytes > MOST_BYTES:
         return {}
     try:
-        run = read_run_model(
-            files, layout_digest=layout.digest, max_weight_bytes=2 * MOST_BYTES, dtype=layout.tensors[0].dtype
-        )
+        dtype = layout.tensors[0].dtype
+        run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype)
     except (RemoteProtocolError, IntegrityError):  # the run's own checks tell why
         return {}
     golden = make_golden(run, temperature=temperature)

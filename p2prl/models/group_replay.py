@@ -16,6 +16,7 @@ from p2prl.models.group_work import Inspection
 from p2prl.models.noise_baselines import NoiseEvidence, Pair
 from p2prl.models.prefix_replay import ImpossibleToken, impossible_token
 from p2prl.models.replay_noise import Floats, noise_scale, widest_scale
+from p2prl.models.replay_probes import ReplayProbes, probes_of
 from p2prl.models.replay_statistics import TokenScores, judge_group
 from p2prl.models.scorer_port import Scored, Scorer
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -42,6 +43,8 @@ class Replay:
     """Of the pair's noise."""
     impossible: ImpossibleToken | None = None
     """In a group that failed, a token that no honest engine samples, if there is one."""
+    probes: ReplayProbes | None = None
+    """Log-probs that verdicts on the group are checked with, when they were asked for."""
 
 
 def not_measured(pair: Pair) -> None:
@@ -55,15 +58,18 @@ def replay_groups(
     *,
     run_dtype: str,
     measured: Callable[[Pair], float | None] = not_measured,
+    candidates: Sequence[Sequence[tuple[int, ...]]] = (),
 ) -> list[Replay]:
     """Replay groups of the policy that `scorer` holds, in one batched prefill.
+
+    `candidates`, if given, are those of each group, for `Replay.probes`.
 
     `run_dtype` is the dtype the run computes in. The dtype a group claims can only narrow the tolerance, because a
     cheat would claim the most tolerant one. `measured` gives the noise of a pair of classes (`NoiseBaselines`).
     """
     requests = [request for _, inspection in work for request in inspection.assignment.requests]
     token_ids = [ids for _, inspection in work for ids in inspection.token_ids]
-    scored = iter(scorer.replay(requests, token_ids))
+    scored = iter(scorer.replay(requests, token_ids, [tokens for rows in candidates for tokens in rows]))
     results = []
     widest = widest_scale(scorer.layers)
     # Once a batch: a pair may have thousands of peers.
@@ -91,9 +97,19 @@ def replay_groups(
             pair=pair,
             evidence=NoiseEvidence.of(tokens, temperature),
             impossible=impossible_token(scorer, inspection, rows) if judged.reason else None,
+            probes=_probes(scorer, rows, run_dtype, temperature),
         )
         results.append(replay)
     return results
+
+
+def _probes(scorer: Scorer, rows: Sequence[Scored], run_dtype: str, temperature: float) -> ReplayProbes | None:
+    """The probes of a group. Another scorer of the run may compute in any class that the run allows."""
+    if not rows[0].probe_logprobs:
+        return None
+    dtype = scorer.engine_class.dtype
+    scale = noise_scale(claimed_dtype=run_dtype, run_dtype=run_dtype, scorer_dtype=dtype, layers=scorer.layers)
+    return probes_of(rows, scale, temperature)
 
 
 def _token_scores(group: RolloutGroup, rows: Sequence[Scored], sampled: Sampled) -> TokenScores:

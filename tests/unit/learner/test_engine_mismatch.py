@@ -12,6 +12,7 @@ from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, Wa
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Admission
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.signing_sender import SigningSender
@@ -59,7 +60,7 @@ def test_a_noisy_machine_is_not_put_behind_as_a_cheat_is(small_run: SmallRun) ->
         settlement=Settlement(
             storage=small_run.storage, buffer=buffer, owners=Owners(small_run.journal, clock), sender=sender,
             clock=clock,
-            baselines=tools.baselines,
+            verdicts=VerdictIntake(small_run.journal, sender, clock), baselines=tools.baselines,
             on_verified=lambda _: None,
         ),
         standings=standings,

@@ -26,7 +26,7 @@ from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.protocol.signed_group import read_group
 from p2prl.validator.verdicts import judge
 from tests.unit.learner.scripted_swarm import run_through
-from tests.unit.learner.small_run import NOW, SmallRun, identity
+from tests.unit.learner.small_run import SmallRun, identity
 from tests.unit.talking_task import MAX_NEW_TOKENS, install_talking_task
 
 ME = identity("volunteer")
@@ -152,7 +152,9 @@ def test_receipts_and_verdicts_count_the_policys_tokens(fresh: Callable[[str], S
     stored = run.sealed(group, ME)
     (outcome,) = run.check(stored)
     assert receipt_of(outcome).tokens == sampled
-    ((verdict, _),) = judge(ReplayTools(run.scorer, run.work), policy.manifest, [read_group(stored.raw)], now=NOW)
+    ((verdict, _),) = judge(
+        ReplayTools(run.scorer, run.work), policy.manifest, [read_group(stored.raw)], validator=bytes(32)
+    )
     assert (verdict.passed, verdict.tokens) == (True, sampled)
     run.close()
 

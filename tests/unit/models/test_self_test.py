@@ -50,7 +50,7 @@ def run_of(loaded: LoadedModel, dtype: str) -> RunModel:
     layout = layout_of(loaded.model, dtype)
     files = export_run_files(loaded)
     files |= golden_files(files, layout, temperature=TEMPERATURE)
-    return read_run_model(files, layout_digest=layout.digest, max_weight_bytes=1 << 30, dtype=dtype)
+    return read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
