@@ -322,22 +322,10 @@ class Node:
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
                     core.events.append(LedgerArrived(source, height, entries))
-            case _ if self._is_of_group(message, source, now):
+            case _ if _is_of_group(core, message, source, now):
                 pass
             case _:
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
-
-    def _is_of_group(self, message: Wire, source: PeerId, now: float) -> bool:
-        """Handle a chunk message about a part of a group; False for every other message."""
-        groups, link = self._core.groups, self._core.connections.links.get(source)
-        match message:
-            case ChunkRequest(chunk=part) if link is not None and link.role is not None:
-                return groups.on_request(source, received_digest(part), now)
-            case Chunk(data=data):
-                return groups.on_part(source, data, now)
-            case ChunkRefused(chunk=part, retry_ms=retry_ms):
-                return groups.on_refused(source, received_digest(part), retry_ms, now)
-        return False
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
         core = self._core
@@ -355,3 +343,16 @@ class Node:
             core.register_role(source, link.role)
             core.report_roles()
         self._phase.on_hello(source, link.role, message.newest_version, now)
+
+
+def _is_of_group(core: NodeCore, message: Wire, source: PeerId, now: float) -> bool:
+    """Handle a chunk message about a part of a group; False for every other message."""
+    groups, link = core.groups, core.connections.links.get(source)
+    match message:
+        case ChunkRequest(chunk=part) if link is not None and link.role is not None:
+            return groups.on_request(source, received_digest(part), now)
+        case Chunk(data=data):
+            return groups.on_part(source, data, now)
+        case ChunkRefused(chunk=part, retry_ms=retry_ms):
+            return groups.on_refused(source, received_digest(part), retry_ms, now)
+    return False

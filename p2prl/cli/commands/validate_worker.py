@@ -95,19 +95,10 @@ def validate_run(
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            addresses = tuple(listen or DEFAULT_LISTEN)
-            network = peer_network(
-                link,
-                worker,
-                Role.VALIDATOR,
-                addresses,
-                caps,
-                memory_bytes=limits.network_memory_bytes,
-                has_base=has_base,
-                runs_code=run_scorer,
-                transport=transport,
-            )
-            finished = validator.run(NetworkHandle(network))
+            network = partial(peer_network, link, worker, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), caps)
+            memory = limits.network_memory_bytes
+            started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
+            finished = validator.run(NetworkHandle(started))
     end_session(
         screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
     )
