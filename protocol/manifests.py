@@ -31,6 +31,7 @@ RUN_FILE_NAMES = frozenset(
         "tokenizer.json",
         "tokenizer_config.json",
         "special_tokens_map.json",
+        "golden.json",
     }
 )
 """Files that a run may ship. All are data; none may hold code or templates that a volunteer would execute."""

@@ -52,7 +52,14 @@ class EngineClass(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     engine: str
     version: str
     dtype: str
+    """Type it computed in, as torch names it."""
     device: str
+    """Name of the GPU, or the device's type and the processor's architecture."""
+
+    def matches(self, other: EngineClass) -> bool:
+        """Whether both are one class up to the engine's version: its verdict on a group that another class could not
+        explain (`engine_mismatch`) is the one to ask for."""
+        return (self.engine, self.dtype, self.device) == (other.engine, other.dtype, other.device)
 
 
 class RolloutGroup(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):

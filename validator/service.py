@@ -142,6 +142,7 @@ class Validator:
             network.close()
             if self._bootstrap.prepared is not None:
                 self._bootstrap.prepared.work.close()
+                self._bootstrap.prepared.baselines.save()
 
     def turn(self, network: NetworkPort, *, wait_s: float) -> None:
         """Replay a batch, then take messages; waits for them only when there was nothing to replay."""

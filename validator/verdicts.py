@@ -46,8 +46,15 @@ def judge(
         candidate_tokens(groups[i].digest, [ids[-1] for ids in inspections[i].token_ids], tools.work.vocabulary)
         for i in sound
     ]
-    replayed = replay_groups(tools.scorer, work, run_dtype=tools.work.dtype, candidates=candidates)
+    replayed = replay_groups(
+        tools.scorer, work, run_dtype=tools.work.dtype, measured=tools.baselines.measured, candidates=candidates
+    )
     replays = dict(zip(sound, replayed, strict=True))
+    # The policy's time will do: evidence decays over days.
+    for i, found in zip(sound, replayed, strict=True):
+        tools.baselines.record(
+            found.pair, groups[i].author, found.evidence, found.reason, now=manifest.created_ms / 1000.0
+        )
     verdicts = []
     for i, (signed, body) in enumerate(zip(groups, bodies, strict=True)):
         replay = replays.get(i)

@@ -29,11 +29,13 @@ from p2prl.models.attention import use_attention
 from p2prl.models.device import choose_device, repeat_exactly, use_threads
 from p2prl.models.engine_registry import ChosenEngine, build_sampler
 from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
+from p2prl.models.kept_baselines import KeptBaselines
 from p2prl.models.local_base import flatten_local_base
 from p2prl.models.pass_evaluation import evaluation_sets
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.run_model import RunModel, read_run_model
+from p2prl.models.self_test import self_test
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
@@ -67,13 +69,17 @@ def prepare_sampling(
     """A sampler without weights and the run's slots and checks, from the files a run ships.
 
     The engine computes in the run's compute dtype: in any other, an honest peer's tokens would not replay.
-    `memory_bytes` is the most memory it may use, weights included. `on_notice` gets a message if an engine is replaced.
+    `memory_bytes` is the most memory it may use, weights included. `on_notice` gets a message if an engine is replaced,
+    and the result of the engine's self-test. `MachineError` when its results are wrong.
     """
     model = _read_model(manifest, files)
     data = downloaded_data(manifest, files, scores=False, runs_scorer=False)
     work = GroupWork(manifest, run, model.codec(), data.tasks)
     dtype = manifest.engine_dtype
     sampler = build_sampler(engine, model, device=device, dtype=dtype, memory_bytes=memory_bytes, on_notice=on_notice)
+    tested = self_test(model, sampler, dtype=dtype, temperature=manifest.sampling.temperature)
+    if tested is not None and on_notice is not None:
+        on_notice(tested.message)
     return SamplingTools(sampler, work)
 
 
@@ -84,16 +90,18 @@ def prepare_replay(
     run: Digest,
     device: torch.device,
     runs_scorer: bool = False,
+    baselines: Path | None = None,
 ) -> ReplayTools:
     """A scorer without weights and the run's slots and checks, from the files a run ships.
 
     `runs_scorer` says that this machine's owner agreed to run the run's third-party scorers, in the sandbox.
+    `baselines` is where the measured noise of engines is kept; None to forget it at the end.
     """
     model = _read_model(manifest, files)
     data = downloaded_data(manifest, files, scores=True, runs_scorer=runs_scorer)
     work = GroupWork(manifest, run, model.codec(), data.tasks, data.start_scorers())
     policy = PolicyModel(model.build(device=device, dtype=manifest.engine_dtype), model.layout)
-    return ReplayTools(TransformersScorer(policy), work)
+    return ReplayTools(TransformersScorer(policy), work, KeptBaselines(baselines))
 
 
 def _read_model(manifest: RunManifest, files: Mapping[str, Path]) -> RunModel:
@@ -137,7 +145,7 @@ def build_learner(
             run=folder.run,
             training=training,
             layout=layout,
-            replaying=ReplayTools(TransformersScorer(policy), work),
+            replaying=ReplayTools(TransformersScorer(policy), work, KeptBaselines(folder.paths.noise_baselines)),
             loss=LossPipeline(folder.loss_config()),
             reference=folder.settings.loss.reference_config(),
             memory=memory,

@@ -30,6 +30,7 @@ from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.device import choose_device
+from p2prl.models.golden_groups import golden_files
 from p2prl.models.model_license import model_license
 from p2prl.models.model_name import base_model_name
 from p2prl.models.pretrained import LoadedModel, load_pretrained, model_directory
@@ -141,7 +142,7 @@ def init_run(
             prompts = make_prompts(plan, loaded, new, on_progress)
             loaded.model.save_pretrained(new / "model", safe_serialization=True)
             loaded.tokenizer.save_pretrained(new / "model")
-            files = export_run_files(loaded)
+            files = _run_files(loaded, plan)
             (new / "files").mkdir()
             for name, data in files.items():
                 (new / "files" / name).write_bytes(data)
@@ -173,6 +174,12 @@ def init_run(
             f"cannot make {directory}: {error.strerror}", remedy="Check space and permissions."
         ) from error
     return open_run(directory)
+
+
+def _run_files(loaded: LoadedModel, plan: RunPlan) -> dict[str, bytes]:
+    """The files of the run, golden groups included."""
+    files = export_run_files(loaded)
+    return files | golden_files(files, layout_of(loaded.model, plan.dtype), temperature=plan.temperature)
 
 
 def _new_run(folder: Folder, loaded: LoadedModel, plan: RunPlan) -> NewRun:

@@ -113,7 +113,10 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     verdicts = VerdictIntake(storage.journal, sender, clock)
     intake = Intake(storage, decoded, buffer, backlog, owners, standings, sender, clock, verdicts)
     intake.refill()
-    settlement = Settlement(storage, buffer, owners, sender, clock, verdicts, on_verified=pacing.group_verified)
+    settlement = Settlement(
+        storage, buffer, owners, sender, clock, verdicts, baselines=parts.replaying.baselines,
+        on_verified=pacing.group_verified,
+    )  # fmt: skip
     # In virtual time nothing is measured, so that a simulation depends on its seed alone.
     replayer = Replayer(parts.replaying, timer=perf_counter) if parts.threads else Replayer(parts.replaying)
     checks = GroupChecks(

@@ -42,6 +42,11 @@ class LearnerPaths:
         return self.run / "evaluations.jsonl"
 
     @property
+    def noise_baselines(self) -> Path:
+        """Measured noise of the engines that groups came from."""
+        return self.run / "noise.json"
+
+    @property
     def micro_batches(self) -> Path:
         """Micro-batch rules by step."""
         return self.run / "micro-batches.jsonl"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 
 import torch
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.pretrained import best_device
+from p2prl.protocol.limits import MAX_NAME_CHARS
 
 
 def choose_device(name: str) -> torch.device:
@@ -27,6 +29,13 @@ def choose_device(name: str) -> torch.device:
             f"this machine has no usable {name} device", remedy="Omit --device to use the best available device."
         )
     return device
+
+
+def device_class(device: torch.device) -> str:
+    """Name of a device in an engine class: of the GPU, or its type and the processor's architecture."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)[:MAX_NAME_CHARS]
+    return f"{device.type} {platform.machine()}"[:MAX_NAME_CHARS]
 
 
 def use_threads(count: int) -> None:

@@ -6,17 +6,18 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from p2prl.models.group_work import Inspection
+from p2prl.models.noise_baselines import NoiseEvidence, Pair
 from p2prl.models.prefix_replay import ImpossibleToken, impossible_token
-from p2prl.models.replay_noise import Floats, noise_scale
+from p2prl.models.replay_noise import Floats, noise_scale, widest_scale
 from p2prl.models.replay_probes import ReplayProbes, probes_of
-from p2prl.models.replay_statistics import TokenScores, judge_tokens
+from p2prl.models.replay_statistics import TokenScores, judge_group
 from p2prl.models.scorer_port import Scored, Scorer
 from p2prl.protocol.rollout_group import RolloutGroup
 
@@ -36,10 +37,19 @@ class Replay:
     tokens: int
     """Tokens that the policy sampled."""
     worst_margin: float
+    pair: Pair
+    """The class that the group declares, and the scorer's."""
+    evidence: NoiseEvidence
+    """Of the pair's noise."""
     impossible: ImpossibleToken | None = None
     """In a group that failed, a token that no honest engine samples, if there is one."""
     probes: ReplayProbes | None = None
     """Log-probs that verdicts on the group are checked with, when they were asked for."""
+
+
+def not_measured(pair: Pair) -> None:
+    """The noise of a pair where nothing was measured."""
+    del pair
 
 
 def replay_groups(
@@ -47,6 +57,7 @@ def replay_groups(
     work: Sequence[tuple[RolloutGroup, Inspection]],
     *,
     run_dtype: str,
+    measured: Callable[[Pair], float | None] = not_measured,
     candidates: Sequence[Sequence[tuple[int, ...]]] = (),
 ) -> list[Replay]:
     """Replay groups of the policy that `scorer` holds, in one batched prefill.
@@ -54,29 +65,41 @@ def replay_groups(
     `candidates`, if given, are those of each group, for `Replay.probes`.
 
     `run_dtype` is the dtype the run computes in. The dtype a group claims can only narrow the tolerance, because a
-    cheat would claim the most tolerant one.
+    cheat would claim the most tolerant one. `measured` gives the noise of a pair of classes (`NoiseBaselines`).
     """
     requests = [request for _, inspection in work for request in inspection.assignment.requests]
     token_ids = [ids for _, inspection in work for ids in inspection.token_ids]
     scored = iter(scorer.replay(requests, token_ids, [tokens for rows in candidates for tokens in rows]))
     results = []
+    widest = widest_scale(scorer.layers)
+    # Once a batch: a pair may have thousands of peers.
+    noises = {engine: measured((engine, scorer.engine_class)) for engine in {group.engine for group, _ in work}}
     for group, inspection in work:
         rows = [next(scored) for _ in inspection.token_ids]
         sampled = _sampled(inspection)
         tokens = _token_scores(group, rows, sampled)
+        pair = (group.engine, scorer.engine_class)
         scale = noise_scale(
             claimed_dtype=group.engine.dtype,
             run_dtype=run_dtype,
             scorer_dtype=scorer.engine_class.dtype,
             layers=scorer.layers,
+            measured=noises[group.engine],
         )
-        judged = judge_tokens(tokens, scale, inspection.assignment.requests[0].temperature)
-        behavior = _behavior(rows, sampled)
-        probes = _probes(scorer, rows, run_dtype, inspection.assignment.requests[0].temperature)
-        size = int(tokens.margins.size)
-        impossible = impossible_token(scorer, inspection, rows) if judged.reason else None
-        result = Replay(judged.reason, behavior, judged.mismatched, size, judged.worst_margin, impossible, probes)
-        results.append(result)
+        temperature = inspection.assignment.requests[0].temperature
+        judged = judge_group(tokens, scale, widest, temperature)
+        replay = Replay(
+            reason=judged.reason,
+            behavior_logprobs=_behavior(rows, sampled),
+            mismatched=judged.mismatched,
+            tokens=int(tokens.margins.size),
+            worst_margin=judged.worst_margin,
+            pair=pair,
+            evidence=NoiseEvidence.of(tokens, temperature),
+            impossible=impossible_token(scorer, inspection, rows) if judged.reason else None,
+            probes=_probes(scorer, rows, run_dtype, temperature),
+        )
+        results.append(replay)
     return results
 
 

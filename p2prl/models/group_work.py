@@ -7,12 +7,13 @@ slot. The second half of a check, which needs a model, is `p2prl/models/group_re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
 
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from p2prl.models.kept_baselines import KeptBaselines
 from p2prl.models.rewards import RunReward
 from p2prl.models.run_scoring import AnswerScorer, GroupRewards, PendingRewards, RunScoring
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
@@ -335,3 +336,5 @@ class ReplayTools:
 
     scorer: Scorer
     work: GroupWork
+    baselines: KeptBaselines = field(default_factory=KeptBaselines)
+    """Noise of engines that groups came from, as this machine measured it."""

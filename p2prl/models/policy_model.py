@@ -15,12 +15,13 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
+from p2prl.models.device import device_class
+from p2prl.models.exact_arithmetic import use_exact_arithmetic
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.replay_head import ReplayHead, find_replay_head
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
 from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
-from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.rollout_group import EngineClass
 
 UNNAMED = -1
@@ -47,21 +48,18 @@ class PolicyModel:
         self.vocabulary: int = self.config.vocab_size
         self.layers: int = self.config.num_hidden_layers
         self.context: int | None = getattr(self.config, "max_position_embeddings", None)
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         self.engine_class = EngineClass(
             engine="transformers",
             version=transformers.__version__,
             dtype=str(parameter.dtype).removeprefix("torch."),
-            device=name[:MAX_NAME_CHARS],
+            device=device_class(self.device),
         )
         self.version = UNNAMED
         """The version of the policy in the model, for spans."""
         self.loads = 0
         """Policies loaded so far: keys and values computed before the last load are another policy's."""
         self._has_policy = True
-        # TF32 rounds products to 10 bits: far from every engine that does not, and not what float32 means in a class.
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+        use_exact_arithmetic()
         check_draw(self.device, self.vocabulary)
 
     def load(self, weights: Weights) -> None:

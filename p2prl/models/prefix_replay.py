@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2prl.models.group_work import Inspection
-from p2prl.models.replay_noise import NoiseScale, noise_scale
+from p2prl.models.replay_noise import widest_scale
 from p2prl.models.replay_statistics import TokenScores, impossible_tokens
 from p2prl.models.scorer_port import Scored, Scorer
 
@@ -51,7 +51,7 @@ def first_impossible(scorer: Scorer, work: Sequence[Inspection]) -> list[Impossi
 
 def impossible_token(scorer: Scorer, inspection: Inspection, rows: Sequence[Scored]) -> ImpossibleToken | None:
     """The first impossible token of a group in its replayed rows, which may be cut short."""
-    scale, temperature = _coarsest(scorer), inspection.assignment.requests[0].temperature
+    scale, temperature = widest_scale(scorer.layers), inspection.assignment.requests[0].temperature
     group_tokens = sum(len(ids) for ids in inspection.token_ids)
     for number, row in enumerate(rows):
         for place in impossible_tokens(_scores(row), scale, temperature, group_tokens=group_tokens):
@@ -66,13 +66,8 @@ def confirms(scorer: Scorer, inspection: Inspection, token: ImpossibleToken) -> 
     ids = inspection.token_ids[token.completion][: token.place + 1]
     (row,) = scorer.replay([request], [ids])
     group_tokens = sum(len(each) for each in inspection.token_ids)
-    found = impossible_tokens(_scores(row), _coarsest(scorer), request.temperature, group_tokens=group_tokens)
+    found = impossible_tokens(_scores(row), widest_scale(scorer.layers), request.temperature, group_tokens=group_tokens)
     return token.place in found
-
-
-def _coarsest(scorer: Scorer) -> NoiseScale:
-    """The noise between two engines of the coarsest type: an upper bound for any two."""
-    return noise_scale(claimed_dtype="bfloat16", run_dtype="bfloat16", scorer_dtype="bfloat16", layers=scorer.layers)
 
 
 def _scores(row: Scored) -> TokenScores:

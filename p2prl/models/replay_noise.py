@@ -11,6 +11,10 @@ logits themselves, in a 16-bit head, adds .3 of a roundoff of each logit. So no 
 logits of 6 and 18 the noise of bfloat16 differs threefold, and dividing by a temperature of .6 scales it by 1.7.
 
 The row's logits are the scorer's own. Of the sampler's claims only the dtype counts, and it can only narrow the scale.
+
+Engines also differ by more than roundoff says: kernels that accumulate in short types, logits rounded once more,
+another order of sums. So a pair of engine classes that nobody has measured gets the widest noise that its dtype
+explains, and a measured one its own (`noise_baselines`); neither is ever below what roundoff alone explains.
 """
 
 from __future__ import annotations
@@ -40,6 +44,14 @@ LOGIT_FLOOR = 1e-3
 in deep models, far more than the roundoff says; TF32 is switched off."""
 
 
+WIDEST_ROUNDOFFS = 26.0
+"""Widest noise of a logit between two engines that nobody has measured, in unit roundoffs of the shorter type: .1
+logits in bfloat16, .8 of the distance between two neighboring numbers near 18."""
+
+WIDEST_DTYPE = "bfloat16"
+"""The dtype with the largest roundoff: what its noise does not explain, no class of engines explains."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoiseScale:
     """Standard deviation of the difference of one logit between two engines; honest work stays under it."""
@@ -54,14 +66,25 @@ class NoiseScale:
         return np.maximum(self.relative * sizes, self.floor / temperature)
 
 
-def noise_scale(*, claimed_dtype: str, run_dtype: str, scorer_dtype: str, layers: int) -> NoiseScale:
+def noise_scale(
+    *, claimed_dtype: str, run_dtype: str, scorer_dtype: str, layers: int, measured: float | None = None
+) -> NoiseScale:
     """The scale for a group whose volunteer claims to have sampled in `claimed_dtype`.
 
-    A claim wider than the run's dtype, or an unknown one, counts as the run's.
+    A claim wider than the run's dtype, or an unknown one, counts as the run's. `measured` is the noise of the pair of
+    classes in logits, with its safety margin; None for a pair that was not measured.
     """
     for dtype in (run_dtype, scorer_dtype):
         require("dtype", dtype, dtype in UNIT_ROUNDOFF, f"one of {', '.join(UNIT_ROUNDOFF)}")
-    widest = UNIT_ROUNDOFF[run_dtype]
-    sampler = min(widest, UNIT_ROUNDOFF.get(claimed_dtype, widest))
-    expected = math.hypot(sampler, UNIT_ROUNDOFF[scorer_dtype]) * math.sqrt(1.0 + VARIANCE_PER_LAYER * layers)
-    return NoiseScale(SLACK * expected, SLACK * LOGIT_FLOOR)
+    run = UNIT_ROUNDOFF[run_dtype]
+    sampler, scorer = min(run, UNIT_ROUNDOFF.get(claimed_dtype, run)), UNIT_ROUNDOFF[scorer_dtype]
+    expected = math.hypot(sampler, scorer) * math.sqrt(1.0 + VARIANCE_PER_LAYER * layers)
+    least = SLACK * LOGIT_FLOOR
+    widest = max(least, WIDEST_ROUNDOFFS * max(sampler, scorer))
+    floor = widest if measured is None else min(widest, max(least, measured))
+    return NoiseScale(SLACK * expected, floor)
+
+
+def widest_scale(layers: int) -> NoiseScale:
+    """The scale that any class of engines explains, whatever the dtype of the run."""
+    return noise_scale(claimed_dtype=WIDEST_DTYPE, run_dtype=WIDEST_DTYPE, scorer_dtype=WIDEST_DTYPE, layers=layers)

@@ -13,25 +13,39 @@ Seen between vLLM and torch in bfloat16: .74 % of tokens differ, by 1.4e-4 on av
 ρ is bounded by 1 − q², with q the probability of the scorer's draw. Four rules follow; a group fails the first that it
 breaks, and each rejects an honest group with a probability of at most `FALSE_REJECTS`, at every size of a group:
 
-1. Every token: P(margin > m) of its own row, times the number of tokens. A cap that no share of good tokens offsets.
+1. Every token: P(margin > m) of its own row, times the number of tokens. A cap that no share of good tokens offsets,
+   and never above `CREDITED_LOGITS`: so no class of engines, however noisy, gets an invented token paid.
 2. The number of tokens that differ: the Poisson tail at its mean, the sum of P(margin > 0).
 3. The sum of the margins: Bernstein's bound at the mean and the variance above.
 4. Log-probs, softly: nothing is trained on a claim, so only one far outside the noise is refused. A log-prob moves by
    at most s (1 − p) √2; the mean of the deviations may be twice what that gives, and `LOGPROB_FLOOR` more.
+
+A group is credited if it passes at the scale of its pair of classes. If it fails there and passes at the widest scale
+of all, rounding may have made it: it earns nothing here, and is nobody's fault (`ENGINE_MISMATCH`). A validator of its
+own class may judge it again. Only what no class explains counts against its author.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from p2prl.models.replay_noise import Floats, NoiseScale
 from p2prl.protocol.rejection_reasons import RejectionReason
 
-FALSE_REJECTS = 1e-6
-"""Probability that a rule rejects an honest group whose noise is the scale's."""
+FALSE_REJECTS = 1e-4
+"""Probability that a rule rejects an honest group whose noise is the whole of the scale; the four rules together stay
+under 1e-3. Usual noise is half of the scale or less, and then they reject none."""
+
+IMPOSSIBLE = 1e-9
+"""As `FALSE_REJECTS`, for a token that proves a forgery: a few of these exclude their author, so an honest machine of
+the most noise must not show one in a lifetime of groups."""
+
+CREDITED_LOGITS = 1.0
+"""Logits that a credited token may lie below the best; in nats, that over the temperature. The widest noise, .1 logits,
+reaches it in one of 1e13 tokens, at every temperature."""
 
 MOST_MARGIN = 4.0
 """Nats a token may lie below the best, whatever the scale: rounding never makes a draw e⁴ = 55 times less likely."""
@@ -39,10 +53,12 @@ MOST_MARGIN = 4.0
 LOGPROB_FLOOR = 0.02
 """Deviation of the mean log-prob that is always allowed, nats: claims travel as float16."""
 
-_LEAST_DENSITY = 1e-3
+LEAST_DENSITY = 1e-3
 """Least ρ: near certainty, the noise of the probabilities themselves is larger than they are."""
 
-_FLOAT16_ROUNDOFF = 2.0**-11
+FLOAT16_ROUNDOFF = 2.0**-11
+"""Largest relative error of a claimed log-prob, which travels as float16, twice over."""
+
 _SQRT_2PI = math.sqrt(2.0 * math.pi)
 
 
@@ -64,7 +80,7 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Result of the four rules."""
+    """Result of the rules."""
 
     reason: str
     """Empty when the group passed."""
@@ -75,37 +91,93 @@ class Judgement:
     """Mean deviation of the log-probs over what the scale allows; above 1 the group fails."""
 
 
-def judge_tokens(tokens: TokenScores, scale: NoiseScale, temperature: float) -> Judgement:
-    """Apply the four rules to a group's tokens."""
-    noise = scale.of_rows(tokens.sizes, temperature)
-    density = np.maximum(_LEAST_DENSITY, 1.0 - np.exp(2.0 * tokens.best_logprobs))
+def judge_group(tokens: TokenScores, scale: NoiseScale, widest: NoiseScale, temperature: float) -> Judgement:
+    """Judge a group's tokens at the scale of its pair of classes, and if it fails there at the widest of all."""
+    judged = judge_tokens(tokens, scale, temperature, most=CREDITED_LOGITS / temperature)
+    if not judged.reason:
+        return judged
+    reason = judge_tokens(tokens, widest, temperature).reason or RejectionReason.ENGINE_MISMATCH
+    return replace(judged, reason=reason)
+
+
+def judge_tokens(tokens: TokenScores, scale: NoiseScale, temperature: float, *, most: float = MOST_MARGIN) -> Judgement:
+    """Apply the four rules to a group's tokens at one scale; no margin may be above `most` nats."""
     mismatched = int(np.count_nonzero(~(tokens.margins <= 0.0)))
-    excess = _logprob_excess(tokens, noise)
+    worst = float(np.max(tokens.margins))
+    scores = rule_scores(tokens, scale, temperature, most=most)
     reason: RejectionReason | str = ""
-    if not _margins_are_honest(tokens.margins, math.sqrt(2.0) * noise, density):
+    if not (worst <= min(most, MOST_MARGIN) and scores.margins_are_honest):
         reason = RejectionReason.SEED_MISMATCH
-    elif not excess <= 1.0:
+    elif not scores.logprobs <= 1.0:
         reason = RejectionReason.LOGPROB_MISMATCH
-    return Judgement(reason, mismatched, float(np.max(tokens.margins)), excess)
+    return Judgement(reason, mismatched, worst, scores.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleScores:
+    """What each rule found; nothing but NaN where a number of the replay is not one."""
+
+    token: float
+    """Rule 1: least probability of a margin, times the number of tokens."""
+    number: float
+    """Rule 2: probability of as many tokens that differ."""
+    total: float
+    """Rule 3: sum of the margins over its bound."""
+    logprobs: float
+    """Rule 4: mean deviation of the claimed log-probs over its bound."""
+
+    @property
+    def margins_are_honest(self) -> bool:
+        """Whether rules 1 to 3 hold."""
+        return self.token >= FALSE_REJECTS and self.number >= FALSE_REJECTS and self.total <= 1.0
+
+
+def rule_scores(tokens: TokenScores, scale: NoiseScale, temperature: float, *, most: float = MOST_MARGIN) -> RuleScores:
+    """The scores of a group's tokens at one scale; `most` bounds the margin that rule 3 reckons with."""
+    noise = scale.of_rows(tokens.sizes, temperature)
+    density = np.maximum(LEAST_DENSITY, 1.0 - np.exp(2.0 * tokens.best_logprobs))
+    logprobs = _logprob_excess(tokens, noise)
+    deviations = math.sqrt(2.0) * noise
+    if not (np.all(np.isfinite(tokens.margins)) and np.all(np.isfinite(density * deviations))):
+        return RuleScores(math.nan, math.nan, math.nan, logprobs)
+    off = np.flatnonzero(tokens.margins > 0.0)
+    if not off.size:
+        return RuleScores(1.0, 1.0, 0.0, logprobs)
+    chances = [density[i] * deviations[i] * _tail_mean(tokens.margins[i] / deviations[i]) for i in off]
+    expected = float(np.sum(density * deviations)) / _SQRT_2PI
+    mean = float(np.sum(density * deviations**2)) / 4.0
+    variance = float(np.sum(density * deviations**3)) * 2.0 / (3.0 * _SQRT_2PI)
+    nats = -math.log(FALSE_REJECTS)
+    largest = largest_margin(
+        tokens.margins.size, float(np.max(deviations)) / math.sqrt(2.0), most=min(most, MOST_MARGIN)
+    )
+    allowed = mean + math.sqrt(2.0 * variance * nats) + largest * nats / 3.0
+    return RuleScores(
+        token=tokens.margins.size * float(min(chances)),
+        number=_poisson_tail(off.size, expected),
+        total=float(np.sum(tokens.margins)) / allowed,
+        logprobs=logprobs,
+    )
 
 
 def impossible_tokens(tokens: TokenScores, scale: NoiseScale, temperature: float, *, group_tokens: int) -> list[int]:
-    """Indices of the tokens that break rule 1 in a group of `group_tokens` tokens, of which these are some."""
+    """Indices of the tokens that break rule 1 in a group of `group_tokens` tokens, of which these are some, by so much
+    that no honest engine samples them: a probability of `IMPOSSIBLE` instead of `FALSE_REJECTS`."""
     deviations = math.sqrt(2.0) * scale.of_rows(tokens.sizes, temperature)
-    density = np.maximum(_LEAST_DENSITY, 1.0 - np.exp(2.0 * tokens.best_logprobs))
+    density = np.maximum(LEAST_DENSITY, 1.0 - np.exp(2.0 * tokens.best_logprobs))
     return [
         int(index)
         for index in np.flatnonzero((tokens.margins > 0.0) & np.isfinite(tokens.margins))  # no number proves nothing
         if tokens.margins[index] > MOST_MARGIN
         or group_tokens * density[index] * deviations[index] * _tail_mean(tokens.margins[index] / deviations[index])
-        < FALSE_REJECTS
+        < IMPOSSIBLE
     ]
 
 
-def largest_margin(tokens: int, scale: float, density: float = 1.0) -> float:
+def largest_margin(tokens: int, scale: float, density: float = 1.0, *, most: float = MOST_MARGIN) -> float:
     """Largest margin that rule 1 allows in a group of `tokens` tokens, where one logit deviates by `scale` nats."""
     deviation = math.sqrt(2.0) * scale
-    below, above = 0.0, MOST_MARGIN
+    below, above = 0.0, most
     for _ in range(60):
         middle = (below + above) / 2.0
         if tokens * density * deviation * _tail_mean(middle / deviation) >= FALSE_REJECTS:
@@ -115,31 +187,10 @@ def largest_margin(tokens: int, scale: float, density: float = 1.0) -> float:
     return below
 
 
-def _margins_are_honest(margins: Floats, deviations: Floats, density: Floats) -> bool:
-    """Rules 1 to 3. A margin, scale or density that is not a number is not honest."""
-    if not (np.all(margins <= MOST_MARGIN) and np.all(np.isfinite(density * deviations))):
-        return False
-    off = np.flatnonzero(margins > 0.0)
-    if not off.size:
-        return True
-    for index in off:
-        chance = density[index] * deviations[index] * _tail_mean(margins[index] / deviations[index])
-        if margins.size * chance < FALSE_REJECTS:
-            return False
-    expected = float(np.sum(density * deviations)) / _SQRT_2PI
-    if _poisson_tail(off.size, expected) < FALSE_REJECTS:
-        return False
-    mean = float(np.sum(density * deviations**2)) / 4.0
-    variance = float(np.sum(density * deviations**3)) * 2.0 / (3.0 * _SQRT_2PI)
-    nats = -math.log(FALSE_REJECTS)
-    largest = largest_margin(margins.size, float(np.max(deviations)) / math.sqrt(2.0))
-    return float(np.sum(margins)) <= mean + math.sqrt(2.0 * variance * nats) + largest * nats / 3.0
-
-
 def _logprob_excess(tokens: TokenScores, noise: Floats) -> float:
     """Mean deviation of the claimed log-probs over the largest that rule 4 allows."""
     spread = math.sqrt(2.0) * noise * -np.expm1(tokens.logprobs)
-    spread = spread + _FLOAT16_ROUNDOFF * np.abs(tokens.logprobs)
+    spread = spread + FLOAT16_ROUNDOFF * np.abs(tokens.logprobs)
     half_normal = math.sqrt(2.0 / math.pi)
     mean = half_normal * float(np.mean(spread))
     error = math.sqrt((1.0 - half_normal**2) * float(np.mean(spread**2)) / spread.size)

@@ -16,6 +16,8 @@ import torch
 
 from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.models.cache_room import CacheRoom
+from p2prl.models.device import device_class
+from p2prl.models.exact_arithmetic import use_exact_arithmetic
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.seeded_draw.draw import check_draw
@@ -23,7 +25,6 @@ from p2prl.models.vllm_draw import DrawArguments
 from p2prl.models.vllm_engine import EngineOutput, VllmEngine, VllmOptions
 from p2prl.models.vllm_library import import_vllm
 from p2prl.models.vllm_policy import VllmPolicy
-from p2prl.protocol.limits import MAX_NAME_CHARS
 from p2prl.protocol.rollout_group import EngineClass
 
 
@@ -72,9 +73,9 @@ class VllmSampler:
         """`ConfigError` without vLLM, `MachineError` when it cannot run the model here."""
         check_draw(device, run.skeleton.config.get_text_config().vocab_size)
         version = import_vllm().__version__
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        self._class = EngineClass(engine="vllm", version=version, dtype=dtype, device=name[:MAX_NAME_CHARS])
+        self._class = EngineClass(engine="vllm", version=version, dtype=dtype, device=device_class(device))
         self._policy = VllmPolicy(run, device=device, dtype=dtype, options=options)
+        use_exact_arithmetic()  # last: vLLM sets some of it by its own variables
         engine = self._policy.engine
         assert engine is not None
         self._room = CacheRoom(tokens=engine.cache_tokens, sequences=engine.sequences, limit=engine.context)

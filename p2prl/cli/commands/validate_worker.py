@@ -78,7 +78,8 @@ def validate_run(
         has_base = model is not None
         screen = _Screen(view, link, worker, str(chosen), rate, limits, run_scorer=run_scorer, has_base=has_base)
         enforce_memory(limits, on_cpu=chosen.type == "cpu")
-        prepare = partial(prepare_replay, run=link.run, device=chosen, runs_scorer=run_scorer)
+        noise = worker.run_directory(link.run) / "noise.json"
+        prepare = partial(prepare_replay, run=link.run, device=chosen, runs_scorer=run_scorer, baselines=noise)
         validator = build_validator(
             link,
             worker,

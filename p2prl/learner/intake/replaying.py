@@ -38,13 +38,15 @@ class Replayer:
         """`timer` gives seconds of any origin."""
         self._work = tools.work
         self._scorer = tools.scorer
+        self._baselines = tools.baselines
         self._timer = timer
         self._loaded: bytes | None = None
         self._newcomers_s = 0.0
 
     def close(self) -> None:
-        """End the processes that score answers."""
+        """End the processes that score answers, and keep what was measured of engines."""
         self._work.close()
+        self._baselines.save()
 
     @property
     def figures(self) -> dict[str, int]:
@@ -144,7 +146,8 @@ class Replayer:
         ]
         if not work:
             return []
-        return replay_groups(self._scorer, work, run_dtype=self._work.dtype, candidates=candidates)
+        measured = self._baselines.measured
+        return replay_groups(self._scorer, work, run_dtype=self._work.dtype, measured=measured, candidates=candidates)
 
     def _outcome(
         self,

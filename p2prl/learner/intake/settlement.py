@@ -16,6 +16,7 @@ from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
+from p2prl.models.kept_baselines import KeptBaselines
 from p2prl.protocol import limits
 from p2prl.protocol.ledger_messages import ReceiptState
 
@@ -35,14 +36,16 @@ class Settlement:
         clock: Clock,
         verdicts: VerdictIntake,
         *,
+        baselines: KeptBaselines,
         on_verified: Callable[[VerifiedGroup], None],
     ) -> None:
-        """`on_verified` gets each verified group."""
+        """`baselines` learn from every replay; `on_verified` gets each verified group."""
         self._journal = storage.journal
         self._buffer = buffer
         self._owners = owners
         self._sender = sender
         self._clock = clock
+        self._baselines = baselines
         self._verdicts = verdicts
         self._on_verified = on_verified
         self._forget_at = clock.now()
@@ -68,6 +71,10 @@ class Settlement:
             self._on_verified(group)
         for envelope in (receipts, *checks):
             self._sender.send(envelope)
+        now = self._clock.now()
+        for outcome in outcomes:
+            if (replay := outcome.replay) is not None:
+                self._baselines.record(replay.pair, outcome.stored.peer, replay.evidence, replay.reason, now=now)
         return verified
 
     def keep_evidence(self, forged: Sequence[StoredGroup]) -> None:

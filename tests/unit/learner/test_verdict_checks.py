@@ -20,12 +20,14 @@ from p2prl.learner.journal.journal import Journal
 from p2prl.learner.journal.verdicts import OwnReplay
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.models.group_replay import Replay
+from p2prl.models.noise_baselines import NoiseEvidence
 from p2prl.models.replay_probes import ReplayProbes
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_chain import LedgerEntry
 from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState, Verdict, VerdictCheck, VerdictChecks
+from p2prl.protocol.rollout_group import EngineClass
 from p2prl.protocol.standing import Standing
 from p2prl.protocol.wire_codec import decode
 from p2prl.testing.protocol_swarm import group_of
@@ -34,6 +36,8 @@ from tests.unit.learner.small_run import NOW, identity
 RUN = digest("p2prl/test-run", b"")
 PEER = b"p" * 32
 HONEST, LIAR, LAZY = identity("honest"), identity("liar"), identity("lazy")
+
+PAIR = (EngineClass("", "", "", ""), EngineClass("", "", "", ""))
 
 
 class Clock:
@@ -61,7 +65,8 @@ class World:
         """As the learner's settlement: the group gets its receipt."""
         probes = probes_for(stored) if replayed else None
         state = ReceiptState.REJECTED if reason else ReceiptState.VERIFIED
-        outcome = Outcome(stored, group_of(0), state, reason, replay=Replay(reason, (), 0, 40, 0.0, probes=probes))
+        replay = Replay(reason, (), 0, 40, 0.0, PAIR, NoiseEvidence(), probes=probes)
+        outcome = Outcome(stored, group_of(0), state, reason, replay=replay)
         with self.journal.transaction():
             if reason:
                 self.journal.groups.mark_refused(stored.digest, state=GroupState.REJECTED, reason=reason)

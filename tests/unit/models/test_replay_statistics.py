@@ -15,8 +15,17 @@ from p2prl.models.replay_noise import (
     Floats,
     NoiseScale,
     noise_scale,
+    widest_scale,
 )
-from p2prl.models.replay_statistics import FALSE_REJECTS, MOST_MARGIN, TokenScores, judge_tokens, largest_margin
+from p2prl.models.replay_statistics import (
+    FALSE_REJECTS,
+    MOST_MARGIN,
+    TokenScores,
+    impossible_tokens,
+    judge_group,
+    judge_tokens,
+    largest_margin,
+)
 from p2prl.protocol.rejection_reasons import RejectionReason
 
 VOCABULARY = 64
@@ -194,12 +203,71 @@ def test_scale_follows_logits_temperature_and_depth() -> None:
     deep, shallow = scale(layers=28), scale(layers=4)
     ratio = deep.relative / shallow.relative
     assert ratio == pytest.approx(3.2 / 1.8, rel=0.05), "seen between two engines in bfloat16"
-    rows = shallow.of_rows(np.array([6.0, 18.0, 0.0]), 0.5)
+    measured = scale(layers=4, measured=0.0)
+    rows = measured.of_rows(np.array([6.0, 18.0, 0.0]), 0.5)
     assert rows[1] == pytest.approx(3 * rows[0])
     assert rows[2] == pytest.approx(2 * LOGIT_FLOOR / 0.5)
+    assert (shallow.of_rows(np.array([6.0, 18.0, 0.0]), 0.5) >= rows).all()
     exact = scale(run_dtype="float32", scorer_dtype="float32")
     assert exact.of_rows(np.array([18.0]), 1.0)[0] == pytest.approx(2 * LOGIT_FLOOR), "roundoff is far below the floor"
 
 
+def test_measured_pair_stays_between_roundoff_and_the_widest_of_its_dtype() -> None:
+    """.1 logits are honest in bfloat16; nothing that a pair shows, or claims, widens its band beyond."""
+    widest = scale().floor
+    assert 0.1 <= widest < 0.11
+    assert scale(measured=0.05).floor == 0.05
+    assert scale(measured=math.inf).floor == scale(measured=1.0).floor == widest
+    assert scale(measured=0.0).floor == pytest.approx(2 * LOGIT_FLOOR)
+    half = {"run_dtype": "float16", "scorer_dtype": "float16", "claimed_dtype": "bfloat16"}
+    assert scale(**half).floor == pytest.approx(widest / 8)
+    exact = {"run_dtype": "float32", "scorer_dtype": "float32"}
+    assert scale(**exact).floor == scale(**exact, measured=0.5).floor == pytest.approx(2e-3)
+    assert widest_scale(24) == scale()
+
+
+# --- classes of engines ----------------------------------------------------------------------------------------
+
+
+def test_noise_that_another_class_explains_is_no_fault() -> None:
+    """A machine as noisy as bfloat16 in a float32 run: nothing is paid, nobody is blamed."""
+    narrow, widest = scale(run_dtype="float32", scorer_dtype="float32"), widest_scale(24)
+    noisy = simulated(2000, noise=0.05)
+    assert judge_tokens(noisy, narrow, 1.0).reason == RejectionReason.SEED_MISMATCH
+    assert judge_group(noisy, narrow, widest, 1.0).reason == RejectionReason.ENGINE_MISMATCH
+    assert judge_group(noisy, scale(), widest, 1.0).reason == ""
+    assert judge_group(simulated(2000, noise=0.5), scale(), widest, 1.0).reason == RejectionReason.SEED_MISMATCH
+    exact = simulated(200, noise=0.0)
+    lied = replace(exact, claimed=exact.claimed - 0.04)
+    assert judge_group(lied, narrow, widest, 1.0).reason == RejectionReason.ENGINE_MISMATCH
+    far = replace(exact, claimed=exact.claimed - 4.0)
+    assert judge_group(far, narrow, widest, 1.0).reason == RejectionReason.LOGPROB_MISMATCH
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+def test_no_class_gets_a_token_paid_that_lies_a_logit_below(temperature: float) -> None:
+    """However wide the band of a pair and however large its logits: the cap is in logits, so in nats it is 1 / T."""
+    wide = NoiseScale(relative=0.0, floor=2.0)
+    honest = simulated(64, noise=0.0, temperature=temperature)
+    for logits, paid in ((0.99, True), (1.01, False)):
+        margins = honest.margins.copy()
+        margins[5] = logits / temperature
+        judged = judge_group(replace(honest, margins=margins), wide, wide, temperature)
+        assert judged.reason == ("" if paid else RejectionReason.ENGINE_MISMATCH)
+        assert judged.worst_margin == margins[5]
+
+
 def test_wider_types_round_less() -> None:
     assert sorted(UNIT_ROUNDOFF, key=UNIT_ROUNDOFF.__getitem__) == ["float32", "float16", "bfloat16"]
+
+
+def test_token_that_one_rule_rejects_is_not_yet_a_forgery() -> None:
+    """A few forgeries exclude a peer, so they need a margin that no honest engine reaches in a lifetime."""
+    flat = np.zeros(1000)
+    tokens = TokenScores(flat.copy(), flat - 3.0, flat - 9.0, flat + 1.0, flat - 3.0)
+    cap = largest_margin(1000, 0.1)
+    found = RejectionReason.SEED_MISMATCH
+    for margin, reason, forged in ((0.99 * cap, "", []), (1.1 * cap, found, []), (1.5 * cap, found, [7])):
+        tokens.margins[7] = margin
+        assert judge_tokens(tokens, scale_of(0.1), 1.0).reason == reason
+        assert impossible_tokens(tokens, scale_of(0.1), 1.0, group_tokens=1000) == forged

@@ -192,7 +192,7 @@ def test_dropped_turns_and_false_claims_are_refused(world: World) -> None:
     claims = logprobs.copy()
     claims[ends[0]] = -0.5
     assert world.replayed(with_completion(group, index, logprobs=claims.tobytes()))[0] == RejectionReason.BAD_TOKENS
-    claims = np.where(np.asarray(ours), logprobs - np.float16(0.5), logprobs).astype("<f2")
+    claims = np.where(np.asarray(ours), logprobs - np.float16(4), logprobs).astype("<f2")
     assert (
         world.replayed(with_completion(group, index, logprobs=claims.tobytes()))[0] == RejectionReason.LOGPROB_MISMATCH
     )

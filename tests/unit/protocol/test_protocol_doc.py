@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from p2prl.models import replay_noise, replay_statistics
+from p2prl.models import noise_baselines, replay_noise, replay_statistics
 from p2prl.protocol import limits, manifests, policy_head
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
 from p2prl.protocol.kinds import Kind, Role
@@ -92,9 +92,14 @@ def test_replay_noise() -> None:
         "variance per layer": replay_noise.VARIANCE_PER_LAYER,
         "slack": replay_noise.SLACK,
         "logit floor": replay_noise.LOGIT_FLOOR,
+        "widest roundoffs": replay_noise.WIDEST_ROUNDOFFS,
         "false rejects": replay_statistics.FALSE_REJECTS,
+        "impossible": replay_statistics.IMPOSSIBLE,
+        "credited logits": replay_statistics.CREDITED_LOGITS,
         "most margin": replay_statistics.MOST_MARGIN,
         "log-prob floor": replay_statistics.LOGPROB_FLOOR,
+        "least peers": noise_baselines.LEAST_PEERS,
+        "safety": noise_baselines.SAFETY,
     }
     assert {row[0]: float(row[1]) for row in table("| replay constant | value |")} == coded
 
