@@ -177,8 +177,19 @@ class Spool:
             numbers.done((slot,))
         return numbers
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no slot was ever sampled or skipped: a new volunteer, or one whose disk was lost."""
+        (below,) = self._db.execute("SELECT below FROM slots_done").fetchone()
+        return not below and self._db.execute("SELECT 1 FROM groups LIMIT 1").fetchone() is None
+
+    def sampled_version(self) -> int:
+        """Newest version that a group was sampled with; −1 for none."""
+        (version,) = self._db.execute("SELECT MAX(version) FROM groups").fetchone()
+        return -1 if version is None else int(version)
+
     def slots_done(self, below: int) -> None:
-        """Every slot below this one has a group or is skipped: skipped ones leave no other trace."""
+        """Every slot below this one has a group, is skipped, or was never this machine's."""
         self._write("UPDATE slots_done SET below = ?", (below,))
 
     def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from p2prl.clock import Clock
+from p2prl.errors import RemoteProtocolError
 from p2prl.learner.checkpoints import newest_checkpoint_step
 from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.evaluation.evaluations import Evaluations, EvaluationTools
@@ -17,6 +18,7 @@ from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.settlement import Settlement
+from p2prl.learner.intake.slot_prices import HasWork, SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verification import Admission, Replayer
 from p2prl.learner.learner_config import LearnerConfig
@@ -40,7 +42,7 @@ from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training_stage import TrainingStage
 from p2prl.learner.training_steps import Training
 from p2prl.models.device import use_threads
-from p2prl.models.group_work import ReplayTools
+from p2prl.models.group_work import GroupWork, ReplayTools
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.weight_layout import WeightLayout
 from p2prl.protocol.digests import Digest
@@ -122,7 +124,12 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
     pacing = _pacing(parts, storage, step=trainer.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, storage)
-    intake = Intake(storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, sender=sender, clock=clock)
+    prices = SlotPrices(
+        storage.journal, secret=parts.identity.secret_seed, has_work=_slots_with_work(parts.replaying.work, storage)
+    )
+    intake = Intake(
+        storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, prices=prices, sender=sender, clock=clock
+    )
     intake.refill()
     replayer = Replayer(parts.replaying)
     checks = GroupChecks(
@@ -132,7 +139,12 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         admission=Admission(storage, decoded),
         replayer=replayer,
         settlement=Settlement(
-            storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
+            storage=storage,
+            buffer=buffer,
+            prices=prices,
+            sender=sender,
+            clock=clock,
+            on_verified=pacing.group_verified,
         ),
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),
@@ -155,6 +167,22 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         ),
         shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
     )
+
+
+def _slots_with_work(work: GroupWork, storage: LearnerStorage) -> HasWork:
+    """Whether a slot has valid work under a version; True for one that has left the window."""
+
+    def has_work(peer: bytes, version: int, slot: int) -> bool:
+        policy = storage.published.at(version)
+        if policy is None:
+            return True
+        try:
+            work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=peer, slot=slot)
+        except RemoteProtocolError:
+            return False
+        return True
+
+    return has_work
 
 
 def _evaluations(parts: LearnerParts, storage: LearnerStorage, replayer: Replayer) -> Evaluations | None:

@@ -13,6 +13,7 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.receipt_signing import sign_storage_receipts
 from p2prl.learner.intake.replay_backlog import ReplayBacklog, WaitingGroup
+from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.journal.groups import GroupState, StoredGroup
@@ -27,9 +28,9 @@ from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, assemble_group
 
-TURNED_AWAY = ("unknown_policy", "too_many")
+TURNED_AWAY = ("unknown_policy", "too_many", "slot_gaps")
 """Reasons not to store a group: it names no policy of this learner; too many groups wait for a check, of its peer or of
-all."""
+all; too many slots of its peer below it have not arrived."""
 
 _MALFORMED_REMEMBERED = 1_024
 """Malformed bodies that are not fetched again. Each has cost its author the upload of a large group."""
@@ -53,6 +54,7 @@ class Intake:
         decoded: DecodedGroups,
         buffer: RolloutBuffer,
         backlog: ReplayBacklog,
+        prices: SlotPrices,
         sender: SigningSender,
         clock: Clock,
     ) -> None:
@@ -61,6 +63,7 @@ class Intake:
         self._decoded = decoded
         self._buffer = buffer
         self._backlog = backlog
+        self._prices = prices
         self._sender = sender
         self._clock = clock
         self._turned_away: Counter[str] = Counter(dict.fromkeys(TURNED_AWAY, 0))
@@ -120,16 +123,21 @@ class Intake:
         if self._journal.groups.knows(opened.digest):
             return True
         group = body_of(opened, RolloutGroup)
-        if not self._has_room(opened, group.version, group.policy):
+        if not self._has_room(opened, group):
             return False
         self._keep(SignedGroup(opened, group, len(opened.raw)), b"", now)
         return True
 
     def _keep(self, group: SignedGroup, body: bytes, now: float) -> None:
         """Store a group and queue it for its check, unless it is stored."""
-        if self._journal.groups.store(_row_of(group, body), now):
+        if self._journal.groups.knows(group.digest):
+            return
+        version = group.group.version
+        stale = self._storage.published.get(version, group.group.policy) is None
+        reason = self._prices.arrived(group.author, group.group.slot, version, stale=stale, now=now)
+        if self._journal.groups.store(_row_of(group, body, reason), now):
             self._decoded.keep(group)
-            self._backlog.add(WaitingGroup(group.digest, group.author, group.group.version, group.size_bytes))
+            self._backlog.add(WaitingGroup(group.digest, group.author, version, group.size_bytes))
 
     def _receive_headers(self, arrived: Sequence[Opened]) -> None:
         """Fetch the bodies of large groups that would be stored. What is being fetched counts against a budget of the
@@ -140,14 +148,15 @@ class Intake:
             if opened.digest in known or opened.digest in self._malformed:
                 continue
             header = body_of(opened, GroupHeader)
-            if self._has_room(opened, header.version, header.policy, body_bytes=header.body.size_bytes):
+            if self._has_room(opened, header, body_bytes=header.body.size_bytes):
                 self._sender.network.send(control.FetchGroup(opened.digest))
 
-    def _has_room(self, opened: Opened, version: int, policy: bytes, *, body_bytes: int = 0) -> bool:
-        """Whether a new group may be stored: the learner published its policy, and not too many wait for a check."""
+    def _has_room(self, opened: Opened, group: RolloutGroup | GroupHeader, *, body_bytes: int = 0) -> bool:
+        """Whether a new group may be stored: the learner published its policy, not too many wait for a check, and not
+        too many slots below it are missing."""
         groups = self._journal.groups
-        if self._storage.published.get(version, policy) is None and not (
-            self._journal.policies.was_published(version, policy)
+        if self._storage.published.get(group.version, group.policy) is None and not (
+            self._journal.policies.was_published(group.version, group.policy)
         ):
             self._turned_away["unknown_policy"] += 1
             return False
@@ -160,6 +169,9 @@ class Intake:
             or groups.unchecked_exceed(limits.MAX_UNCHECKED_BYTES - len(opened.raw) - body_bytes)
         ):
             self._turned_away["too_many"] += 1
+            return False
+        if not self._prices.has_room(opened.author, group.slot):
+            self._turned_away["slot_gaps"] += 1
             return False
         return True
 
@@ -180,7 +192,7 @@ class Intake:
         return ledger.height > height
 
 
-def _row_of(group: SignedGroup, body: bytes) -> StoredGroup:
+def _row_of(group: SignedGroup, body: bytes, reason: str) -> StoredGroup:
     return StoredGroup(
-        group.digest, group.author, group.group.version, group.group.slot, group.envelope.raw, b"", b"", body
+        group.digest, group.author, group.group.version, group.group.slot, group.envelope.raw, b"", b"", body, reason
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from p2prl.clock import Clock
 from p2prl.learner.intake.receipt_signing import sign_receipts
+from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verification import Outcome
 from p2prl.learner.intake.verified_group import VerifiedGroup
@@ -25,6 +26,7 @@ class Settlement:
         *,
         storage: LearnerStorage,
         buffer: RolloutBuffer,
+        prices: SlotPrices,
         sender: SigningSender,
         clock: Clock,
         on_verified: Callable[[VerifiedGroup], None],
@@ -32,14 +34,17 @@ class Settlement:
         """`on_verified` gets each verified group."""
         self._journal = storage.journal
         self._buffer = buffer
+        self._prices = prices
         self._sender = sender
         self._clock = clock
         self._on_verified = on_verified
 
     def settle(self, outcomes: Sequence[Outcome], *, step: int, surplus: bool) -> list[VerifiedGroup]:
         """Issue one receipt per group; returns the verified ones, which were surplus to the buffer or wanted by it."""
+        outcomes, accounts = self._prices.price(outcomes)
         receipts = sign_receipts(self._sender, step, outcomes)
         with self._journal.transaction():
+            self._prices.write(accounts)
             verified = [group for outcome in outcomes if (group := self._record(outcome)) is not None]
             self._journal.ledger.append(receipts)
             self._journal.ledger.release_verdicts([outcome.stored.digest for outcome in outcomes])

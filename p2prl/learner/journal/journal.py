@@ -1,4 +1,4 @@
-"""Crash-safe record of a run in one SQLite file: groups, batches, signed policies and the ledger.
+"""Crash-safe record of a run in one SQLite file: groups, slot accounts, batches, signed policies, ledger.
 
 Everything is written here before it is acted on: a group before its storage receipt, a batch before its update, a
 manifest before it is published, a receipt before it is gossiped. After SIGKILL the updates since the last
@@ -15,13 +15,14 @@ from pathlib import Path
 
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
-from p2prl.learner.journal import batches, groups, ledger, policies
+from p2prl.learner.journal import batches, groups, ledger, policies, slot_accounts
 from p2prl.learner.journal.batches import BatchTable
 from p2prl.learner.journal.groups import GroupTable
 from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.journal.policies import PolicyTable
+from p2prl.learner.journal.slot_accounts import SlotAccountTable
 
-_SCHEMA = groups.SCHEMA + batches.SCHEMA + policies.SCHEMA + ledger.SCHEMA
+_SCHEMA = groups.SCHEMA + batches.SCHEMA + policies.SCHEMA + ledger.SCHEMA + slot_accounts.SCHEMA
 
 
 class Journal:
@@ -36,6 +37,7 @@ class Journal:
             # In one transaction: each statement alone would write its pages to the log again, and flush the disk.
             self._db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
             self.groups = GroupTable(self._db)
+            self.slot_accounts = SlotAccountTable(self._db)
             self.batches = BatchTable(self._db)
             self.policies = PolicyTable(self._db)
             self.ledger = LedgerTable(self._db)

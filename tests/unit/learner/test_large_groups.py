@@ -17,6 +17,7 @@ from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
+from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
@@ -104,6 +105,7 @@ class LearnerIntake:
             decoded=DecodedGroups(),
             buffer=RolloutBuffer(staleness_bound=8, ready_target=9),
             backlog=self.backlog,
+            prices=SlotPrices(self.storage.journal, secret=bytes(32)),
             sender=sender,
             clock=Clock(),
         )
