@@ -171,7 +171,9 @@ def arrived(account: SlotAccount, slot: int, version: int, *, stale: bool, now: 
     # than those around it allow was sampled twice, and a stale group behind a newer one was held back or in an outage.
     sampled_again = not gap.below <= version <= gap.above
     held_back = stale and version < gap.above and gap.counted < COUNTED_PER_GAP
-    parts = _without(replace(gap, counted=gap.counted + held_back), slot, version, now)
+    # A slot that was sampled again says nothing about the versions of those around it.
+    bounds = (gap.below, gap.above) if sampled_again else (version, version)
+    parts = _without(replace(gap, counted=gap.counted + held_back), slot, bounds, now)
     gaps = (*account.gaps[:place], *parts, *account.gaps[place + 1 :])
     return Arrival(_delivered(replace(account, gaps=gaps), lost=sampled_again or held_back), awaited=True)
 
@@ -229,13 +231,14 @@ def _lose(account: SlotAccount, slots: int) -> SlotAccount:
     )
 
 
-def _without(gap: Gap, slot: int, version: int, now: float) -> Iterator[Gap]:
-    """What is left of a gap when one of its slots has arrived."""
+def _without(gap: Gap, slot: int, bounds: tuple[int, int], now: float) -> Iterator[Gap]:
+    """What is left of a gap when one of its slots has arrived; `bounds` are the versions it sets above and below it."""
+    below, above = bounds
     if gap.first < slot:
-        yield replace(gap, last=slot - 1, above=min(version, gap.above))
+        yield replace(gap, last=slot - 1, above=above)
     if slot < gap.last:
         since = now if slot == gap.first else gap.since
-        yield replace(gap, first=slot + 1, below=max(version, gap.below), since=since)
+        yield replace(gap, first=slot + 1, below=below, since=since)
 
 
 def _with_work(gap: Gap, has_work: HasWork) -> Iterator[Gap]:

@@ -1,0 +1,1 @@
+"""Benchmarks of trust: what cheats gain, with the defence and without it."""
