@@ -15,6 +15,9 @@ from p2prl.learner.intake.slot_accounts import SLOTS_PER_FREE_LOSS, SlotAccount
 
 _SECRET = b"p2prl bench trust"
 
+_OFFERED_AGAIN = 16
+"""Groups that a volunteer offers again at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -81,7 +84,7 @@ SELECTIONS: Mapping[str, Selection] = MappingProxyType(
         "redo the end of 8": Selection(stretch=8, keep=_without_good_tail, redoes=True),
     }
 )
-"""By name. The lowest rewards do the most harm: a group whose completions are all wrong teaches nothing."""
+"""By name. The highest rewards do the most harm: a group whose completions are all right teaches nothing."""
 
 
 @dataclass(slots=True)
@@ -109,16 +112,18 @@ class Stream:
         self.sampled += len(groups)
         kept = self.selection.keep(groups)
         self.next_slot = (kept[-1] if self.selection.redoes else groups[-1]).slot + 1
-        taken = list(self._settled([*self._offered, *kept], now)) if self.priced else list(kept)
+        taken = list(self._settled(kept, now)) if self.priced else list(kept)
         self.delivered += len(kept)
         self.used += len(taken)
         return taken
 
     def _settled(self, groups: Sequence[Sampled], now: float) -> Iterator[Sampled]:
-        self._offered = []
-        for group in groups:
+        again, self._offered = self._offered[:_OFFERED_AGAIN], self._offered[_OFFERED_AGAIN:]
+        for group in (*again, *groups):
             account = self.account or slot_accounts.account_before(group.slot, group.version, now)
+            account = slot_accounts.swept(account, now, lambda *_: True)
             if not slot_accounts.has_room(account, group.slot):
+                self.account = account
                 self._offered.append(group)
                 continue
             arrival = slot_accounts.arrived(account, group.slot, group.version, stale=False, now=now)

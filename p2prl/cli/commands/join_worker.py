@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from p2prl.models.engine_registry import ChosenEngine
     from p2prl.models.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
+    from p2prl.net.process.bridge import NetworkPort
     from p2prl.net.process.run_bootstrap import Prepare
     from p2prl.protocol.manifests import RunManifest
 
@@ -55,6 +56,7 @@ def join_run(
     base: str,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
+    wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
 ) -> None:
     """Volunteer until interrupted or until the run ends. torch is imported after the link is checked."""
     link = parse_link(link_text)
@@ -100,10 +102,11 @@ def join_run(
         with interrupts.handled():
             view.phase("finding the run")
             addresses, has_base = tuple(listen or DEFAULT_LISTEN), model is not None
-            network = peer_network(
+            config = peer_network(
                 link, worker, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=has_base, transport=transport
             )
-            finished = volunteer.run(NetworkHandle(network))
+            network: NetworkPort = NetworkHandle(config)
+            finished = volunteer.run(network if wrap_network is None else wrap_network(network))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
 

@@ -170,7 +170,7 @@ class Intake:
         ):
             self._turned_away["too_many"] += 1
             return False
-        if not self._prices.has_room(opened.author, group.slot):
+        if not self._prices.has_room(opened.author, group.slot, now=self._clock.now()):
             self._turned_away["slot_gaps"] += 1
             return False
         return True

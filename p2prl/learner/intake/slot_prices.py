@@ -31,10 +31,14 @@ class SlotPrices:
         self._secret = secret
         self._has_work = has_work
 
-    def has_room(self, peer: bytes, slot: int) -> bool:
+    def has_room(self, peer: bytes, slot: int, *, now: float) -> bool:
         """Whether a group of this slot may be stored now: it opens no gap too many in its peer's slots."""
         account = self._read(peer)
-        return account is None or slot_accounts.has_room(account, slot)
+        if account is None or slot_accounts.has_room(account, slot):
+            return True
+        # Gaps may have grown old since the last group that was stored: they count, and make room for this one.
+        swept = slot_accounts.swept(account, now, partial(self._has_work, peer))
+        return slot_accounts.has_room(swept, slot)
 
     def arrived(self, peer: bytes, slot: int, version: int, *, stale: bool, now: float) -> str:
         """Note a group that is about to be stored, within the transaction that does so.
@@ -43,8 +47,8 @@ class SlotPrices:
         """
         account = self._read(peer) or slot_accounts.account_before(slot, version, now)
         arrival = slot_accounts.arrived(account, slot, version, stale=stale, now=now)
-        swept = slot_accounts.swept(arrival.account, now, partial(self._has_work, peer))
-        self._journal.slot_accounts.write(peer, encode(swept))
+        account = slot_accounts.swept(arrival.account, now, partial(self._has_work, peer))
+        self._journal.slot_accounts.write(peer, encode(account))
         if arrival.awaited:
             return ""
         came_before = self._journal.groups.slot_came(peer, slot)

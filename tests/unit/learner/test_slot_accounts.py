@@ -316,3 +316,13 @@ def test_groups_from_before_the_accounts_cost_nothing() -> None:
     learner.deliver_all((3, 499, 3), version=7)
     learner.deliver_all((502, 500, 501), version=2)
     assert (learner.unawaited, learner.state.lost, learner.state.next_slot) == ([], 0, 503)
+
+
+def test_gaps_that_have_grown_old_make_room() -> None:
+    learner = Learner()
+    learner.deliver_all(range(0, 16 * MAX_OPEN_GAPS, 8))
+    blocked = learner.turned_away[0]
+    assert not slot_accounts.has_room(learner.state, blocked)
+    later = slot_accounts.swept(learner.state, learner.now + MISSING_S, has_work)
+    assert slot_accounts.has_room(later, blocked)
+    assert later.lost == COUNTED_PER_GAP * (MAX_OPEN_GAPS - LATER_SLOTS // 8)
