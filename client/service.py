@@ -71,11 +71,13 @@ class Volunteer:
         self.bootstrap = bootstrap
         self._on_notice = on_notice
         self._spool = Spool(spool_path, config.spool)
-        self._agent = Agent(config.agent, self._spool.slot_numbers(), sampled_version=self._spool.sampled_version())
-        self._is_numbered = not self._spool.is_new
+        sampled = self._spool.sampled_version()
+        self._agent = Agent(
+            config.agent, self._spool.slot_numbers(), sampled_version=-1 if sampled is None else sampled
+        )
+        self._is_numbered = sampled is not None
         """Whether the slots have a start."""
-        self._numbered_from = 0
-        """Slots below were numbered before the last skip."""
+        self._numbered_from = 0  # lower slots were sampled before the last skip
         self._run_end = RunEnd()
         self._hot_swap = HotSwap(background=config.background)
         self._delivery = Delivery(
