@@ -52,7 +52,7 @@ class VolunteerConfig:
 
 
 class Volunteer:
-    """One volunteer of one run."""
+    """One volunteer of one run. It has more than twelve attributes because each part of its loop is one."""
 
     def __init__(
         self,

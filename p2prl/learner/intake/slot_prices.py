@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from p2prl.errors import RemoteProtocolError
 from p2prl.learner.intake import slot_accounts
 from p2prl.learner.intake.slot_accounts import SlotAccount
 from p2prl.learner.intake.verification import Outcome
 from p2prl.learner.journal.journal import Journal
+from p2prl.learner.storage import LearnerStorage
+from p2prl.models.group_work import GroupWork
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import decode, encode
@@ -87,3 +90,19 @@ class SlotPrices:
         if (highest := self._journal.groups.highest_slot(peer)) is None:
             return None
         return SlotAccount(highest + 1, -1, outside=highest + 1)  # a journal of a release that kept no accounts
+
+
+def slots_with_work(work: GroupWork, storage: LearnerStorage) -> HasWork:
+    """Whether a slot has valid work under a version; True for one that has left the window."""
+
+    def has_work(peer: bytes, version: int, slot: int) -> bool:
+        policy = storage.published.at(version)
+        if policy is None:
+            return True
+        try:
+            work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=peer, slot=slot)
+        except RemoteProtocolError:
+            return False
+        return True
+
+    return has_work
