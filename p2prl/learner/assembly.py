@@ -23,6 +23,7 @@ from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.slot_prices import SlotPrices, slots_with_work
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Admission
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
@@ -112,27 +113,11 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     decoded, backlog = DecodedGroups(), _backlog(parts, standings)
     has_work = slots_with_work(parts.replaying.work, storage)
     prices = SlotPrices(storage.journal, secret=parts.identity.secret_seed, has_work=has_work)
-    intake = Intake(
-        storage=storage,
-        decoded=decoded,
-        buffer=buffer,
-        backlog=backlog,
-        prices=prices,
-        owners=owners,
-        standings=standings,
-        sender=sender,
-        clock=clock,
-    )
+    verdicts = VerdictIntake(storage.journal, sender, clock)
+    intake = Intake(storage, decoded, buffer, backlog, prices, owners, standings, sender, clock, verdicts)
     intake.refill()
-    settlement = Settlement(
-        storage=storage,
-        buffer=buffer,
-        prices=prices,
-        owners=owners,
-        sender=sender,
-        clock=clock,
-        on_verified=pacing.group_verified,
-    )
+    verified = pacing.group_verified
+    settlement = Settlement(storage, buffer, prices, owners, sender, clock, verdicts, on_verified=verified)
     # In virtual time nothing is measured, so that a simulation depends on its seed alone.
     replayer = Replayer(parts.replaying, timer=perf_counter) if parts.threads else Replayer(parts.replaying)
     checks = GroupChecks(

@@ -11,11 +11,13 @@ from p2prl.cli.options import (
     AsJson,
     Base,
     Device,
+    DiskGb,
     Engine,
     Home,
     Link,
     Listen,
     MonthlyGb,
+    RamGb,
     Threads,
     Transport,
     UploadMbit,
@@ -54,12 +56,8 @@ def make_join(
         ] = 0.0,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
-        disk_gb: Annotated[
-            float,
-            typer.Option(
-                "--disk-gb", min=0.0, help="Disk for weights to upload, GB; 0 keeps the newest four versions."
-            ),
-        ] = 0.0,
+        disk_gb: DiskGb = 0.0,
+        ram_gb: RamGb = 0.0,
         base: Base = "",
         as_json: AsJson = False,
     ) -> None:
@@ -68,6 +66,7 @@ def make_join(
         Downloads the policy, samples, signs and delivers groups, and uploads weights to other volunteers.
         """
         from p2prl.cli.commands.join_worker import join_run
+        from p2prl.config.machine_limits import MachineLimits
 
         join_run(
             link,
@@ -81,7 +80,7 @@ def make_join(
             vram_gb=vram_gb,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,
-            disk_gb=disk_gb,
+            limits=MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb),
             base=base,
             as_json=as_json,
             wrap_sampler=wrap_sampler,

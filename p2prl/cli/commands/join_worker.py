@@ -15,12 +15,14 @@ from p2prl.cli.commands.worker_session import (
     end_session,
     introduce_run,
     model_directory_of,
+    session,
     shown_prepare,
 )
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
+from p2prl.config.machine_limits import DiskPlan, MachineLimits, sampling_memory
 from p2prl.config.network_options import UploadCaps, peer_network
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.net.process.handle import NetworkHandle
@@ -52,7 +54,7 @@ def join_run(
     vram_gb: float,
     upload_mbit: float,
     monthly_gb: float,
-    disk_gb: float,
+    limits: MachineLimits,
     base: str,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
@@ -79,8 +81,9 @@ def join_run(
         model = model_directory_of(base, view)
         worker = claim_worker_folder(home or default_home())
         crash_log.keep_in(worker.directory)
-        screen = _Screen(view, link, worker, str(chosen), chosen_engine, disk_gb=disk_gb)
-        granted = int(vram_gb * 1e9) or None
+        screen = _Screen(view, link, worker, str(chosen), chosen_engine, limits, has_base=model is not None)
+        sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
+        granted = int(vram_gb * 1e9) or sampling_bytes
         prepare = partial(
             prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted, on_notice=say
         )
@@ -94,19 +97,18 @@ def join_run(
             on_progress=screen.on_progress,
             on_notice=say,
         )
+        screen.on_plan = lambda plan: volunteer.limit_spool(plan.spool_bytes)
         interrupts = Interrupts(
             volunteer.finish,
             volunteer.park,
             finishing="Finishing the current slots; Ctrl-C again stops now and keeps them.",
         )
-        with interrupts.handled():
+        with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            addresses, has_base = tuple(listen or DEFAULT_LISTEN), model is not None
-            config = peer_network(
-                link, worker, Role.VOLUNTEER, addresses, caps, disk_gb=disk_gb, has_base=has_base, transport=transport
-            )
-            network: NetworkPort = NetworkHandle(config)
-            finished = volunteer.run(network if wrap_network is None else wrap_network(network))
+            network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), caps)
+            memory, has_base = limits.network_memory_bytes, model is not None
+            started: NetworkPort = NetworkHandle(network(memory_bytes=memory, has_base=has_base, transport=transport))
+            finished = volunteer.run(started if wrap_network is None else wrap_network(started))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
 
@@ -135,8 +137,9 @@ class _Screen:
         worker: WorkerFolder,
         device: str,
         engine: ChosenEngine,
+        limits: MachineLimits,
         *,
-        disk_gb: float,
+        has_base: bool = False,
     ) -> None:
         self.status = StatusFile(worker, link, "volunteer")
         self._view = view
@@ -144,19 +147,28 @@ class _Screen:
         self._worker = worker
         self._device = device
         self._engine = engine
-        self._disk_gb = disk_gb
+        self._limits = limits
+        self._has_base = has_base
+        self.on_plan: Callable[[DiskPlan], None] = lambda _: None
+        """Gets the shares of the disk once they are settled."""
         self._speed = SmoothRate()
 
-    def introduce(self, manifest: RunManifest) -> None:
-        """Show the run before work starts."""
+    def introduce(self, manifest: RunManifest) -> int:
+        """Show the run before any of it is downloaded; returns the disk for the network process."""
         identity, folder = self._worker.identity, self._worker.directory
-        introduce_run(
+        plan = introduce_run(
             manifest,
             Role.VOLUNTEER,
             self._worker.run_directory(self._link.run),
-            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device, self._engine),
-            disk_gb=self._disk_gb,
+            lambda needs, disk: volunteer_introduction(
+                manifest, needs, disk, identity, folder, self._device, self._engine
+            ),
+            self._limits,
+            on_cpu=self._device == "cpu",
+            has_base=self._has_base,
         )
+        self.on_plan(plan)
+        return plan.network_bytes
 
     def on_progress(self, progress: Progress) -> None:
         """Show the newest state: the startup phases first, then the panel."""

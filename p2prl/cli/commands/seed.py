@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.cli.options import AsJson, Home, Link, Listen, MonthlyGb, Transport, UploadMbit
+from p2prl.cli.options import AsJson, DiskGb, Home, Link, Listen, MonthlyGb, RamGb, Transport, UploadMbit
 
 
 def seed(
@@ -12,6 +12,8 @@ def seed(
     transport: Transport = "hivemind",
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
+    disk_gb: DiskGb = 0.0,
+    ram_gb: RamGb = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Upload a run's weights to its volunteers, without a GPU.
@@ -19,6 +21,7 @@ def seed(
     Needs no torch and little memory: chunks go from disk to peers.
     """
     from p2prl.cli.commands.seed_worker import seed_run
+    from p2prl.config.machine_limits import MachineLimits
 
     seed_run(
         link,
@@ -27,5 +30,6 @@ def seed(
         transport=transport,
         upload_mbit=upload_mbit,
         monthly_gb=monthly_gb,
+        limits=MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb),
         as_json=as_json,
     )

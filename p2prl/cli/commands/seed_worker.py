@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.cli import crash_log
-from p2prl.cli.commands.worker_session import StatusFile, end_session
+from p2prl.cli.commands.worker_session import StatusFile, end_session, introduce_run
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.seeder_view import seeding_line, seeding_panel
+from p2prl.cli.views.worker_introduction import seeder_introduction
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.clock import SystemClock
+from p2prl.config.machine_limits import MachineLimits
 from p2prl.config.network_options import UploadCaps, peer_network, remember_run
+from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.worker_folder import check_home, claim_worker_folder, default_home
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
@@ -30,6 +33,7 @@ def seed_run(
     transport: str,
     upload_mbit: float,
     monthly_gb: float,
+    limits: MachineLimits,
     as_json: bool,
 ) -> None:
     """Upload weights until interrupted or until the run ends."""
@@ -43,9 +47,12 @@ def seed_run(
     status = StatusFile(worker, link, "seeder")
     view = LiveView(quiet=as_json)
 
-    def on_manifest(manifest: RunManifest, raw: bytes) -> None:
+    def on_manifest(manifest: RunManifest, raw: bytes) -> int:
+        plan = introduce_run(
+            manifest, Role.SEEDER, directory, lambda needs, disk: seeder_introduction(manifest, needs, disk), limits
+        )
         remember_run(directory, raw)
-        say(f"seeding {manifest.name}: {manifest.goal}")
+        return plan.network_bytes
 
     def on_progress(seeding: Seeding) -> None:
         status.write(seeding_document(seeding))
@@ -53,9 +60,17 @@ def seed_run(
 
     seeder = Seeder(clock=SystemClock(), on_manifest=on_manifest, on_progress=on_progress, on_notice=say)
     interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; the weights on disk are kept.")
-    with view.shown(), interrupts.handled():
+    with view.shown(), forgetting_refused(directory), interrupts.handled():
         view.phase("finding the run")
-        network = peer_network(link, worker, Role.SEEDER, tuple(listen or DEFAULT_LISTEN), caps, transport=transport)
+        network = peer_network(
+            link,
+            worker,
+            Role.SEEDER,
+            tuple(listen or DEFAULT_LISTEN),
+            caps,
+            memory_bytes=limits.network_memory_bytes,
+            transport=transport,
+        )
         finished = seeder.run(NetworkHandle(network))
     status.write(seeding_document(seeder.progress()))
     end_session(status, interrupts, finished=finished, as_json=as_json, kept="Stopped. The weights on disk are kept.")

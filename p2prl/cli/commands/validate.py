@@ -2,49 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, Transport, UploadMbit
+from p2prl.cli.options import (
+    AsJson,
+    Base,
+    Device,
+    DiskGb,
+    Home,
+    Link,
+    Listen,
+    MonthlyGb,
+    RamGb,
+    Threads,
+    Transport,
+    UploadMbit,
+)
+
+if TYPE_CHECKING:
+    from p2prl.validator.verdicts import Judge
 
 
-def validate(
-    link: Link,
-    home: Home = None,
-    device: Device = "auto",
-    threads: Threads = 0,
-    listen: Listen = None,
-    transport: Transport = "hivemind",
-    rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
-    upload_mbit: UploadMbit = 0.0,
-    monthly_gb: MonthlyGb = 0.0,
-    base: Base = "",
-    run_scorer: Annotated[
-        bool,
-        typer.Option(
-            "--run-scorer", help="Also check rewards of tasks scored by third-party code: run it here, in a sandbox."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check the work of volunteers, and sign verdicts.
+def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Callable[..., None]:
+    """Build the command. `replace_judge` replaces the replay in experiments with dishonest validators."""
 
-    Replays a random sample of groups at the policy version they declare.
-    """
-    from p2prl.cli.commands.validate_worker import validate_run
+    def validate(
+        link: Link,
+        home: Home = None,
+        device: Device = "auto",
+        threads: Threads = 0,
+        listen: Listen = None,
+        transport: Transport = "hivemind",
+        rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
+        upload_mbit: UploadMbit = 0.0,
+        monthly_gb: MonthlyGb = 0.0,
+        disk_gb: DiskGb = 0.0,
+        ram_gb: RamGb = 0.0,
+        base: Base = "",
+        run_scorer: Annotated[
+            bool,
+            typer.Option(
+                "--run-scorer",
+                help="Also check rewards of tasks scored by third-party code: run it here, in a sandbox.",
+            ),
+        ] = False,
+        as_json: AsJson = False,
+    ) -> None:
+        """Check the work of volunteers, and sign verdicts.
 
-    validate_run(
-        link,
-        home=home,
-        device=device,
-        threads=threads,
-        listen=listen,
-        transport=transport,
-        rate=rate,
-        upload_mbit=upload_mbit,
-        monthly_gb=monthly_gb,
-        base=base,
-        run_scorer=run_scorer,
-        as_json=as_json,
-    )
+        Replays a random sample of groups at the policy version they declare.
+        """
+        from p2prl.cli.commands.validate_worker import validate_run
+        from p2prl.config.machine_limits import MachineLimits
+
+        validate_run(
+            link,
+            home=home,
+            device=device,
+            threads=threads,
+            listen=listen,
+            transport=transport,
+            rate=rate,
+            upload_mbit=upload_mbit,
+            monthly_gb=monthly_gb,
+            limits=MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb),
+            base=base,
+            run_scorer=run_scorer,
+            as_json=as_json,
+            replace_judge=replace_judge,
+        )
+
+    return validate
+
+
+validate = make_validate()

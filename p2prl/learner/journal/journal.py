@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
-from p2prl.learner.journal import batches, forgeries, groups, ledger, policies, slot_accounts, statements
+from p2prl.learner.journal import batches, forgeries, groups, ledger, policies, slot_accounts, statements, verdicts
 from p2prl.learner.journal.batches import BatchTable
 from p2prl.learner.journal.forgeries import ForgeryTable
 from p2prl.learner.journal.groups import GroupTable
@@ -23,8 +23,9 @@ from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.journal.policies import PolicyTable
 from p2prl.learner.journal.slot_accounts import SlotAccountTable
 from p2prl.learner.journal.statements import StatementTable
+from p2prl.learner.journal.verdicts import VerdictTable
 
-_TABLES = (groups, batches, policies, ledger, statements, forgeries, slot_accounts)
+_TABLES = (groups, batches, policies, ledger, statements, forgeries, verdicts, slot_accounts)
 _SCHEMA = "".join(table.SCHEMA for table in _TABLES)
 
 
@@ -46,6 +47,7 @@ class Journal:
             self.ledger = LedgerTable(self._db)
             self.statements = StatementTable(self._db, self.ledger)
             self.forgeries = ForgeryTable(self._db)
+            self.verdicts = VerdictTable(self._db)
         except (OSError, sqlite3.Error) as error:
             raise MachineError(
                 f"cannot open the journal {path}: {error}", remedy="Free some space or fix the directory's permissions."
