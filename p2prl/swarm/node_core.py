@@ -83,6 +83,10 @@ class NodeCore:
         )
         return tuple(sorted(counts.items()))
 
+    def has_peers(self) -> bool:
+        """Whether any linked peer has said hello."""
+        return any(link.role is not None for link in self.connections.links.values())
+
     def register_role(self, peer: PeerId, role: Role) -> None:
         """Tell gossip and relay a peer's role. A false learner is sent what a scoreboard is, and no groups."""
         false_learner = role is Role.LEARNER and not self.is_learner(peer)

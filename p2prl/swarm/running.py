@@ -150,7 +150,7 @@ class Running:
     def next_deadline(self) -> float:
         """When own statements or the learner's introductions are due next."""
         introductions = math.inf if self._introductions is None else self._introductions.next_deadline()
-        own = self._own_statements.next_deadline() if self._core.roles() else math.inf
+        own = self._own_statements.next_deadline() if self._core.has_peers() else math.inf
         return min(introductions, own)
 
     def advance(self, now: float) -> None:

@@ -240,7 +240,7 @@ def surround_newcomer(
     good = {identity_of(f"honest{index}"): _address(attacker_subnets + index) for index in range(honest)}
     names = {identity.peer_id for identity in good}
     records = [
-        seal(identity, PeerRecord(int(Role.VOLUNTEER), (address,), 0, 0), run=run, now=START)
+        seal(identity, PeerRecord(int(Role.VOLUNTEER), (address,), 0, int(START * 1000)), run=run, now=START)
         for identity, address in {**peers, **good}.items()
     ]
     me = LocalPeer(identity_of("newcomer"), Role.VOLUNTEER, run)

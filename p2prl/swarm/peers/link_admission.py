@@ -3,7 +3,8 @@
 While there is room everybody is linked, however many come from one address. In a full table each class of peers has a
 share of the places, and within a class the subnets have equal shares: a peer whose subnet holds fewer places than
 another takes one of the other's at once. Peers whose subnet is full already wait, and every two seconds some of them,
-drawn at random, take the places of the peers that were least useful. So a stranger with a thousand keys of one subnet
+drawn at random, take the places of the peers that were least useful; those wait in turn, since their connections are
+still there. So a stranger with a thousand keys of one subnet
 cannot keep a newcomer out, not even one of the same subnet; a flood of subnets costs the newcomer some turns. The
 learner, and the peers this node chose itself, always get a place and keep it.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from p2prl.protocol.identity import PeerId
@@ -140,9 +141,11 @@ class LinkAdmission:
             self._waiting[peer] = claim
             return False, None
         if claim.kind >= LinkClass.CHOSEN or self._scans.take(None, now):
-            victim = victim_for(claim, links(), places=self._places, now=now)
+            claims = links()
+            victim = victim_for(claim, claims, places=self._places, now=now)
             if victim is not None:
                 self._waiting.pop(peer, None)
+                self._wait(victim, replace(claims[victim], since=now), now)
                 return True, victim
         self._wait(peer, claim, now)
         return False, None
@@ -164,12 +167,16 @@ class LinkAdmission:
             if len(left) >= self._places:
                 victim = victim_for(claim, left, places=self._places, now=now)
                 victim = victim or _least_useful(left, claim.kind, now, may_stay=True)
+                victim = victim if victim in links else None  # not one that was drawn in this turn
                 if victim is None:
                     self._waiting[peer] = claim  # nobody has to go: wait for the next turn
                     break
                 del left[victim]
-            left[peer] = claim
+            left[peer] = replace(claim, since=now)
             turned.append((peer, victim))
+        for _, victim in turned:
+            if victim is not None:
+                self._wait(victim, replace(links[victim], since=now), now)
         self._next_turn = now + TURN_S if self._waiting else math.inf
         return turned
 

@@ -125,13 +125,13 @@ def test_a_stranger_that_never_answers_is_left_alone_in_the_end() -> None:
     links = connections(forget_s=1e9)
     stranger = identity_of("stranger")
     links.discovery.on_records([record(stranger)], NOW)
-    tried = len(dialed(links))
-    for second in range(1, 3600):
+    tried = 0
+    for second in range(3600):
         links.handle_timer(NOW + second)
         for peer in dialed(links):
             tried += 1
             links.dial_failed(peer, NOW + second)
-    assert tried <= 12
+    assert tried == 12
 
 
 def test_many_records_of_one_subnet_are_drawn_like_one() -> None:
