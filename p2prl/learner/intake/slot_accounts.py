@@ -1,6 +1,6 @@
 """Account of a peer's work slots: which have not arrived, which count as withheld, and what they cost. Pure.
 
-A slot fixes its group, so whoever may leave slots out chooses what is trained on. Therefore every slot number is used
+A slot fixes its group, so a peer that may leave slots out chooses what is trained on. So every slot number is used
 once in a run, in order, under versions that never fall. An honest peer breaks this rarely: a group is lost with its
 disk, or a slot that was in flight when the machine stopped is sampled again under a newer version. So a share of lost
 slots is free, and each further one voids about `VOIDED_PER_SLOT` of the peer's next groups.
@@ -38,7 +38,7 @@ twice the longest delay of the network that a run is made for. A spool is delive
 left by an outage is being filled however long that takes."""
 
 SLOTS_PER_FREE_LOSS = 64
-"""Delivered slots that pay for one lost slot. Whoever uses it to choose drops 1.6 % of its groups, which moves the
+"""Delivered slots that pay for one lost slot. A peer that uses it to choose drops 1.6 % of its groups, which moves the
 trained reward less than the seed of a run does; lost groups of honest peers are rarer."""
 
 FREE_AT_START = 32
