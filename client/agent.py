@@ -66,8 +66,9 @@ Action = Load | Sample | Wait
 class Agent:
     """Decides the next action; the shell carries it out and reports back."""
 
-    def __init__(self, config: AgentConfig, slots: SlotNumbers | None = None) -> None:
-        """`slots` knows which were sampled before a restart."""
+    def __init__(self, config: AgentConfig, slots: SlotNumbers | None = None, *, sampled_version: int = -1) -> None:
+        """`slots` knows which were sampled before a restart, and `sampled_version` is the newest they were sampled
+        with; −1 for none. An older version is never loaded again: a learner takes no falling versions."""
         self._config = config
         self._slots = slots or SlotNumbers()
         self._target = SlotsInFlight.chosen(config.slots_in_flight)
@@ -77,6 +78,7 @@ class Agent:
         self._stopping = False
         self._draining = False
         self._in_demand = True
+        self._sampled_version = sampled_version
 
     @property
     def loaded(self) -> LocalPolicy | None:
@@ -115,7 +117,8 @@ class Agent:
 
     def policy_ready(self, policy: LocalPolicy) -> None:
         """The weights of a version are on disk. Versions older than the newest are ignored."""
-        if self._newest is None or policy.manifest.version > self._newest.manifest.version:
+        newest = self._sampled_version - 1 if self._newest is None else self._newest.manifest.version
+        if policy.manifest.version > newest:
             self._newest = policy
 
     def policy_lost(self, policy: LocalPolicy) -> None:
@@ -134,6 +137,10 @@ class Agent:
         """The engine holds `policy`. Slot numbers continue."""
         self._loaded = policy
         self._draining = False
+
+    def skip_to(self, slot: int) -> None:
+        """Go on with this slot, unless it is lower than the next one."""
+        self._slots.skip_to(slot)
 
     def submitted(self, slots: Iterable[int]) -> None:
         """These slots are in flight."""

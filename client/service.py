@@ -16,6 +16,7 @@ from p2prl.client.delivery import Delivery
 from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.sampler import FinishedGroup, SlotSampler
+from p2prl.client.slot_numbers import first_slot
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.clock import Clock
 from p2prl.errors import IntegrityError
@@ -30,7 +31,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, StorageReceipt
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.protocol.rejection_reasons import explain
+from p2prl.protocol.rejection_reasons import RejectionReason, explain
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.wire_codec import decode
 
@@ -51,7 +52,7 @@ class VolunteerConfig:
 
 
 class Volunteer:
-    """One volunteer of one run."""
+    """One volunteer of one run. It has more than twelve attributes because each part of its loop is one."""
 
     def __init__(
         self,
@@ -70,7 +71,13 @@ class Volunteer:
         self.bootstrap = bootstrap
         self._on_notice = on_notice
         self._spool = Spool(spool_path, config.spool)
-        self._agent = Agent(config.agent, self._spool.slot_numbers())
+        sampled = self._spool.sampled_version()
+        self._agent = Agent(
+            config.agent, self._spool.slot_numbers(), sampled_version=-1 if sampled is None else sampled
+        )
+        self._is_numbered = sampled is not None
+        """Whether the slots have a start."""
+        self._numbered_from = 0  # lower slots were sampled before the last skip
         self._run_end = RunEnd()
         self._hot_swap = HotSwap(background=config.background)
         self._delivery = Delivery(
@@ -150,6 +157,9 @@ class Volunteer:
         return self._delivery.is_over(self._clock.now(), run_ended=self._agent.finished)
 
     def _next_action(self) -> Action:
+        if not self._is_numbered and self.bootstrap.manifest is not None:
+            self._is_numbered = True
+            self._skip_used_slots()
         prepared = self.bootstrap.prepared
         if prepared is None:
             return Wait("fetching the run's files" if self.bootstrap.manifest else "looking for the run")
@@ -208,6 +218,15 @@ class Volunteer:
         if receipt.state != ReceiptState.REJECTED:
             return  # thousands may expire after an outage: the panel counts them
         self._on_notice(f"slot {receipt.slot} of version {receipt.version} was rejected: {explain(receipt.reason)}")
+        if receipt.reason == RejectionReason.DUPLICATE_SLOT and receipt.slot >= self._numbered_from:
+            self._skip_used_slots()
+
+    def _skip_used_slots(self) -> None:
+        """Go on with a slot that this key cannot have used, on this machine before its disk was lost or on another."""
+        assert self.bootstrap.manifest is not None
+        self._agent.skip_to(first_slot(self.bootstrap.manifest.created_ms, self._clock.now()))
+        self._numbered_from = self._agent.lowest_slot
+        self._spool.slots_done(self._numbered_from)
 
     # --- work --------------------------------------------------------------------------------------------------
 

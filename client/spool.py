@@ -126,7 +126,6 @@ class Spool:
         body: bytes = b"",
     ) -> bool:
         """Store a finished group. It is on disk when this returns. Raises `MachineError` when the disk is full.
-
         `reward` is None where volunteers cannot score, as in a data task.
         A large group for which alone there is no room is recorded as expired: False.
         """
@@ -160,7 +159,7 @@ class Spool:
     def body(self, digest: bytes) -> bytes:
         """The body of a group that no learner has confirmed; empty if it has none."""
         row = self._db.execute("SELECT body FROM bodies WHERE digest = ?", (digest,)).fetchone()
-        return b"" if row is None else bytes(row[0])
+        return bytes(row[0]) if row else b""
 
     def give_up(self, digest: bytes, reason: str) -> bool:
         """Expire a group that cannot be sent, and delete its bytes. Returns whether it was ours and unconfirmed."""
@@ -177,12 +176,17 @@ class Spool:
         """
         (lowest,) = self._db.execute("SELECT below FROM slots_done").fetchone()
         numbers = SlotNumbers(lowest)
-        for (slot,) in self._db.execute("SELECT DISTINCT slot FROM groups WHERE slot >= ? ORDER BY slot", (lowest,)):
-            numbers.done((slot,))
+        numbers.done(slot for (slot,) in self._db.execute("SELECT slot FROM groups WHERE slot >= ?", (lowest,)))
         return numbers
 
+    def sampled_version(self) -> int | None:
+        """Newest version that a slot was sampled with, −1 if all were skipped; None where there was no slot yet."""
+        (version,) = self._db.execute("SELECT MAX(version) FROM groups").fetchone()
+        (below,) = self._db.execute("SELECT below FROM slots_done").fetchone()
+        return -1 if version is None and below else version
+
     def slots_done(self, below: int) -> None:
-        """Every slot below this one has a group or is skipped: skipped ones leave no other trace."""
+        """Every slot below this one has a group, is skipped, or was never this machine's."""
         self._write("UPDATE slots_done SET below = ?", (below,))
 
     def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:
@@ -212,13 +216,11 @@ class Spool:
 
     def outstanding(self) -> int:
         """Number of groups that are not settled."""
-        row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state IN (?, ?)", _OPEN).fetchone()
-        return int(row[0])
+        return int(self._db.execute("SELECT COUNT(*) FROM groups WHERE state IN (?, ?)", _OPEN).fetchone()[0])
 
     def delivered(self) -> int:
         """Number of groups the learner holds and has not settled."""
-        row = self._db.execute("SELECT COUNT(*) FROM groups WHERE state = ?", (SpoolState.DELIVERED,)).fetchone()
-        return int(row[0])
+        return int(self._db.execute("SELECT COUNT(*) FROM groups WHERE state = 'delivered'").fetchone()[0])
 
     def with_learner(self, *, created_after: float, now: float) -> int:
         """Number of unsettled groups the learner holds, or that are so new that they may be in flight.
@@ -292,8 +294,7 @@ class Spool:
 
     def verified_tokens(self) -> int:
         """Completion tokens of verified groups."""
-        row = self._db.execute("SELECT TOTAL(tokens) FROM groups WHERE state = ?", (SpoolState.VERIFIED,)).fetchone()
-        return int(row[0])
+        return int(self._db.execute("SELECT TOTAL(tokens) FROM groups WHERE state = 'verified'").fetchone()[0])
 
     def _write(self, statement: str, values: Sequence[object]) -> int:
         """Change rows and return how many. On disk when this returns. Raises `MachineError` when the disk is full."""

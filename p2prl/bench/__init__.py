@@ -7,5 +7,6 @@ in learner updates, so that only learning is measured.
 * `spread`: time until every peer has a blob, compared with other schemes, on simulated home links.
 * `hot_swap`: the stall of sampling while weights change.
 * `step`: time, memory and gradients of a training step compared with a plain one.
+* `trust`: what cheats gain, with the defence and without it.
 * `training`, `results`: parts shared by the benchmarks that train.
 """

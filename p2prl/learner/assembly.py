@@ -21,6 +21,7 @@ from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
+from p2prl.learner.intake.slot_prices import SlotPrices, slots_with_work
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Admission
@@ -110,11 +111,13 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     training = _training(parts, storage, buffer, TrainingStage(training_stage))
     pacing = _pacing(parts, storage, step=training.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, standings)
+    has_work = slots_with_work(parts.replaying.work, storage)
+    prices = SlotPrices(storage.journal, secret=parts.identity.secret_seed, has_work=has_work)
     verdicts = VerdictIntake(storage.journal, sender, clock)
-    intake = Intake(storage, decoded, buffer, backlog, owners, standings, sender, clock, verdicts)
+    intake = Intake(storage, decoded, buffer, backlog, prices, owners, standings, sender, clock, verdicts)
     intake.refill()
     settlement = Settlement(
-        storage, buffer, owners, sender, clock, verdicts, baselines=parts.replaying.baselines,
+        storage, buffer, prices, owners, sender, clock, verdicts, baselines=parts.replaying.baselines,
         on_verified=pacing.group_verified,
     )  # fmt: skip
     # In virtual time nothing is measured, so that a simulation depends on its seed alone.

@@ -1,6 +1,7 @@
-"""A dishonest volunteer: `p2prl join` with a sampler that cheats.
+"""A dishonest volunteer: `p2prl join` with a sampler that cheats, or a network that withholds groups.
 
     python -m p2prl.testing.cheating_volunteer LINK [options of p2prl join] [--adversary fabricate]
+    python -m p2prl.testing.cheating_volunteer LINK [options of p2prl join] --select lowest-reward
 
 For experiments with validation on runs of your own.
 """
@@ -15,6 +16,7 @@ import typer
 from p2prl.cli.commands.join import make_join
 from p2prl.cli.entry import run_app
 from p2prl.testing.adversaries import ADVERSARIES
+from p2prl.testing.slot_selection import CHOICES, selecting
 
 _PROGRAM = "p2prl.testing.cheating_volunteer"
 
@@ -23,9 +25,13 @@ def main(arguments: list[str]) -> None:
     """Join with the adversary named in `arguments`."""
     parser = argparse.ArgumentParser(prog=_PROGRAM, add_help=False)
     parser.add_argument("--adversary", choices=sorted(ADVERSARIES), default="fabricate")
+    parser.add_argument("--select", choices=sorted(CHOICES), help="deliver one group of eight, chosen by this")
     named, rest = parser.parse_known_args(arguments)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(make_join(wrap_sampler=ADVERSARIES[named.adversary]))
+    if named.select:
+        app.command()(make_join(wrap_network=selecting(named.select)))
+    else:
+        app.command()(make_join(wrap_sampler=ADVERSARIES[named.adversary]))
     run_app(app, program=_PROGRAM, arguments=rest)
 
 

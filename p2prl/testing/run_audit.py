@@ -120,7 +120,7 @@ def audit_run(run: Path, spool_files: list[Path], *, has_ended: bool = True) -> 
 def _ledger(folder: RunFolder) -> dict[bytes, tuple[int, Receipt]]:
     """Receipts of a ledger, checked: an unbroken chain, one receipt per group, one credit per slot."""
     found: dict[bytes, tuple[int, Receipt]] = {}
-    credited: Counter[tuple[bytes, int, int]] = Counter()
+    credited: Counter[tuple[bytes, int]] = Counter()
     head = GENESIS
     entries = rows(folder.paths.journal, "SELECT height, raw FROM ledger ORDER BY height")
     for expected, (height, raw) in enumerate(entries):
@@ -135,7 +135,7 @@ def _ledger(folder: RunFolder) -> dict[bytes, tuple[int, Receipt]]:
         for receipt in body.receipts:
             assert receipt.group not in found, f"two receipts for group {receipt.group.hex()[:8]}"
             found[receipt.group] = body.step, receipt
-            credited[receipt.peer, receipt.version, receipt.slot] += receipt.state == ReceiptState.VERIFIED
+            credited[receipt.peer, receipt.slot] += receipt.state == ReceiptState.VERIFIED
     twice = [key for key, count in credited.items() if count > 1]
     assert not twice, f"slots credited twice: {twice}"
     return found
@@ -201,7 +201,7 @@ def _spools(run: Path, spool_files: list[Path], receipts: dict[bytes, tuple[int,
     }
     total = 0
     for spool in spool_files:
-        slots = Counter(rows(spool, "SELECT version, slot FROM groups"))
+        slots = Counter(rows(spool, "SELECT slot FROM groups"))
         assert max(slots.values(), default=1) == 1
         for digest, state in rows(spool, "SELECT digest, state FROM groups"):
             total += 1

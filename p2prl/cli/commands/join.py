@@ -25,10 +25,15 @@ from p2prl.cli.options import (
 
 if TYPE_CHECKING:
     from p2prl.models.sampler_port import Sampler
+    from p2prl.net.process.bridge import NetworkPort
 
 
-def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Callable[..., None]:
-    """Build the command. `wrap_sampler` replaces the sampler in experiments with dishonest volunteers."""
+def make_join(
+    wrap_sampler: Callable[[Sampler], Sampler] | None = None,
+    wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
+) -> Callable[..., None]:
+    """Build the command. `wrap_sampler` and `wrap_network` replace the sampler and the volunteer's network in
+    experiments with dishonest volunteers."""
 
     def join(
         link: Link,
@@ -79,6 +84,7 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
             base=base,
             as_json=as_json,
             wrap_sampler=wrap_sampler,
+            wrap_network=wrap_network,
         )
 
     return join

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from p2prl.models.engine_registry import ChosenEngine
     from p2prl.models.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
+    from p2prl.net.process.bridge import NetworkPort
     from p2prl.net.process.run_bootstrap import Prepare
     from p2prl.protocol.manifests import RunManifest
 
@@ -57,6 +58,7 @@ def join_run(
     base: str,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
+    wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
 ) -> None:
     """Volunteer until interrupted or until the run ends. torch is imported after the link is checked."""
     link = parse_link(link_text)
@@ -105,8 +107,8 @@ def join_run(
             view.phase("finding the run")
             network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), caps)
             memory, has_base = limits.network_memory_bytes, model is not None
-            started = NetworkHandle(network(memory_bytes=memory, has_base=has_base, transport=transport))
-            finished = volunteer.run(started)
+            started: NetworkPort = NetworkHandle(network(memory_bytes=memory, has_base=has_base, transport=transport))
+            finished = volunteer.run(started if wrap_network is None else wrap_network(started))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
 

@@ -18,6 +18,7 @@ from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.peer_standings import PeerStandings, Rank
 from p2prl.learner.intake.receipt_signing import sign_storage_receipts
 from p2prl.learner.intake.replay_backlog import Held, ReplayBacklog, WaitingGroup
+from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verified_group import read_verified
@@ -32,9 +33,10 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, assemble_group
 
-TURNED_AWAY = ("unknown_policy", "too_many", "too_fast", "excluded")
+TURNED_AWAY = ("unknown_policy", "too_many", "too_fast", "slot_gaps", "excluded")
 """Reasons not to store a group: it names no policy of this learner; too many groups wait for a check, of its peer, of
-all newcomers or of all; its key, or all newcomers, deliver faster than their rate; its key is excluded."""
+all newcomers or of all; its key, or all newcomers, deliver faster than their rate; too many slots of its key below it
+have not arrived; its key is excluded."""
 
 _ANSWERED_AGAIN_S = 2.0
 """A stored group that arrives again is acknowledged again, but not more often than this: its author offers it again
@@ -72,6 +74,7 @@ class Intake:
         decoded: DecodedGroups,
         buffer: RolloutBuffer,
         backlog: ReplayBacklog,
+        prices: SlotPrices,
         owners: Owners,
         standings: PeerStandings,
         sender: SigningSender,
@@ -84,6 +87,7 @@ class Intake:
         self._decoded = decoded
         self._buffer = buffer
         self._backlog = backlog
+        self._prices = prices
         self._owners = owners
         self._standings = standings
         self._limits = ArrivalLimits()
@@ -175,16 +179,21 @@ class Intake:
         if self._journal.groups.knows(opened.digest):  # it came twice at once
             return True
         group = body_of(opened, RolloutGroup)
-        if not self._is_welcome(opened, group.version, group.policy, now):
+        if not self._is_welcome(opened, group, now):
             return False
         self._keep(SignedGroup(opened, group, len(opened.raw)), b"", now)
         return True
 
     def _keep(self, group: SignedGroup, body: bytes, now: float) -> None:
         """Store a group and queue it for its check, unless it is stored."""
-        if self._journal.groups.store(_row_of(group, body), now):
+        if self._journal.groups.knows(group.digest):
+            return
+        version = group.group.version
+        stale = self._storage.published.get(version, group.group.policy) is None
+        reason = self._prices.arrived(group.author, group.group.slot, version, stale=stale, now=now)
+        if self._journal.groups.store(_row_of(group, body, reason), now):
             self._decoded.keep(group)
-            self._backlog.add(WaitingGroup(group.digest, group.author, group.group.version, group.size_bytes))
+            self._backlog.add(WaitingGroup(group.digest, group.author, version, group.size_bytes))
 
     def _receive_headers(self, arrived: Sequence[Opened]) -> None:
         """Fetch the bodies of large groups that would be stored. What is being fetched counts against a budget of the
@@ -194,23 +203,25 @@ class Intake:
             if opened.digest in self._malformed:
                 continue
             header = body_of(opened, GroupHeader)
-            if self._is_welcome(opened, header.version, header.policy, now, body_bytes=header.body.size_bytes):
+            if self._is_welcome(opened, header, now, body_bytes=header.body.size_bytes):
                 self._sender.network.send(control.FetchGroup(opened.digest))
 
-    def _is_welcome(self, opened: Opened, version: int, policy: bytes, now: float, *, body_bytes: int = 0) -> bool:
+    def _is_welcome(
+        self, opened: Opened, group: RolloutGroup | GroupHeader, now: float, *, body_bytes: int = 0
+    ) -> bool:
         """Whether a new group is stored; if it is not, the reason is counted."""
-        reason = self._why_not(opened, version, policy, now, body_bytes=body_bytes)
+        reason = self._why_not(opened, group, now, body_bytes=body_bytes)
         if reason:
             self._turned_away[reason] += 1
         return not reason
 
-    def _why_not(self, opened: Opened, version: int, policy: bytes, now: float, *, body_bytes: int) -> str:
+    def _why_not(self, opened: Opened, group: RolloutGroup | GroupHeader, now: float, *, body_bytes: int) -> str:
         """Why a new group is turned away; empty if it is stored."""
         groups, peer, size_bytes = self._journal.groups, opened.author, len(opened.raw) + body_bytes
         if self._standings.is_excluded(peer) and not self._standings.tells(peer):
             return "excluded"
-        if self._storage.published.get(version, policy) is None and not (
-            self._journal.policies.was_published(version, policy)
+        if self._storage.published.get(group.version, group.policy) is None and not (
+            self._journal.policies.was_published(group.version, group.policy)
         ):
             return "unknown_policy"
         if not 0.0 <= now - self._counted_at < _COUNTED_EVERY_S:
@@ -225,6 +236,8 @@ class Intake:
             or groups.unchecked_exceed(limits.MAX_UNCHECKED_BYTES - size_bytes)
         ):
             return "too_many"
+        if not self._prices.has_room(peer, group.slot, now=now):
+            return "slot_gaps"
         if not self._limits.take(self._standings.identity(peer), rank, now):
             return "too_fast"
         peers, held = self._waiting[rank]
@@ -249,7 +262,7 @@ class Intake:
         return ledger.height > height
 
 
-def _row_of(group: SignedGroup, body: bytes) -> StoredGroup:
+def _row_of(group: SignedGroup, body: bytes, reason: str) -> StoredGroup:
     return StoredGroup(
-        group.digest, group.author, group.group.version, group.group.slot, group.envelope.raw, b"", b"", body
+        group.digest, group.author, group.group.version, group.group.slot, group.envelope.raw, b"", b"", body, reason
     )

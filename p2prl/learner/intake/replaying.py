@@ -98,13 +98,13 @@ class Replayer:
     ) -> dict[bytes, list[_Entry]]:
         """The groups worth a replay, by their policy; the outcomes of all others are added to `outcomes`."""
         to_replay: dict[bytes, list[_Entry]] = {}
-        slots_here: set[tuple[bytes, int, int]] = set()
+        slots_here: set[tuple[bytes, int]] = set()
         for index, entry in enumerate(admitted):
             if isinstance(entry, Outcome):
                 outcomes[index] = entry
                 continue
             stored, group = entry.stored, entry.group
-            slot = (stored.peer, group.version, group.slot)
+            slot = (stored.peer, group.slot)
             if slot in slots_here:
                 outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT)
                 continue

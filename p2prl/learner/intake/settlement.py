@@ -9,6 +9,7 @@ import numpy as np
 from p2prl.clock import Clock
 from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.receipt_signing import sign_receipts
+from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Outcome
@@ -25,12 +26,16 @@ _FORGET_EVERY_S = 60.0
 
 
 class Settlement:
-    """Writes outcomes to the journal, the ledger and the buffer."""
+    """Writes outcomes to the journal, the ledger and the buffer.
+
+    It has many arguments because a settled group changes every account there is: they change together here.
+    """
 
     def __init__(
         self,
         storage: LearnerStorage,
         buffer: RolloutBuffer,
+        prices: SlotPrices,
         owners: Owners,
         sender: SigningSender,
         clock: Clock,
@@ -42,6 +47,7 @@ class Settlement:
         """`baselines` learn from every replay; `on_verified` gets each verified group."""
         self._journal = storage.journal
         self._buffer = buffer
+        self._prices = prices
         self._owners = owners
         self._sender = sender
         self._clock = clock
@@ -52,8 +58,10 @@ class Settlement:
 
     def settle(self, outcomes: Sequence[Outcome], *, step: int, surplus: bool) -> list[VerifiedGroup]:
         """Issue one receipt per group; returns the verified ones, which were surplus to the buffer or wanted by it."""
+        outcomes, accounts = self._prices.price(outcomes)
         receipts, now = sign_receipts(self._sender, step, outcomes), self._clock.now()
         with self._journal.transaction():
+            self._prices.write(accounts)
             if now >= self._forget_at:
                 self._forget_at = now + _FORGET_EVERY_S
                 self._journal.groups.forget_refused(now - limits.MAX_ENVELOPE_AGE_S)

@@ -80,8 +80,10 @@ class Admission:
             return self._without_policy(stored, group)
         if not self.is_usable(group.version, step):
             return Outcome(stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE, policy)
-        if self._journal.groups.slot_taken(stored.peer, group.version, group.slot, by_other_than=stored.digest):
+        if self._journal.groups.slot_taken(stored.peer, group.slot, by_other_than=stored.digest):
             return Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT)
+        if stored.reason:  # its slot was not awaited any more when it came
+            return Outcome(stored, group, ReceiptState.REJECTED, stored.reason)
         return Candidate(stored, group, policy, self._published.weights(group.version))
 
     def _without_policy(self, stored: StoredGroup, group: RolloutGroup) -> Outcome:

@@ -40,7 +40,7 @@ CREATE TRIGGER IF NOT EXISTS drop_group_body AFTER UPDATE OF raw ON groups WHEN 
     BEGIN DELETE FROM group_bodies WHERE digest = NEW.digest; END;
 CREATE INDEX IF NOT EXISTS groups_state ON groups (state, arrived);
 CREATE INDEX IF NOT EXISTS groups_waiting ON groups (state, peer, arrived);
-CREATE INDEX IF NOT EXISTS groups_slot ON groups (peer, version, slot);
+CREATE INDEX IF NOT EXISTS groups_peer_slot ON groups (peer, slot);
 """
 
 
@@ -85,6 +85,8 @@ class StoredGroup:
     """Little-endian float32, one per completion; empty until verified."""
     body: bytes = b""
     """Body of a group whose envelope is only a header."""
+    reason: str = ""
+    """Why it is rejected, or will be once its turn comes."""
 
 
 class GroupTable:
@@ -100,8 +102,9 @@ class GroupTable:
     def store(self, group: StoredGroup, now: float) -> bool:
         """Store a group that arrived; False when it is already stored."""
         cursor = self._db.execute(
-            "INSERT OR IGNORE INTO groups (digest, peer, version, slot, raw, arrived) VALUES (?, ?, ?, ?, ?, ?)",
-            (group.digest, group.peer, group.version, group.slot, group.raw, now),
+            "INSERT OR IGNORE INTO groups (digest, peer, version, slot, raw, arrived, reason)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (group.digest, group.peer, group.version, group.slot, group.raw, now, group.reason),
         )
         if cursor.rowcount > 0:
             self._unchecked_bytes += len(group.raw) + len(group.body)
@@ -196,14 +199,24 @@ class GroupTable:
             self._unchecked_bytes, self._may_be_fewer = total, False
         return self._unchecked_bytes > most_bytes
 
-    def slot_taken(self, peer: bytes, version: int, slot: int, *, by_other_than: bytes) -> bool:
-        """Whether another verified group already fills this slot: it was credited, trained on or not."""
+    def slot_taken(self, peer: bytes, slot: int, *, by_other_than: bytes) -> bool:
+        """Whether another verified group, of any version, already fills this slot: it was credited, trained on or
+        not."""
         row = self._db.execute(
-            "SELECT 1 FROM groups WHERE peer = ? AND version = ? AND slot = ? AND digest != ?"
-            " AND state IN (?, ?, ?) LIMIT 1",
-            (peer, version, slot, by_other_than, GroupState.VERIFIED, GroupState.USED, GroupState.UNUSED),
+            "SELECT 1 FROM groups WHERE peer = ? AND slot = ? AND digest != ? AND state IN (?, ?, ?) LIMIT 1",
+            (peer, slot, by_other_than, GroupState.VERIFIED, GroupState.USED, GroupState.UNUSED),
         ).fetchone()
         return row is not None
+
+    def slot_came(self, peer: bytes, slot: int) -> bool:
+        """Whether any group of this slot was ever stored."""
+        row = self._db.execute("SELECT 1 FROM groups WHERE peer = ? AND slot = ? LIMIT 1", (peer, slot)).fetchone()
+        return row is not None
+
+    def highest_slot(self, peer: bytes) -> int | None:
+        """Highest slot of which a group was ever stored; None without any."""
+        (highest,) = self._db.execute("SELECT MAX(slot) FROM groups WHERE peer = ?", (peer,)).fetchone()
+        return None if highest is None else int(highest)
 
     def mark_verified(self, digest: bytes, *, behavior: bytes, rewards: bytes) -> None:
         """Record that a group passed its checks, with the learner's own log-probs and rewards."""
@@ -235,11 +248,11 @@ class GroupTable:
 
     def _group(self, digest: bytes) -> StoredGroup:
         row = self._db.execute(
-            "SELECT g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards, b.body FROM groups AS g"
+            "SELECT g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards, b.body, g.reason FROM groups AS g"
             " LEFT JOIN group_bodies AS b ON b.digest = g.digest WHERE g.digest = ?",
             (digest,),
         ).fetchone()
-        peer, version, slot, raw, behavior, rewards, body = row
+        peer, version, slot, raw, behavior, rewards, body, reason = row
         return StoredGroup(
-            Digest(digest), peer, version, slot, raw or b"", behavior or b"", rewards or b"", body or b""
+            Digest(digest), peer, version, slot, raw or b"", behavior or b"", rewards or b"", body or b"", reason
         )

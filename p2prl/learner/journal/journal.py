@@ -1,4 +1,4 @@
-"""Crash-safe record of a run in one SQLite file: groups, batches, signed policies, the ledger, and forgeries.
+"""Crash-safe record of a run in one SQLite file: groups, slots, batches, policies, the ledger, and forgeries.
 
 Everything is written here before it is acted on: a group before its storage receipt, a batch before its update, a
 manifest before it is published, a receipt before it is gossiped. After SIGKILL the updates since the last
@@ -15,16 +15,18 @@ from pathlib import Path
 
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
-from p2prl.learner.journal import batches, forgeries, groups, ledger, policies, statements, verdicts
+from p2prl.learner.journal import batches, forgeries, groups, ledger, policies, slot_accounts, statements, verdicts
 from p2prl.learner.journal.batches import BatchTable
 from p2prl.learner.journal.forgeries import ForgeryTable
 from p2prl.learner.journal.groups import GroupTable
 from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.journal.policies import PolicyTable
+from p2prl.learner.journal.slot_accounts import SlotAccountTable
 from p2prl.learner.journal.statements import StatementTable
 from p2prl.learner.journal.verdicts import VerdictTable
 
-_SCHEMA = "".join(part.SCHEMA for part in (groups, batches, policies, ledger, statements, forgeries, verdicts))
+_TABLES = (groups, batches, policies, ledger, statements, forgeries, verdicts, slot_accounts)
+_SCHEMA = "".join(table.SCHEMA for table in _TABLES)
 
 
 class Journal:
@@ -39,6 +41,7 @@ class Journal:
             # In one transaction: each statement alone would write its pages to the log again, and flush the disk.
             self._db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
             self.groups = GroupTable(self._db)
+            self.slot_accounts = SlotAccountTable(self._db)
             self.batches = BatchTable(self._db)
             self.policies = PolicyTable(self._db)
             self.ledger = LedgerTable(self._db)

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from p2prl.models.sampler_port import StagedWeights, Weights
 from p2prl.net.process import control
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.ledger_messages import ReceiptState
+from p2prl.protocol.ledger_messages import Receipts, ReceiptState
+from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import encode
-from tests.unit.client.volunteer_rig import ME, VolunteerRig
+from tests.unit.client.volunteer_rig import ME, VolunteerRig, settled
+from tests.unit.learner.small_run import NOW
 
 
 def test_groups_are_on_disk_without_gaps_and_verify(rig: VolunteerRig) -> None:
@@ -219,3 +222,53 @@ def test_the_next_policy_waits_for_the_groups_in_flight(rig: VolunteerRig) -> No
     assert {group.version for group in groups[2:]} == {1}
     stored = [rig.small_run.sealed(group, ME) for group in groups[:2]]
     assert {outcome.state for outcome in rig.small_run.check(*stored)} == {ReceiptState.VERIFIED}
+
+
+def test_a_machine_without_a_memory_of_the_run_starts_above_all_it_has_used(tmp_path: Path) -> None:
+    rig = VolunteerRig(tmp_path, created=NOW - 100.0)
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(4)
+    first = min(group.slot for group in rig.groups())
+    assert 10_000 <= first < 10_400, "a hundred numbers for each second since the run was created"
+    rig.volunteer.close()
+    rig.clock.time += 50
+    rig.start()  # with its spool it goes on where it was
+    rig.introduce()
+    rig.offer(1)
+    rig.turns(6)
+    after = sorted(group.slot for group in rig.groups() if group.version == 1)
+    assert first < after[0] < first + 200
+    rig.close()
+
+
+def test_numbers_that_were_used_elsewhere_are_skipped_once(rig: VolunteerRig) -> None:
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(4)
+    used = list(rig.port.published)
+    assert max(group.slot for group in rig.groups()) < 1_000
+    rig.clock.time = rig.small_run.manifest.created_ms / 1000 + 1_000
+    refused = [settled(raw, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT) for raw in used]
+    for receipt in refused:
+        rig.port.inbox.append(control.EnvelopeArrived(rig.says(Receipts(1, (receipt,)))))
+    rig.port.published.clear()
+    rig.turns(8)
+    fresh = sorted(group.slot for group in rig.groups() if group.slot >= 1_000)
+    assert fresh[0] >= 100_000
+    assert fresh == list(range(fresh[0], fresh[0] + len(fresh))), "one jump, however many were refused"
+
+
+def test_an_older_version_is_never_sampled_again(rig: VolunteerRig) -> None:
+    rig.introduce()
+    rig.offer(0)
+    older = rig.port.inbox[-1]
+    rig.offer(1)
+    rig.turns(4)
+    assert {group.version for group in rig.groups()} == {1}
+    rig.volunteer.close()
+    rig.start()
+    rig.introduce()
+    rig.port.inbox.append(older)
+    rig.turns(6)
+    assert isinstance(rig.volunteer.turn(wait_s=0.0), Wait)

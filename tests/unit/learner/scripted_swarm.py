@@ -189,7 +189,9 @@ class ScriptedSwarm:
     def _sample(self, raw: bytes) -> None:
         run = self.small_run
         policy = run.published.add(raw)
-        for peer, slot in itertools.product(PEERS, range(run.manifest.publish_every)):
+        every = run.manifest.publish_every
+        first = every * policy.manifest.version
+        for peer, slot in itertools.product(PEERS, range(first, first + every)):
             self.deliver(seal(peer, run.group(policy, peer, slot), run=run.run, now=NOW))
 
     def deliver(self, envelope: bytes) -> None:

@@ -57,8 +57,9 @@ class SmallRun:
         task: str = "chain4",
         model: str = "chain4",
         max_new_tokens: int = 8,
+        created: float = NOW,
     ) -> None:
-        """`model` names the task whose small model is used."""
+        """`model` names the task whose small model is used; `created` is when the run was, by its manifest."""
         self.directory = directory
         self.beacons = itertools.count(1)
         """Beacons of future versions, so that a learner that was killed continues with the next one."""
@@ -78,7 +79,7 @@ class SmallRun:
             dtype=dtype,
             compute_dtype="" if dtype == "float32" else "float32",
         )
-        self.manifest = run_manifest(plan, self.layout, self.learner.public_key, self.files, now=NOW)
+        self.manifest = run_manifest(plan, self.layout, self.learner.public_key, self.files, now=created)
         self.manifest_raw = seal(self.learner, self.manifest, run=bytes(32), now=NOW)
         self.run = envelope_digest(self.manifest_raw)
         self.work = GroupWork(self.manifest, self.run, TextCodec(self.loaded.tokenizer, self.loaded.model))

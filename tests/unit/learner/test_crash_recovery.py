@@ -188,13 +188,13 @@ def test_stale_group_after_a_restart_is_expired_not_rejected(fresh: Callable[[st
         swarm.turn()
     first = small_run.published.at(0)
     assert first is not None
-    stale = seal(PEERS[0], small_run.group(first, PEERS[0], 7), run=small_run.run, now=NOW)
+    stale = seal(PEERS[0], small_run.group(first, PEERS[0], 70), run=small_run.run, now=NOW)
     while swarm.learner.step < UPDATES + 2:
         swarm.turn()
     swarm.restart()
     swarm.deliver(stale)
     for _ in range(4):
         swarm.turn()
-    (receipt,) = [r for body in swarm.port.bodies(Kind.RECEIPTS) for r in body.receipts if r.slot == 7]
+    (receipt,) = [r for body in swarm.port.bodies(Kind.RECEIPTS) for r in body.receipts if r.slot == 70]
     assert receipt.reason == "too_stale"
     swarm.learner.close()

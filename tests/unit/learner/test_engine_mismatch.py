@@ -11,6 +11,7 @@ from p2prl.learner.intake.peer_standings import PeerStandings, Rank
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
+from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Admission
@@ -58,8 +59,8 @@ def test_a_noisy_machine_is_not_put_behind_as_a_cheat_is(small_run: SmallRun) ->
         admission=Admission(small_run.storage, DecodedGroups()),
         replayer=Replayer(tools),
         settlement=Settlement(
-            storage=small_run.storage, buffer=buffer, owners=Owners(small_run.journal, clock), sender=sender,
-            clock=clock,
+            storage=small_run.storage, buffer=buffer, prices=SlotPrices(small_run.journal, secret=bytes(32)),
+            owners=Owners(small_run.journal, clock), sender=sender, clock=clock,
             verdicts=VerdictIntake(small_run.journal, sender, clock), baselines=tools.baselines,
             on_verified=lambda _: None,
         ),

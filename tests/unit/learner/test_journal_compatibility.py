@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.journal.groups import GroupState
 from p2prl.learner.journal.journal import Journal
 from p2prl.protocol import ledger_chain
@@ -34,6 +35,9 @@ def test_journal_of_the_first_release_opens(tmp_path: Path) -> None:
     assert journal.policies.since_step(0) == [b"manifest0", b"manifest1"]
     assert (journal.ledger.height, journal.ledger.head.hex()) == (2, HEAD)
 
+    prices = SlotPrices(journal, secret=b"secret")
+    assert prices.has_room(waiting.peer, 400, now=NOW), "a journal without accounts charges nothing for what it holds"
+    assert prices.arrived(waiting.peer, 1, 0, stale=False, now=NOW) == ""
     with journal.transaction():
         journal.groups.mark_verified(waiting.digest, behavior=b"b", rewards=b"r")
         journal.batches.begin(1, [waiting.digest])

@@ -19,6 +19,7 @@ from p2prl.learner.intake.intake import Intake
 from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
+from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.journal.groups import GroupState, StoredGroup
@@ -110,6 +111,7 @@ class LearnerIntake:
             decoded=DecodedGroups(),
             buffer=RolloutBuffer(staleness_bound=8, ready_target=9),
             backlog=self.backlog,
+            prices=SlotPrices(self.storage.journal, secret=bytes(32)),
             owners=Owners(self.storage.journal, Clock()),
             standings=self.standings,
             sender=sender,

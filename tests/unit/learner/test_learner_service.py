@@ -95,6 +95,7 @@ def test_unknown_policies_and_floods_are_turned_away(
         "unknown_policy": 1,
         "too_many": 2,
         "too_fast": 0,
+        "slot_gaps": 0,
         "excluded": 0,
     }
     swarm.learner.close()

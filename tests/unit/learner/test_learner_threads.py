@@ -197,7 +197,8 @@ def test_every_group_gets_a_receipt_although_the_swarm_outruns_training(fresh: C
         for peer, slot in itertools.product(PEERS, range(10, 13)):
             policy = small_run.published.newest
             if policy is not None and policy.manifest.version < 3:
-                group = seal(peer, small_run.group(policy, peer, slot), run=small_run.run, now=NOW)
+                number = slot + 3 * policy.manifest.version
+                group = seal(peer, small_run.group(policy, peer, number), run=small_run.run, now=NOW)
                 if group not in delivered:
                     delivered.add(group)
                     swarm.deliver(group)

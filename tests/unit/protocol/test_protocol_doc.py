@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
+from p2prl.learner.intake import slot_accounts
 from p2prl.models import noise_baselines, replay_noise, replay_statistics
 from p2prl.protocol import limits, manifests, policy_head
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
@@ -102,6 +103,13 @@ def test_replay_noise() -> None:
         "safety": noise_baselines.SAFETY,
     }
     assert {row[0]: float(row[1]) for row in table("| replay constant | value |")} == coded
+
+
+def test_slot_accounts() -> None:
+    coded = {name: float(value) for name, value in vars(slot_accounts).items() if isinstance(value, int | float)}
+    assert {row[0]: float(row[1]) for row in table("| slot constant | value | meaning |")} == coded
+    faults = TEXT.split("or when its group is rejected as ")[1].split(".")[0]
+    assert set(re.findall(r"`(\w+)`", faults)) == {str(reason) for reason in slot_accounts.FAULTS}
 
 
 def test_display_name_lists() -> None:
