@@ -18,12 +18,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.confinement.layers import ALL_LAYERS, NEEDED_LAYERS
 from p2prl.errors import LocalProtocolError, MachineError, require
 from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, Row
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.answer_queue import AnswerQueue, Job, split
 from p2prl.tasks.sandbox.batch import ROW, TOO_LONG, Batch, ScoredAnswer
-from p2prl.tasks.sandbox.confinement import ALL_LAYERS, NEEDED_LAYERS
 from p2prl.tasks.sandbox.fork_server import ForkServer, ForkServerSettings
 from p2prl.tasks.sandbox.lane import Lane
 from p2prl.tasks.sandbox.overruns import SHORTEST_LIMIT_S, OverrunLedger

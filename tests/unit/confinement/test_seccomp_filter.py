@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from p2prl.tasks.sandbox.seccomp_filter import ARCHITECTURES, Architecture, fork_server_filter, worker_filter
+from p2prl.confinement.seccomp_filter import ARCHITECTURES, Architecture, fork_server_filter, worker_filter
 
 ALLOW, KILL = "allow", "kill"
 WIDE = 1 << 40
