@@ -101,7 +101,7 @@ def landlock_version() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """What a process may still do with files and other programs; everything else is denied. Missing paths are skipped."""
+    """What a process may still do with files and programs; everything else is denied. Missing paths are skipped."""
 
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
@@ -117,7 +117,7 @@ class Access:
 
 
 def landlock_ruleset(access: Access) -> int:
-    """A file descriptor of rules that deny every other access. Apply it with `landlock_restrict`, as often as needed."""
+    """A file descriptor of rules that deny every other access, for `landlock_restrict`, as often as needed."""
     version = landlock_version()
     known = (1 << max(bits for since, bits in _FILE_RIGHTS_BY_VERSION if version >= since)) - 1
     handles_tcp = version >= 4 and not access.tcp

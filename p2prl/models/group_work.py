@@ -222,8 +222,9 @@ class GroupWork:
         return lambda: rewards
 
     def close(self) -> None:
-        """End the processes that score answers."""
+        """End the processes that score answers and read a stranger's tokenizer."""
         self._scoring.close()
+        self._codec.close()
 
     def _row(self, assignment: SlotAssignment) -> Row:
         rows = self._data[assignment.task].split(held_out=assignment.held_out).rows
