@@ -44,4 +44,10 @@ Base = Annotated[
         help="The model the run started from, a directory or hub id: saves downloading it. Default: none.",
     ),
 ]
+Confinement = Annotated[
+    bool,
+    typer.Option(
+        "--confinement/--no-confinement", help="Confine this process to its own folder, as far as the system can."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices.")]

@@ -101,14 +101,15 @@ waitid 95 kill 129 setsid 157 setrlimit 164 prctl 167 recvmsg 212 wait4 260 secc
 """
 
 
-def _numbers(table: str) -> dict[str, int]:
+def numbers(table: str) -> dict[str, int]:
+    """System calls and their numbers, of a text that lists them in turn."""
     entries = table.split()
     return {name: int(number) for name, number in zip(entries[::2], entries[1::2], strict=True)}
 
 
 ARCHITECTURES = {
-    "x86_64": Architecture(0xC000003E, _numbers(_X86_64), _numbers(_X86_64_FORKING)),
-    "aarch64": Architecture(0xC00000B7, _numbers(_AARCH64), _numbers(_AARCH64_FORKING)),
+    "x86_64": Architecture(0xC000003E, numbers(_X86_64), numbers(_X86_64_FORKING)),
+    "aarch64": Architecture(0xC00000B7, numbers(_AARCH64), numbers(_AARCH64_FORKING)),
 }
 """By the name that `platform.machine()` gives."""
 
@@ -147,13 +148,13 @@ def worker_filter(architecture: Architecture, *, may_open: bool) -> bytes:
 
 def fork_server_filter(architecture: Architecture) -> bytes:
     """Instructions of the fork server's filter. It opens files for reading: those that scorers import."""
-    numbers = architecture.numbers | architecture.forking
-    return _filter(architecture.audit, numbers, RULES | FORKING_RULES, may_open=True)
+    calls = architecture.numbers | architecture.forking
+    return _filter(architecture.audit, calls, RULES | FORKING_RULES, may_open=True)
 
 
-def _filter(audit: int, numbers: Mapping[str, int], rules: Mapping[str, ArgumentRule], *, may_open: bool) -> bytes:
+def _filter(audit: int, calls: Mapping[str, int], rules: Mapping[str, ArgumentRule], *, may_open: bool) -> bytes:
     program = _start(audit)
-    for name, number in numbers.items():
+    for name, number in calls.items():
         if name in _UNKNOWN:
             body = [_instruction(_RETURN, _MISSING)]
         elif name in _OPENS_FILES and not may_open:

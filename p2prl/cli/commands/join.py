@@ -10,6 +10,7 @@ import typer
 from p2prl.cli.options import (
     AsJson,
     Base,
+    Confinement,
     Device,
     Engine,
     Home,
@@ -56,17 +57,34 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
             ),
         ] = 0.0,
         base: Base = "",
+        confinement: Confinement = True,
         as_json: AsJson = False,
     ) -> None:
         """Lend this machine to a run, until Ctrl-C or its end.
 
         Downloads the policy, samples, signs and delivers groups, and uploads weights to other volunteers.
         """
+        from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+
+        start = start_worker(
+            WorkerRequest(
+                link=link,
+                kind="seat",
+                home=home,
+                transport=transport,
+                upload_mbit=upload_mbit,
+                monthly_gb=monthly_gb,
+                base=base,
+                engine=engine,
+                device=device,
+                confine=confinement,
+            )
+        )
+
         from p2prl.cli.commands.join_worker import join_run
 
         join_run(
-            link,
-            home=home,
+            start,
             device=device,
             engine=engine,
             threads=threads,
@@ -74,10 +92,7 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
             transport=transport,
             slots=slots,
             vram_gb=vram_gb,
-            upload_mbit=upload_mbit,
-            monthly_gb=monthly_gb,
             disk_gb=disk_gb,
-            base=base,
             as_json=as_json,
             wrap_sampler=wrap_sampler,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.cli.options import AsJson, Home, Link, Listen, MonthlyGb, Transport, UploadMbit
+from p2prl.cli.options import AsJson, Confinement, Home, Link, Listen, MonthlyGb, Transport, UploadMbit
 
 
 def seed(
@@ -12,20 +12,27 @@ def seed(
     transport: Transport = "hivemind",
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
+    confinement: Confinement = True,
     as_json: AsJson = False,
 ) -> None:
     """Upload a run's weights to its volunteers, without a GPU.
 
     Needs no torch and little memory: chunks go from disk to peers.
     """
+    from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+
+    start = start_worker(
+        WorkerRequest(
+            link=link,
+            kind="seeder",
+            home=home,
+            transport=transport,
+            upload_mbit=upload_mbit,
+            monthly_gb=monthly_gb,
+            confine=confinement,
+        )
+    )
+
     from p2prl.cli.commands.seed_worker import seed_run
 
-    seed_run(
-        link,
-        home=home,
-        listen=listen,
-        transport=transport,
-        upload_mbit=upload_mbit,
-        monthly_gb=monthly_gb,
-        as_json=as_json,
-    )
+    seed_run(start, listen=listen, transport=transport, as_json=as_json)

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Base, Device, Home, Link, Listen, MonthlyGb, Threads, Transport, UploadMbit
+from p2prl.cli.options import (
+    AsJson,
+    Base,
+    Confinement,
+    Device,
+    Home,
+    Link,
+    Listen,
+    MonthlyGb,
+    Threads,
+    Transport,
+    UploadMbit,
+)
 
 
 def validate(
@@ -26,25 +38,37 @@ def validate(
             "--run-scorer", help="Also check rewards of tasks scored by third-party code: run it here, in a sandbox."
         ),
     ] = False,
+    confinement: Confinement = True,
     as_json: AsJson = False,
 ) -> None:
     """Check the work of volunteers, and sign verdicts.
 
     Replays a random sample of groups at the policy version they declare.
     """
+    from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+
+    start = start_worker(
+        WorkerRequest(
+            link=link,
+            kind="validator",
+            home=home,
+            transport=transport,
+            upload_mbit=upload_mbit,
+            monthly_gb=monthly_gb,
+            base=base,
+            confine=confinement,
+        )
+    )
+
     from p2prl.cli.commands.validate_worker import validate_run
 
     validate_run(
-        link,
-        home=home,
+        start,
         device=device,
         threads=threads,
         listen=listen,
         transport=transport,
         rate=rate,
-        upload_mbit=upload_mbit,
-        monthly_gb=monthly_gb,
-        base=base,
         run_scorer=run_scorer,
         as_json=as_json,
     )

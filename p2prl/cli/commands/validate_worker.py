@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2prl.cli import crash_log
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
     introduce_run,
-    model_directory_of,
     shown_prepare,
 )
+from p2prl.cli.commands.worker_start import NETWORK, SCORERS, TOKENIZER, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.quantities import share_text
 from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
-from p2prl.config.network_options import UploadCaps, peer_network
-from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
+from p2prl.config.network_options import peer_network
+from p2prl.config.worker_folder import WorkerFolder
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
-from p2prl.net.transports.transport_registry import TRANSPORTS
-from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
@@ -33,25 +30,18 @@ if TYPE_CHECKING:
 
 
 def validate_run(
-    link_text: str,
+    start: WorkerStart,
     *,
-    home: Path | None,
     device: str,
     threads: int,
     listen: list[str] | None,
     transport: str,
     rate: float,
-    upload_mbit: float,
-    monthly_gb: float,
-    base: str,
     run_scorer: bool,
     as_json: bool,
 ) -> None:
-    """Validate until interrupted or until the run ends. torch is imported after the link is checked."""
-    link = parse_link(link_text)
-    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
-    TRANSPORTS.check(transport)
-    check_home(home)
+    """Validate until interrupted or until the run ends."""
+    link, worker, model = start.link, start.worker, start.base
     view = LiveView(quiet=as_json)
     with view.shown():
         view.phase("importing torch")
@@ -62,11 +52,15 @@ def validate_run(
 
         chosen = choose_device(device)
         use_threads(threads)
-        model = model_directory_of(base, view)
-        worker = claim_worker_folder(home or default_home(), kind="validator")
-        crash_log.keep_in(worker.directory)
         screen = _Screen(view, link, worker, str(chosen), rate, run_scorer=run_scorer)
-        prepare = partial(prepare_replay, run=link.run, device=chosen, runs_scorer=run_scorer)
+        prepare = partial(
+            prepare_replay,
+            run=link.run,
+            device=chosen,
+            runs_scorer=run_scorer,
+            launch_tokenizer=start.launches.get(TOKENIZER),
+            launch_scorers=start.launches.get(SCORERS),
+        )
         validator = build_validator(
             link,
             worker,
@@ -87,12 +81,13 @@ def validate_run(
                 worker,
                 Role.VALIDATOR,
                 addresses,
-                caps,
+                start.caps,
                 has_base=model is not None,
                 runs_code=run_scorer,
                 transport=transport,
             )
-            finished = validator.run(NetworkHandle(network))
+            start.seal()
+            finished = validator.run(NetworkHandle(network, launch=start.launches.get(NETWORK)))
     end_session(
         screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
     )
