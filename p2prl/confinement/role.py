@@ -26,6 +26,15 @@ MEMORY_FACTOR = 4
 """Memory that a role may reserve, as a multiple of the machine's: it reserves models that it never fills."""
 
 
+_CACHES = {
+    "CUDA_CACHE_PATH": "cuda",
+    "NUMBA_CACHE_DIR": "numba",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+}
+"""Variables that name folders of compiled code, and the folders in a role's own."""
+
+
 @dataclass(frozen=True)
 class Protection:
     """What confines a role's process."""
@@ -135,5 +144,5 @@ def _keep_caches_in(own: Path) -> None:
     """Have libraries keep temporary files and caches in the process's own folder, and leave the hub alone."""
     os.environ["TMPDIR"] = str(own)
     os.environ["HF_HUB_OFFLINE"] = "1"
-    for name, folder in (("CUDA_CACHE_PATH", "cuda"), ("TRITON_CACHE_DIR", "triton"), ("NUMBA_CACHE_DIR", "numba")):
+    for name, folder in _CACHES.items():
         os.environ.setdefault(name, str(own / "cache" / folder))

@@ -10,13 +10,13 @@ import typer
 from p2prl.cli.options import (
     AsJson,
     Base,
-    Confinement,
     Device,
     Engine,
     Home,
     Link,
     Listen,
     MonthlyGb,
+    NoConfinement,
     Threads,
     Transport,
     UploadMbit,
@@ -57,7 +57,7 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
             ),
         ] = 0.0,
         base: Base = "",
-        confinement: Confinement = True,
+        no_confinement: NoConfinement = False,
         as_json: AsJson = False,
     ) -> None:
         """Lend this machine to a run, until Ctrl-C or its end.
@@ -77,7 +77,7 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
                 base=base,
                 engine=engine,
                 device=device,
-                confine=confinement,
+                confine=not no_confinement,
             )
         )
 

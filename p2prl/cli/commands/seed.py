@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.cli.options import AsJson, Confinement, Home, Link, Listen, MonthlyGb, Transport, UploadMbit
+from p2prl.cli.options import AsJson, Home, Link, Listen, MonthlyGb, NoConfinement, Transport, UploadMbit
 
 
 def seed(
@@ -12,7 +12,7 @@ def seed(
     transport: Transport = "hivemind",
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
-    confinement: Confinement = True,
+    no_confinement: NoConfinement = False,
     as_json: AsJson = False,
 ) -> None:
     """Upload a run's weights to its volunteers, without a GPU.
@@ -29,7 +29,7 @@ def seed(
             transport=transport,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,
-            confine=confinement,
+            confine=not no_confinement,
         )
     )
 

@@ -9,12 +9,12 @@ import typer
 from p2prl.cli.options import (
     AsJson,
     Base,
-    Confinement,
     Device,
     Home,
     Link,
     Listen,
     MonthlyGb,
+    NoConfinement,
     Threads,
     Transport,
     UploadMbit,
@@ -38,7 +38,7 @@ def validate(
             "--run-scorer", help="Also check rewards of tasks scored by third-party code: run it here, in a sandbox."
         ),
     ] = False,
-    confinement: Confinement = True,
+    no_confinement: NoConfinement = False,
     as_json: AsJson = False,
 ) -> None:
     """Check the work of volunteers, and sign verdicts.
@@ -56,7 +56,7 @@ def validate(
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,
             base=base,
-            confine=confinement,
+            confine=not no_confinement,
         )
     )
 
