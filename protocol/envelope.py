@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
+from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
 from p2prl.protocol.kinds import Kind
@@ -37,6 +38,8 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.POLICY_HEAD: PolicyHead,
     Kind.INTRODUCTION: Introduction,
     Kind.GROUP_HEADER: GroupHeader,
+    Kind.DELEGATION: Delegation,
+    Kind.REVOCATION: Revocation,
 }
 """The struct of each signed message."""
 
@@ -52,6 +55,8 @@ DOMAINS: dict[Kind, str] = {
     Kind.POLICY_HEAD: "p2prl/policy-head/v1",
     Kind.INTRODUCTION: "p2prl/introduction/v1",
     Kind.GROUP_HEADER: "p2prl/group-header/v1",
+    Kind.DELEGATION: "p2prl/delegation-consent/v1",
+    Kind.REVOCATION: "p2prl/revocation-notice/v1",
 }
 """The versioned domain of each signature. A new meaning takes a new string."""
 

@@ -39,6 +39,8 @@ class Kind(IntEnum):
     POLICY_HEAD = 40
     INTRODUCTION = 41
     GROUP_HEADER = 42
+    DELEGATION = 43
+    REVOCATION = 44
 
 
 TOMBSTONES: frozenset[int] = frozenset()

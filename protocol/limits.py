@@ -55,6 +55,9 @@ MAX_GROUP_SIZE = 64
 MAX_GROUP_BYTES = 12 * 1024 * 1024 + 64 * 1024
 """One group, encoded: 64 completions of 32,768 tokens at 6 bytes a token, the longest prompt, 30 KB for the rest."""
 
+MAX_EVIDENCE_BYTES_PER_TOKEN = 16
+"""Evidence of one group, for each of its tokens: an activation fingerprint. More would only fill disks."""
+
 GROUP_PART_BYTES = 128 * 1024
 """One part of a group too large for an envelope: 1 s of a 1 Mbit/s uplink. Its name in the header costs .03 %."""
 
@@ -139,3 +142,19 @@ MAX_UNCHECKED_BYTES_PER_PEER = 64 * 1024 * 1024
 MAX_UNCHECKED_BYTES = 2 * 1024 * 1024 * 1024
 """Bytes of all groups that may wait, over all peers, since keys are free: the disk that a flood of valid signatures can
 fill."""
+
+MAX_DELEGATION_LIFE_S = 316_224_000.0
+"""From the signing of a delegation to its end, 3,660 days: a forgotten one ends by itself."""
+
+MAX_DELEGATES_PER_OWNER = 256
+"""Machines of one owner in one run: a person's, or those of a laboratory's cluster. Caps count an owner once, and one
+key is not to carry a whole network of strangers."""
+
+MAX_DELEGATIONS_PER_DELEGATE = 8
+"""Delegations of one machine in one run: renewals and changes of owner."""
+
+MAX_REVOCATIONS_PER_PAIR = 8
+"""Revocations of one machine by one owner in one run; each must void something that those before do not."""
+
+MAX_DELEGATES = 65_536
+"""Machines with a delegation in one run, over all owners, since keys are free: what a reader keeps in memory."""

@@ -14,6 +14,8 @@ class PeerRecord(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
     role: int
     addresses: tuple[str, ...]
     newest_version: int
+    started_ms: int
+    """When the process that uses this key started, Unix milliseconds. Of two processes with one key the later stops."""
 
     def check(self) -> None:
         """Raise `RemoteProtocolError` for too many addresses or an unprintable one."""
@@ -21,6 +23,8 @@ class PeerRecord(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
             raise RemoteProtocolError(f"peer record announces {len(self.addresses)} addresses")
         if any(len(a) > limits.MAX_ADDRESS_CHARS or not a.isprintable() for a in self.addresses):
             raise RemoteProtocolError("peer record holds an unusable address")
+        if not 0 <= self.started_ms < 1 << 53:
+            raise RemoteProtocolError("peer record: impossible time")
 
 
 class Introduction(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):

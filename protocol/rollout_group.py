@@ -87,6 +87,9 @@ class RolloutGroup(Wire, frozen=True, array_like=True, forbid_unknown_fields=Tru
                 raise RemoteProtocolError("group: a completion's tokens and log-probs do not match")
             if not math.isfinite(completion.reward):
                 raise RemoteProtocolError("group: a reward is not a number")
+        tokens = sum(len(completion.tokens) // 4 for completion in self.completions)
+        if len(self.evidence) > limits.MAX_EVIDENCE_BYTES_PER_TOKEN * tokens:
+            raise RemoteProtocolError(f"group: {len(self.evidence)} bytes of evidence for {tokens} tokens")
         for text in (self.engine.engine, self.engine.version, self.engine.dtype, self.engine.device):
             if len(text) > limits.MAX_NAME_CHARS or not text.isprintable():
                 raise RemoteProtocolError("group: unusable engine class")

@@ -1,9 +1,9 @@
 """Standing of a peer: how sure a reader of the ledger can be that its next group is good. Pure.
 
-Passed and failed groups of a peer are the counts of a Beta distribution, Beta(1 + passed, 1 + failed); its standing is a
-lower bound of the share of good groups, so a newcomer has none and earns it by verified work. Counts decay with time: a
-key that was good long ago is worth little to whoever buys or steals it. Everybody who reads the same receipts computes
-the same standing.
+Passed and failed groups of a peer are the counts of a Beta distribution, Beta(1 + passed, 1 + failed); its standing is
+a lower bound of the share of good groups, so a newcomer has none and earns it by verified work. Counts decay with time:
+a key that was good long ago is worth little to somebody who buys or steals it. Everybody who reads the same receipts
+computes the same standing.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import json
 import msgspec
 
 from p2prl.protocol import frames, limits
+from p2prl.protocol.delegation import sign_delegation, sign_revocation
 from p2prl.protocol.digests import Digest, chunk_digest, digest
 from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
 from p2prl.protocol.identity import Identity
@@ -178,7 +179,10 @@ def vectors() -> dict[str, object]:
     verdict = seal(VOLUNTEER, verdict_body, run=run, now=NOW)
     first, head = append(0, GENESIS, receipts)
     second, top = append(1, head, verdict)
-    record = PeerRecord(int(Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0)
+    record = PeerRecord(int(Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0, 1_799_999_999_000)
+    term = {"serial": 1_800_000_000_000, "expires_ms": 1_863_000_000_000}
+    delegation = sign_delegation(LEARNER, VOLUNTEER.public_key, name="attic", **term)
+    revocation = sign_revocation(LEARNER, VOLUNTEER.public_key, serial=1_800_000_000_001, from_ms=1_799_000_000_000)
     envelopes: dict[str, bytes] = {
         "run_manifest": run_envelope,
         "policy_manifest": policy_envelope,
@@ -191,6 +195,8 @@ def vectors() -> dict[str, object]:
         "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
         "group_header": seal_group(VOLUNTEER, large_group(envelope_digest(policy_envelope)), run=run, now=NOW)[0],
+        "delegation": seal(VOLUNTEER, delegation, run=run, now=NOW),
+        "revocation": seal(VOLUNTEER, revocation, run=run, now=NOW),
     }
     address = f"/ip4/203.0.113.7/tcp/4001/p2p/{LEARNER.peer_id}"
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import tempfile
@@ -26,12 +27,21 @@ def write(error: BaseException) -> Path:
         f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n\n",
         *traceback.format_exception(error),
     ]
-    name = f"crash-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.log"
-    for folder in (*_folder, Path(tempfile.gettempdir())):
+    for folder in (*_folder, None):
         try:
-            (folder / name).write_text("".join(lines))
+            return _write_new(folder or Path(tempfile.mkdtemp(prefix="p2prl-crash-")), "".join(lines))
         except OSError:
             continue
-        return folder / name
     sys.stderr.writelines(lines)  # no folder is writable: print the traceback rather than lose it
     return Path(sys.stderr.name)
+
+
+def _write_new(folder: Path, text: str) -> Path:
+    """Write a file that nobody else can read, under a name that is not taken: never through a link laid out for it."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    path = folder / f"crash-{stamp}.log"
+    if os.path.lexists(path):
+        path = folder / f"crash-{stamp}-{os.getpid()}.log"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    return path

@@ -38,11 +38,14 @@ _EXAMPLES = {
     "p2prl bench step": ("p2prl bench step --losses gepo_t,dpo --model 29m --tokens 128",),
     "p2prl bench draw": ("p2prl bench draw --batches 8",),
     "p2prl bench replay": ("p2prl bench replay --models 29m",),
-    "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify my-run.ledger"),
+    "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify 'p2prl://NAME@…?b=…'"),
     "p2prl ledger dump": ("p2prl ledger dump runs/my-run my-run.ledger",),
     "p2prl key show": ("p2prl key show",),
     "p2prl key backup": ("p2prl key backup --seat seat-1",),
     "p2prl key restore": ("p2prl key restore --seat seat-1 < words.txt",),
+    "p2prl key owner": ("p2prl key owner",),
+    "p2prl key delegate": ("p2prl key delegate", "p2prl key delegate PEER_ID --name attic", "p2prl key delegate LINE"),
+    "p2prl key revoke": ("p2prl key revoke attic", "p2prl key revoke PEER_ID --since 2026-11-20T08:30Z"),
 }
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.config.owner_files import load_delegation, load_revocations
 from p2prl.config.requirements import VERSIONS_KEPT
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.disk_full import write_error
@@ -69,6 +70,7 @@ def peer_network(
         raise ConfigError(f"--disk-gb {disk_gb:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
     caps = caps or UploadCaps()
     directory = worker_folder.run_directory(link.run)
+    delegation = load_delegation(worker_folder.directory, worker_folder.identity.public_key)
     return NetworkConfig(
         key_file=worker_folder.key_file,
         run=link.run,
@@ -79,6 +81,8 @@ def peer_network(
             awaits_base=has_base,
             runs_code=runs_code,
             disk_bytes=int(disk_gb * 1e9),
+            delegations=() if delegation is None else (delegation,),
+            revocations=load_revocations(worker_folder.home),
             relay=RelayConfig(upload_bytes_s=caps.bytes_s),
         ),
         blob_dir=blobs_of_worker(worker_folder, link.run),

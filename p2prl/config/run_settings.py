@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.fitted_settings import fitted_settings
 from p2prl.config.init_checks import InitChecks, NewRun, check_learnable
 from p2prl.config.loss_table import LossConfig
+from p2prl.config.new_folder import new_folder
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.run_prompts import RunPrompts, make_prompts
@@ -133,53 +133,46 @@ def init_run(
     # Before the model is loaded or trained, which takes long.
     checked = parse(RunSettings, tomllib.loads(settings), where="run.toml")
     _check_settings(checked, plan.sampling, reward=plan.reward, dtype=plan.dtype)
-    new = directory.with_name(f".{directory.name}.new-{os.getpid()}")
     try:
-        new.mkdir(parents=True)
-        identity = Identity.generate(os.urandom(ENTROPY_BYTES))
-        create_identity(new / "key.json", identity)
-        loaded = _first_weights(plan, on_progress)
-        plan = _with_card(plan, loaded)
-        prompts = make_prompts(plan, loaded, new, on_progress)
-        loaded.model.save_pretrained(new / "model", safe_serialization=True)
-        loaded.tokenizer.save_pretrained(new / "model")
-        files = export_run_files(loaded)
-        (new / "files").mkdir()
-        for name, data in files.items():
-            (new / "files" / name).write_bytes(data)
-        manifest = run_manifest(
-            plan,
-            layout_of(loaded.model, plan.dtype),
-            identity.public_key,
-            files,
-            data_sets=prompts.data_sets,
-            prompt_frame=prompts.frame,
-            turn_frame=prompts.turn_frame,
-            now=time.time(),
-        )
-        for notice in (*_check_manifest(manifest, loaded, prompts), *prompts.notices):
-            tell(notice)
-        _check_files(manifest, files)
-        raw = seal(identity, manifest, run=NO_RUN, now=time.time())
-        (new / "run.manifest").write_bytes(raw)
-        if fit_settings:
-            settings = fitted_settings(settings, parameters=manifest.parameters)
-            tell(_fitted_notice(settings, manifest.parameters))
-        (new / "run.toml").write_text(settings)
-        if checks is not None:
-            made = _new_run(Folder(new, identity, manifest, raw), loaded, plan)
-            for notice in check_learnable(made, checks, on_progress):
+        with new_folder(directory) as new:
+            identity = Identity.generate(os.urandom(ENTROPY_BYTES))
+            create_identity(new / "key.json", identity)
+            loaded = _first_weights(plan, on_progress)
+            plan = _with_card(plan, loaded)
+            prompts = make_prompts(plan, loaded, new, on_progress)
+            loaded.model.save_pretrained(new / "model", safe_serialization=True)
+            loaded.tokenizer.save_pretrained(new / "model")
+            files = export_run_files(loaded)
+            (new / "files").mkdir()
+            for name, data in files.items():
+                (new / "files" / name).write_bytes(data)
+            manifest = run_manifest(
+                plan,
+                layout_of(loaded.model, plan.dtype),
+                identity.public_key,
+                files,
+                data_sets=prompts.data_sets,
+                prompt_frame=prompts.frame,
+                turn_frame=prompts.turn_frame,
+                now=time.time(),
+            )
+            for notice in (*_check_manifest(manifest, loaded, prompts), *prompts.notices):
                 tell(notice)
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        if directory.exists():
-            directory.rmdir()
-        new.rename(directory)
+            _check_files(manifest, files)
+            raw = seal(identity, manifest, run=NO_RUN, now=time.time())
+            (new / "run.manifest").write_bytes(raw)
+            if fit_settings:
+                settings = fitted_settings(settings, parameters=manifest.parameters)
+                tell(_fitted_notice(settings, manifest.parameters))
+            (new / "run.toml").write_text(settings)
+            if checks is not None:
+                made = _new_run(Folder(new, identity, manifest, raw), loaded, plan)
+                for notice in check_learnable(made, checks, on_progress):
+                    tell(notice)
     except OSError as error:
         raise MachineError(
             f"cannot make {directory}: {error.strerror}", remedy="Check space and permissions."
         ) from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
     return open_run(directory)
 
 

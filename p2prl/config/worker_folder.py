@@ -1,6 +1,7 @@
 """Worker folder: keys, unfinished work and weights of one worker process, locked while it runs.
 
     HOME/seat-1/key.json           identity: one key per worker
+    HOME/seat-1/delegation         its owner, if it has another (`p2prl.config.owner_files`)
     HOME/seat-1/RUN/spool.db       undelivered work
     HOME/seat-1/RUN/blobs/         weights
     HOME/seat-1/RUN/run.manifest   the run manifest, once known
@@ -73,6 +74,11 @@ class WorkerFolder:
     directory: Path
     identity: Identity
     _lock: IO[str]
+
+    @property
+    def home(self) -> Path:
+        """Folder of all worker folders."""
+        return self.directory.parent
 
     @property
     def key_file(self) -> Path:

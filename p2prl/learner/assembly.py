@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from p2prl.clock import Clock
@@ -15,10 +16,13 @@ from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.owners import Owners
+from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
+from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
-from p2prl.learner.intake.verification import Admission, Replayer
+from p2prl.learner.intake.verification import Admission
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.pacing import Pacing
@@ -92,48 +96,48 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     """The learner of a run, resumed to the exact step it had reached."""
     manifest, config, clock = parts.manifest, parts.config, parts.clock
     storage = LearnerStorage(parts.paths, manifest)
-    buffer = RolloutBuffer(staleness_bound=manifest.staleness_bound, ready_target=config.ready_groups)
-    sender = SigningSender(parts.identity, parts.run, storage.journal.ledger, clock)
-    replay_stage, training_stage = _stages(parts.threads, sender)
-    rules = MicroBatchLog(parts.paths.micro_batches)
-    trainer = Trainer(
-        parts.training.model,
-        parts.loss,
-        config.optimiser,
-        temperature=manifest.sampling.temperature,
-        reference=parts.reference,
-        memory=StepMemory(precision=parts.memory.precision, states=parts.memory.states, rules=rules),
+    owners = Owners(storage.journal, clock)
+    standings = PeerStandings(clock, identity_of=owners.identity_of)
+    standings.restore(storage.journal.groups.history(), storage.journal.forgeries.times())
+    buffer = RolloutBuffer(
+        staleness_bound=manifest.staleness_bound,
+        ready_target=config.ready_groups,
+        contributor=standings.contributor,
     )
-    log = MetricsLog(parts.paths.metrics, clock, on_metrics=parts.on_metrics, on_notice=parts.on_notice)
-    training = Training(
-        trainer=trainer,
-        tokenizer=parts.training.tokenizer,
-        probation=parts.loss.probation,
+    sender = SigningSender(parts.identity, parts.run, storage.journal, clock)
+    replay_stage, training_stage = _stages(parts.threads, sender)
+    training = _training(parts, storage, buffer, TrainingStage(training_stage))
+    pacing = _pacing(parts, storage, step=training.step)
+    decoded, backlog = DecodedGroups(), _backlog(parts, standings)
+    intake = Intake(
+        storage=storage,
+        decoded=decoded,
+        buffer=buffer,
+        backlog=backlog,
+        owners=owners,
+        standings=standings,
+        sender=sender,
+        clock=clock,
+    )
+    intake.refill()
+    settlement = Settlement(
         storage=storage,
         buffer=buffer,
-        log=log,
-        config=config,
-        stage=TrainingStage(training_stage),
+        owners=owners,
+        sender=sender,
+        clock=clock,
+        on_verified=pacing.group_verified,
     )
-    checkpoint_step = newest_checkpoint_step(parts.paths.checkpoints)
-    rules.begin(parts.memory, checkpoint_step=checkpoint_step, completed=log.logged_step)
-    resume(storage, trainer, training, parts.on_notice)
-    if (rule := rules.at(trainer.step)) != parts.memory.rule:
-        parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
-    pacing = _pacing(parts, storage, step=trainer.step)
-    decoded, backlog = DecodedGroups(), _backlog(parts, storage)
-    intake = Intake(storage=storage, decoded=decoded, buffer=buffer, backlog=backlog, sender=sender, clock=clock)
-    intake.refill()
-    replayer = Replayer(parts.replaying)
+    # In virtual time nothing is measured, so that a simulation depends on its seed alone.
+    replayer = Replayer(parts.replaying, timer=perf_counter) if parts.threads else Replayer(parts.replaying)
     checks = GroupChecks(
         journal=storage.journal,
         backlog=backlog,
         buffer=buffer,
         admission=Admission(storage, decoded),
         replayer=replayer,
-        settlement=Settlement(
-            storage=storage, buffer=buffer, sender=sender, clock=clock, on_verified=pacing.group_verified
-        ),
+        settlement=settlement,
+        standings=standings,
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),
     )
@@ -145,15 +149,53 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         checks=checks,
         training=training,
         pacing=pacing,
-        publisher=PolicyPublisher(
-            storage=storage,
-            layout=parts.layout,
-            sender=sender,
-            config=config,
-            clock=clock,
-            random_bytes=parts.random_bytes,
-        ),
+        publisher=_publisher(parts, storage, sender),
         shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
+    )
+
+
+def _training(parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffer, stage: TrainingStage) -> Training:
+    """Training, resumed to the exact step it had reached."""
+    rules = MicroBatchLog(parts.paths.micro_batches)
+    trainer = _trainer(parts, rules)
+    log = MetricsLog(parts.paths.metrics, parts.clock, on_metrics=parts.on_metrics, on_notice=parts.on_notice)
+    training = Training(
+        trainer=trainer,
+        tokenizer=parts.training.tokenizer,
+        probation=parts.loss.probation,
+        storage=storage,
+        buffer=buffer,
+        log=log,
+        config=parts.config,
+        stage=stage,
+    )
+    checkpoint_step = newest_checkpoint_step(parts.paths.checkpoints)
+    rules.begin(parts.memory, checkpoint_step=checkpoint_step, completed=log.logged_step)
+    resume(storage, trainer, training, parts.on_notice)
+    if (rule := rules.at(trainer.step)) != parts.memory.rule:
+        parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
+    return training
+
+
+def _trainer(parts: LearnerParts, rules: MicroBatchLog) -> Trainer:
+    return Trainer(
+        parts.training.model,
+        parts.loss,
+        parts.config.optimiser,
+        temperature=parts.manifest.sampling.temperature,
+        reference=parts.reference,
+        memory=StepMemory(precision=parts.memory.precision, states=parts.memory.states, rules=rules),
+    )
+
+
+def _publisher(parts: LearnerParts, storage: LearnerStorage, sender: SigningSender) -> PolicyPublisher:
+    return PolicyPublisher(
+        storage=storage,
+        layout=parts.layout,
+        sender=sender,
+        config=parts.config,
+        clock=parts.clock,
+        random_bytes=parts.random_bytes,
     )
 
 
@@ -186,7 +228,7 @@ def _stages(threads: int, sender: SigningSender) -> tuple[Stage, Stage]:
     return replay, training
 
 
-def _backlog(parts: LearnerParts, storage: LearnerStorage) -> ReplayBacklog:
+def _backlog(parts: LearnerParts, standings: PeerStandings) -> ReplayBacklog:
     """The backlog. Batches of a thread are small, so that an update's worth of groups is ready soon."""
     config = parts.config
     if parts.threads:
@@ -197,7 +239,7 @@ def _backlog(parts: LearnerParts, storage: LearnerStorage) -> ReplayBacklog:
         )
     else:
         backlog = BacklogConfig(batch_groups=_GROUPS_PER_CHECK, surplus_share=0.0, newest_first=False)
-    return ReplayBacklog(backlog, verified=storage.journal.groups.verified_by_peer())
+    return ReplayBacklog(backlog, rank=standings.rank)
 
 
 def _pacing(parts: LearnerParts, storage: LearnerStorage, *, step: int) -> Pacing:

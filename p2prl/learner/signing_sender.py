@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2prl.clock import Clock
-from p2prl.learner.journal.ledger import LedgerTable
+from p2prl.learner.journal.journal import Journal
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.digests import Digest
@@ -16,10 +16,10 @@ from p2prl.protocol.wire_codec import Wire
 class SigningSender:
     """Signs and sends. The network is attached later, and may be replaced."""
 
-    def __init__(self, identity: Identity, run: Digest, ledger: LedgerTable, clock: Clock) -> None:
+    def __init__(self, identity: Identity, run: Digest, journal: Journal, clock: Clock) -> None:
         self._identity = identity
         self._run = run
-        self._ledger = ledger
+        self._journal = journal
         self._clock = clock
         self._network: NetworkPort | None = None
 
@@ -48,9 +48,13 @@ class SigningSender:
 
     def send_ledger_head(self, *, step: int, finished: bool) -> None:
         """Publish the ledger's height, head and the run's step."""
-        self.network.send(control.SetLedgerHeight(self._ledger.height))
+        self.network.send(control.SetLedgerHeight(self._journal.ledger.height))
         self.send(self.sign_ledger_head(step=step, finished=finished))
 
     def sign_ledger_head(self, *, step: int, finished: bool) -> bytes:
-        """Sign the ledger's newest entry, the run's step and whether the run has ended."""
-        return self.sign(LedgerHead(self._ledger.height, self._ledger.head, step, finished))
+        """Sign the ledger's newest entry, the run's step and whether the run has ended, and write it down."""
+        ledger = self._journal.ledger
+        head = self.sign(LedgerHead(ledger.height, ledger.head, step, finished))
+        with self._journal.transaction():
+            ledger.keep_head(head)
+        return head

@@ -83,7 +83,7 @@ class Training:
                 journal.groups.mark_unused(stale.digest)
             if len(self._buffer) < self._config.groups_per_update:
                 return
-            batch = self._buffer.take(self._config.groups_per_update)
+            batch = self._buffer.take(self._config.groups_per_update, step=self.step)
             journal.batches.begin(self.step, [group.digest for group in batch])
 
         def done(result: UpdateResult) -> None:

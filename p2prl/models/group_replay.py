@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2prl.models.group_work import Inspection
+from p2prl.models.prefix_replay import ImpossibleToken, impossible_token
 from p2prl.models.replay_noise import Floats, noise_scale
 from p2prl.models.replay_statistics import TokenScores, judge_tokens
 from p2prl.models.scorer_port import Scored, Scorer
@@ -34,6 +35,8 @@ class Replay:
     tokens: int
     """Tokens that the policy sampled."""
     worst_margin: float
+    impossible: ImpossibleToken | None = None
+    """In a group that failed, a token that no honest engine samples, if there is one."""
 
 
 def replay_groups(scorer: Scorer, work: Sequence[tuple[RolloutGroup, Inspection]], *, run_dtype: str) -> list[Replay]:
@@ -59,7 +62,8 @@ def replay_groups(scorer: Scorer, work: Sequence[tuple[RolloutGroup, Inspection]
         judged = judge_tokens(tokens, scale, inspection.assignment.requests[0].temperature)
         behavior = _behavior(rows, sampled)
         size = int(tokens.margins.size)
-        results.append(Replay(judged.reason, behavior, judged.mismatched, size, judged.worst_margin))
+        impossible = impossible_token(scorer, inspection, rows) if judged.reason else None
+        results.append(Replay(judged.reason, behavior, judged.mismatched, size, judged.worst_margin, impossible))
     return results
 
 

@@ -89,6 +89,19 @@ def judge_tokens(tokens: TokenScores, scale: NoiseScale, temperature: float) -> 
     return Judgement(reason, mismatched, float(np.max(tokens.margins)), excess)
 
 
+def impossible_tokens(tokens: TokenScores, scale: NoiseScale, temperature: float, *, group_tokens: int) -> list[int]:
+    """Indices of the tokens that break rule 1 in a group of `group_tokens` tokens, of which these are some."""
+    deviations = math.sqrt(2.0) * scale.of_rows(tokens.sizes, temperature)
+    density = np.maximum(_LEAST_DENSITY, 1.0 - np.exp(2.0 * tokens.best_logprobs))
+    return [
+        int(index)
+        for index in np.flatnonzero((tokens.margins > 0.0) & np.isfinite(tokens.margins))  # no number proves nothing
+        if tokens.margins[index] > MOST_MARGIN
+        or group_tokens * density[index] * deviations[index] * _tail_mean(tokens.margins[index] / deviations[index])
+        < FALSE_REJECTS
+    ]
+
+
 def largest_margin(tokens: int, scale: float, density: float = 1.0) -> float:
     """Largest margin that rule 1 allows in a group of `tokens` tokens, where one logit deviates by `scale` nats."""
     deviation = math.sqrt(2.0) * scale

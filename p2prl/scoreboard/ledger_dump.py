@@ -46,7 +46,8 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def dump_items(source: LedgerSource, *, snapshot: Snapshot | None = None) -> Iterator[bytes]:
-    """Yield the file in pieces: the header, then each entry up to the height of `snapshot`, by default the current one.
+    """Yield the file in pieces: the header, then each entry up to the height that the learner has signed, in `snapshot`
+    or by default now: newer ones follow once it has signed them. All entries of a ledger without a signed head.
 
     Raises `NotReadyError` before the first piece when the run is not known yet.
     """
@@ -56,7 +57,8 @@ def dump_items(source: LedgerSource, *, snapshot: Snapshot | None = None) -> Ite
 
     def items() -> Iterator[bytes]:
         yield header
-        yield from map(_pack, _all_entries(source, board.height))
+        height = board.height if snapshot.signed_height is None else snapshot.signed_height
+        yield from map(_pack, _all_entries(source, height))
 
     return items()
 
@@ -64,8 +66,8 @@ def dump_items(source: LedgerSource, *, snapshot: Snapshot | None = None) -> Ite
 def write_dump(source: LedgerSource, path: Path, *, snapshot: Snapshot | None = None) -> int:
     """Write a source's ledger and newest signed head to `path`, completely or not at all; returns the entries written.
 
-    The ledger ends at the height of `snapshot`, by default the current one.
-    Raises `MachineError` when the file cannot be written and `NotReadyError` when the run is not known yet.
+    It ends where `dump_items` says. Raises `MachineError` when the file cannot be written and `NotReadyError` when the
+    run is not known yet.
     """
     items = dump_items(source, snapshot=snapshot)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

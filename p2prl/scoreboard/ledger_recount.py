@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.documents.api_schema import ContributorDocument, Totals, ValidatorDocument
 from p2prl.scoreboard.documents.api_views import run_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
-from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot
+from p2prl.scoreboard.ledger.signed_head import open_signed_head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,10 +24,23 @@ class Recount:
     root: str
     """Digest of the newest entry, hex; compare it with a board's head."""
     signed_height: int | None
-    """Height of the learner's signed head when there is one; it matched the chain."""
+    """Height of the learner's signed head when there is one; it matched the chain. What is above it, or everything
+    where there is none, may be incomplete or a stranger's."""
+    finished: bool
+    """Whether the signed head says that the run has ended: nothing can be missing after it."""
     totals: Totals
     people: list[ContributorDocument]
     validators: list[ValidatorDocument]
+
+    @property
+    def unsigned(self) -> int:
+        """Entries that the learner's signed head does not cover."""
+        return self.height - (self.signed_height or 0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the learner has signed that these are all entries up to the head, and there are no others."""
+        return self.signed_height is not None and self.unsigned == 0
 
 
 def recount(run: KnownRun, entries: Iterable[bytes], *, head: bytes = b"") -> Recount:
@@ -38,14 +49,17 @@ def recount(run: KnownRun, entries: Iterable[bytes], *, head: bytes = b"") -> Re
     Raises `IntegrityError` naming the first entry that breaks the chain or that the signed head contradicts.
     """
     fold = run.new_fold()
-    signed_head = _SignedHead(run, head)
+    signed = open_signed_head(run, head) if head else None
     for raw in entries:
         try:
             fold.follow(raw)
         except (IntegrityError, RemoteProtocolError) as error:
             raise IntegrityError(f"entry {fold.height} is broken: {error}") from error
-        signed_head.compare(fold)
-    signed_head.finish(fold)
+        if signed is not None and (fault := signed.contradiction(fold.height, fold.head)):
+            raise IntegrityError(fault)
+    if signed is not None and (fault := signed.missing(fold.height)):
+        raise IntegrityError(fault)
+    signed_height = None if signed is None else signed.height
     state = fold.state()
     snapshot = Snapshot(
         run=run,
@@ -53,7 +67,7 @@ def recount(run: KnownRun, entries: Iterable[bytes], *, head: bytes = b"") -> Re
         policy_version=None,
         learner_step=None,
         connected_peers=None,
-        signed_height=signed_head.height,
+        signed_height=signed_height,
         signed_head=head,
         finished=False,
         learner_offline_since=None,
@@ -67,32 +81,9 @@ def recount(run: KnownRun, entries: Iterable[bytes], *, head: bytes = b"") -> Re
         name=run.manifest.name,
         height=fold.height,
         root=fold.head.hex(),
-        signed_height=signed_head.height,
+        signed_height=signed_height,
+        finished=signed is not None and signed.finished,
         totals=run_document(snapshot).totals,
         people=leaderboard_document(snapshot, by="people", limit=everyone).people,
         validators=leaderboard_document(snapshot, by="validators", limit=everyone).validators,
     )
-
-
-class _SignedHead:
-    """Checks a chain against the learner's signed head."""
-
-    def __init__(self, run: KnownRun, raw: bytes) -> None:
-        self.height: int | None = None
-        self._head = b""
-        if raw:
-            opened = open_envelope(raw, now=None)
-            body = body_of(opened, LedgerHead)
-            if opened.author != run.manifest.learner or opened.run != run.run:
-                raise RemoteProtocolError("the dump's signed head is not signed by this run's learner")
-            self.height, self._head = body.height, body.head
-
-    def compare(self, fold: LedgerFold) -> None:
-        """The chain has reached `fold.height`."""
-        if fold.height == self.height and fold.head != self._head:
-            raise IntegrityError(f"entry {fold.height - 1} differs from the one the learner signed")
-
-    def finish(self, fold: LedgerFold) -> None:
-        """The chain has ended."""
-        if self.height is not None and fold.height < self.height:
-            raise IntegrityError(f"the ledger ends at entry {fold.height}, but the learner signed {self.height}")

@@ -123,6 +123,8 @@ class SharedScorer:
     def __init__(self, model: SharedModel) -> None:
         self._model = model
         self._staged: StagedWeights | None = None
+        self.replayed_tokens = 0
+        """Tokens of all prefills, prompts included."""
 
     @property
     def engine_class(self) -> EngineClass:
@@ -142,4 +144,5 @@ class SharedScorer:
     def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
         """Replay under this peer's weights."""
         assert self._staged is not None
+        self.replayed_tokens += sum(len(request.prompt_ids) for request in requests) + sum(map(len, token_ids))
         return self._model.scorer(self._staged).replay(requests, token_ids)

@@ -2,7 +2,8 @@
 
 `Learner`, `Volunteer`, `Node` and everything below them are the classes that run over sockets; only the network, the
 clock and the randomness are replaced. Computation itself takes no virtual time: an update takes `step_seconds`, a
-batch of slots `sample_seconds`, and the results are sent when that time has passed.
+batch of slots `sample_seconds`, a replay as long as `replayed_tokens_s` says, and the results are sent when that time
+has passed.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class SwarmConfig:
     """Distribution of the extra time a group takes to its receiver, seconds (`p2prl.sim.delay_distributions`)."""
     step_seconds: float = 20.0
     """Virtual seconds of one update."""
+    replayed_tokens_s: float = float("inf")
+    """Tokens that the learner replays in a virtual second, prompts included."""
     sample_seconds: float = 20.0
     """Virtual seconds of one batch of slots; each volunteer's own speed is within a factor of two of it."""
     partition: tuple[float, float] | None = None
@@ -133,6 +136,7 @@ class Swarm:
         self._finished = False
         self._counts: dict[str, int] = {}
         self._volunteers: dict[PeerId, _VolunteerHost] = {}
+        self._scorer = SharedScorer(self._run.model)
         self._learner = self._start_learner()
         for number in range(config.volunteers):
             self._start_volunteer(number)
@@ -170,6 +174,11 @@ class Swarm:
             caught_up_s=caught_up,
         )
 
+    @property
+    def simulated(self) -> SimulatedRun:
+        """The run that the swarm works on."""
+        return self._run
+
     # --- roles -------------------------------------------------------------------------------------------------
 
     def _start_learner(self) -> Learner:
@@ -185,7 +194,7 @@ class Swarm:
                 run=run.run,
                 training=run.loaded,
                 layout=run.layout,
-                replaying=ReplayTools(SharedScorer(run.model), run.work),
+                replaying=ReplayTools(self._scorer, run.work),
                 loss=LossPipeline.plain(build_loss("gepo_t")),
                 config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
                 clock=self.network.loop_clock,
@@ -202,13 +211,15 @@ class Swarm:
     def _learner_turn(self, learner: Learner) -> float:
         if self._finished:
             return _IDLE_TURN_S
+        before = self._scorer.replayed_tokens
         action = learner.turn(wait_s=0.0)
         self._counts = learner.counts()
+        replay_s = (self._scorer.replayed_tokens - before) / self._config.replayed_tokens_s
         if action is Action.FINISH:
             self._finished = True
         if action is Action.STEP:
-            return self._config.step_seconds
-        return 0.0 if action is Action.PUBLISH else _IDLE_TURN_S
+            return self._config.step_seconds + replay_s
+        return replay_s if action is Action.PUBLISH or replay_s else _IDLE_TURN_S
 
     def _start_volunteer(self, number: int) -> None:
         identity = identity_of(f"volunteer {self._config.seed}/{number}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.groups.config import GroupBodyConfig
@@ -13,7 +14,7 @@ from p2prl.swarm.relay.config import RelayConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeConfig:
-    """Role and options of one node."""
+    """Role and options of one node. More than twelve fields, because each is an independent choice of its owner."""
 
     role: Role
     """Decides which messages peers send it unasked."""
@@ -30,6 +31,10 @@ class NodeConfig:
     disk_bytes: int = 0
     """Budget for weights, patches and data on disk, bytes; data and versions in use may exceed it. 0: only
     `keep_versions` limits."""
+    delegations: tuple[Delegation, ...] = ()
+    """The delegation of this machine's key by its owner, sent to the learner."""
+    revocations: tuple[Revocation, ...] = ()
+    """Revocations that this machine passes on to the learner for its owner."""
     connections: ConnectionsConfig = field(default_factory=ConnectionsConfig)
     gossip: GossipConfig = field(default_factory=GossipConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)

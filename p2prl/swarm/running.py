@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from p2prl.errors import RemoteProtocolError
+from p2prl.errors import RemoteProtocolError, StaleWorkError
+from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
@@ -21,6 +22,8 @@ from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.swarm.events import EnvelopeArrived, RunKnown
 from p2prl.swarm.gossip.audience import AUDIENCE
+from p2prl.swarm.gossip.own_statements import OwnStatements
+from p2prl.swarm.gossip.statement_quota import StatementQuota
 from p2prl.swarm.gossip.validation import check_envelope
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
@@ -30,6 +33,9 @@ from p2prl.swarm.policies.downloads import DownloadStats
 from p2prl.swarm.policies.sync import PolicySync
 
 _POLICY_KINDS = (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD)
+
+_CHECKED_KINDS = GROUP_KINDS | {Kind.LEDGER_HEAD, Kind.DELEGATION, Kind.REVOCATION}
+"""Kinds checked as if a peer had sent them before this node publishes them: a folder may hold anything."""
 
 
 class Running:
@@ -46,6 +52,8 @@ class Running:
         self._group_bytes = largest_group_bytes(manifest.sampling.group_size, manifest.sampling.max_new_tokens)
         core.local.learner = peer_id_of(manifest.learner)
         self._policies = PolicySync(manifest, core.relay, core.gossip, core.config)
+        self._statements = StatementQuota()
+        self._own_statements = OwnStatements((*core.config.delegations, *core.config.revocations))
         self._introductions = Introductions(core.rng, now) if core.config.role is Role.LEARNER else None
         core.gossip.pin(manifest_envelope.raw, manifest_envelope.digest)
         core.events.append(RunKnown(manifest, manifest_envelope.raw))
@@ -83,6 +91,8 @@ class Running:
             core.on_repeated(name, raw, source, now)
             return self
         opened = open_envelope(raw, now=now)
+        if isinstance(opened.body, (Delegation, Revocation)) and not self._statements.allows(opened.body, source, now):
+            raise StaleWorkError("too many owners' statements; this one will be sent again")
         self._admit(opened, now)
         if opened.kind is Kind.GROUP_HEADER:
             core.groups.note(opened, source)
@@ -92,13 +102,13 @@ class Running:
         return self
 
     def admit_own(self, opened: Opened, now: float) -> None:
-        """Take in an own version, head or group, or the learner's ledger head.
+        """Take in an own version, head, group or statement, or the learner's ledger head.
 
         Raises `StaleWorkError` when a version or head is too old, `RemoteProtocolError` when no peer would accept it.
         """
         if opened.kind in _POLICY_KINDS:
             self._admit_policy(opened, now, own=True)
-        elif opened.kind is Kind.LEDGER_HEAD or opened.kind in GROUP_KINDS:
+        elif opened.kind in _CHECKED_KINDS:
             self._admit(opened, now)
 
     def retry(self, now: float) -> None:
@@ -107,7 +117,8 @@ class Running:
         self._policies.check_freshness(now)
 
     def handle_timer(self, now: float) -> None:
-        """As the learner, introduce peers to each other."""
+        """Send own statements; as the learner, introduce peers to each other."""
+        self._send_statements(now)
         if self._introductions is None or now < self._introductions.next_deadline():
             return
         core = self._core
@@ -121,8 +132,10 @@ class Running:
             core.send(peer, Push(seal(core.local.identity, message, run=core.local.run, now=now)))
 
     def next_deadline(self) -> float:
-        """When the learner's next introductions are due."""
-        return math.inf if self._introductions is None else self._introductions.next_deadline()
+        """When own statements or the learner's introductions are due next."""
+        introductions = math.inf if self._introductions is None else self._introductions.next_deadline()
+        own = self._own_statements.next_deadline() if self._core.roles() else math.inf
+        return min(introductions, own)
 
     def advance(self, now: float) -> None:
         """Handle completed downloads and start the next one."""
@@ -152,6 +165,13 @@ class Running:
     def file_progress(self) -> tuple[int, int]:
         """(bytes held, bytes in all) of the run's files and data."""
         return self._policies.file_progress()
+
+    def _send_statements(self, now: float) -> None:
+        core = self._core
+        roles = dict(core.roles())
+        for statement in self._own_statements.take_due(now, linked=bool(roles), learner_linked="learner" in roles):
+            opened = open_envelope(seal(core.local.identity, statement, run=core.local.run, now=now), now=None)
+            core.gossip.spread(opened, source=None)
 
     def _admit(self, opened: Opened, now: float) -> None:
         """Check and take in an envelope before it is forwarded. Raises `RemoteProtocolError`."""

@@ -13,7 +13,7 @@ import msgspec
 from p2prl.errors import P2PRLError
 from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.digests import Digest, digest
-from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
+from p2prl.protocol.envelope import NO_RUN, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, Verdict
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
@@ -126,12 +126,15 @@ class LedgerWriter:
         body = LedgerHead(at, self.head if head is None else head, 0, finished)
         return seal(self.learner, body, run=self.run, now=self.now)
 
-    def write_journal(self, path: Path, *, versions: int = 0) -> sqlite3.Connection:
+    def write_journal(self, path: Path, *, versions: int = 0, signed_head: bytes = b"") -> sqlite3.Connection:
         """Write a learner's journal with these entries, in the tables a board reads. Returns its connection."""
         db = sqlite3.connect(path, isolation_level=None)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("CREATE TABLE policies (version INTEGER PRIMARY KEY, step INTEGER NOT NULL, raw BLOB NOT NULL)")
         db.execute("CREATE TABLE ledger (height INTEGER PRIMARY KEY, raw BLOB NOT NULL)")
+        if signed_head:
+            db.execute("CREATE TABLE ledger_head (only_row INTEGER PRIMARY KEY, raw BLOB NOT NULL)")
+            db.execute("INSERT INTO ledger_head VALUES (0, ?)", (signed_head,))
         db.execute("CREATE TABLE batches (step INTEGER PRIMARY KEY, digests BLOB NOT NULL)")
         db.executemany("INSERT INTO batches VALUES (?, x'00')", [(v,) for v in range(versions)])
         db.executemany("INSERT INTO ledger VALUES (?, ?)", enumerate(self.entries))
@@ -222,6 +225,7 @@ class MemorySource:
     def __init__(self, writer: LedgerWriter, *, signed_head: bytes = b"", known: bool = True, **changes: Any) -> None:
         self.writer = writer
         self._signed_head = signed_head
+        self._signed_height = body_of(open_envelope(signed_head, now=None), LedgerHead).height if signed_head else None
         self._known = known
         self._changes = changes
         self._run = open_run_manifest(writer.manifest_raw)
@@ -237,7 +241,7 @@ class MemorySource:
             policy_version=None,
             learner_step=None,
             connected_peers={"learner": 1, "volunteer": 3},
-            signed_height=board.height if self._signed_head else None,
+            signed_height=self._signed_height,
             signed_head=self._signed_head,
             finished=False,
             learner_offline_since=None,

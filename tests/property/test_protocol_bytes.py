@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits
+from p2prl.protocol.delegation import sign_delegation
 from p2prl.protocol.envelope import SIGNED_MESSAGES, Envelope, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
@@ -144,7 +145,9 @@ def test_any_bytes_are_no_envelope(data: bytes) -> None:
 @given(st.integers(0, 1 << 30), st.integers(0, 7))
 @settings(max_examples=150)
 def test_flipped_bit_is_refused(place: int, bit: int) -> None:
-    bodies = (group_of(3), run_manifest_of(KEY), StorageReceipt((bytes(32),)), PeerRecord(1, ("/ip4/1.2.3.4",), 0))
+    record = PeerRecord(1, ("/ip4/1.2.3.4",), 0, 0)
+    delegation = sign_delegation(KEY, bytes(32), serial=1, expires_ms=2)
+    bodies = (group_of(3), run_manifest_of(KEY), StorageReceipt((bytes(32),)), record, delegation)
     raw = bytearray(seal(KEY, bodies[place % len(bodies)], run=bytes(32), now=NOW))
     raw[place % len(raw)] ^= 1 << bit
     with pytest.raises((RemoteProtocolError, StaleWorkError)):

@@ -13,6 +13,14 @@ def board(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A run folder, or a join link in quotes.")],
     host: Annotated[str, typer.Option("--host", help="Address to serve the page on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 picks a free one.")] = 8000,
+    public: Annotated[
+        bool,
+        typer.Option(
+            "--public",
+            help="Answer under any name, behind a proxy on this machine, and let any web page read the API, "
+            "as with a --host that other machines can reach.",
+        ),
+    ] = False,
     home: Home = None,
     listen: Listen = None,
     as_json: AsJson = False,
@@ -23,4 +31,4 @@ def board(
     """
     from p2prl.cli.commands.board_serve import board_command
 
-    board_command(source, host=host, port=port, home=home, listen=listen, as_json=as_json)
+    board_command(source, host=host, port=port, is_public=public, home=home, listen=listen, as_json=as_json)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2prl.cli.examples import epilog
-from p2prl.cli.options import AsJson, RunFolderPath
+from p2prl.cli.options import AsJson, Home, Listen
 
 ledger_app = typer.Typer(no_args_is_help=True, help="Verify a run's signed ledger yourself.")
 
@@ -16,23 +16,33 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Verify a run's signed ledge
 @ledger_app.command("verify", epilog=epilog("p2prl ledger verify"))
 def verify(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A run folder, or a file written by `p2prl ledger dump`.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A run folder, a join link in quotes, or a file written by `p2prl ledger dump`."
+        ),
     ],
+    home: Home = None,
+    listen: Listen = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow the chain from its first entry, check every signature, and print the totals."""
+    """Follow the chain from its first entry, check every signature, and print the totals.
+
+    Exits with 1 when it is broken, and when the learner has not signed that it is whole.
+    """
     from p2prl.cli.commands.ledger_check import verify_command
 
-    verify_command(source, as_json=as_json)
+    verify_command(source, home=home, listen=listen, as_json=as_json)
 
 
 @ledger_app.command("dump", epilog=epilog("p2prl ledger dump"))
 def dump(
-    run: RunFolderPath,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A run folder, or a join link in quotes.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    home: Home = None,
+    listen: Listen = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the ledger to one file that anyone can verify."""
     from p2prl.cli.commands.ledger_check import dump_command
 
-    dump_command(run, out, as_json=as_json)
+    dump_command(source, out, home=home, listen=listen, as_json=as_json)

@@ -3,52 +3,96 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import typer
 
-from p2prl.cli.commands.open_ledger import ledger_of_run
+from p2prl.cli.commands.open_ledger import await_current_ledger, ledger_of
 from p2prl.cli.views.console import emit, say
+from p2prl.protocol.join_link import SCHEME
+from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
 from p2prl.scoreboard.ledger_recount import Recount
 
-_NO_HEAD = (
-    "none signed by the learner in this source, so the newest entries may be missing; "
-    "the dump that a board of the running swarm offers holds one: p2prl board LINK"
-)
+_TOLD_EVERY = 5_000
+"""Entries received from a swarm between two lines of progress: about ten seconds at the rate that peers answer."""
 
 
-def verify_command(source: Path, *, as_json: bool) -> None:
-    """Verify the ledger of a run folder or of a dump, and print its totals."""
-    if source.is_dir():
-        with ledger_of_run(source) as ledger:
+def verify_command(source: str, *, home: Path | None, listen: list[str] | None, as_json: bool) -> None:
+    """Verify the ledger of a run folder, a swarm or a dump, and print its totals. Exits with 1 unless it is whole."""
+    is_link = source.startswith(SCHEME)
+    if is_link or Path(source).is_dir():
+        with _current_ledger(source, home, listen) as ledger:
             result = verify_source(ledger)
-        what = f"the journal of run folder {source}"
+        what = "the swarm" if is_link else f"the journal of run folder {source}"
     else:
-        result = verify_dump(source)
+        result = verify_dump(Path(source))
         what = f"the dump {source}"
     if as_json:
         emit(_recount_document(result))
-        return
+    else:
+        _show(result, what)
+    if not result.is_whole:
+        raise typer.Exit(1)
+
+
+def dump_command(source: str, out: Path, *, home: Path | None, listen: list[str] | None, as_json: bool) -> None:
+    """Write the ledger of a run folder or a swarm to one file. Exits with 1 when the learner has not signed it."""
+    with _current_ledger(source, home, listen) as ledger:
+        snapshot = ledger.snapshot()
+        height = write_dump(ledger, out, snapshot=snapshot)
+    signed = snapshot.signed_height is not None
+    if as_json:
+        emit({"entries": height, "signed": signed, "file": str(out)})
+    else:
+        say(f"{height:,} entries in {out}. Anyone can check it:  p2prl ledger verify {out}")
+        if not signed:
+            say(f"It holds {_NO_HEAD}.")
+    if not signed:
+        raise typer.Exit(1)
+
+
+_NO_HEAD = "no head signed by the learner: entries may be missing, and nobody can tell"
+
+
+@contextmanager
+def _current_ledger(source: str, home: Path | None, listen: list[str] | None) -> Iterator[LedgerSource]:
+    """The ledger of a run folder, or of a swarm once it has arrived."""
+    told = 0
+
+    def tell(height: int) -> None:
+        nonlocal told
+        if height >= told + _TOLD_EVERY:
+            told = height
+            say(f"{height:,} entries received …")
+
+    with ledger_of(source, home, listen) as ledger:
+        if source.startswith(SCHEME):
+            say("asking the swarm for its ledger …")
+            await_current_ledger(ledger, on_entries=tell)
+        yield ledger
+
+
+def _show(result: Recount, what: str) -> None:
     say(f"Source     {what}, of run {result.name} ({result.run_id[:16]}…)")
     say(f"Chain      {result.height:,} entries; hash chain and every signature verified")
-    height = result.signed_height
-    signed = _NO_HEAD if height is None else f"the learner has signed the first {height:,}"
-    say(f"Head       {signed}")
+    say(f"Head       {_head_line(result)}")
     say(f"Root       {result.root}", unwrapped=True)
     for person in result.people:
         groups, tokens = person.verified_groups, person.verified_tokens
         sys.stdout.write(f"{person.handle:<24} {groups:>9,} groups {tokens:>13,} tokens\n")
 
 
-def dump_command(run: Path, out: Path, *, as_json: bool) -> None:
-    """Write a run's ledger to one file."""
-    with ledger_of_run(run) as ledger:
-        height = write_dump(ledger, out)
-    if as_json:
-        emit({"entries": height, "file": str(out)})
-    else:
-        say(f"{height:,} entries in {out}. Anyone can check it:  p2prl ledger verify {out}")
+def _head_line(result: Recount) -> str:
+    if result.signed_height is None:
+        return _NO_HEAD
+    if result.unsigned:
+        rest = f"the {result.unsigned:,} after them may be incomplete, or a stranger's"
+        return f"the learner has signed the first {result.signed_height:,} entries; {rest}"
+    return f"the learner has signed all {result.height:,} entries" + (", and the end of the run" * result.finished)
 
 
 def _recount_document(result: Recount) -> dict[str, object]:
@@ -58,6 +102,8 @@ def _recount_document(result: Recount) -> dict[str, object]:
         "height": result.height,
         "root": result.root,
         "signed_height": result.signed_height,
+        "whole": result.is_whole,
+        "finished": result.finished,
         "totals": msgspec.to_builtins(result.totals),
         "people": msgspec.to_builtins(result.people),
         "validators": msgspec.to_builtins(result.validators),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from p2prl.cli.role_files import read_json_lines, read_status
 from p2prl.clock import SystemClock
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import claim_worker_folder, default_home, holder_of
+from p2prl.errors import UnreachableError
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import SCHEME, parse_link
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
@@ -19,6 +20,12 @@ from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
 
 _PROBE_S = 1.0
 """Seconds between two tests of the learner's lock: a test takes it for an instant, in which no learner can start."""
+
+_FIRST_LEDGER_S = 30.0
+"""How long `board LINK --json` and `ledger verify LINK` wait for the swarm's next entry before they give up."""
+
+_NEWER_LEDGER_S = 5.0
+"""How long they then wait for a ledger newer than the copy stored here, once a peer has answered."""
 
 
 class LearnerWatch:
@@ -101,3 +108,40 @@ def ledger_of_swarm(link_text: str, home: Path | None, listen: list[str] | None)
     finally:
         source.close()
         worker.release()
+
+
+def await_current_ledger(
+    source: RunFolderSource | SwarmSource, *, on_entries: Callable[[int], None] = lambda _: None
+) -> None:
+    """Wait until the ledger is current, not just the copy stored here last time.
+
+    `on_entries` gets the number of entries here, whenever there are more. Raises `UnreachableError` when none comes.
+    """
+    began = time.monotonic()
+    kept, reached_at, grew_at, height = source.snapshot().signed_height, None, began, -1
+    while True:
+        now, snapshot = time.monotonic(), source.snapshot()
+        if reached_at is None and (isinstance(source, RunFolderSource) or snapshot.connected_peers):
+            reached_at = now
+        if snapshot.board is not None and snapshot.board.height > height:
+            height, grew_at = snapshot.board.height, now
+            on_entries(height)
+        if reached_at is not None and snapshot.board is not None:
+            signed = snapshot.signed_height
+            newer = isinstance(source, RunFolderSource) or (signed is not None and signed > (kept or 0))
+            if (newer or now > max(reached_at, grew_at) + _NEWER_LEDGER_S) and snapshot.board.height >= (signed or 0):
+                return
+        failure = source.failure()
+        if failure is not None:
+            raise failure
+        if now > grew_at + _FIRST_LEDGER_S:
+            raise _no_ledger(reached=reached_at is not None, kept=kept)
+        time.sleep(0.2)
+
+
+def _no_ledger(*, reached: bool, kept: int | None) -> UnreachableError:
+    what = "no ledger arrived" if reached else "no peer of the run answered"
+    old = "" if kept is None else f"; the {kept:,} entries stored here may be out of date"
+    return UnreachableError(
+        f"{what} within {_FIRST_LEDGER_S:.0f} s{old}", remedy="Check that the run's learner is running."
+    )

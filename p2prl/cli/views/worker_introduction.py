@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from p2prl.config.owner_files import load_delegation
 from p2prl.config.requirements import Requirements, size_text
 from p2prl.config.worker_folder import platform_home
 from p2prl.protocol.identity import Identity
@@ -80,8 +81,11 @@ def _scorer_lines(manifest: RunManifest, *, run_scorer: bool) -> list[str]:
 
 
 def _identity_lines(identity: Identity, folder: Path) -> list[str]:
+    delegation = load_delegation(folder, identity.public_key)
+    owner = [] if delegation is None else [f"  Owner     {display_name(delegation.owner)}: work counts for that row"]
     return [
         f"  You are   {display_name(identity.public_key)} on the board, {identity.peer_id}",
+        *owner,
         f"  Your key  back it up on paper: {_backup_command(folder)}",
     ]
 

@@ -5,14 +5,18 @@ Between two replays the stage runs slices of evaluations, which share the replay
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from p2prl.learner.evaluation.evaluations import Evaluations
-from p2prl.learner.intake.replay_backlog import ReplayBacklog
+from p2prl.learner.intake.peer_standings import PeerStandings, Rank
+from p2prl.learner.intake.replay_backlog import ReplayBacklog, WaitingGroup
+from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
-from p2prl.learner.intake.verification import Admission, Outcome, Replayer
+from p2prl.learner.intake.verification import Admission, Candidate, Outcome
+from p2prl.learner.journal.groups import NO_FAULT
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.stages import Stage
 from p2prl.protocol.ledger_messages import ReceiptState
@@ -33,6 +37,7 @@ class GroupChecks:
         admission: Admission,
         replayer: Replayer,
         settlement: Settlement,
+        standings: PeerStandings,
         stage: Stage,
         evaluations: Evaluations | None = None,
     ) -> None:
@@ -42,6 +47,7 @@ class GroupChecks:
         self._admission = admission
         self._replayer = replayer
         self._settlement = settlement
+        self._standings = standings
         self._stage = stage
         self._evaluations = evaluations
         self._evaluated: Callable[[Any, float], None] | None = None
@@ -69,21 +75,25 @@ class GroupChecks:
 
     def is_due(self, step: int) -> bool:
         """Whether `start` would find work at `step`."""
-        return not self._stage.busy and self._backlog.has_work(self._buffer.wanted, self._usable_at(step))
+        return not self._stage.busy and self._backlog.has_work(
+            self._buffer.wanted, self._useful_at(step), wanted_of_known=self._buffer.wanted_of_known
+        )
 
     def update_ended(self, seconds: float) -> None:
         """An update took this long."""
         self._backlog.update_ended(seconds)
 
     def start(self, *, step: int) -> bool:
-        """Settle stale groups, and replay what is next unless a replay is running. True when the ledger has grown."""
+        """Settle groups that are stale or of excluded peers, and replay what is next unless a replay is running.
+
+        True when the ledger has grown.
+        """
         if self._stage.busy:
             return False
-        useless = self._backlog.useless(self._usable_at(step), _USELESS_AT_ONCE)
+        useless = self._backlog.useless(self._useful_at(step), _USELESS_AT_ONCE)
         if useless:
-            admitted = self._admission.admit(self._journal.groups.by_digest([g.digest for g in useless]), step)
-            self._settle([each for each in admitted if isinstance(each, Outcome)], step)
-        self._replay(self._buffer.wanted, step)
+            self._settle([each for each in self._admit(useless, step) if isinstance(each, Outcome)], step)
+        self._replay(self._buffer.wanted, step, wanted_of_known=self._buffer.wanted_of_known)
         return bool(useless)
 
     def finish(self, *, step: int, wait: bool = False) -> bool:
@@ -94,7 +104,7 @@ class GroupChecks:
             evaluated(results[0], self._stage.job_s)
             return False
         for outcomes in results:
-            self._backlog.replay_ended(self._stage.job_s)
+            self._backlog.replay_ended(self._stage.job_s, newcomers_s=self._replayer.newcomers_s)
             self._settle(outcomes, step, surplus=self._backlog.is_surplus)
         return bool(results)
 
@@ -130,19 +140,45 @@ class GroupChecks:
         self._stage.close()
         self._replayer.close()
 
-    def _replay(self, wanted: int, step: int) -> None:
-        batch = self._backlog.next_batch(wanted)
+    def _replay(self, wanted: int, step: int, *, wanted_of_known: int = 0) -> None:
+        batch = self._backlog.next_batch(wanted, wanted_of_known=wanted_of_known)
         if batch:
-            admitted = self._admission.admit(self._journal.groups.by_digest([group.digest for group in batch]), step)
+            admitted = self._admit(batch, step)
             self._stage.start(lambda: self._replayer.check(admitted))
+
+    def _admit(self, groups: Sequence[WaitingGroup], step: int) -> list[Candidate | Outcome]:
+        """The groups ready for their replay, and the outcomes of those that need none, in order."""
+        stored = self._journal.groups.by_digest([group.digest for group in groups])
+        excluded = {group.peer for group in groups if self._standings.is_excluded(group.peer)}
+        admitted = iter(self._admission.admit([each for each in stored if each.peer not in excluded], step))
+        entries = [self._admission.exclude(each) if each.peer in excluded else next(admitted) for each in stored]
+        return [self._with_standing(entry) if isinstance(entry, Candidate) else entry for entry in entries]
+
+    def _with_standing(self, candidate: Candidate) -> Candidate:
+        return replace(candidate, is_known=self._standings.rank(candidate.stored.peer) is Rank.KNOWN)
 
     def _settle(self, outcomes: list[Outcome], step: int, *, surplus: bool = False) -> None:
         for group in self._settlement.settle(outcomes, step=step, surplus=surplus):
-            self._backlog.peer_verified(group.peer)
+            self._standings.passed(group.peer)
+        forged = []
         for outcome in outcomes:
-            if outcome.state is ReceiptState.REJECTED:
-                self._backlog.peer_failed(outcome.stored.peer)
+            if outcome.state is ReceiptState.REJECTED and outcome.reason not in NO_FAULT:
+                self._standings.failed(outcome.stored.peer)
+                if outcome.is_forged and self._standings.forged(outcome.stored.peer):
+                    forged.append(outcome.stored)
+        self._settlement.keep_evidence(forged)
         self._backlog.settled([outcome.stored.digest for outcome in outcomes])
 
-    def _usable_at(self, step: int) -> Callable[[int], bool]:
-        return lambda version: self._admission.is_usable(version, step)
+    def _useful_at(self, step: int) -> Callable[[WaitingGroup], bool]:
+        """Whether a group is worth a replay: of a version that is not too stale, of a peer that is not excluded."""
+        usable: dict[int, bool] = {}
+        excluded: dict[bytes, bool] = {}
+
+        def is_useful(group: WaitingGroup) -> bool:
+            if group.version not in usable:
+                usable[group.version] = self._admission.is_usable(group.version, step)
+            if group.peer not in excluded:
+                excluded[group.peer] = self._standings.is_excluded(group.peer)
+            return usable[group.version] and not excluded[group.peer]
+
+        return is_useful

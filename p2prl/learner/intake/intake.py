@@ -1,6 +1,8 @@
 """Intake of groups and verdicts: store and acknowledge on arrival; checks follow when there is room.
 
-Everything is written to the journal before it is sent, in one transaction with the state change it reports.
+Everything is written to the journal before it is sent, in one transaction with the state change it reports. What costs
+least is asked first: an envelope that is stored already is known by its digest, before its signature; then whether its
+author is excluded, its policy known, and whether there is room and time for one more (`arrival_limits`).
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from p2prl.clock import Clock
 from p2prl.errors import RemoteProtocolError
+from p2prl.learner.intake.arrival_limits import ArrivalLimits
 from p2prl.learner.intake.decoded_groups import DecodedGroups
+from p2prl.learner.intake.owners import Owners
+from p2prl.learner.intake.peer_standings import PeerStandings, Rank
 from p2prl.learner.intake.receipt_signing import sign_storage_receipts
-from p2prl.learner.intake.replay_backlog import ReplayBacklog, WaitingGroup
+from p2prl.learner.intake.replay_backlog import Held, ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.journal.groups import GroupState, StoredGroup
@@ -21,18 +26,30 @@ from p2prl.learner.storage import LearnerStorage
 from p2prl.net.process import control
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import Opened, body_of, open_envelope
+from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, assemble_group
 
-TURNED_AWAY = ("unknown_policy", "too_many")
-"""Reasons not to store a group: it names no policy of this learner; too many groups wait for a check, of its peer or of
-all."""
+TURNED_AWAY = ("unknown_policy", "too_many", "too_fast", "excluded")
+"""Reasons not to store a group: it names no policy of this learner; too many groups wait for a check, of its peer, of
+all newcomers or of all; its key, or all newcomers, deliver faster than their rate; its key is excluded."""
+
+_ANSWERED_AGAIN_S = 2.0
+"""A stored group that arrives again is acknowledged again, but not more often than this: its author offers it again
+after five seconds, and each acknowledgement is signed and goes through the whole swarm."""
+
+_ANSWERS_REMEMBERED = 4_096
+"""Such groups remembered, over all keys."""
+
+_COUNTED_EVERY_S = 1.0
+"""Time between two counts of what waits, which looks at every peer; what is stored in between is added."""
 
 _MALFORMED_REMEMBERED = 1_024
 """Malformed bodies that are not fetched again. Each has cost its author the upload of a large group."""
+
+_STATEMENTS = (Kind.DELEGATION, Kind.REVOCATION)
 
 _ALL = 1_000_000
 """No limit in practice: the buffer holds some dozens of groups."""
@@ -53,6 +70,8 @@ class Intake:
         decoded: DecodedGroups,
         buffer: RolloutBuffer,
         backlog: ReplayBacklog,
+        owners: Owners,
+        standings: PeerStandings,
         sender: SigningSender,
         clock: Clock,
     ) -> None:
@@ -61,6 +80,14 @@ class Intake:
         self._decoded = decoded
         self._buffer = buffer
         self._backlog = backlog
+        self._owners = owners
+        self._standings = standings
+        self._limits = ArrivalLimits()
+        self._waiting: dict[Rank, tuple[int, Held]] = {}
+        """See `ReplayBacklog.held_by_rank`, with what was stored since it was counted."""
+        self._counted_at = float("-inf")
+        self._answered: OrderedDict[Digest, float] = OrderedDict()
+        """When stored groups that arrived again were acknowledged last."""
         self._sender = sender
         self._clock = clock
         self._turned_away: Counter[str] = Counter(dict.fromkeys(TURNED_AWAY, 0))
@@ -72,12 +99,14 @@ class Intake:
         return dict(self._turned_away)
 
     def receive(self, envelopes: Sequence[bytes]) -> bool:
-        """Store and acknowledge the groups among these, and take the verdicts. True when the ledger has grown."""
-        opened = [open_envelope(raw, now=None) for raw in envelopes]
+        """Store and acknowledge the groups among these, and take the verdicts and the owners' statements. True when the
+        ledger has grown."""
+        opened = [open_envelope(raw, now=None) for raw in self._without_stored(envelopes)]
         self._receive_groups([each for each in opened if each.kind is Kind.ROLLOUT_GROUP])
         self._receive_headers([each for each in opened if each.kind is Kind.GROUP_HEADER])
         # After the groups: a verdict may have come with the group it is about.
-        return self._receive_verdicts([each for each in opened if each.kind is Kind.VERDICT])
+        has_verdicts = self._receive_verdicts([each for each in opened if each.kind is Kind.VERDICT])
+        return self._owners.receive([each for each in opened if each.kind in _STATEMENTS]) or has_verdicts
 
     def receive_body(self, header: bytes, body: bytes) -> None:
         """Store and acknowledge a large group whose body was fetched, then let the network drop its copy."""
@@ -107,6 +136,23 @@ class Intake:
             with self._journal.transaction():
                 self._journal.groups.mark_unused(stored.digest)
 
+    def _without_stored(self, envelopes: Sequence[bytes]) -> list[bytes]:
+        """The envelopes without those of groups that are stored, which are acknowledged again: the very bytes were
+        verified before."""
+        new, stored, now = [], [], self._clock.now()
+        for raw in envelopes:
+            digest = envelope_digest(raw)
+            if not self._journal.groups.knows(digest):
+                new.append(raw)
+            elif now - self._answered.get(digest, float("-inf")) >= _ANSWERED_AGAIN_S:
+                stored.append(digest)
+                self._answered[digest] = now
+                self._answered.move_to_end(digest)
+                if len(self._answered) > _ANSWERS_REMEMBERED:
+                    self._answered.popitem(last=False)
+        self._acknowledge(stored)
+        return new
+
     def _receive_groups(self, arrived: Sequence[Opened]) -> None:
         if not arrived:
             return
@@ -117,10 +163,10 @@ class Intake:
 
     def _store(self, opened: Opened, now: float) -> bool:
         """Store a group unless it is already stored; False when it is turned away."""
-        if self._journal.groups.knows(opened.digest):
+        if self._journal.groups.knows(opened.digest):  # it came twice at once
             return True
         group = body_of(opened, RolloutGroup)
-        if not self._has_room(opened, group.version, group.policy):
+        if not self._is_welcome(opened, group.version, group.policy, now):
             return False
         self._keep(SignedGroup(opened, group, len(opened.raw)), b"", now)
         return True
@@ -134,34 +180,47 @@ class Intake:
     def _receive_headers(self, arrived: Sequence[Opened]) -> None:
         """Fetch the bodies of large groups that would be stored. What is being fetched counts against a budget of the
         network process, so the limits here may be exceeded by no more than that."""
-        known = [opened.digest for opened in arrived if self._journal.groups.knows(opened.digest)]
-        self._acknowledge(known)
+        now = self._clock.now()
         for opened in arrived:
-            if opened.digest in known or opened.digest in self._malformed:
+            if opened.digest in self._malformed:
                 continue
             header = body_of(opened, GroupHeader)
-            if self._has_room(opened, header.version, header.policy, body_bytes=header.body.size_bytes):
+            if self._is_welcome(opened, header.version, header.policy, now, body_bytes=header.body.size_bytes):
                 self._sender.network.send(control.FetchGroup(opened.digest))
 
-    def _has_room(self, opened: Opened, version: int, policy: bytes, *, body_bytes: int = 0) -> bool:
-        """Whether a new group may be stored: the learner published its policy, and not too many wait for a check."""
-        groups = self._journal.groups
+    def _is_welcome(self, opened: Opened, version: int, policy: bytes, now: float, *, body_bytes: int = 0) -> bool:
+        """Whether a new group is stored; if it is not, the reason is counted."""
+        reason = self._why_not(opened, version, policy, now, body_bytes=body_bytes)
+        if reason:
+            self._turned_away[reason] += 1
+        return not reason
+
+    def _why_not(self, opened: Opened, version: int, policy: bytes, now: float, *, body_bytes: int) -> str:
+        """Why a new group is turned away; empty if it is stored."""
+        groups, peer, size_bytes = self._journal.groups, opened.author, len(opened.raw) + body_bytes
+        if self._standings.is_excluded(peer) and not self._standings.tells(peer):
+            return "excluded"
         if self._storage.published.get(version, policy) is None and not (
             self._journal.policies.was_published(version, policy)
         ):
-            self._turned_away["unknown_policy"] += 1
-            return False
+            return "unknown_policy"
+        if not 0.0 <= now - self._counted_at < _COUNTED_EVERY_S:
+            self._waiting, self._counted_at = self._backlog.held_by_rank(), now
+        rank, mine = self._standings.rank(peer), self._backlog.held(peer)
         too_large = body_bytes and (
-            groups.unchecked_body_bytes(opened.author) + body_bytes > limits.MAX_UNCHECKED_BYTES_PER_PEER
+            groups.unchecked_body_bytes(peer) + body_bytes > limits.MAX_UNCHECKED_BYTES_PER_PEER
         )
         if (
             too_large
-            or groups.unchecked_count(opened.author) >= limits.MAX_UNCHECKED_GROUPS_PER_PEER
-            or groups.unchecked_exceed(limits.MAX_UNCHECKED_BYTES - len(opened.raw) - body_bytes)
+            or not self._limits.has_room(rank, mine, size_bytes, self._waiting)
+            or groups.unchecked_exceed(limits.MAX_UNCHECKED_BYTES - size_bytes)
         ):
-            self._turned_away["too_many"] += 1
-            return False
-        return True
+            return "too_many"
+        if not self._limits.take(self._standings.identity(peer), rank, now):
+            return "too_fast"
+        peers, held = self._waiting[rank]
+        self._waiting[rank] = (peers + (not mine.groups), Held(held.groups + 1, held.size_bytes + size_bytes))
+        return ""
 
     def _acknowledge(self, stored: Sequence[Digest]) -> None:
         """Publish storage receipts for groups on disk."""

@@ -2,9 +2,9 @@
 
 Training needs the freshest groups, volunteers need every group settled, and a flood must cost only its own peer. So
 peers take turns, each with its newest group first; those served longest ago come first, or with more peers than a batch
-holds some would never have a turn. Keys cost nothing, so every other turn is of a peer with standing while any waits,
-and peers whose groups mostly failed come last. A group that has grown too stale is settled at once and costs no replay:
-nothing waits longer than the staleness bound.
+holds some would never have a turn. Keys cost nothing, so while groups of known peers wait all newcomers together have
+`NEWCOMER_SHARE` of the replays' time, and peers whose groups mostly failed come last. A group that has grown too stale
+is settled at once and costs no replay: nothing waits longer than the staleness bound.
 
 When the buffer lacks nothing, a share of the time of each update goes to surplus replays, in the same turns, but each
 peer with the group that expires soonest: newcomers are judged, and work that had to wait for the learner is credited,
@@ -13,16 +13,23 @@ although the swarm outruns training.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
+from p2prl.learner.intake.peer_standings import Rank
 from p2prl.protocol.digests import Digest
 
-STANDING_GROUPS = 8
-"""Verified groups after which a peer has standing: as many as an honest volunteer delivers in its first minutes."""
+NEWCOMER_SHARE = 0.2
+"""Most of the replays' seconds for all newcomers together while groups of known peers wait. A little more than their
+places in a batch, so that those never stay empty for want of a replay; an honest newcomer is known after eight."""
+
+_MOST_NEWCOMERS = 2
+"""One of so many groups of a batch may be a newcomer's, however cheap they were, while groups of known peers wait:
+those are wanted for training."""
+
+_SAVED_S = 2.0
+"""Most seconds of newcomers' replays that are saved up, or two replays if they take longer."""
 
 _BATCH_BYTES = 32 * 1024 * 1024
 """Bytes of the groups of one batch, and one group more: thousands of usual size, three of the largest."""
@@ -50,30 +57,32 @@ class BacklogConfig:
     """Whether a peer's newest group comes first, or its oldest."""
 
 
-class _Standing(Enum):
-    """Classes of peers, by what came of their groups."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Groups that wait, of one peer or of several."""
 
-    NEWCOMER = auto()
-    KNOWN = auto()
-    DISTRUSTED = auto()
+    groups: int = 0
+    size_bytes: int = 0
 
 
 class ReplayBacklog:
-    """Stored groups that wait, those in replay, and the peers' standing."""
+    """Stored groups that wait, and those in replay."""
 
-    def __init__(self, config: BacklogConfig, *, verified: Mapping[bytes, int]) -> None:
-        """`verified` is how many groups of each peer were verified before."""
+    def __init__(self, config: BacklogConfig, *, rank: Callable[[bytes], Rank]) -> None:
+        """`rank` gives the class of a peer, now."""
         self._config = config
+        self._rank = rank
         self._waiting: dict[Digest, WaitingGroup] = {}
-        self._in_replay: set[Digest] = set()
-        self._verified: Counter[bytes] = Counter(verified)
-        self._failed: Counter[bytes] = Counter()
+        self._held: dict[bytes, Held] = {}
+        """What waits of each peer."""
+        self._in_replay: dict[Digest, WaitingGroup] = {}
         self._batches = 0
         self._served: dict[bytes, int] = {}
-        """Number of the last batch that held a group of a peer."""
+        """Number of the last batch that held a group of a peer, of known peers and those with groups waiting."""
         self._surplus_s = 0.0
         """Seconds left for surplus replays; below zero after a batch that took longer."""
         self._is_surplus = False
+        self._newcomers = NewcomerTime()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -88,84 +97,149 @@ class ReplayBacklog:
         """Whether the newest batch was chosen although the buffer lacked nothing."""
         return self._is_surplus
 
+    def held(self, peer: bytes) -> Held:
+        """What waits of one peer."""
+        return self._held.get(peer, Held())
+
+    def held_by_rank(self) -> dict[Rank, tuple[int, Held]]:
+        """Number of peers with groups waiting, and what waits of them, by their class."""
+        peers: Counter[Rank] = Counter()
+        groups: Counter[Rank] = Counter()
+        sizes: Counter[Rank] = Counter()
+        for peer, held in self._held.items():
+            rank = self._rank(peer)
+            peers[rank] += 1
+            groups[rank] += held.groups
+            sizes[rank] += held.size_bytes
+        return {rank: (peers[rank], Held(groups[rank], sizes[rank])) for rank in Rank}
+
     def add(self, group: WaitingGroup) -> None:
         """Queue a group that was stored."""
-        self._waiting.setdefault(group.digest, group)
+        if group.digest not in self._waiting:
+            self._waiting[group.digest] = group
+            held = self.held(group.peer)
+            self._held[group.peer] = Held(held.groups + 1, held.size_bytes + group.size_bytes)
 
     def settled(self, digests: Iterable[Digest]) -> None:
         """These groups have their receipts."""
         for digest in digests:
-            self._waiting.pop(digest, None)
-            self._in_replay.discard(digest)
-
-    def peer_verified(self, peer: bytes) -> None:
-        """A group of a peer passed its checks."""
-        self._verified[peer] += 1
-
-    def peer_failed(self, peer: bytes) -> None:
-        """A group of a peer was rejected."""
-        self._failed[peer] += 1
+            self._in_replay.pop(digest, None)
+            if (group := self._waiting.pop(digest, None)) is None:
+                continue
+            held = self._held.pop(group.peer)
+            if held.groups > 1:
+                self._held[group.peer] = Held(held.groups - 1, held.size_bytes - group.size_bytes)
+            elif self._rank(group.peer) is not Rank.KNOWN:
+                self._served.pop(group.peer, None)  # or the keys of a flood would fill the table
 
     def update_ended(self, seconds: float) -> None:
         """An update took this long. What it allows is for the next one's time: it is not saved up, a debt is."""
         self._surplus_s = min(self._surplus_s, 0.0) + self._config.surplus_share * seconds
 
-    def replay_ended(self, seconds: float) -> None:
-        """The replay of the newest batch took this long."""
+    def replay_ended(self, seconds: float, *, newcomers_s: float = 0.0) -> None:
+        """The replay of the newest batch took this long, and this much of it the groups of newcomers."""
         if self._is_surplus:
             self._surplus_s -= seconds
+        ranks = [self._rank(group.peer) for group in self._in_replay.values()]
+        self._newcomers.replayed(
+            seconds,
+            newcomers_s=newcomers_s,
+            newcomers=len(ranks) - ranks.count(Rank.KNOWN),
+            charged=Rank.KNOWN in ranks,
+        )
 
-    def has_work(self, wanted: int, is_usable: Callable[[int], bool]) -> bool:
+    def has_work(self, wanted: int, is_useful: Callable[[WaitingGroup], bool], *, wanted_of_known: int = 0) -> bool:
         """Whether there is a group to settle, or to replay."""
         idle = len(self._waiting) - len(self._in_replay)
-        return bool(idle and (wanted or self._surplus_s > 0.0 or self.useless(is_usable, 1)))
+        if not idle:
+            return False
+        if wanted or self._surplus_s > 0.0 or self.useless(is_useful, 1):
+            return True
+        return bool(wanted_of_known) and any(self._rank(peer) is Rank.KNOWN for peer in self._held)
 
-    def useless(self, is_usable: Callable[[int], bool], most: int) -> list[WaitingGroup]:
-        """Up to `most` waiting groups of versions that are not usable any more, with as many bytes as a batch."""
-        usable = {version: is_usable(version) for version in {group.version for group in self._waiting.values()}}
-        found = (g for g in self._waiting.values() if not usable[g.version] and g.digest not in self._in_replay)
+    def useless(self, is_useful: Callable[[WaitingGroup], bool], most: int) -> list[WaitingGroup]:
+        """Up to `most` waiting groups that are not useful any more, with as many bytes as a batch."""
+        found = (g for g in self._waiting.values() if g.digest not in self._in_replay and not is_useful(g))
         return _first_bytes([group for group, _ in zip(found, range(most), strict=False)])
 
-    def next_batch(self, wanted: int) -> list[WaitingGroup]:
+    def next_batch(self, wanted: int, *, wanted_of_known: int = 0) -> list[WaitingGroup]:
         """The groups to replay now, in the order they arrived; `wanted` is how many the buffer lacks.
 
-        They stay in the backlog until they are settled, and are not chosen again. Nothing while a batch is in replay.
+        `wanted_of_known` is how many it lacks if they are of known peers. The groups stay in the backlog until they are
+        settled, and are not chosen again. Nothing while a batch is in replay.
         """
         if self._in_replay or not self._waiting:
             return []
-        if wanted:
-            turns = (self._in_fair_turns(_newest_first) if self._config.newest_first else self._by_arrival())[:wanted]
-        elif self._surplus_s > 0.0:
-            turns = self._in_fair_turns(_oldest_first)
+        most = self._config.batch_groups
+        if wanted or wanted_of_known:
+            turns = self._in_fair_turns(
+                _newest_first if self._config.newest_first else _by_arrival,
+                most=min(most, max(wanted, wanted_of_known)),
+                others=min(most, wanted),
+            )
         else:
-            return []
-        self._is_surplus = not wanted
+            turns = []
+        self._is_surplus = not wanted and not turns
+        if self._is_surplus and self._surplus_s > 0.0:
+            turns = self._in_fair_turns(_oldest_first, most=most, others=most)
         order = {digest: place for place, digest in enumerate(self._waiting)}
-        chosen = _first_bytes(_by_arrival_in_turns(turns[: self._config.batch_groups], order))
-        self._in_replay = {group.digest for group in chosen}
-        self._batches += 1
+        chosen = _first_bytes(_by_arrival_in_turns(turns, order))
+        self._in_replay = {group.digest: group for group in chosen}
+        self._batches += bool(chosen)
         self._served.update(dict.fromkeys((group.peer for group in chosen), self._batches))
         return chosen
 
-    def _by_arrival(self) -> list[WaitingGroup]:
-        """All waiting groups: the oldest of each peer, then the second of each, and so on."""
-        return _in_turns(self._waiting.values(), lambda _: 0, lambda _: 0)
-
-    def _in_fair_turns(self, rank: Callable[[WaitingGroup], int]) -> list[WaitingGroup]:
-        """All waiting groups: newcomers and peers with standing alternate, each in turns; the distrusted come last."""
-        classes: defaultdict[_Standing, list[WaitingGroup]] = defaultdict(list)
+    def _in_fair_turns(self, rank: Callable[[WaitingGroup], int], *, most: int, others: int) -> list[WaitingGroup]:
+        """Up to `most` groups, `others` of them not of known peers: those in turns, newcomers in their share and in the
+        places that are left, the distrusted last."""
+        classes: defaultdict[Rank, list[WaitingGroup]] = defaultdict(list)
+        ranks = {peer: self._rank(peer) for peer in self._held}
         for group in self._waiting.values():
-            classes[self._standing(group.peer)].append(group)
-        newcomers, known, distrusted = (
-            _in_turns(classes[standing], rank, lambda peer: self._served.get(peer, 0)) for standing in _Standing
+            classes[ranks[group.peer]].append(group)
+        known, newcomers, distrusted = (
+            _in_turns(classes[each], rank, self._last_served) for each in (Rank.KNOWN, Rank.NEWCOMER, Rank.DISTRUSTED)
         )
-        alternating = (each for pair in itertools.zip_longest(newcomers, known) for each in pair)
-        return [*(group for group in alternating if group is not None), *distrusted]
+        if not known:
+            return [*newcomers, *distrusted][:others]
+        places = min(others, self._newcomers.places(most))
+        invited = _of_few_versions(newcomers, {group.version for group in known[: most - places]})[:places]
+        chosen = [*known[: most - len(invited)], *invited]
+        left = [group for group in (*newcomers, *distrusted) if group not in invited]
+        return [*chosen, *left[: min(others - len(invited), most - len(chosen))]]
 
-    def _standing(self, peer: bytes) -> _Standing:
-        if self._failed[peer] > self._verified[peer]:
-            return _Standing.DISTRUSTED
-        return _Standing.KNOWN if self._verified[peer] >= STANDING_GROUPS else _Standing.NEWCOMER
+    def _last_served(self, peer: bytes) -> int:
+        return self._served.get(peer, 0) if self._config.newest_first else 0
+
+
+class NewcomerTime:
+    """Seconds that replays of newcomers' groups may take while groups of known peers wait."""
+
+    def __init__(self) -> None:
+        self._left_s = 0.0
+        self._group_s = 0.0
+        """Seconds of one of their groups, lately; 0 until one was measured."""
+
+    def replayed(self, seconds: float, *, newcomers_s: float, newcomers: int, charged: bool) -> None:
+        """A batch took `seconds`, its `newcomers` groups `newcomers_s` of them; `charged` if known peers' waited."""
+        if newcomers:
+            each = newcomers_s / newcomers
+            self._group_s = each if not self._group_s else (self._group_s + each) / 2
+        if charged:
+            earned = NEWCOMER_SHARE / (1.0 - NEWCOMER_SHARE) * (seconds - newcomers_s)
+            self._left_s = min(max(_SAVED_S, 2 * self._group_s), self._left_s + earned - newcomers_s)
+
+    def places(self, most: int) -> int:
+        """Places for newcomers in a batch of `most` groups. By number, where time is not measured."""
+        if not self._group_s:
+            return max(1, int(NEWCOMER_SHARE * most))
+        return min(max(1, most // _MOST_NEWCOMERS), max(0, int(self._left_s / self._group_s)))
+
+
+def _of_few_versions(groups: Sequence[WaitingGroup], loaded: set[int]) -> list[WaitingGroup]:
+    """Those of versions that are loaded anyway, and of the first group's: loading one costs more than many replays, so
+    a flood must not name all of them."""
+    versions = loaded | {group.version for group in groups[:1]}
+    return [group for group in groups if group.version in versions]
 
 
 def _in_turns(
@@ -180,6 +254,11 @@ def _in_turns(
         ordered = sorted(waiting, key=lambda entry: (rank(entry[1]), entry[0]))
         ranked += [(turn, served(peer), rank(group), place, group) for turn, (place, group) in enumerate(ordered)]
     return [entry[-1] for entry in sorted(ranked, key=lambda entry: entry[:-1])]
+
+
+def _by_arrival(group: WaitingGroup) -> int:
+    del group
+    return 0
 
 
 def _newest_first(group: WaitingGroup) -> int:

@@ -7,14 +7,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from p2prl.clock import Clock
+from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.receipt_signing import sign_receipts
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verification import Outcome
 from p2prl.learner.intake.verified_group import VerifiedGroup
-from p2prl.learner.journal.groups import GroupState
+from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
+from p2prl.protocol import limits
 from p2prl.protocol.ledger_messages import ReceiptState
+
+_FORGET_EVERY_S = 60.0
+"""Time between two deletions of old rows, some thousand each: more than arrive."""
 
 
 class Settlement:
@@ -25,6 +30,7 @@ class Settlement:
         *,
         storage: LearnerStorage,
         buffer: RolloutBuffer,
+        owners: Owners,
         sender: SigningSender,
         clock: Clock,
         on_verified: Callable[[VerifiedGroup], None],
@@ -32,16 +38,22 @@ class Settlement:
         """`on_verified` gets each verified group."""
         self._journal = storage.journal
         self._buffer = buffer
+        self._owners = owners
         self._sender = sender
         self._clock = clock
         self._on_verified = on_verified
+        self._forget_at = clock.now()
 
     def settle(self, outcomes: Sequence[Outcome], *, step: int, surplus: bool) -> list[VerifiedGroup]:
         """Issue one receipt per group; returns the verified ones, which were surplus to the buffer or wanted by it."""
-        receipts = sign_receipts(self._sender, step, outcomes)
+        receipts, now = sign_receipts(self._sender, step, outcomes), self._clock.now()
         with self._journal.transaction():
+            if now >= self._forget_at:
+                self._forget_at = now + _FORGET_EVERY_S
+                self._journal.groups.forget_refused(now - limits.MAX_ENVELOPE_AGE_S)
             verified = [group for outcome in outcomes if (group := self._record(outcome)) is not None]
             self._journal.ledger.append(receipts)
+            self._owners.enter(group.peer for group in verified)
             self._journal.ledger.release_verdicts([outcome.stored.digest for outcome in outcomes])
             dropped = [self._buffer.add_surplus(group) for group in verified] if surplus else []
             for group in dropped:
@@ -53,6 +65,14 @@ class Settlement:
             self._on_verified(group)
         self._sender.send(receipts)
         return verified
+
+    def keep_evidence(self, forged: Sequence[StoredGroup]) -> None:
+        """Write confirmed forgeries to the journal: their number excludes a peer after a restart too."""
+        if forged:
+            now = self._clock.now()
+            with self._journal.transaction():
+                for stored in forged:
+                    self._journal.forgeries.add(stored.digest, stored.peer, now, envelope=stored.raw)
 
     def _record(self, outcome: Outcome) -> VerifiedGroup | None:
         """Write an outcome to the journal; the group when it was verified."""

@@ -1,23 +1,35 @@
 """Staleness bound: a buffer of verified groups that drops those too stale to train on.
 
 Staleness is measured against the learner's own step, not against the newest rollout processed. Measured against the
-newest rollout, a bound of 32 has let rollouts 57 updates old through.
+newest rollout, a bound of 32 has let rollouts 57 updates old through. What a batch may hold of one identity and of
+newcomers is `batch_caps`; a group that is passed over stays for a later batch, and is credited either way.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
+from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT, Contributor, choose_batch, newcomer_places
 from p2prl.learner.intake.verified_group import VerifiedGroup
+
+
+def _newcomer(peer: bytes) -> Contributor:
+    """Everybody is a newcomer of its own."""
+    return Contributor(peer, is_known=False)
 
 
 class RolloutBuffer:
     """Verified groups waiting to be trained on: those it wanted, and a surplus for when too few of them are left."""
 
-    def __init__(self, *, staleness_bound: int, ready_target: int) -> None:
-        """`ready_target` is how many verified groups to keep ready; the surplus grows no larger."""
+    def __init__(
+        self, *, staleness_bound: int, ready_target: int, contributor: Callable[[bytes], Contributor] = _newcomer
+    ) -> None:
+        """`ready_target` is how many verified groups to keep ready; the surplus grows no larger. `contributor` says
+        whom a peer's groups count for, now."""
         self._bound = staleness_bound
         self._ready_target = ready_target
+        self._contributor = contributor
         self._groups: deque[VerifiedGroup] = deque()
         self._surplus: list[VerifiedGroup] = []
 
@@ -28,6 +40,16 @@ class RolloutBuffer:
     def wanted(self) -> int:
         """Groups that are lacking, whatever the surplus: groups that wait for their check are fresher than it is."""
         return max(0, self._ready_target - len(self._groups))
+
+    @property
+    def wanted_of_known(self) -> int:
+        """Groups of known peers that are lacking, if any such wait: newcomers' groups beyond their places do not fill
+        the buffer, or a crowd of them would keep the others' out. At least `wanted`."""
+        newcomers = sum(not self._contributor(group.peer).is_known for group in self._groups)
+        places = NEWCOMER_PERCENT * self._ready_target // 100
+        return (
+            self.wanted if newcomers <= places else max(0, self._ready_target - len(self._groups) + newcomers - places)
+        )
 
     def add(self, group: VerifiedGroup) -> None:
         """Append a verified group that was wanted."""
@@ -47,14 +69,16 @@ class RolloutBuffer:
             self._surplus = [group for group in self._surplus if group.staleness(step) <= self._bound]
         return stale
 
-    def take(self, count: int) -> list[VerifiedGroup]:
-        """Remove and return `count` groups, which must exist: the oldest of those wanted, then the newest surplus.
+    def take(self, count: int, *, step: int = 0) -> list[VerifiedGroup]:
+        """Remove and return `count` groups, which must exist, for the update that starts at `step`.
 
-        Call `drop_stale` first.
+        Within the caps: the oldest of those wanted, then the newest surplus. Call `drop_stale` first.
         """
-        assert len(self) >= count
-        taken = [self._groups.popleft() for _ in range(min(count, len(self._groups)))]
-        missing = count - len(taken)
-        taken += self._surplus[:missing]
-        del self._surplus[:missing]
-        return taken
+        ready = [*self._groups, *self._surplus]
+        contributors = [self._contributor(group.peer) for group in ready]
+        chosen = choose_batch(contributors, count, newcomers=newcomer_places(step, count))
+        taken = set(chosen)
+        wanted = len(self._groups)
+        self._groups = deque(group for index, group in enumerate(ready[:wanted]) if index not in taken)
+        self._surplus = [group for index, group in enumerate(ready[wanted:], wanted) if index not in taken]
+        return [ready[index] for index in chosen]

@@ -1,24 +1,21 @@
-"""Check stored groups before training: policy, staleness, slot, contents, and a replay of every token.
+"""Admission of stored groups to their replay: policy, staleness and slot; and what a check results in.
 
 Order of checks: the learner must have published the policy, and it must be within the staleness bound; no other group
 may fill the slot; prompt, tokens and lengths must be those of the slot; then one batched prefill per policy version
 replays every token against its seed. Only then is it scored: a scorer reads nothing but what a policy sampled. Rewards
 and behavior log-probs are the learner's own; a volunteer's claims are never trained on. `Admission` does what needs the
-journal, `Replayer` the rest, in a thread of its own.
+journal, `Replayer` (`replaying.py`) the rest, in a thread of its own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.group_replay import Replay, replay_groups
-from p2prl.models.group_work import Inspection, ReplayTools
-from p2prl.models.run_scoring import PendingRewards
+from p2prl.models.group_replay import Replay
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -37,6 +34,8 @@ class Outcome:
     replay: Replay | None = None
     rewards: tuple[float, ...] = ()
     """Of its completions, when it is verified."""
+    is_forged: bool = False
+    """Whether two replays found a token that no honest engine samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,8 @@ class Candidate:
     policy: PolicyVersion
     weights: memoryview
     """The policy's weights, mapped from disk: a version that is deleted meanwhile stays readable."""
+    is_known: bool = False
+    """Whether its author has standing: what that spares is work, no rule depends on it."""
 
 
 class Admission:
@@ -68,6 +69,10 @@ class Admission:
         """For each group, in order: a candidate, or the outcome if it needs no replay."""
         return [self._admit(stored, step) for stored in groups]
 
+    def exclude(self, stored: StoredGroup) -> Outcome:
+        """The outcome of a group whose author is excluded."""
+        return Outcome(stored, self._decoded.take(stored), ReceiptState.REJECTED, RejectionReason.EXCLUDED)
+
     def _admit(self, stored: StoredGroup, step: int) -> Candidate | Outcome:
         group = self._decoded.take(stored)
         policy = self._published.get(group.version, group.policy)
@@ -84,73 +89,3 @@ class Admission:
         if self._journal.policies.was_published(group.version, group.policy):
             return Outcome(stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
         return Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.UNKNOWN_POLICY)
-
-
-class Replayer:
-    """Inspects and replays admitted groups with a model of its own. Touches nothing of the main thread's."""
-
-    def __init__(self, tools: ReplayTools) -> None:
-        self._work = tools.work
-        self._scorer = tools.scorer
-        self._loaded: bytes | None = None
-
-    def close(self) -> None:
-        """End the processes that score answers."""
-        self._work.close()
-
-    @property
-    def figures(self) -> dict[str, int]:
-        """Answers that could not be scored, as a key of the metrics log; nothing in a run without data."""
-        return {"scorer_failures": self._work.scorer_failures} if self._work.scores_data else {}
-
-    def check(self, admitted: Sequence[Candidate | Outcome]) -> list[Outcome]:
-        """One outcome per group, in order. Loads each policy version once, and not the one that is loaded.
-
-        All groups are scored together, so that one author's slow answers cost the others nothing.
-        """
-        outcomes: dict[int, Outcome] = {}
-        to_replay: dict[bytes, list[tuple[int, Candidate, Inspection]]] = {}
-        slots_here: set[tuple[bytes, int, int]] = set()
-        scoring: dict[int, PendingRewards] = {}
-        for index, entry in enumerate(admitted):
-            if isinstance(entry, Outcome):
-                outcomes[index] = entry
-                continue
-            stored, group = entry.stored, entry.group
-            slot = (stored.peer, group.version, group.slot)
-            if slot in slots_here:
-                outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT)
-                continue
-            inspection = self._work.inspect(group, peer=stored.peer, beacon=entry.policy.manifest.beacon)
-            if inspection.reason:
-                outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, inspection.reason)
-            else:
-                slots_here.add(slot)
-                to_replay.setdefault(entry.policy.digest, []).append((index, entry, inspection))
-        for digest, entries in sorted(to_replay.items(), key=lambda item: item[0] != self._loaded):
-            self.load(digest, entries[0][1].weights)
-            work = [(candidate.group, inspection) for _, candidate, inspection in entries]
-            replays = replay_groups(self._scorer, work, run_dtype=self._work.dtype)
-            for (index, candidate, inspection), replay in zip(entries, replays, strict=True):
-                stored, group, policy = candidate.stored, candidate.group, candidate.policy
-                if replay.reason:
-                    outcomes[index] = Outcome(stored, group, ReceiptState.REJECTED, replay.reason, policy, replay)
-                else:
-                    outcomes[index] = Outcome(stored, group, ReceiptState.VERIFIED, "", policy, replay)
-                    scoring[index] = self._work.start_rewards(
-                        inspection.assignment, inspection.token_ids, account=stored.peer
-                    )
-        for index, pending in scoring.items():
-            outcomes[index] = dataclasses.replace(outcomes[index], rewards=pending().values)
-        return [outcomes[index] for index in range(len(admitted))]
-
-    def load(self, digest: bytes, weights: memoryview) -> None:
-        """Load a policy, unless the model holds it."""
-        if digest != self._loaded:
-            self._loaded = None
-            self._scorer.load_weights(weights)
-            self._loaded = digest
-
-    def forget(self) -> None:
-        """Somebody else has used the model: it holds no policy, or another."""
-        self._loaded = None

@@ -1,8 +1,9 @@
 """Groups table of the journal: every rollout group the learner stored, and its state.
 
-A group's bytes are deleted as soon as nothing can need them: those of a rejected or expired group at once, those of a
-trained group when a checkpoint covers its update. A group too large for one envelope has its body in a table of its
-own, dropped with the envelope.
+A group's bytes are deleted as soon as nothing can need them: those of a rejected or expired group at once, and its row
+after a week (`forget_refused`); those of a trained group when a checkpoint covers its update, while its row stays, by
+which its slot is known to be taken and its author to have delivered. A group too large for one envelope has its body in
+a table of its own, dropped with the envelope.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.rejection_reasons import RejectionReason
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -57,6 +59,14 @@ class GroupState(StrEnum):
     """Failed a check."""
     EXPIRED = "expired"
     """Too stale when it was checked; not its author's fault."""
+
+
+NO_FAULT = (RejectionReason.ENGINE_MISMATCH, RejectionReason.WITHHELD_SLOTS, RejectionReason.EXCLUDED)
+"""Reasons to reject a group that do not count against its author's standing: noise of machines is nobody's fault, and
+the others are the price of something that was counted before."""
+
+_FORGOTTEN_AT_ONCE = 4_096
+"""Refused groups deleted in one go: more than arrive between two checkpoints, and no long wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +136,35 @@ class GroupTable:
         )
         return [(Digest(digest), peer, version, size) for digest, peer, version, size in rows]
 
-    def verified_by_peer(self) -> dict[bytes, int]:
-        """Number of groups of each peer that passed their checks."""
+    def history(self) -> list[tuple[bytes, float, int, int]]:
+        """(peer, Unix time, groups passed, groups failed) by peer and hour of arrival, in order of time. A group that
+        was refused for a reason that is nobody's fault counts as neither."""
         rows = self._db.execute(
-            "SELECT peer, COUNT(*) FROM groups WHERE state IN (?, ?, ?) GROUP BY peer",
-            (GroupState.VERIFIED, GroupState.USED, GroupState.UNUSED),
+            "SELECT peer, MAX(arrived), SUM(state IN (?, ?, ?)), SUM(state = ? AND reason NOT IN (?, ?, ?))"
+            " FROM groups WHERE state != ? GROUP BY peer, CAST(arrived / 3600 AS INTEGER) ORDER BY MAX(arrived), peer",
+            (
+                GroupState.VERIFIED,
+                GroupState.USED,
+                GroupState.UNUSED,
+                GroupState.REJECTED,
+                *NO_FAULT,
+                GroupState.STORED,
+            ),
         )
-        return {peer: int(count) for peer, count in rows}
+        return [(bytes(peer), at, int(passed), int(failed)) for peer, at, passed, failed in rows]
+
+    def forget_refused(self, before: float) -> None:
+        """Delete some of the groups that were refused and arrived before a time: their envelopes are too old to arrive
+        again, and their receipts are in the ledger."""
+        self._db.execute(
+            "DELETE FROM groups WHERE rowid IN"
+            " (SELECT rowid FROM groups WHERE state IN (?, ?) AND arrived < ? LIMIT ?)",
+            (GroupState.REJECTED, GroupState.EXPIRED, before, _FORGOTTEN_AT_ONCE),
+        )
 
     def peers_since(self, moment: float) -> int:
         """Number of peers with a group that arrived after `moment`."""
         row = self._db.execute("SELECT COUNT(DISTINCT peer) FROM groups WHERE arrived > ?", (moment,)).fetchone()
-        return int(row[0])
-
-    def unchecked_count(self, peer: bytes) -> int:
-        """Groups of a peer that wait for their check."""
-        row = self._db.execute(
-            "SELECT COUNT(*) FROM groups WHERE state = ? AND peer = ?", (GroupState.STORED, peer)
-        ).fetchone()
         return int(row[0])
 
     def unchecked_body_bytes(self, peer: bytes) -> int:

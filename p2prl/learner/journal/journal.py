@@ -1,4 +1,4 @@
-"""Crash-safe record of a run in one SQLite file: groups, batches, signed policies and the ledger.
+"""Crash-safe record of a run in one SQLite file: groups, batches, signed policies, the ledger, and forgeries.
 
 Everything is written here before it is acted on: a group before its storage receipt, a batch before its update, a
 manifest before it is published, a receipt before it is gossiped. After SIGKILL the updates since the last
@@ -15,13 +15,15 @@ from pathlib import Path
 
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
-from p2prl.learner.journal import batches, groups, ledger, policies
+from p2prl.learner.journal import batches, forgeries, groups, ledger, policies, statements
 from p2prl.learner.journal.batches import BatchTable
+from p2prl.learner.journal.forgeries import ForgeryTable
 from p2prl.learner.journal.groups import GroupTable
 from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.journal.policies import PolicyTable
+from p2prl.learner.journal.statements import StatementTable
 
-_SCHEMA = groups.SCHEMA + batches.SCHEMA + policies.SCHEMA + ledger.SCHEMA
+_SCHEMA = groups.SCHEMA + batches.SCHEMA + policies.SCHEMA + ledger.SCHEMA + statements.SCHEMA + forgeries.SCHEMA
 
 
 class Journal:
@@ -39,6 +41,8 @@ class Journal:
             self.batches = BatchTable(self._db)
             self.policies = PolicyTable(self._db)
             self.ledger = LedgerTable(self._db)
+            self.statements = StatementTable(self._db, self.ledger)
+            self.forgeries = ForgeryTable(self._db)
         except (OSError, sqlite3.Error) as error:
             raise MachineError(
                 f"cannot open the journal {path}: {error}", remedy="Free some space or fix the directory's permissions."

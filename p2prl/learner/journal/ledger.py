@@ -20,6 +20,7 @@ nothing by itself; after this many independent replays another one adds nothing.
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS ledger (height INTEGER PRIMARY KEY, raw BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS ledger_head (only_row INTEGER PRIMARY KEY CHECK (only_row = 0), raw BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS audits (
     validator BLOB NOT NULL,
     digest BLOB NOT NULL,
@@ -62,6 +63,10 @@ class LedgerTable:
         raw, head = ledger_chain.append(self._height, self._head, envelope)
         self._db.execute("INSERT INTO ledger (height, raw) VALUES (?, ?)", (self._height, raw))
         self._height, self._head = self._height + 1, head
+
+    def keep_head(self, envelope: bytes) -> None:
+        """Keep the newest signed head, for readers of this file: a ledger without one may have been cut short."""
+        self._db.execute("INSERT OR REPLACE INTO ledger_head (only_row, raw) VALUES (0, ?)", (envelope,))
 
     def entries(self, from_height: int, limit: int) -> list[bytes]:
         """Entries from a height on."""

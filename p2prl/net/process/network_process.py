@@ -48,9 +48,17 @@ _PATIENT_REDIAL_S = 20.0
 
 
 KEY_SHARED = control.Warned(
-    "another process uses this key: peers answer only one of them",
-    "Stop one of the two, or start this one with another --home, which creates a new key.",
+    "another machine has started with this machine's key; it stops by itself",
+    "Start it with another --home, which makes a key of its own, and put both on one row with p2prl key delegate.",
 )
+"""For the process that started first, which goes on."""
+
+KEY_TAKEN = control.Failed(
+    "IdentityError",
+    "another machine that started earlier uses this key: this one stops, so that no work is done twice",
+    "Start it with another --home, which makes a key of its own, and put both on one row with p2prl key delegate.",
+)
+"""For the process that started later."""
 
 
 class NetworkProcess:
@@ -86,13 +94,14 @@ class NetworkProcess:
             monthly_bytes=config.monthly_bytes,
             path=config.key_file.parent / "uploads.json",  # the limit is the worker folder's, over all its runs
         )
+        started = self._clock.now()
         self._node = Node(
             identity,
             Digest(config.run),
             self._blobs,
             random.Random(seed),  # noqa: S311 - shuffles neighbors and chunks; secrets never come from it
             config.node,
-            self._clock.now(),
+            started,
             self._groups,
         )
         self._kept = KeptVersions(config.blob_dir)
@@ -111,7 +120,7 @@ class NetworkProcess:
                 config.run,
                 self._on_event,
                 budget=self._budget,
-                key_use=KeyUse(identity.peer_id, self._clock.now(), lambda: self._report(KEY_SHARED)),
+                key_use=KeyUse(identity.peer_id, started, self._on_key_shared),
             )
             self._report(control.NetworkUp(transport.addresses))
             self._driver.wake()
@@ -230,6 +239,9 @@ class NetworkProcess:
             budget_spent=self._budget.is_spent(),
             files=self._node.file_progress(),
         )
+
+    def _on_key_shared(self, is_later: bool) -> None:
+        self._report(KEY_TAKEN if is_later else KEY_SHARED)
 
     def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.WireMismatch) and not self._versions.met(

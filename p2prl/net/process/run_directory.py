@@ -48,8 +48,6 @@ class RunDirectory:
         """Store our record after any read in progress: it would overwrite evidence that another process uses our
         key."""
         await self._idle.wait()
-        if self._key_use is not None:
-            self._key_use.wrote(record)
         try:
             await self._transport.put_record(self._key, record, expires_at)
         except TransportError as error:

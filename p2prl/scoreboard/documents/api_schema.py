@@ -119,12 +119,29 @@ class PassRate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MachineDocument:
+    """Work of one machine that counts for a contributor."""
+
+    id: str
+    """The peer id of the machine's key."""
+    handle: str
+    """Display name, derived from that key."""
+    credit: float
+    verified_groups: int
+    sampled_groups: int
+    verified_tokens: int
+    rejected_groups: int
+    last_step: int
+    last_receipt_at: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ContributorDocument:
-    """Work of one public key. Many fields, because each is a column of the page."""
+    """Work of one owner on all its machines. Many fields, because each is a column of the page."""
 
     rank: int
     id: str
-    """The peer id of its public key."""
+    """The peer id of the owner's public key: the machine's own unless a delegation names another."""
     handle: str
     """Display name, derived from the public key; never something a person typed."""
     credit: float
@@ -142,6 +159,11 @@ class ContributorDocument:
     first_step: int
     last_step: int
     last_receipt_at: str | None
+    machine_count: int
+    """Machines with a receipt in this row, the owner's own key among them if it has one."""
+    machines: list[MachineDocument]
+    """Those with the most credit, at most 16 in a list of contributors; all of them in the answer for one. Empty when
+    the only machine is the owner's own key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,13 @@ from functools import lru_cache
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.documents.api_schema import ContributorDocument, LeaderboardDocument, PassRate, ValidatorDocument
+from p2prl.scoreboard.documents.api_schema import (
+    ContributorDocument,
+    LeaderboardDocument,
+    MachineDocument,
+    PassRate,
+    ValidatorDocument,
+)
 from p2prl.scoreboard.documents.api_views import require_run, rounded, time_text
 from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Validator, wilson_interval
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
@@ -17,6 +23,9 @@ from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 
 CURSOR_PATTERN = "^[0-9]{1,18}-[1-9A-HJ-NP-Za-km-z]{40,64}$"
 """A cursor: tokens and peer id of the last row of a page."""
+
+_MACHINES_LISTED = 16
+"""Machines of a contributor in a list of contributors: a page of fifty rows stays small."""
 
 _CACHED_KEYS = 100_000
 """Public keys whose names are cached: every request sorts the same keys, and base 58 is slow in Python."""
@@ -49,13 +58,13 @@ def leaderboard_document(
     _, board = require_run(snapshot)
     ranked = _ranked(board, by)
     if words := query.lower().split():
-        ranked = [(rank, row) for rank, row in ranked if _matches(row[2], words)]
+        ranked = [(rank, row) for rank, row in ranked if _row_matches(board, by, row[2], words)]
     start = 0
     if cursor is not None:
         last = _place(cursor)
         start = next((i for i, (_, row) in enumerate(ranked) if row[:2] > last), len(ranked))
     page = ranked[start : start + limit]
-    people = [_contributor(board, rank, key) for rank, (_, _, key) in page] if by == "people" else []
+    people = [_contributor(board, rank, key, _MACHINES_LISTED) for rank, (_, _, key) in page] if by == "people" else []
     validators = [_validator(board, rank, key) for rank, (_, _, key) in page] if by == "validators" else []
     more = start + limit < len(ranked)
     next_cursor = f"{-page[-1][1][0]}-{page[-1][1][1]}" if more else None
@@ -63,16 +72,25 @@ def leaderboard_document(
 
 
 def contributor_document(snapshot: Snapshot, contributor_id: str) -> ContributorDocument | None:
-    """One contributor by peer id, or None when the ledger has no receipt of it."""
+    """One contributor by its peer id or that of one of its machines; None when the ledger has no receipt of it."""
     _, board = require_run(snapshot)
     try:
         key = public_key_of(PeerId(contributor_id))
     except IdentityError:
         return None
     if key not in board.people:
-        return None
+        owners = [owner for owner, machines in board.machines.items() if key in machines]
+        if not owners:
+            return None
+        key = owners[0]
     rank = next(rank for rank, (_, _, other) in _ranked(board, "people") if other == key)
-    return _contributor(board, rank, key)
+    return _contributor(board, rank, key, len(board.machines[key]))
+
+
+def _row_matches(board: BoardState, by: str, key: bytes, words: list[str]) -> bool:
+    """Whether a search finds a row: by the owner's key, or by that of one of its machines."""
+    keys = {key, *board.machines.get(key, ())} if by == "people" else {key}
+    return any(_matches(each, words) for each in keys)
 
 
 def _matches(public_key: bytes, words: list[str]) -> bool:
@@ -88,8 +106,9 @@ def _place(cursor: str) -> tuple[int, str]:
     return -int(tokens), peer_id
 
 
-def _contributor(board: BoardState, rank: int, key: bytes) -> ContributorDocument:
-    person = board.people[key]
+def _contributor(board: BoardState, rank: int, key: bytes, most_machines: int) -> ContributorDocument:
+    person, machines = board.people[key], board.machines[key]
+    own_only = list(machines) == [key]
     checked = person.credited_groups + person.rejected_groups
     low, high = wilson_interval(person.credited_groups, checked)
     return ContributorDocument(
@@ -116,7 +135,27 @@ def _contributor(board: BoardState, rank: int, key: bytes) -> ContributorDocumen
         first_step=person.first_step,
         last_step=person.last_step,
         last_receipt_at=time_text(person.last_ms),
+        machine_count=len(machines),
+        machines=[] if own_only else _machines(board, machines)[:most_machines],
     )
+
+
+def _machines(board: BoardState, machines: Mapping[bytes, Person]) -> list[MachineDocument]:
+    """A contributor's machines, most credit first."""
+    return [
+        MachineDocument(
+            id=_peer_id(key),
+            handle=display_name(key),
+            credit=board.credit(part.tokens),
+            verified_groups=part.verified_groups,
+            sampled_groups=part.sampled_groups,
+            verified_tokens=part.tokens,
+            rejected_groups=part.rejected_groups,
+            last_step=part.last_step,
+            last_receipt_at=time_text(part.last_ms),
+        )
+        for key, part in sorted(machines.items(), key=lambda item: (-item[1].tokens, _peer_id(item[0])))
+    ]
 
 
 def _validator(board: BoardState, rank: int, key: bytes) -> ValidatorDocument:

@@ -38,6 +38,14 @@ class JournalReader:
         """Consecutive ledger entries from a height on."""
         return self._read(lambda: read_entries(self._db, from_height, limit))
 
+    def signed_head(self) -> bytes:
+        """The learner's newest signed head, or nothing: a journal of an older release keeps none."""
+        named = "SELECT 1 FROM sqlite_master WHERE name = 'ledger_head'"
+        rows = self._read(lambda: self._db.execute(named).fetchall()) and self._read(
+            lambda: self._db.execute("SELECT raw FROM ledger_head").fetchall()
+        )
+        return bytes(rows[0][0]) if rows else b""
+
     def policy_version(self) -> int | None:
         """Newest version the learner signed."""
         row = self._read(lambda: self._db.execute("SELECT MAX(version) FROM policies").fetchall())[0]

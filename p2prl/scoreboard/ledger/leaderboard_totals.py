@@ -16,7 +16,7 @@ MICRO = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Person:
-    """Sums over the learner's receipts of one public key."""
+    """Sums over the learner's receipts of one owner, or of one of its machines."""
 
     first_step: int
     """Learner step of the first receipt."""
@@ -51,6 +51,21 @@ class Person:
     @property
     def expired_groups(self) -> int:
         return sum(self.expired.values())
+
+    def merged(self, other: Person) -> Person:
+        """The sum of both."""
+        return Person(
+            first_step=min(self.first_step, other.first_step),
+            last_step=max(self.last_step, other.last_step),
+            last_ms=max(self.last_ms, other.last_ms),
+            verified_groups=self.verified_groups + other.verified_groups,
+            sampled_groups=self.sampled_groups + other.sampled_groups,
+            rejected=_summed_reasons(self.rejected, other.rejected),
+            expired=_summed_reasons(self.expired, other.expired),
+            completions=self.completions + other.completions,
+            tokens=self.tokens + other.tokens,
+            reward_micros=self.reward_micros + other.reward_micros,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +134,10 @@ class Step:
 
 def summed(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
     """Sum of two counts, keys in increasing order."""
+    return {key: first.get(key, 0) + second.get(key, 0) for key in sorted({*first, *second})}
+
+
+def _summed_reasons(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     return {key: first.get(key, 0) + second.get(key, 0) for key in sorted({*first, *second})}
 
 

@@ -6,6 +6,8 @@ The rules, in the order they apply (docs/leaderboard.md states them for readers)
 * A verdict counts once per (validator, group), only for a group that has a receipt, never for one's own work, and
 earns at most the tokens in the learner's receipt, because a peer's unconfirmed claim earns nothing. A verdict that
 precedes its receipt waits for it, so the order in which the two reach the ledger does not matter.
+* A receipt counts for the owner of its machine when the learner signed it, whenever the delegation or the revocation
+that says so reaches the ledger (`owner_totals`).
 * An invalid line (an impossible number, an unknown state) is ignored and counted, never an error: one bad line from
 one peer must not take down every board of the run.
 """
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from p2prl.protocol import ledger_chain
+from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_messages import Receipts, Verdict
@@ -36,7 +39,9 @@ class BoardState:
     head: Digest
     """Digest of the newest entry: two boards with the same head show the same numbers."""
     people: Mapping[bytes, Person]
-    """By public key."""
+    """By the owner's public key."""
+    machines: Mapping[bytes, Mapping[bytes, Person]]
+    """The parts of the same totals: by owner, then by the machine's public key."""
     validators: Mapping[bytes, Validator]
     """By public key."""
     steps: Mapping[int, Step]
@@ -92,6 +97,8 @@ class LedgerFold:
             self._add_receipts(opened.body, opened.sent_ms)
         elif isinstance(opened.body, Verdict):
             self._ignore(self._verdicts.add(opened.author, opened.sent_ms, opened.body))
+        elif isinstance(opened.body, (Delegation, Revocation)):
+            self._ignore(self._receipts.owners.take(opened.body))
         self._height, self._head = self._height + 1, head
         self._state = None
         return opened
@@ -103,7 +110,8 @@ class LedgerFold:
                 parameters=self._parameters,
                 height=self._height,
                 head=self._head,
-                people=MappingProxyType(dict(self._receipts.people)),
+                people=MappingProxyType(dict(self._receipts.owners.people)),
+                machines=MappingProxyType(dict(self._receipts.owners.machines)),
                 validators=MappingProxyType(dict(self._verdicts.validators)),
                 steps=MappingProxyType(dict(self._receipts.steps)),
                 ignored=MappingProxyType(dict(sorted(self._ignored.items()))),

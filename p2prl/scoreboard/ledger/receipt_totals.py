@@ -9,11 +9,8 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
-from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Step, summed
-
-OTHER_REASON = "other"
-"""Replaces every unknown reason code: a receipt's free text is never shown."""
+from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Step, summed
+from p2prl.scoreboard.ledger.owner_totals import CountedReceipt, OwnerTotals, reason_place
 
 MAX_GROUP_TOKENS = limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS
 """Completion tokens that one group can hold."""
@@ -21,7 +18,6 @@ MAX_GROUP_TOKENS = limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS
 _MAX_REWARD = 1e6
 """Beyond any reward specification; bounds the sums that a hostile learner could otherwise inflate."""
 
-_KNOWN_REASONS = frozenset(reason.value for reason in RejectionReason)
 _STATES = frozenset(int(state) for state in ReceiptState)
 _CREDITED = (ReceiptState.VERIFIED, ReceiptState.CREDITED_BY_SAMPLING)
 
@@ -41,8 +37,7 @@ class ReceiptTotals:
     """Totals receipts. Only the first receipt of a group counts."""
 
     def __init__(self) -> None:
-        self.people: dict[bytes, Person] = {}
-        """By public key."""
+        self.owners = OwnerTotals()
         self.steps: dict[int, Step] = {}
         """By learner step, in the order of their first receipt."""
         self.groups: dict[bytes, CountedGroup] = {}
@@ -56,8 +51,16 @@ class ReceiptTotals:
             return "second_receipt"
         credited = receipt.state in _CREDITED
         self.groups[receipt.group] = CountedGroup(receipt.peer, receipt.version, receipt.tokens, credited)
-        person = self.people.get(receipt.peer) or Person(first_step=step, last_step=step, last_ms=sent_ms)
-        self.people[receipt.peer] = _add_to_person(person, receipt, step=step, sent_ms=sent_ms)
+        counted = CountedReceipt(
+            sent_ms=sent_ms,
+            step=step,
+            state=receipt.state,
+            reason=reason_place(receipt.reason),
+            completions=receipt.completions,
+            tokens=receipt.tokens,
+            reward_micros=round(receipt.reward * MICRO) * receipt.completions,
+        )
+        self.owners.add(receipt.peer, counted)
         self.steps[step] = _add_to_step(self.steps.get(step) or Step(last_ms=sent_ms), receipt, sent_ms)
         return None
 
@@ -72,31 +75,6 @@ def _is_possible(receipt: Receipt) -> bool:
         and 0 <= receipt.completions <= limits.MAX_GROUP_SIZE
         and math.isfinite(receipt.reward)
         and abs(receipt.reward) <= _MAX_REWARD
-    )
-
-
-def _add_to_person(before: Person, receipt: Receipt, *, step: int, sent_ms: int) -> Person:
-    person = replace(
-        before,
-        first_step=min(before.first_step, step),
-        last_step=max(before.last_step, step),
-        last_ms=max(before.last_ms, sent_ms),
-    )
-    reason = receipt.reason if receipt.reason in _KNOWN_REASONS else OTHER_REASON
-    if receipt.state == ReceiptState.REJECTED:
-        counts = {**person.rejected, reason: person.rejected.get(reason, 0) + 1}
-        return replace(person, rejected=dict(sorted(counts.items())))
-    if receipt.state == ReceiptState.EXPIRED:
-        counts = {**person.expired, reason: person.expired.get(reason, 0) + 1}
-        return replace(person, expired=dict(sorted(counts.items())))
-    verified = receipt.state == ReceiptState.VERIFIED
-    return replace(
-        person,
-        verified_groups=person.verified_groups + verified,
-        sampled_groups=person.sampled_groups + (not verified),
-        completions=person.completions + receipt.completions,
-        tokens=person.tokens + receipt.tokens,
-        reward_micros=person.reward_micros + round(receipt.reward * MICRO) * receipt.completions,
     )
 
 

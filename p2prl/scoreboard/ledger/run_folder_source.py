@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.errors import IntegrityError, P2PRLError, RemoteProtocolError
+from p2prl.protocol.ledger_chain import entry_digest
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.signed_head import SignedHead, open_signed_head
 
 _READ_AT_ONCE = 256
 """Entries per query: a long read would keep the learner from truncating its write-ahead log."""
@@ -41,6 +43,7 @@ class RunFolderSource:
         self._planned_updates = planned_updates
         self._offline_since = offline_since
         self._evaluations = evaluations
+        self._head: SignedHead | None = None
         self._incident: str | None = None
         self._lock = threading.Lock()
         with self._lock:
@@ -64,8 +67,8 @@ class RunFolderSource:
                 policy_version=self._reader.policy_version(),
                 learner_step=self._reader.step(),
                 connected_peers=None,
-                signed_height=None,
-                signed_head=b"",
+                signed_height=None if self._head is None else self._head.height,
+                signed_head=b"" if self._head is None else self._head.raw,
                 finished=planned is not None and published_step is not None and published_step >= planned,
                 learner_offline_since=None if reported is None else max(reported, newest_ms / 1000),
                 incident=self._incident,
@@ -84,6 +87,7 @@ class RunFolderSource:
         return None
 
     def _catch_up(self) -> None:
+        raw_head = self._reader.signed_head()  # before the entries: they may only be newer than it
         while self._incident is None and (entries := self._reader.entries(self._board.height, _READ_AT_ONCE)):
             for raw in entries:
                 try:
@@ -91,3 +95,16 @@ class RunFolderSource:
                 except (IntegrityError, RemoteProtocolError) as error:
                     self._incident = f"entry {self._board.height} of the ledger is broken: {error}"
                     return
+        if self._incident is None and raw_head and (self._head is None or raw_head != self._head.raw):
+            self._compare(open_signed_head(self._run, raw_head))
+
+    def _compare(self, head: SignedHead) -> None:
+        """Hold the journal to a head that its learner signed: entries may be missing from it, or replaced."""
+        newest = self._reader.entries(head.height - 1, 1) if head.height else []
+        fault = head.missing(self._board.height) or (
+            head.contradiction(head.height, entry_digest(newest[0])) if newest else ""
+        )
+        if fault:
+            self._incident = fault
+        else:
+            self._head = head

@@ -1,39 +1,26 @@
 """A swarm's ledger on this board: a stored chain, checked against the learner's signed heads.
 
-An entry proves who signed it, not that it belongs to the learner's history: a stranger's verdict fits any chain. Only a
-signed `LedgerHead` proves that. Entries are shown as they arrive and every learner head is compared with the chain; a
-contradicted chain is cut back to the last confirmed height.
+Only a signed head proves that an entry belongs to the learner's history (`signed_head`). Entries are shown as they
+arrive and every learner head is compared with the chain; a contradicted chain is cut back to the last confirmed height.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.protocol.envelope import Opened, body_of
+from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_chain import entry_digest
-from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import KnownRun
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
+from p2prl.scoreboard.ledger.signed_head import SignedHead, signed_head_of
 
 _HEADS_AHEAD = 64
 """Signed heads remembered until their height is reached; the newest are kept."""
 
 _READ_AT_ONCE = 256
 """Entries per query while the stored chain is verified again."""
-
-
-@dataclass(frozen=True, slots=True)
-class SignedHead:
-    """A ledger head with the learner's signature."""
-
-    height: int
-    head: bytes
-    raw: bytes
-    sent_ms: int
-    finished: bool
 
 
 class VerifiedLedger:
@@ -91,16 +78,15 @@ class VerifiedLedger:
         Raises `RemoteProtocolError` when this run's learner did not sign it. A contradiction between two of the
         learner's heads is stored as an incident.
         """
-        body = body_of(opened, LedgerHead)
-        if opened.author != self.run.manifest.learner or opened.run != self.run.run or body.height < 1:
-            raise RemoteProtocolError("ledger head: not signed by this run's learner")
-        head = SignedHead(body.height, body.head, opened.raw, opened.sent_ms, body.finished)
-        known = self._heads.setdefault(body.height, head)
+        head = signed_head_of(self.run, opened)
+        if head.height < 1:
+            raise RemoteProtocolError("ledger head: of no entries")
+        known = self._heads.setdefault(head.height, head)
         if known.head != head.head:
-            self._store.keep_incident(f"the learner signed two different histories of {body.height} ledger entries")
+            self._store.keep_incident(f"the learner signed two different histories of {head.height} ledger entries")
             return
         if head.sent_ms > known.sent_ms:  # the final head often repeats the one before it
-            known = self._heads[body.height] = head
+            known = self._heads[head.height] = head
         self._compare(known)
         while len(self._heads) > _HEADS_AHEAD:
             del self._heads[min(self._heads)]

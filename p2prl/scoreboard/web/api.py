@@ -1,7 +1,7 @@
 """HTTP API of a board: read-only JSON under /api/v1, and one page that shows the same numbers.
 
-Every response has an ETag and may be read from any origin. The API never writes and has no access to addresses: a
-response can contain only the fields of `api_schema`.
+Every response has an ETag. A public board may be read from any origin, one on loopback from its own pages alone. The
+API never writes and has no access to addresses: a response can contain only the fields of `api_schema`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from p2prl.scoreboard.documents.evaluation_view import evaluations_document
 from p2prl.scoreboard.documents.leaderboard_view import CURSOR_PATTERN, contributor_document, leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger_dump import dump_items
+from p2prl.scoreboard.web.host_check import LOOPBACK_NAMES, HostCheck
 from p2prl.scoreboard.web.http_middleware import ResponseRules
 from p2prl.scoreboard.web.http_responses import add_error_handlers, error_response, json_response, tagged_response
 from p2prl.scoreboard.web.page import STATIC, PageRequest, render_page
@@ -80,13 +81,16 @@ _Search = Annotated[
 ]
 
 
-def create_app(source: LedgerSource) -> FastAPI:
+def create_app(source: LedgerSource, *, is_public: bool = False) -> FastAPI:
     """Build the board's web application over `source`, which must be thread-safe: handlers run in threads."""
     app = FastAPI(
         title="p2prl scoreboard", version="1", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json"
     )
     app.add_middleware(GZipMiddleware, minimum_size=_GZIP_FROM_BYTES, compresslevel=5)
-    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "HEAD"], expose_headers=["ETag"])
+    if is_public:
+        app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "HEAD"], expose_headers=["ETag"])
+    else:
+        app.add_middleware(HostCheck, names=LOOPBACK_NAMES)
     app.add_middleware(ResponseRules)  # the outermost
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     add_error_handlers(app)

@@ -11,6 +11,7 @@ import uvicorn
 
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.web.api import create_app
+from p2prl.scoreboard.web.host_check import is_loopback
 from p2prl.scoreboard.web.listen_port import bind
 
 
@@ -20,15 +21,17 @@ def serve(
     host: str,
     port: int,
     listener: socket.socket | None = None,
+    is_public: bool = False,
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve `source` until Ctrl-C (or SIGTERM), then return.
 
     `on_ready` gets the board's URL once it answers. Port 0 picks a free port; `listener`, if given, is a socket already
-    bound by `p2prl.scoreboard.web.listen_port`. Raises `MachineError` when the port is taken or not allowed, and the
+    bound by `p2prl.scoreboard.web.listen_port`. A board that other machines can reach is public, and so is one on
+    loopback with `is_public`, behind a proxy. Raises `MachineError` when the port is taken or not allowed, and the
     source's error when the source fails permanently.
     """
-    board = BoardServer(source, host=host, port=port, listener=listener)
+    board = BoardServer(source, host=host, port=port, listener=listener, is_public=is_public)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises it after shutting down
         board.run(on_ready)
 
@@ -36,19 +39,28 @@ def serve(
 class BoardServer:
     """A board bound to its port: `run` serves it, `stop` stops it from another thread."""
 
-    def __init__(self, source: LedgerSource, *, host: str, port: int, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        source: LedgerSource,
+        *,
+        host: str,
+        port: int,
+        listener: socket.socket | None = None,
+        is_public: bool = False,
+    ) -> None:
         self._source = source
         self._socket = listener or bind(host, port)
         bound = self._socket.getsockname()
         shown = host if host not in ("0.0.0.0", "::", "") else "localhost"  # noqa: S104 - compared, not bound
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}"
+        self._is_public = is_public or not is_loopback(host)
         self._server: _Server | None = None
         self._stopped = False
 
     def run(self, on_ready: Callable[[str], None]) -> None:
         """Serve until stopped; see `serve`."""
         config = uvicorn.Config(
-            create_app(self._source),
+            create_app(self._source, is_public=self._is_public),
             log_level="error",
             access_log=False,
             server_header=False,

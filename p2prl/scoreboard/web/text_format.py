@@ -19,6 +19,11 @@ _IGNORED_LINES = {
     "second_verdict": "second verdict of one validator on one group",
     "verdict_on_own_work": "verdict of a validator on its own work",
     "verdict_on_another_group": "verdict that does not fit the group's receipt",
+    "second_delegation": "delegation of a machine that says nothing new",
+    "too_many_delegations": "delegation beyond the number that counts",
+    "revocation_of_nothing": "revocation without a delegation",
+    "second_revocation": "revocation that says nothing new",
+    "too_many_revocations": "revocation beyond the number that counts",
 }
 
 

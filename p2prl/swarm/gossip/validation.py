@@ -6,6 +6,7 @@ Policy manifests and heads are also checked against the versions already known, 
 from __future__ import annotations
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipts, Verdict
@@ -32,6 +33,8 @@ def check_envelope(opened: Opened, *, run: bytes, learner: bytes, group_bytes: i
     elif isinstance(opened.body, (RolloutGroup, GroupHeader)):
         check_group_size(opened.body, envelope_bytes=len(opened.raw), most=group_bytes)
         opened.body.check()
+    elif isinstance(opened.body, (Delegation, Revocation)):
+        opened.body.check_sent_by(opened.author)
     elif opened.kind is Kind.VERDICT:
         body_of(opened, Verdict).check()
     elif opened.kind not in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):

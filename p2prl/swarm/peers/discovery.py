@@ -24,6 +24,10 @@ from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.ports import Randomness
 
+_KEY_CHECK_S = 180.0
+"""For this long a node looks records up however many links it has: one of its own key would tell that another machine
+uses the key (`p2prl.net.process.key_use`), and that one writes its record every 30 s."""
+
 
 @dataclass(slots=True)
 class _KnownPeer:
@@ -140,10 +144,12 @@ class Discovery:
         """Publish our record, and look up other peers while links or addresses are missing."""
         is_connected = learner_linked or self._local.role is Role.LEARNER
         self.next_refresh = now + (self._config.refresh_s if is_connected else self._config.eager_refresh_s)
-        record = PeerRecord(int(self._local.role), self._local.addresses, self._local.newest_version)
+        local = self._local
+        record = PeerRecord(int(local.role), local.addresses, local.newest_version, local.started_ms)
         raw = seal(self._local.identity, record, run=self._local.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
-        if not is_connected or len(self._links) < self._config.max_neighbors or self._lacks_addresses():
+        is_fresh = now < self._local.started_ms / 1000 + _KEY_CHECK_S
+        if is_fresh or not is_connected or len(self._links) < self._config.max_neighbors or self._lacks_addresses():
             self.commands.append(LookUp())
 
     def dial(self, now: float) -> None:

@@ -16,6 +16,8 @@ class LocalPeer:
     identity: Identity
     role: Role
     run: Digest
+    started_ms: int = 0
+    """When this node started, Unix milliseconds."""
     addresses: tuple[str, ...] = ()
     newest_version: int = -1
     ledger_height: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,27 @@ def test_a_bug_leaves_its_traceback_in_a_file_and_one_sentence(
     _, said = run_main(monkeypatch, capsys, ZeroDivisionError("division by zero"))
     elsewhere = Path(said.splitlines()[0].rpartition(" in ")[2])
     assert "ZeroDivisionError" in elsewhere.read_text()
-    elsewhere.unlink()
+    assert (elsewhere.stat().st_mode & 0o777, elsewhere.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    shutil.rmtree(elsewhere.parent)
+
+
+def test_a_crash_file_never_follows_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash_log.time, "strftime", lambda *_: "now")
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "crash-now.log").symlink_to(precious)
+    crash_log.keep_in(folder)
+    written = crash_log.write(ZeroDivisionError("division by zero"))
+    assert precious.read_text() == "mine"
+    assert written.parent == folder
+    assert "ZeroDivisionError" in written.read_text()
+    written.unlink()
+    written.symlink_to(precious)
+    elsewhere = crash_log.write(ZeroDivisionError("division by zero"))
+    assert precious.read_text() == "mine"
+    shutil.rmtree(elsewhere.parent)
 
 
 USAGE = [("bogus",), ("learn",), ("join",), ("init", "x", "--group-size", "many"), ("validate", "x", "--rate", "2")]

@@ -44,7 +44,16 @@ def processor_seconds(arguments: list[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-LIGHT = ("status_read", "key_files", "board_serve", "ledger_check", "join_worker", "validate_worker", "seed_worker")
+LIGHT = (
+    "status_read",
+    "key_files",
+    "key_owner",
+    "board_serve",
+    "ledger_check",
+    "join_worker",
+    "validate_worker",
+    "seed_worker",
+)
 
 
 @pytest.mark.parametrize("module", [*LIGHT, "init_run", "learn_run", "eval_run", "export_run"])

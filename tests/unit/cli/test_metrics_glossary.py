@@ -15,7 +15,7 @@ from p2prl.cli.commands.worker_session import StatusFile
 from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.evaluation.config import EvaluationConfig
-from p2prl.learner.intake.verification import Replayer
+from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.training.loss_diagnostics import BUCKETS
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.optimizer_step import Trainer

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import MachineError
+from p2prl.learner.journal import forgeries
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.journal.journal import Journal
 from p2prl.protocol import ledger_chain
@@ -216,8 +217,6 @@ def test_groups_that_wait_are_listed_in_order_of_arrival(path: Path) -> None:
     assert [peer[:1] for _, peer, _, _ in journal.groups.waiting()] == [b"p"] * 20 + [b"a", b"b", b"a"]
     journal.groups.mark_verified(group(3).digest, behavior=b"", rewards=b"")
     assert len(journal.groups.waiting()) == 22
-    assert journal.groups.verified_by_peer() == {group(3).peer: 1}
-    assert journal.groups.unchecked_count(b"a" * 32) == 2
     assert journal.groups.knows(group(3).digest)
     assert not journal.groups.knows(group(30).digest)
     journal.close()
@@ -282,4 +281,52 @@ def test_another_process_can_read(path: Path) -> None:
     reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     assert reader.execute("SELECT COUNT(*) FROM ledger").fetchone() == (1,)
     reader.close()
+    journal.close()
+
+
+def test_history_has_what_passed_and_failed_by_peer_and_hour(path: Path) -> None:
+    journal = Journal(path)
+    for number in range(8):
+        journal.groups.store(replace(group(number), peer=b"ab"[number % 2 : number % 2 + 1] * 32), NOW + 1000 * number)
+    for number in (0, 2):
+        journal.groups.mark_verified(group(number).digest, behavior=b"", rewards=b"")
+    journal.groups.mark_unused(group(2).digest)
+    for number, reason in ((1, "seed_mismatch"), (3, "engine_mismatch"), (4, "withheld_slots"), (5, "excluded")):
+        journal.groups.mark_refused(group(number).digest, state=GroupState.REJECTED, reason=reason)
+    journal.groups.mark_refused(group(6).digest, state=GroupState.EXPIRED, reason="too_stale")
+    totals: dict[bytes, list[int]] = {}
+    for peer, at, passed, failed in journal.groups.history():
+        assert NOW <= at <= NOW + 6000
+        counts = totals.setdefault(peer[:1], [0, 0])
+        counts[0] += passed
+        counts[1] += failed
+    assert totals == {b"a": [2, 0], b"b": [0, 1]}
+    times = [at for _, at, _, _ in journal.groups.history()]
+    assert times == sorted(times)
+    journal.close()
+
+
+def test_only_old_refused_groups_are_forgotten(path: Path) -> None:
+    journal = Journal(path)
+    for number in range(4):
+        journal.groups.store(group(number), NOW + number)
+    for number, state in ((0, GroupState.REJECTED), (1, GroupState.EXPIRED), (3, GroupState.REJECTED)):
+        journal.groups.mark_refused(group(number).digest, state=state, reason="too_stale")
+    journal.groups.mark_verified(group(2).digest, behavior=b"", rewards=b"")
+    journal.groups.forget_refused(NOW + 3)
+    assert [journal.groups.knows(group(number).digest) for number in range(4)] == [False, False, True, True]
+    journal.close()
+
+
+def test_evidence_of_forgeries_is_kept_within_its_bounds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgeries, "MAX_FORGERIES", 5)
+    monkeypatch.setattr(forgeries, "MAX_EVIDENCE_BYTES", 250)
+    journal = Journal(path)
+    for number in range(8):
+        peer = bytes([number % 2]) * 32
+        for _ in range(2):
+            journal.forgeries.add(group(number).digest, peer, NOW + number, envelope=bytes([number]) * 100)
+    assert journal.forgeries.times() == [(bytes([number % 2]) * 32, NOW + number) for number in range(3, 8)]
+    assert journal.forgeries.evidence(bytes([1]) * 32) == [bytes([7]) * 100]
+    assert journal.forgeries.evidence(bytes([0]) * 32) == [bytes([6]) * 100]
     journal.close()

@@ -16,6 +16,8 @@ from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.intake.owners import Owners
+from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.journal.groups import GroupState, StoredGroup
@@ -96,14 +98,19 @@ class LearnerIntake:
         self.groups = self.storage.journal.groups
         with self.storage.journal.transaction():
             self.storage.journal.policies.add(0, 0, POLICY)
-        sender = SigningSender(KEY, RUN, self.storage.journal.ledger, Clock())
+        sender = SigningSender(KEY, RUN, self.storage.journal, Clock())
         sender.attach(port)
-        self.backlog = ReplayBacklog(BacklogConfig(batch_groups=9, surplus_share=0.0, newest_first=False), verified={})
+        self.standings = PeerStandings(Clock())
+        self.backlog = ReplayBacklog(
+            BacklogConfig(batch_groups=9, surplus_share=0.0, newest_first=False), rank=self.standings.rank
+        )
         self.intake = Intake(
             storage=self.storage,
             decoded=DecodedGroups(),
             buffer=RolloutBuffer(staleness_bound=8, ready_target=9),
             backlog=self.backlog,
+            owners=Owners(self.storage.journal, Clock()),
+            standings=self.standings,
             sender=sender,
             clock=Clock(),
         )

@@ -91,7 +91,12 @@ def test_unknown_policies_and_floods_are_turned_away(
     swarm.learner._read(0.0)
     answered = [name for receipt in swarm.port.bodies(Kind.STORAGE_RECEIPT) for name in receipt.groups]
     assert answered == [stored.digest for stored in flood[:3]]
-    assert swarm.learner._inbox._intake.turned_away == {"unknown_policy": 1, "too_many": 2}
+    assert swarm.learner._inbox._intake.turned_away == {
+        "unknown_policy": 1,
+        "too_many": 2,
+        "too_fast": 0,
+        "excluded": 0,
+    }
     swarm.learner.close()
 
 

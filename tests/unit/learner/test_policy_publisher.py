@@ -82,7 +82,7 @@ class Publishing:
 
     def start(self, storage: LearnerStorage) -> None:
         """The publisher of a learner that has just started, with the files on disk."""
-        sender = SigningSender(self.small_run.learner, self.small_run.run, self.small_run.journal.ledger, self.clock)
+        sender = SigningSender(self.small_run.learner, self.small_run.run, self.small_run.journal, self.clock)
         sender.attach(self.port)
         self.publisher = PolicyPublisher(
             storage=storage,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.learner.intake.replay_backlog import STANDING_GROUPS, BacklogConfig, ReplayBacklog, WaitingGroup
+from p2prl.learner.intake.peer_standings import Rank
+from p2prl.learner.intake.replay_backlog import NEWCOMER_SHARE, BacklogConfig, Held, ReplayBacklog, WaitingGroup
 from p2prl.protocol.digests import digest
 
 NUMBERS = itertools.count()
@@ -26,10 +28,10 @@ def backlog(
     batch: int = 100,
     surplus_share: float = 0.0,
     newest_first: bool = True,
-    verified: dict[bytes, int] | None = None,
+    ranks: Mapping[bytes, Rank] = MappingProxyType({}),
 ) -> ReplayBacklog:
     config = BacklogConfig(batch_groups=batch, surplus_share=surplus_share, newest_first=newest_first)
-    made = ReplayBacklog(config, verified=verified or {})
+    made = ReplayBacklog(config, rank=lambda peer: ranks.get(peer, Rank.NEWCOMER))
     for each in groups:
         made.add(each)
     return made
@@ -99,48 +101,97 @@ def settled(queue: ReplayBacklog, wanted: int) -> list[WaitingGroup]:
     return batch
 
 
-def test_surplus_replays_alternate_newcomers_and_known_peers_with_what_expires_soonest() -> None:
+def test_surplus_replays_give_known_peers_the_larger_part_and_each_what_expires_soonest() -> None:
     known = [group(1, version) for version in (9, 4, 6)]
     other = [group(3, version) for version in (8, 5)]
     newcomer = [group(2, 9), group(2, 7)]
-    verified = {known[0].peer: STANDING_GROUPS, other[0].peer: 99, newcomer[0].peer: STANDING_GROUPS - 1}
-    queue = backlog([*known, *other, *newcomer], batch=2, surplus_share=1.0, verified=verified)
+    ranks = {known[0].peer: Rank.KNOWN, other[0].peer: Rank.KNOWN}
+    queue = backlog([*known, *other, *newcomer], batch=2, surplus_share=1.0, ranks=ranks)
     queue.update_ended(9.0)
     for expected in ([newcomer[1], known[1]], [newcomer[0], other[1]], [known[2], other[0]], [known[0]]):
         assert set(settled(queue, 0)) == set(expected)
 
 
 @pytest.mark.parametrize("wanted", [0, 8])
-def test_a_flood_of_keys_and_of_garbage_gets_no_more_than_every_other_turn(wanted: int) -> None:
-    honest = {bytes([peer]) * 32: STANDING_GROUPS for peer in range(3)}
-    queue = backlog(
-        [group(peer, 5) for peer in range(3) for _ in range(40)], batch=8, surplus_share=1.0, verified=honest
-    )
-    replayed: Counter[bool] = Counter()
-    for update in range(10):
+def test_a_flood_of_keys_gets_its_share_of_the_time_however_many_they_are(wanted: int) -> None:
+    honest = {bytes([peer]) * 32: Rank.KNOWN for peer in range(3)}
+    queue = backlog([group(peer, 5) for peer in range(3) for _ in range(90)], batch=8, surplus_share=9.0, ranks=honest)
+    seconds = dict.fromkeys((True, False), 0.0)
+    for update in range(20):
         for key in range(100, 116):  # new keys, each with the newest version
-            queue.add(group(key + update * 10, 9))
-        queue.update_ended(1.0)
-        for each in settled(queue, wanted):
-            replayed[each.peer in honest] += 1
-            if each.peer not in honest:
-                queue.peer_failed(each.peer)
-        queue.replay_ended(9.0)
-        queue.update_ended(20.0)
-    assert replayed[True] >= replayed[False]
+            queue.add(group(key + update * 5, 9))
+        queue.update_ended(90.0)
+        batch = queue.next_batch(wanted)
+        cost = {is_honest: 0.5 * sum((each.peer in honest) is is_honest for each in batch) for is_honest in seconds}
+        queue.replay_ended(sum(cost.values()), newcomers_s=cost[False])
+        queue.settled([each.digest for each in batch])
+        seconds = {is_honest: seconds[is_honest] + cost[is_honest] for is_honest in seconds}
+    total = sum(seconds.values())
+    assert 0.1 * total <= seconds[False] <= NEWCOMER_SHARE * total + 2.0
 
 
-def test_peers_whose_groups_failed_come_after_all_others_until_they_are_right() -> None:
-    cheat, newcomer = group(1, 9), group(2, 1)
-    queue = backlog([cheat, newcomer, group(1, 8)], batch=1)
-    queue.peer_failed(cheat.peer)
-    assert settled(queue, 1) == [newcomer]
-    late = group(2, 1)
-    queue.add(late)
-    assert settled(queue, 1) == [late]
-    queue.peer_verified(cheat.peer)
-    queue.add(group(2, 1))
-    assert settled(queue, 1) == [cheat], "as often right as wrong, and served longest ago"
+def test_cheap_checks_of_newcomers_let_more_of_them_in_but_never_more_than_half() -> None:
+    known = {bytes([1]) * 32: Rank.KNOWN}
+    queue = backlog([group(1, 5) for _ in range(90)], batch=10, ranks=known)
+    for key in range(100, 200):
+        queue.add(group(key, 5))
+    newcomers = []
+    for _ in range(4):
+        batch = queue.next_batch(10)
+        newcomers.append(sum(each.peer not in known for each in batch))
+        queue.replay_ended(1.0, newcomers_s=0.01 * newcomers[-1])
+        queue.settled([each.digest for each in batch])
+    assert newcomers == [2, 5, 5, 5]
+
+
+def test_newcomers_fill_the_places_that_known_peers_leave() -> None:
+    known = {bytes([1]) * 32: Rank.KNOWN}
+    groups = [group(1, 5), *(group(key, 5) for key in range(100, 112))]
+    assert len(backlog(groups, batch=10, ranks=known).next_batch(10)) == 10
+    assert len(backlog(groups[1:], batch=10, ranks=known).next_batch(10)) == 10
+
+
+def test_only_known_peers_replace_newcomers_in_the_buffer() -> None:
+    known = {bytes([1]) * 32: Rank.KNOWN}
+    groups = [group(1, 5), group(1, 4), group(1, 3), group(100, 9)]
+    queue = backlog(groups, ranks=known)
+    assert not queue.has_work(0, lambda _: True)
+    assert queue.has_work(0, lambda _: True, wanted_of_known=2)
+    assert queue.next_batch(0, wanted_of_known=2) == groups[:2]
+    assert not queue.is_surplus
+    queue.settled([each.digest for each in groups[:3]])
+    assert not queue.has_work(0, lambda _: True, wanted_of_known=2)
+    assert queue.next_batch(0, wanted_of_known=2) == []
+
+
+def test_newcomers_name_one_version_more_than_known_peers() -> None:
+    """Each version in a batch has to be loaded."""
+    known = {bytes([1]) * 32: Rank.KNOWN}
+    groups = [*(group(1, 9) for _ in range(40)), *(group(100 + key, key % 10) for key in range(40))]
+    queue = backlog(groups, batch=20, newest_first=False, ranks=known)
+    assert len({each.version for each in queue.next_batch(20)}) == 2
+
+
+def test_peers_whose_groups_failed_come_after_all_others() -> None:
+    cheat, newcomer, known = group(1, 9), group(2, 1), group(3, 1)
+    ranks = {cheat.peer: Rank.DISTRUSTED, known.peer: Rank.KNOWN}
+    queue = backlog([cheat, newcomer, group(1, 8), known], batch=1, ranks=ranks)
+    assert [settled(queue, 1)[0].peer for _ in range(4)] == [newcomer.peer, known.peer, cheat.peer, cheat.peer]
+
+
+def test_what_waits_is_counted_by_peer_and_by_class() -> None:
+    one, two, other = group(1, 5, size=10), group(1, 6, size=20), group(2, 5, size=40)
+    queue = backlog([one, two, other], ranks={other.peer: Rank.KNOWN})
+    assert queue.held(one.peer) == Held(2, 30)
+    assert queue.held_by_rank()[Rank.NEWCOMER] == (1, Held(2, 30))
+    queue.settled([one.digest])
+    assert queue.held(one.peer) == Held(1, 20)
+    queue.settled([one.digest, two.digest])
+    assert queue.held_by_rank() == {
+        Rank.NEWCOMER: (0, Held()),
+        Rank.DISTRUSTED: (0, Held()),
+        Rank.KNOWN: (1, Held(1, 40)),
+    }
 
 
 def test_with_more_peers_than_a_batch_holds_each_has_its_turn() -> None:
@@ -191,12 +242,12 @@ def test_replays_that_the_buffer_wants_cost_no_surplus_time() -> None:
 def test_useless_groups_are_named_and_not_while_in_replay() -> None:
     old, new, older = group(1, 2), group(1, 7), group(2, 1)
     queue = backlog([old, new, older])
-    assert queue.useless(lambda version: version > 2, 9) == [old, older]
-    assert queue.useless(lambda version: version > 2, 1) == [old]
-    assert queue.has_work(0, lambda version: version > 2)
+    assert queue.useless(lambda each: each.version > 2, 9) == [old, older]
+    assert queue.useless(lambda each: each.version > 2, 1) == [old]
+    assert queue.has_work(0, lambda each: each.version > 2)
     assert not queue.has_work(0, lambda _: True)
     assert queue.next_batch(1) == [new]
-    assert queue.useless(lambda version: version > 7, 9) == [old, older], "a replay that runs is not wasted"
+    assert queue.useless(lambda each: each.version > 7, 9) == [old, older], "a replay that runs is not wasted"
     queue.settled([old.digest, new.digest, older.digest])
     assert (len(queue), queue.in_replay) == (0, 0)
 

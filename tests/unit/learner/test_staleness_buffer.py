@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2prl.learner.intake.batch_caps import Contributor
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.protocol.digests import Digest
@@ -13,8 +14,8 @@ from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
 GROUP = RolloutGroup(0, bytes(32), 0, "chain4", b"", (), EngineClass("", "", "", ""), 0.0)
 
 
-def ready(number: int, policy_step: int) -> VerifiedGroup:
-    return VerifiedGroup(Digest(number.to_bytes(32, "big")), b"", GROUP, policy_step, b"", b"")
+def ready(number: int, policy_step: int, peer: bytes = b"") -> VerifiedGroup:
+    return VerifiedGroup(Digest(number.to_bytes(32, "big")), peer, GROUP, policy_step, b"", b"")
 
 
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(0, 40), st.integers(0, 10))
@@ -71,3 +72,28 @@ def test_part_of_the_surplus_is_taken_when_too_few_wanted_groups_are_left() -> N
     assert buffer.take(2) == [wanted, new]
     assert len(buffer) == 1
     assert buffer.take(1) == [old]
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 30))
+def test_newcomers_fill_no_more_than_their_places_of_the_buffer(known: list[bool], target: int) -> None:
+    buffer = RolloutBuffer(
+        staleness_bound=9, ready_target=target, contributor=lambda peer: Contributor(peer, is_known=peer == b"known")
+    )
+    for number, is_known in enumerate(known):
+        buffer.add(ready(number, 0, b"known" if is_known else b"%d" % number))
+    assert buffer.wanted == max(0, target - len(known))
+    counted = sum(known) + min(len(known) - sum(known), 15 * target // 100)
+    assert buffer.wanted_of_known == max(0, target - counted) >= buffer.wanted
+
+
+def test_a_group_past_the_cap_of_newcomers_is_trained_on_later() -> None:
+    buffer = RolloutBuffer(
+        staleness_bound=9, ready_target=20, contributor=lambda peer: Contributor(peer, is_known=peer[:1] == b"k")
+    )
+    newcomers = [ready(number, 0, b"%d" % number) for number in range(10)]
+    known = [ready(number, 0, b"k%d" % number) for number in range(10, 30)]
+    for group in (*newcomers, *known):
+        buffer.add(group)
+    assert buffer.take(10, step=0) == [newcomers[0], *known[:9]]
+    assert buffer.take(10, step=1) == [*newcomers[1:3], *known[9:17]]
+    assert buffer.take(10, step=2) == [*newcomers[3:10], *known[17:]]

@@ -137,7 +137,13 @@ def test_a_group_in_a_slot_without_valid_work_is_rejected(tmp_path: Path, monkey
 
 
 def test_every_rejection_reason_is_tested() -> None:
-    elsewhere = {RejectionReason.TOO_STALE, RejectionReason.DUPLICATE_SLOT}
+    elsewhere = {
+        RejectionReason.TOO_STALE,
+        RejectionReason.DUPLICATE_SLOT,
+        RejectionReason.ENGINE_MISMATCH,
+        RejectionReason.WITHHELD_SLOTS,
+        RejectionReason.EXCLUDED,
+    }
     assert {reason for reason, _ in TAMPERINGS} | elsewhere == set(RejectionReason)
 
 

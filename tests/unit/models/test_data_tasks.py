@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from p2prl.learner.intake.verification import Replayer
+from p2prl.learner.intake.replaying import Replayer
 from p2prl.models.evaluation import evaluate
 from p2prl.models.group_work import GroupWork, ReplayTools, SlotAssignment
 from p2prl.models.sampling import sample_all

@@ -23,6 +23,7 @@ USED = {
     "CHUNK_CANCEL": 15, "RUN_MANIFEST": 32, "POLICY_MANIFEST": 33,
     "PEER_RECORD": 34, "ROLLOUT_GROUP": 35, "STORAGE_RECEIPT": 36, "RECEIPTS": 37, "VERDICT": 38, "LEDGER_HEAD": 39,
     "POLICY_HEAD": 40, "INTRODUCTION": 41, "GROUP_HEADER": 42,
+    "DELEGATION": 43, "REVOCATION": 44,
 }  # fmt: skip
 """Every number ever used. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
 
@@ -101,10 +102,10 @@ def test_groups_at_the_limits_pass() -> None:
 
 def test_peer_record_addresses() -> None:
     good = "/ip4/1.2.3.4/tcp/1"
-    PeerRecord(1, (good,) * limits.MAX_ADDRESSES, 0).check()
+    PeerRecord(1, (good,) * limits.MAX_ADDRESSES, 0, 0).check()
     for addresses in ((good,) * (limits.MAX_ADDRESSES + 1), ("a" * (limits.MAX_ADDRESS_CHARS + 1),), ("/ip4/\n",)):
         with pytest.raises(RemoteProtocolError):
-            PeerRecord(1, addresses, 0).check()
+            PeerRecord(1, addresses, 0, 0).check()
 
 
 RECEIPT = Receipt(bytes(32), bytes(32), 3, 4, int(ReceiptState.REJECTED), "bad_tokens", 0, 0, 0.0)

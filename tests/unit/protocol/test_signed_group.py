@@ -162,3 +162,10 @@ def test_a_group_larger_than_its_run_allows_is_refused() -> None:
     check_group_size(small, envelope_bytes=len(raw), most=len(encode(small)))
     with pytest.raises(RemoteProtocolError, match="sampling settings allow"):
         check_group_size(small, envelope_bytes=len(raw), most=len(encode(small)) - 256)
+
+
+def test_evidence_is_sized_by_the_tokens() -> None:
+    tokens = sum(len(completion.tokens) // 4 for completion in group_of(0).completions)
+    msgspec.structs.replace(group_of(0), evidence=bytes(16 * tokens)).check()
+    with pytest.raises(RemoteProtocolError, match="evidence"):
+        msgspec.structs.replace(group_of(0), evidence=bytes(16 * tokens + 1)).check()

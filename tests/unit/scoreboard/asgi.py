@@ -58,7 +58,7 @@ async def _ask(app: FastAPI, target: str, method: str, headers: dict[str, str]) 
         "raw_path": url.path.encode(),
         "query_string": url.query.encode(),
         "root_path": "",
-        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in {"host": "board", **headers}.items()],
+        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in {"host": "localhost", **headers}.items()],
         "client": ("test", 1),
         "server": ("board", 80),
     }

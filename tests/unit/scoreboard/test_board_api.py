@@ -17,6 +17,7 @@ from p2prl.scoreboard.documents.leaderboard_view import CURSOR_PATTERN
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.scoreboard.ledger_dump import verify_dump
 from p2prl.scoreboard.web.api import create_app
+from p2prl.scoreboard.web.host_check import is_loopback
 from p2prl.scoreboard.web.http_middleware import RESPONSE_HEADERS
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, sample_run
 from tests.unit.scoreboard.asgi import ask
@@ -59,9 +60,43 @@ def test_security_headers_and_no_server_name(path: str) -> None:
     assert "unsafe" not in answer.headers["content-security-policy"]
 
 
-def test_any_origin_may_read() -> None:
-    answer = ask(create_app(MemorySource(WRITER)), "/api/v1/run", origin="https://elsewhere.example")
-    assert answer.headers["access-control-allow-origin"] == "*"
+def test_any_origin_may_read_a_public_board() -> None:
+    app = create_app(MemorySource(WRITER), is_public=True)
+    answer = ask(app, "/api/v1/run", origin="https://elsewhere.example", host="board.example")
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_other_origin_may_read_a_board_on_loopback(path: str) -> None:
+    answer = ask(create_app(MemorySource(WRITER)), path, origin="https://elsewhere.example")
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]", "[::1]:8000"])
+def test_a_board_on_loopback_answers_as_this_machine(host: str) -> None:
+    assert ask(create_app(MemorySource(WRITER)), "/api/v1/run", host=host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["", "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "localhost:x"]
+)
+@pytest.mark.parametrize("path", ["/", "/api/v1/run", "/static/board.js"])
+def test_a_board_on_loopback_answers_to_no_other_name(path: str, host: str) -> None:
+    answer = ask(create_app(MemorySource(WRITER)), path, host=host)
+    assert answer.status == 421
+    assert "this machine alone" in answer.document["error"]
+    assert b"p2prl://" not in answer.body
+
+
+@pytest.mark.parametrize(
+    ("address", "alone"),
+    [
+        *((address, True) for address in ("127.0.0.1", "127.9.9.9", "::1", "localhost")),
+        *((address, False) for address in ("0.0.0.0", "::", "192.168.1.5", "board.example", "")),
+    ],
+)
+def test_addresses_that_this_machine_alone_can_reach(address: str, alone: bool) -> None:
+    assert is_loopback(address) == alone
 
 
 def test_the_etag_changes_with_the_ledger() -> None:

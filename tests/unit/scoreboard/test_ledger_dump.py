@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError
+from p2prl.protocol.envelope import open_envelope
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_messages import Verdict
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, sample_run
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, sample_run
 
 WRITER = sample_run(0, steps=6)
 SOURCE = MemorySource(WRITER, signed_head=WRITER.signed_head())
@@ -29,6 +32,7 @@ def test_a_dump_recounts_to_the_same_totals(tmp_path: Path) -> None:
     assert result.people == leaderboard_document(snapshot, by="people", limit=500).people
     assert result.validators == leaderboard_document(snapshot, by="validators", limit=500).validators
     assert verify_source(SOURCE) == result
+    assert result.is_whole
     assert [path.name for path in tmp_path.iterdir()] == ["run.ledger"]
 
 
@@ -123,6 +127,40 @@ def test_a_ledger_is_held_to_its_signed_head(tmp_path: Path, head: bytes, messag
     write_dump(MemorySource(WRITER, signed_head=head), tmp_path / "x")
     with pytest.raises(IntegrityError, match=message):
         verify_dump(tmp_path / "x")
+
+
+def test_a_dump_ends_with_what_the_learner_has_signed(tmp_path: Path) -> None:
+    writer = sample_run(0, steps=4)
+    signed, height = writer.signed_head(), len(writer.entries)
+    writer.add(identity("a stranger"), Verdict(bytes(32), bytes(32), 0, True, "", 0, 0, 0.0))
+    source = MemorySource(writer, signed_head=signed)
+    assert write_dump(source, tmp_path / "x") == height == len(writer.entries) - 1
+    assert verify_dump(tmp_path / "x").is_whole
+    assert (verify_source(source).unsigned, verify_source(source).is_whole) == (1, False)
+
+
+def test_a_dump_cut_short_and_linked_again_is_not_whole(tmp_path: Path) -> None:
+    cut = LedgerWriter(manifest=WRITER.manifest)
+    for envelope in WRITER.envelopes[:9]:
+        cut.append(envelope)
+    write_dump(MemorySource(cut), tmp_path / "x")
+    result = verify_dump(tmp_path / "x", run=WRITER.run)
+    assert (result.signed_height, result.unsigned, result.is_whole) == (None, 9, False)
+    write_dump(MemorySource(cut, signed_head=WRITER.signed_head()), tmp_path / "x")
+    with pytest.raises(IntegrityError, match="ends at entry 9, but the learner signed 18"):
+        verify_dump(tmp_path / "x")
+
+
+def test_verdicts_cannot_be_dropped_from_a_dump(tmp_path: Path) -> None:
+    linked = LedgerWriter(manifest=WRITER.manifest)
+    for envelope in WRITER.envelopes:
+        if open_envelope(envelope, now=None).kind is not Kind.VERDICT:
+            linked.append(envelope)
+    assert 0 < len(linked.entries) < len(WRITER.entries)
+    for head in (WRITER.signed_head(), WRITER.signed_head(height=len(linked.entries))):
+        write_dump(MemorySource(linked, signed_head=head), tmp_path / "x")
+        with pytest.raises(IntegrityError, match="the learner signed"):
+            verify_dump(tmp_path / "x")
 
 
 def test_a_valid_prefix_is_not_a_valid_ledger() -> None:

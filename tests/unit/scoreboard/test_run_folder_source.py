@@ -9,6 +9,7 @@ import pytest
 from p2prl.errors import MachineError, RemoteProtocolError
 from p2prl.learner.journal.journal import Journal
 from p2prl.protocol.envelope import seal
+from p2prl.protocol.ledger_chain import entry_digest
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run
 
@@ -93,6 +94,47 @@ def test_a_broken_entry_stops_the_count_and_is_named(tmp_path: Path) -> None:
     assert source.entries(0, 99) == writer.entries[:5]
     source.close()
     db.close()
+
+
+def test_the_newest_signed_head_covers_what_was_signed(tmp_path: Path) -> None:
+    writer = sample_run(0, steps=4)
+    signed = writer.signed_head(height=len(writer.entries) - 1, head=entry_digest(writer.entries[-2]))
+    db = writer.write_journal(tmp_path / "journal.db", signed_head=signed)
+    source = RunFolderSource(tmp_path / "journal.db", writer.manifest_raw)
+    snapshot = source.snapshot()
+    assert (snapshot.signed_height, snapshot.signed_head) == (len(writer.entries) - 1, signed)
+    newer = writer.signed_head()
+    db.execute("UPDATE ledger_head SET raw = ?", (newer,))
+    assert source.snapshot().signed_head == newer
+    assert source.snapshot().incident is None
+    source.close()
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("height", "change", "said"),
+    [
+        (18, "DELETE FROM ledger WHERE height >= 9", "ends at entry 9, but the learner signed 18"),
+        (18, "SELECT 1", "entry 17 differs"),
+        (9, "SELECT 1", "entry 8 differs"),
+    ],
+)
+def test_a_journal_is_held_to_its_signed_head(tmp_path: Path, height: int, change: str, said: str) -> None:
+    writer = sample_run(0, steps=6)
+    db = writer.write_journal(tmp_path / "journal.db", signed_head=writer.signed_head(height=height, head=bytes(32)))
+    db.execute(change)
+    source = RunFolderSource(tmp_path / "journal.db", writer.manifest_raw)
+    assert said in (source.snapshot().incident or "")
+    assert source.snapshot().signed_height is None
+    source.close()
+    db.close()
+
+
+def test_a_head_signed_by_somebody_else_is_refused(tmp_path: Path) -> None:
+    writer, other = sample_run(0, steps=2), sample_run(0, steps=2, goal="another run")
+    writer.write_journal(tmp_path / "journal.db", signed_head=other.signed_head()).close()
+    with pytest.raises(RemoteProtocolError, match="not signed by this run's learner"):
+        RunFolderSource(tmp_path / "journal.db", writer.manifest_raw)
 
 
 def test_entries_stop_at_a_missing_row(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def connections(role: Role = Role.VOLUNTEER, **config: float) -> Connections:
 def record(
     who: Identity, *, role: int = Role.VOLUNTEER, at: float = NOW, run: bytes = RUN, address: str = "/ip4/1.2.3.4"
 ) -> bytes:
-    return seal(who, PeerRecord(int(role), (address,), 0), run=run, now=at)
+    return seal(who, PeerRecord(int(role), (address,), 0, 0), run=run, now=at)
 
 
 def hello(*, role: int = Role.LEARNER, run: bytes = RUN, clock: float = NOW, height: int = 0) -> Hello:

@@ -103,7 +103,7 @@ class Daemon:
             await daemon.close()
             raise MachineError(
                 f"the network daemon {binary} did not start within {_STARTUP_TIMEOUT_S:.0f} s",
-                remedy="Try again when the machine is less busy, or run p2prl doctor.",
+                remedy="Try again when the machine is less busy.",
             ) from error
         except BaseException:
             await daemon.close()

@@ -104,5 +104,6 @@ def startup_error(last_line: str, config: DaemonConfig) -> MachineError | Config
     if "permission denied" in reason and "listen" in reason:
         return MachineError(f"this user may not listen on {listen}", remedy="Choose a port above 1023.")
     return MachineError(
-        f"the network daemon did not start: {reason or 'it printed nothing'}", remedy="Run p2prl doctor."
+        f"the network daemon did not start: {reason or 'it printed nothing'}",
+        remedy="Start again; if it fails again, report this message.",
     )

@@ -109,7 +109,7 @@ class TrioThread:
         except BaseException as error:  # noqa: BLE001 - the thread's outermost frame: its end must reach the loop
             causes = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
             why = "; ".join(str(cause) for cause in causes)
-            reason = MachineError(f"libp2p ended: {why}", remedy="Listen on another port, or run p2prl doctor.")
+            reason = MachineError(f"libp2p ended: {why}", remedy="Listen on another port: --listen.")
             self._resolve(self._ready, None, reason)
         with contextlib.suppress(RuntimeError):  # the asyncio loop may be closed already
             self._loop.call_soon_threadsafe(self._stopped.set)

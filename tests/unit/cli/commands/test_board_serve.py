@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2prl import errors
-from p2prl.cli.commands.board_serve import await_current_ledger
+from p2prl.cli.commands.open_ledger import await_current_ledger
 from p2prl.errors import P2PRLError, UnreachableError
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource
@@ -54,8 +54,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr("p2prl.cli.commands.board_serve.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("p2prl.cli.commands.board_serve.time.sleep", sleep)
+    monkeypatch.setattr("p2prl.cli.commands.open_ledger.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("p2prl.cli.commands.open_ledger.time.sleep", sleep)
     return now
 
 

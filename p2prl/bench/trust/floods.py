@@ -1,0 +1,252 @@
+"""Floods of fresh keys against a simulated run: how much honest work is trained on while they last, and after.
+
+Learner, volunteers and nodes are the product's own, on virtual time (`p2prl.sim.swarm`), and a replay takes as long as
+its tokens. Every flood is compared with the same run without one, over the same time. Its keys sign valid envelopes,
+and reach the learner through a few links, since how many links strangers may have is the network's matter.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+import numpy as np
+
+from p2prl.learner.journal.journal import Journal
+from p2prl.learner.learner_paths import LearnerPaths
+from p2prl.models.pretrained import LoadedModel
+from p2prl.models.sampling import sample_all
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.protocol import frames
+from p2prl.protocol.envelope import seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.link_messages import Push
+from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+from p2prl.sim.hosts import identity_of
+from p2prl.sim.simulated_run import SimulatedRun
+from p2prl.sim.swarm import Swarm, SwarmConfig
+from p2prl.sim.virtual_time import START
+from p2prl.swarm.events import Event, VersionReady
+from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
+
+_LINKS = 4
+"""Links that a flood comes through."""
+
+_WAVE_S = 5.0
+"""Time between two waves of a flood."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FloodPlan:
+    """A flood and the run that it hits. Many fields, because each is a number that the result depends on."""
+
+    volunteers: int = 6
+    keys: int = 50
+    groups_per_key: int = 60
+    begins_s: float = 200.0
+    """Virtual seconds from the start. The honest volunteers are known by then."""
+    lasts_s: float = 200.0
+    recovery_s: float = 60.0
+    """Time after the flood from which the run must be as before."""
+    after_s: float = 140.0
+    """Time over which that is measured."""
+    step_seconds: float = 15.0
+    sample_seconds: float = 6.0
+    replayed_tokens_s: float = 2_000.0
+    """Tokens of prefills a second: a batch of this run is about 2,500."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FloodRow:
+    """What a flood did, as shares of what the same run does without it."""
+
+    flood: str
+    honest_share_during: float
+    honest_share_after: float
+    newcomer_share_during: float
+    """Of the groups trained on while the flood lasted, those of its keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a flood knows of the run: its newest version."""
+
+    run: SimulatedRun
+    version: VersionReady
+    weights: bytes
+
+
+MakeGroup = Callable[[Target, Identity, int, random.Random], RolloutGroup]
+"""The group of a key and a slot, as a flood makes it."""
+
+
+def fabricated(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+    """The right prompt, and tokens that look right: everything but the replay passes."""
+    run, version = target.run, target.version
+    assignment = run.work.assign(policy=version.digest, beacon=version.manifest.beacon, peer=key.public_key, slot=slot)
+    sampling = run.manifest.sampling
+    completions = tuple(
+        Completion(
+            tokens=np.asarray([rng.randrange(10) for _ in range(sampling.max_new_tokens)], dtype="<u4").tobytes(),
+            logprobs=np.asarray([-rng.random() for _ in range(sampling.max_new_tokens)], dtype="<f2").tobytes(),
+            finished=False,
+            reward=1.0,
+        )
+        for _ in range(sampling.group_size)
+    )
+    return RolloutGroup(
+        version=version.manifest.version,
+        policy=version.digest,
+        slot=slot,
+        task=assignment.task,
+        prompt=np.asarray(assignment.prompt_ids, dtype="<u4").tobytes(),
+        completions=completions,
+        engine=EngineClass("transformers", "5", "float32", "cpu"),
+        seconds=1.0,
+    )
+
+
+def with_evidence(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+    """A fabricated group with as much evidence as an envelope of the run holds."""
+    return msgspec.structs.replace(fabricated(target, key, slot, rng), evidence=rng.randbytes(30_000))
+
+
+def one_slot(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+    """The same slot again and again."""
+    del slot
+    return fabricated(target, key, 0, rng)
+
+
+def honest(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+    """Honest work: newcomers in numbers, or sybils that pay for it."""
+    del rng
+    run, version = target.run, target.version
+    assignment = run.work.assign(policy=version.digest, beacon=version.manifest.beacon, peer=key.public_key, slot=slot)
+    sampler = run.model.sampler(run.model.stage(target.weights, version.manifest.version))
+    return run.work.pack(
+        assignment,
+        sample_all(sampler, assignment.requests),
+        version=version.manifest.version,
+        policy=version.digest,
+        engine=sampler.engine_class,
+        seconds=1.0,
+    )
+
+
+FLOODS: Mapping[str, MakeGroup] = MappingProxyType(
+    {"fabricated": fabricated, "duplicates": one_slot, "evidence": with_evidence, "newcomers": honest}
+)
+"""Name → how the groups of a flood are made."""
+
+
+class _Flood:
+    """The keys of a flood and the nodes they send through."""
+
+    def __init__(self, swarm: Swarm, plan: FloodPlan, make: MakeGroup, directory: Path) -> None:
+        self._swarm = swarm
+        self._plan = plan
+        self._make = make
+        self._rng = random.Random(f"flood/{plan.seed}")  # noqa: S311 - simulated
+        self._keys = [identity_of(f"flood {plan.seed}/{number}") for number in range(plan.keys)]
+        self._links = [identity_of(f"flood link {plan.seed}/{number}") for number in range(_LINKS)]
+        self._store = DiskBlobStore(directory)
+        self._newest: VersionReady | None = None
+        self._left = self._work()
+
+    def start(self) -> None:
+        """Begin at the plan's time."""
+        self._swarm.network.at(START + self._plan.begins_s, self._join)
+
+    def _join(self) -> None:
+        run, network = self._swarm.simulated, self._swarm.network
+        for link in self._links:
+
+            def make(now: float, rng: random.Random, link: Identity = link) -> Node:
+                return Node(link, run.run, self._store, rng, NodeConfig(role=Role.VOLUNTEER, keep_versions=9), now)
+
+            network.host(link.peer_id, run.run, make, self._on_event)
+            network.connect(link.peer_id, run.key.peer_id)
+        network.after(_WAVE_S, self._wave)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, VersionReady):
+            self._newest = event
+
+    def _work(self) -> Iterator[tuple[Identity, int]]:
+        for slot in range(self._plan.groups_per_key):
+            for key in self._keys:
+                yield key, slot
+
+    def _wave(self) -> None:
+        plan, network = self._plan, self._swarm.network
+        left_s = START + plan.begins_s + plan.lasts_s - network.now
+        if left_s <= 0.0:
+            return
+        version = self._newest
+        if version is not None:
+            weights = self._store.path(version.manifest.weights.root).read_bytes()
+            target = Target(self._swarm.simulated, version, weights)
+            size = int(plan.keys * plan.groups_per_key * _WAVE_S / plan.lasts_s)
+            for number, (key, slot) in zip(range(size), self._left, strict=False):
+                group = self._make(target, key, slot, self._rng)
+                raw = seal(key, group, run=self._swarm.simulated.run, now=network.now)
+                link = self._links[number % _LINKS].peer_id
+                # Not published by its node, which would announce it first, and only what its own key signed.
+                network.inject(link, self._swarm.simulated.key.peer_id, frames.pack(Push(raw)))
+        network.after(_WAVE_S, self._wave)
+
+
+def trained_groups(plan: FloodPlan, loaded: LoadedModel, directory: Path, flood: str) -> list[tuple[float, bytes]]:
+    """(virtual second, peer) of each group trained on in a run; `flood` is empty for none."""
+    end_s = plan.begins_s + plan.lasts_s + plan.recovery_s + plan.after_s
+    config = SwarmConfig(
+        volunteers=plan.volunteers,
+        updates=int(end_s / plan.step_seconds) + 1,
+        step_seconds=plan.step_seconds,
+        sample_seconds=plan.sample_seconds,
+        replayed_tokens_s=plan.replayed_tokens_s,
+        max_virtual_s=end_s,
+        seed=plan.seed,
+    )
+    swarm = Swarm(config, loaded, directory)
+    if flood:
+        _Flood(swarm, plan, FLOODS[flood], directory / "flood").start()
+    swarm.run(on_progress=lambda _: None)
+    paths = LearnerPaths(directory / "learner")
+    journal, trained = Journal(paths.journal), []
+    for line in paths.metrics.read_text().splitlines():
+        update = json.loads(line)
+        digests = journal.batches.at_step(int(update["step"]) - 1) or []
+        trained += [(update["time"] - START, group.peer) for group in journal.groups.by_digest(digests)]
+    journal.close()
+    return trained
+
+
+def flood_row(
+    plan: FloodPlan, flood: str, quiet: list[tuple[float, bytes]], flooded: list[tuple[float, bytes]]
+) -> FloodRow:
+    """The result of a flood, from the groups trained on without it and with it."""
+    keys = {identity_of(f"flood {plan.seed}/{number}").public_key for number in range(plan.keys)}
+    ends_s = plan.begins_s + plan.lasts_s
+
+    def share(begin_s: float, end_s: float) -> float:
+        without, with_it = (
+            sum(begin_s <= at < end_s and peer not in keys for at, peer in groups) for groups in (quiet, flooded)
+        )
+        return with_it / without if without else 0.0
+
+    during = [peer in keys for at, peer in flooded if plan.begins_s <= at < ends_s]
+    return FloodRow(
+        flood,
+        share(plan.begins_s, ends_s),
+        share(ends_s + plan.recovery_s, ends_s + plan.recovery_s + plan.after_s),
+        sum(during) / max(1, len(during)),
+    )

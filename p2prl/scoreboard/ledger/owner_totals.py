@@ -1,0 +1,126 @@
+"""Totals of contributors by owner: one row of the board for all machines of a person.
+
+A receipt counts for the owner of its machine at the time at which the learner signed it (`p2prl.protocol.ownership`).
+A delegation or a revocation may reach the ledger later than receipts it decides about; the machine's receipts are then
+counted again from a compact record. So the totals depend on the ledger alone, and their sum on the receipts alone.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from p2prl.protocol.delegation import Delegation, Revocation
+from p2prl.protocol.ledger_messages import ReceiptState
+from p2prl.protocol.ownership import Ownership
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.scoreboard.ledger.leaderboard_totals import Person
+
+OTHER_REASON = "other"
+"""Replaces every unknown reason code: a receipt's free text is never shown."""
+
+_REASONS = (OTHER_REASON, *sorted(reason.value for reason in RejectionReason))
+_PLACE = {reason: place for place, reason in enumerate(_REASONS)}
+_COLUMNS = 7
+
+
+class CountedReceipt(NamedTuple):
+    """What the totals need of a receipt: integers, 56 bytes in the record."""
+
+    sent_ms: int
+    step: int
+    state: int
+    reason: int
+    """Place of its reason code in the list of known ones."""
+    completions: int
+    tokens: int
+    reward_micros: int
+    """Sum over its completions of the group's mean reward, millionths."""
+
+
+def reason_place(reason: str) -> int:
+    """Place of a reason code in the list of known ones; that of `OTHER_REASON` for any other text."""
+    return _PLACE.get(reason, 0)
+
+
+class OwnerTotals:
+    """Contributors by owner, and the machines of each."""
+
+    def __init__(self) -> None:
+        self.people: dict[bytes, Person] = {}
+        """By the owner's public key."""
+        self.machines: dict[bytes, Mapping[bytes, Person]] = {}
+        """The same by owner, then by machine; an inner mapping is replaced and never changed."""
+        self._ownership = Ownership()
+        self._receipts: dict[bytes, array[int]] = {}
+        """By machine, `_COLUMNS` numbers a receipt."""
+
+    def add(self, machine: bytes, receipt: CountedReceipt) -> None:
+        """Count a receipt of a machine."""
+        self._receipts.setdefault(machine, array("q")).extend(receipt)
+        owner = self._ownership.owner_at(machine, receipt.sent_ms)
+        self.people[owner] = _added(self.people.get(owner), receipt)
+        machines = self.machines.get(owner, {})
+        self.machines[owner] = {**machines, machine: _added(machines.get(machine), receipt)}
+
+    def take(self, statement: Delegation | Revocation) -> str | None:
+        """Take in a checked statement and count its machine's receipts again. Returns the rule that ignores it."""
+        ownership = self._ownership
+        rule = ownership.delegate(statement) if isinstance(statement, Delegation) else ownership.revoke(statement)
+        if rule is None:
+            self._count_again(statement.delegate)
+        return rule
+
+    def _count_again(self, machine: bytes) -> None:
+        shares: dict[bytes, Person] = {}
+        for receipt in self._receipts_of(machine):
+            owner = self._ownership.owner_at(machine, receipt.sent_ms)
+            shares[owner] = _added(shares.get(owner), receipt)
+        before = {owner for owner, machines in self.machines.items() if machine in machines}
+        for owner in before | set(shares):
+            machines = {key: person for key, person in self.machines.get(owner, {}).items() if key != machine}
+            if owner in shares:
+                machines[machine] = shares[owner]
+            if not machines:
+                del self.machines[owner], self.people[owner]
+                continue
+            self.machines[owner] = machines
+            first, *others = machines.values()
+            for other in others:
+                first = first.merged(other)
+            self.people[owner] = first
+
+    def _receipts_of(self, machine: bytes) -> Iterator[CountedReceipt]:
+        numbers = self._receipts.get(machine, array("q"))
+        for begin in range(0, len(numbers), _COLUMNS):
+            yield CountedReceipt(*numbers[begin : begin + _COLUMNS])
+
+
+def _added(before: Person | None, receipt: CountedReceipt) -> Person:
+    """A contributor's totals with one more receipt."""
+    if before is None:
+        before = Person(first_step=receipt.step, last_step=receipt.step, last_ms=receipt.sent_ms)
+    person = replace(
+        before,
+        first_step=min(before.first_step, receipt.step),
+        last_step=max(before.last_step, receipt.step),
+        last_ms=max(before.last_ms, receipt.sent_ms),
+    )
+    reason = _REASONS[receipt.reason]
+    if receipt.state == ReceiptState.REJECTED:
+        counts = {**person.rejected, reason: person.rejected.get(reason, 0) + 1}
+        return replace(person, rejected=dict(sorted(counts.items())))
+    if receipt.state == ReceiptState.EXPIRED:
+        counts = {**person.expired, reason: person.expired.get(reason, 0) + 1}
+        return replace(person, expired=dict(sorted(counts.items())))
+    verified = receipt.state == ReceiptState.VERIFIED
+    return replace(
+        person,
+        verified_groups=person.verified_groups + verified,
+        sampled_groups=person.sampled_groups + (not verified),
+        completions=person.completions + receipt.completions,
+        tokens=person.tokens + receipt.tokens,
+        reward_micros=person.reward_micros + receipt.reward_micros,
+    )

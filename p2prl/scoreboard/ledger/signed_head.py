@@ -1,0 +1,50 @@
+"""The learner's signed head of a ledger: opened, and compared with a chain of entries.
+
+An entry proves who signed it, not that it belongs to the learner's history: a stranger's verdict fits any chain, and a
+chain that was cut short is a chain. Only a head says how long the history is, and what it ends with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol.envelope import Opened, body_of, open_envelope
+from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.scoreboard.ledger.ledger_sources import KnownRun
+
+
+@dataclass(frozen=True, slots=True)
+class SignedHead:
+    """A ledger head with the learner's signature."""
+
+    height: int
+    head: bytes
+    raw: bytes
+    sent_ms: int
+    finished: bool
+
+    def contradiction(self, height: int, head: bytes) -> str:
+        """What is wrong with a chain of `height` entries whose newest has the digest `head`; empty while nothing is."""
+        if height == self.height and head != self.head:
+            return f"entry {height - 1} differs from the one the learner signed"
+        return ""
+
+    def missing(self, height: int) -> str:
+        """What is wrong with a chain that ends at `height`; empty if nothing is."""
+        if height < self.height:
+            return f"the ledger ends at entry {height}, but the learner signed {self.height}"
+        return ""
+
+
+def open_signed_head(run: KnownRun, raw: bytes) -> SignedHead:
+    """Open a head's envelope. Raises `RemoteProtocolError` unless this run's learner signed it."""
+    return signed_head_of(run, open_envelope(raw, now=None))
+
+
+def signed_head_of(run: KnownRun, opened: Opened) -> SignedHead:
+    """As `open_signed_head`, of an envelope that was opened before."""
+    body = body_of(opened, LedgerHead)
+    if opened.author != run.manifest.learner or opened.run != run.run:
+        raise RemoteProtocolError("ledger head: not signed by this run's learner")
+    return SignedHead(body.height, body.head, opened.raw, opened.sent_ms, body.finished)

@@ -1,0 +1,92 @@
+"""Standings of peers: earned by good groups, shared by the keys of one owner, restored, and bounded in number."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2prl.learner.intake.peer_standings import PeerStandings, Rank
+
+NOW = 1_800_000_000.0
+WEEK_S = 7 * 24 * 3600.0
+
+
+class SetClock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.time = NOW
+
+    def now(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+def test_eight_good_groups_make_a_peer_known_and_weeks_of_absence_a_newcomer(clock: SetClock) -> None:
+    standings = PeerStandings(clock)
+    for _ in range(8):
+        assert standings.rank(b"a") is Rank.NEWCOMER
+        standings.passed(b"a")
+    assert standings.rank(b"a") is Rank.KNOWN
+    assert standings.contributor(b"a").is_known
+    clock.time += 4 * WEEK_S
+    assert standings.rank(b"a") is Rank.NEWCOMER
+
+
+def test_a_peer_is_distrusted_while_more_failed_than_passed(clock: SetClock) -> None:
+    standings = PeerStandings(clock)
+    standings.failed(b"a")
+    assert standings.rank(b"a") is Rank.DISTRUSTED
+    standings.passed(b"a")
+    assert standings.rank(b"a") is Rank.NEWCOMER
+
+
+def test_the_keys_of_an_owner_share_one_standing(clock: SetClock) -> None:
+    standings = PeerStandings(clock, identity_of=lambda peer: b"owner" if peer in (b"a", b"b") else peer)
+    for peer in (b"a", b"b") * 4:
+        standings.passed(peer)
+    assert standings.rank(b"a") is standings.rank(b"b") is Rank.KNOWN
+    assert standings.contributor(b"a") == standings.contributor(b"b")
+    assert standings.identity(b"a") == b"owner"
+    assert standings.rank(b"c") is Rank.NEWCOMER
+    for _ in range(9):
+        standings.failed(b"a")
+    for _ in range(3):
+        assert standings.forged(b"b")
+    assert standings.is_excluded(b"a")
+
+
+def test_a_journal_restores_standings_and_exclusions(clock: SetClock) -> None:
+    standings = PeerStandings(clock)
+    standings.restore(
+        [(b"a", NOW - 10, 5, 0), (b"old", NOW - 8 * WEEK_S, 9, 0), (b"a", NOW, 3, 0), (b"c", NOW, 0, 3)],
+        [(b"c", NOW)] * 3,
+    )
+    assert [standings.rank(peer) for peer in (b"a", b"old", b"c")] == [Rank.KNOWN, Rank.NEWCOMER, Rank.DISTRUSTED]
+    assert standings.is_excluded(b"c")
+    assert not standings.is_excluded(b"a")
+    clock.time += 3600.0
+    assert not standings.is_excluded(b"c"), "a machine that was repaired comes back"
+
+
+def test_forgeries_of_a_peer_with_much_good_work_are_not_held_against_it(clock: SetClock) -> None:
+    standings = PeerStandings(clock)
+    for _ in range(100):
+        standings.passed(b"a")
+    for _ in range(4):
+        standings.failed(b"a")
+        assert not standings.forged(b"a")
+    assert not standings.is_excluded(b"a")
+
+
+def test_fresh_keys_push_out_each_other_before_a_known_peer(clock: SetClock) -> None:
+    standings = PeerStandings(clock, most=10)
+    for _ in range(8):
+        standings.passed(b"known")
+    for number in range(100):
+        standings.failed(b"%d" % number)
+    assert len(standings) == 10
+    assert standings.rank(b"known") is Rank.KNOWN
