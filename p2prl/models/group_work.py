@@ -165,7 +165,7 @@ class GroupWork:
         if 2 * len(faults) > _TRIED_SLOTS:
             raise RemoteProtocolError(
                 f"{len(faults)} of {_TRIED_SLOTS} prompts of this run cannot be used: {faults[0]}",
-                remedy="Leave this run, or tell whoever made it.",
+                remedy="Leave this run, or tell its maker.",
             )
 
     def assign_row(self, task: str, row: int, *, seeds: Sequence[int], held_out: bool = True) -> SlotAssignment:

@@ -19,12 +19,13 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 def read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """The texts of the special tokens in a tokenizer_config.json."""
-    special = {}
+    special: dict[str, str] = {}
     for name, token in config.items():
         if name in SPECIAL_TOKENS and token is not None:
-            special[name] = token.get("content") if isinstance(token, dict) else token
-    if not all(isinstance(token, str) for token in special.values()):
-        raise RemoteProtocolError("run files: a special token is no text")
+            text = token.get("content") if isinstance(token, dict) else token
+            if not isinstance(text, str):
+                raise RemoteProtocolError("run files: a special token is no text")
+            special[name] = text
     return special
 
 

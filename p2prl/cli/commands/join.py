@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from p2prl.models.sampler_port import Sampler
 
 
+Slots = Annotated[
+    int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
+]
+
+
 def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Callable[..., None]:
     """Build the command. `wrap_sampler` replaces the sampler in experiments with dishonest volunteers."""
 
@@ -37,9 +42,7 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
         threads: Threads = 0,
         listen: Listen = None,
         transport: Transport = "hivemind",
-        slots: Annotated[
-            int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
-        ] = 0,
+        slots: Slots = 0,
         vram_gb: Annotated[
             float,
             typer.Option(
@@ -66,20 +69,19 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
         """
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
 
-        start = start_worker(
-            WorkerRequest(
-                link=link,
-                kind="seat",
-                home=home,
-                transport=transport,
-                upload_mbit=upload_mbit,
-                monthly_gb=monthly_gb,
-                base=base,
-                engine=engine,
-                device=device,
-                confine=not no_confinement,
-            )
+        request = WorkerRequest(
+            link=link,
+            kind="seat",
+            home=home,
+            transport=transport,
+            upload_mbit=upload_mbit,
+            monthly_gb=monthly_gb,
+            base=base,
+            engine=engine,
+            device=device,
+            confine=not no_confinement,
         )
+        start = start_worker(request)
 
         from p2prl.cli.commands.join_worker import join_run
 

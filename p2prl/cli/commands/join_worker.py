@@ -68,11 +68,7 @@ def join_run(
         screen = _Screen(view, link, worker, str(chosen), chosen_engine, disk_gb=disk_gb)
         granted = int(vram_gb * 1e9) or None
         prepare = partial(
-            prepare_sampling,
-            run=link.run,
-            device=chosen,
-            engine=chosen_engine,
-            memory_bytes=granted,
+            partial(prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted),
             on_notice=say,
             launch_tokenizer=start.launches.get(TOKENIZER),
         )

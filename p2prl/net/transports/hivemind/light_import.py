@@ -93,11 +93,11 @@ def load() -> Hivemind:
 def _locks_of_this_process() -> Iterator[None]:
     """hivemind makes locks for several processes at its import: files, which a confined process may not make."""
     shared = multiprocessing.Lock
-    multiprocessing.Lock = threading.Lock  # type: ignore[assignment, misc]
+    multiprocessing.Lock = threading.Lock  # type: ignore[assignment]
     try:
         yield
     finally:
-        multiprocessing.Lock = shared  # type: ignore[method-assign]
+        multiprocessing.Lock = shared
 
 
 def _light_package(name: str, folder: Path, exports: dict[str, str]) -> types.ModuleType:
