@@ -185,7 +185,7 @@ class PoolWithout:
     def protection(self) -> Protection:
         return Protection(tuple(layer for layer in ALL_LAYERS if layer not in self.missing), self.missing)
 
-    def __call__(self, scoring: object, config: PoolConfig) -> PoolWithout:
+    def __call__(self, scoring: object, config: PoolConfig, launch: object = None) -> PoolWithout:
         self.configs.append(config)
         return self
 
