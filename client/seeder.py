@@ -76,6 +76,7 @@ class Seeder:
                 self._bootstrap.check_patience(self._clock.now() - began)
                 for message in network.poll(_POLL_S):
                     self._take(message)
+                self._bootstrap.answer(network)
                 self._on_progress(self.progress())
             return not self._stopping
         finally:

@@ -97,6 +97,10 @@ class Volunteer:
         """Complete the slots in flight, keep their groups, and return from `run`."""
         self._agent.stop()
 
+    def limit_spool(self, max_bytes: int) -> None:
+        """Keep at most this much of groups, in bytes, that no learner has confirmed."""
+        self._spool.limit(max_bytes)
+
     def park(self) -> None:
         """Stop decoding now; finished groups stay in the spool."""
         self._parked = True
@@ -191,7 +195,7 @@ class Volunteer:
                     self._on_notice(f"{text}. {remedy}".strip())
                 case _:
                     pass
-        self.bootstrap.offer_base(self._net)
+        self.bootstrap.answer(self._net)
         self._agent.run_finished(self._run_end.is_over(self._clock.now()))
 
     def _on_envelope(self, opened: Opened) -> None:

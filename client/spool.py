@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -104,6 +104,10 @@ class Spool:
             raise MachineError(
                 f"cannot open the spool {path}: {error}", remedy="Free some space or fix the directory's permissions."
             ) from error
+
+    def limit(self, max_bytes: int) -> None:
+        """Keep at most `max_bytes` of groups from now on."""
+        self._config = replace(self._config, max_bytes=max_bytes)
 
     def close(self) -> None:
         """Close the database; everything is already on disk."""

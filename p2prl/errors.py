@@ -47,6 +47,16 @@ class IdentityError(P2PRLError):
     exit_code = 6
 
 
+REFUSED_RUN_REMEDY = "Nothing of it is kept. Ask for the link of another run, and tell who gave you this one."
+"""What a user can do about a run whose learner breaks the rules."""
+
+
+class RefusedRunError(P2PRLError):
+    """The run's learner signed what no honest learner signs: this machine takes no part."""
+
+    exit_code = 10
+
+
 class UnreachableError(P2PRLError):
     """No peer of the run answered."""
 

@@ -27,6 +27,15 @@ def digest(domain: str, *parts: bytes) -> Digest:
     return Digest(hasher.digest())
 
 
+def digest_stream(domain: str, *parts: bytes, length: int) -> bytes:
+    """As `digest`, with `length` bytes of output: the first 32 are the digest."""
+    hasher = blake3(derive_key_context=domain)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest(length=length)
+
+
 def received_digest(raw: bytes) -> Digest:
     """Check a digest in a peer's message. Raise `RemoteProtocolError` unless it has 32 bytes."""
     if len(raw) != DIGEST_BYTES:

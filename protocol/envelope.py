@@ -17,7 +17,7 @@ from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt, Verdict
+from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt, Verdict, VerdictChecks
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
@@ -40,6 +40,7 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.GROUP_HEADER: GroupHeader,
     Kind.DELEGATION: Delegation,
     Kind.REVOCATION: Revocation,
+    Kind.VERDICT_CHECKS: VerdictChecks,
 }
 """The struct of each signed message."""
 
@@ -57,6 +58,7 @@ DOMAINS: dict[Kind, str] = {
     Kind.GROUP_HEADER: "p2prl/group-header/v1",
     Kind.DELEGATION: "p2prl/delegation-consent/v1",
     Kind.REVOCATION: "p2prl/revocation-notice/v1",
+    Kind.VERDICT_CHECKS: "p2prl/verdict-checks/v1",
 }
 """The versioned domain of each signature. A new meaning takes a new string."""
 

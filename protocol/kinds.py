@@ -41,6 +41,7 @@ class Kind(IntEnum):
     GROUP_HEADER = 42
     DELEGATION = 43
     REVOCATION = 44
+    VERDICT_CHECKS = 45
 
 
 TOMBSTONES: frozenset[int] = frozenset()

@@ -1,9 +1,9 @@
-"""The ledger: a hash chain of receipts, verdicts and statements of owners. Every entry names the one before it.
+"""The ledger: a hash chain of receipts, verdicts, checks of these and owners' statements. Every entry names the last.
 
-An entry holds one signed envelope: the learner's receipts, a validator's verdict, a machine's delegation or an owner's
-revocation. Its digest covers its height, the
-digest of the entry before and the envelope. A signed `LedgerHead` fixes a height; two different heads of one height
-prove equivocation. The leaderboard is a fold over the entries that anyone can recompute.
+An entry holds one signed envelope: the learner's receipts or checks of verdicts, a validator's verdict, a machine's
+delegation or an owner's revocation. Its digest covers its height, the digest of the entry before and the envelope. A
+signed `LedgerHead` fixes a height; two different heads of one height prove equivocation. The leaderboard is a fold over
+the entries that anyone can recompute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2prl.protocol.wire_codec import Wire, decode, encode
 GENESIS = Digest(bytes(DIGEST_BYTES))
 """`previous` of the first entry."""
 
-_KINDS = frozenset({Kind.RECEIPTS, Kind.VERDICT, Kind.DELEGATION, Kind.REVOCATION})
+_KINDS = frozenset({Kind.RECEIPTS, Kind.VERDICT, Kind.VERDICT_CHECKS, Kind.DELEGATION, Kind.REVOCATION})
 
 _ENTRY_LIMIT = limits.MAX_ENVELOPE_BYTES + 256
 
@@ -48,9 +48,9 @@ def append(height: int, previous: Digest, envelope: bytes) -> tuple[bytes, Diges
 def follow(raw: bytes, *, height: int, head: Digest, run: bytes, learner: bytes) -> tuple[Opened, Digest]:
     """Check that `raw` is entry number `height` on top of `head`; return its opened envelope and the new head.
 
-    Receipts must come from the learner, a delegation from the machine it is about; verdicts and revocations may come
-    from any peer. Raises `IntegrityError` if the chain is broken
-    and `RemoteProtocolError` if the entry or its envelope is malformed.
+    Receipts and checks of verdicts must come from the learner, a delegation from the machine it is about; verdicts and
+    revocations may come from any peer. Raises `IntegrityError` if the chain is broken and `RemoteProtocolError` if the
+    entry or its envelope is malformed.
     """
     entry = decode(raw, LedgerEntry, limit_bytes=_ENTRY_LIMIT)
     if entry.height != height or entry.previous != head:
@@ -58,8 +58,8 @@ def follow(raw: bytes, *, height: int, head: Digest, run: bytes, learner: bytes)
     opened = open_envelope(entry.envelope, now=None)
     if opened.kind not in _KINDS or opened.run != run:
         raise RemoteProtocolError(f"ledger: a {opened.kind.name.lower()} of another run does not belong here")
-    if opened.kind is Kind.RECEIPTS and opened.author != learner:
-        raise RemoteProtocolError("ledger: receipts that the learner did not sign")
+    if opened.kind in (Kind.RECEIPTS, Kind.VERDICT_CHECKS) and opened.author != learner:
+        raise RemoteProtocolError("ledger: receipts or checks that the learner did not sign")
     if isinstance(opened.body, (Delegation, Revocation)):
         opened.body.check_sent_by(opened.author)
     return opened, entry_digest(raw)

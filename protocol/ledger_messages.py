@@ -1,7 +1,8 @@
-"""Signed messages about credit: storage receipts, receipts, verdicts and ledger heads.
+"""Signed messages about credit: storage receipts, receipts, verdicts and their checks, and ledger heads.
 
 A group goes through them in this order. The learner stores it (`StorageReceipt`), checks it (`Receipt`) and appends the
-receipt to its ledger; validators replay groups (`Verdict`); a `LedgerHead` signs the ledger's length and last digest.
+receipt to its ledger; validators replay groups (`Verdict`), and the learner compares each with its own replay
+(`VerdictCheck`); a `LedgerHead` signs the ledger's length and last digest.
 """
 
 from __future__ import annotations
@@ -93,6 +94,9 @@ class Verdict(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     mismatched: int
     """Tokens whose margin exceeds the tolerance of the group's engine class."""
     worst_margin: float
+    probes: bytes = b""
+    """Proof of the replay: little-endian float16 log-probs of the tokens that `verdict_probes.probe_places` chooses.
+    Empty when nothing was replayed."""
 
     def check(self) -> None:
         """Raise `RemoteProtocolError` for values that no validator of this wire version writes."""
@@ -103,6 +107,55 @@ class Verdict(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
             raise RemoteProtocolError("verdict: more tokens mismatched than were replayed")
         if not math.isfinite(self.worst_margin):
             raise RemoteProtocolError("verdict: the worst margin is not a number")
+        if len(self.probes) % 2 or len(self.probes) > 2 * limits.MAX_VERDICT_PROBES:
+            raise RemoteProtocolError("verdict: probes of an impossible size")
+
+
+class CheckOutcome(IntEnum):
+    """Result of comparing a verdict with the learner's own replay of the group."""
+
+    AGREED = 1
+    """The probes are those of a replay, and the verdict is the learner's."""
+    CONTRADICTED = 2
+    """The probes are those of a replay, and the verdict is not the learner's. A third validator decides."""
+    FAILED = 3
+    """The probes are not those of a replay."""
+    UNCLEAR = 4
+    """The probes are those of a replay, and the verdict differs by what rounding explains: no check either way."""
+
+
+class VerdictCheck(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Outcome of the learner's check of one verdict that is in the ledger."""
+
+    validator: bytes
+    """Public key of the validator."""
+    group: bytes
+    """Envelope digest of the group."""
+    outcome: int
+    tokens: int
+    """Completion tokens of the group that the learner replayed: the most that the verdict earns."""
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` for values that no learner of this wire version writes."""
+        if len(self.validator) != PUBLIC_KEY_BYTES or len(self.group) != DIGEST_BYTES:
+            raise RemoteProtocolError("verdict check: no usable validator or group")
+        if self.outcome not in _OUTCOMES:
+            raise RemoteProtocolError(f"verdict check: unknown outcome {self.outcome}")
+        if not 0 <= self.tokens <= limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS:
+            raise RemoteProtocolError(f"verdict check: {self.tokens} tokens are out of range")
+
+
+class VerdictChecks(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Batch of checks of verdicts, signed by the learner."""
+
+    checks: tuple[VerdictCheck, ...]
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` for too many checks or an unusable one."""
+        if len(self.checks) > limits.MAX_VERDICT_CHECKS_PER_MESSAGE:
+            raise RemoteProtocolError(f"{len(self.checks)} verdict checks in one message")
+        for check in self.checks:
+            check.check()
 
 
 class LedgerHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -118,6 +171,7 @@ class LedgerHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 
 _STATES = frozenset(int(state) for state in ReceiptState)
+_OUTCOMES = frozenset(int(outcome) for outcome in CheckOutcome)
 _REASONS = frozenset({"", *(str(reason) for reason in RejectionReason)})
 
 

@@ -25,8 +25,14 @@ MAX_ENVELOPE_BYTES = MAX_CONTROL_FRAME_BYTES - 8 * 1024
 MAX_CHUNKS = 6_000
 """Chunks in one blob: their hashes (32 B each) must fit an envelope. 6,000 × 4 MiB = 23 GiB, a 12B model in bf16."""
 
+MAX_WEIGHT_BYTES = MAX_CHUNKS * MAX_CHUNK_BYTES
+"""Weights of one version: what the chunks of one blob can carry."""
+
 MAX_PATCHES = 8
 """Patches in one policy manifest: from 1, 4, 16 and 64 versions back, from version 0, a keyframe, and two spare."""
+
+MAX_PATCH_SHARE = 2
+"""All patches of one policy manifest together, in sizes of the weights: a seeder stores all of them."""
 
 MAX_PATCH_CHUNKS = 1_400
 """Chunks of all patches of one manifest: their hashes must fit the envelope beside those of the weights."""
@@ -121,6 +127,12 @@ PEER_RECORD_TTL_S = 90.0
 
 MAX_RECEIPTS_PER_MESSAGE = 512
 """Receipts in one signed batch: about 64 KiB."""
+
+MAX_VERDICT_CHECKS_PER_MESSAGE = 512
+"""Checks of verdicts in one signed batch: about 40 KiB."""
+
+MAX_VERDICT_PROBES = 64
+"""Probes in one verdict: one for each completion of the largest group."""
 
 MAX_LEDGER_ENTRIES_PER_REPLY = 64
 """Ledger entries sent in one reply while a reader catches up."""

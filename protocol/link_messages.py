@@ -22,6 +22,11 @@ class Hello(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Newest policy version whose manifest the sender has; −1 for none."""
     ledger_height: int
     """Number of ledger entries that the sender holds."""
+    echo_ms: int = 0
+    """`now_ms` of the last hello that the sender got on this link; 0 for none."""
+    held_ms: int = 0
+    """Time between that hello's arrival and this one, by the sender's clock. With it the receiver knows the round
+    trip, and does not take a slow delivery for a wrong clock."""
 
 
 class LinkRates(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -207,6 +207,11 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     model, around the user message, without the stop token that ends the first."""
 
     @property
+    def weight_bytes(self) -> int:
+        """Size of every policy version's weights: tied tensors count once in `parameters`, as in the layout."""
+        return self.parameters * DTYPE_BYTES[self.dtype]
+
+    @property
     def engine_dtype(self) -> str:
         """Type in which every engine computes."""
         return self.compute_dtype or self.dtype
@@ -228,6 +233,7 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
         _require(len(self.layout) == DIGEST_BYTES and len(self.tokenizer) == DIGEST_BYTES, "digests have 32 bytes")
         _require(self.dtype in DTYPE_BYTES, "dtype must be float32, bfloat16 or float16")
         _require(self.engine_dtype in DTYPE_BYTES, "compute_dtype must be empty, float32, bfloat16 or float16")
+        _require(self.weight_bytes <= limits.MAX_WEIGHT_BYTES, "parameters of this dtype are too many to send")
         names = [file.name for file in self.files]
         _require(
             len(names) <= limits.MAX_RUN_FILES and len(set(names)) == len(names) and RUN_FILE_NAMES.issuperset(names),
@@ -304,8 +310,12 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
         """The patch that starts from `base`, if there is one."""
         return next((patch for patch in self.patches if patch.base == base), None)
 
-    def check(self, *, max_weight_bytes: int) -> None:
-        """Raise `RemoteProtocolError` for the first impossible field."""
+    def check(self, *, weight_bytes: int) -> None:
+        """Raise `RemoteProtocolError` for the first impossible field.
+
+        `weight_bytes` is the size that the run's manifest gives all weights (`RunManifest.weight_bytes`). With another
+        size, a few repeated chunks would travel once and be written thousands of times.
+        """
         _require(
             0 <= self.version < 1 << 48 and self.version <= self.step < 1 << 48,
             "version or step out of range",
@@ -317,7 +327,11 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
             len(self.previous) == (DIGEST_BYTES if self.version else 0),
             "previous must name the version before",
         )
-        self.weights.check(max_bytes=max_weight_bytes)
+        if self.weights.size_bytes != weight_bytes:
+            raise RemoteProtocolError(
+                f"manifest: weights of {self.weights.size_bytes} bytes, and the run's model has {weight_bytes}"
+            )
+        self.weights.check(max_bytes=weight_bytes)
         bases = [patch.base for patch in self.patches]
         _require(
             len(bases) <= limits.MAX_PATCHES and len(set(bases)) == len(bases),
@@ -331,6 +345,8 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
             )
             # A patch as large as the weights saves nothing.
             patch.blob.check(max_bytes=self.weights.size_bytes - 1)
+        together = sum(patch.blob.size_bytes for patch in self.patches)
+        _require(together <= limits.MAX_PATCH_SHARE * weight_bytes, "the patches are too large together")
         chunks = sum(len(patch.blob.chunks) for patch in self.patches)
         _require(chunks <= limits.MAX_PATCH_CHUNKS, "the patches have too many chunks")
 

@@ -126,7 +126,7 @@ def make_policies(name: str, dtype: str, *, count: int) -> Policies:
             parameter.mul_(1 + 0.02 * torch.randn_like(parameter))
     layout = layout_of(models[0], dtype)
     files = export_run_files(LoadedModel(model=models[0], tokenizer=tiny_model().tokenizer))
-    run = read_run_model(files, layout_digest=layout.digest, max_weight_bytes=1 << 34, dtype=dtype)
+    run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype)
     return Policies(run, models, {i: bytes(flatten(model, layout)) for i, model in models.items()})
 
 

@@ -52,7 +52,7 @@ PATCH_CHUNK_BYTES, WEIGHT_CHUNK_BYTES = 16 * 1024, 256 * 1024
 PHASES = ("download", "rebuild", "keep")
 
 LEARNER = identity_of("learner")
-RUN_RAW = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=1.0)
+RUN_RAW = seal(LEARNER, run_manifest_of(LEARNER, weight_bytes=WORDS * BF16.word_bytes), run=bytes(32), now=1.0)
 RUN = envelope_digest(RUN_RAW)
 
 

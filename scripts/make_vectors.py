@@ -18,7 +18,16 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import GENESIS, append
-from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, StorageReceipt, Verdict
+from p2prl.protocol.ledger_messages import (
+    LedgerHead,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    StorageReceipt,
+    Verdict,
+    VerdictCheck,
+    VerdictChecks,
+)
 from p2prl.protocol.link_messages import (
     BlobQuery,
     Chunk,
@@ -175,10 +184,14 @@ def vectors() -> dict[str, object]:
         name, VOLUNTEER.public_key, 0, 7, int(ReceiptState.VERIFIED), "", tokens=4, completions=2, reward=1.0
     )
     receipts = seal(LEARNER, Receipts(1, (receipt,)), run=run, now=NOW)
-    verdict_body = Verdict(name, VOLUNTEER.public_key, 0, True, "", tokens=4, mismatched=0, worst_margin=0.0)
+    verdict_body = Verdict(
+        name, VOLUNTEER.public_key, 0, True, "", tokens=4, mismatched=0, worst_margin=0.0, probes=b"\x00\xbc" * 16
+    )
     verdict = seal(VOLUNTEER, verdict_body, run=run, now=NOW)
     first, head = append(0, GENESIS, receipts)
-    second, top = append(1, head, verdict)
+    second, middle = append(1, head, verdict)
+    checks = seal(LEARNER, VerdictChecks((VerdictCheck(VOLUNTEER.public_key, name, 1, 4),)), run=run, now=NOW)
+    third, top = append(2, middle, checks)
     record = PeerRecord(int(Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0, 1_799_999_999_000)
     term = {"serial": 1_800_000_000_000, "expires_ms": 1_863_000_000_000}
     delegation = sign_delegation(LEARNER, VOLUNTEER.public_key, name="attic", **term)
@@ -190,8 +203,9 @@ def vectors() -> dict[str, object]:
         "rollout_group": group_envelope,
         "receipts": receipts,
         "verdict": verdict,
+        "verdict_checks": checks,
         "storage_receipt": seal(LEARNER, StorageReceipt((name,)), run=run, now=NOW),
-        "ledger_head": seal(LEARNER, LedgerHead(2, top, 1, True), run=run, now=NOW),
+        "ledger_head": seal(LEARNER, LedgerHead(3, top, 1, True), run=run, now=NOW),
         "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
         "group_header": seal_group(VOLUNTEER, large_group(envelope_digest(policy_envelope)), run=run, now=NOW)[0],
@@ -220,7 +234,10 @@ def vectors() -> dict[str, object]:
             kind: {"bytes": raw.hex(), "digest": envelope_digest(raw).hex()} for kind, raw in envelopes.items()
         },
         "frames": {type(message).__name__: frames.pack(message).hex() for message in link_messages(run, name)},
-        "ledger": {"entries": [first.hex(), second.hex()], "heads": [head.hex(), top.hex()]},
+        "ledger": {
+            "entries": [raw.hex() for raw in (first, second, third)],
+            "heads": [at.hex() for at in (head, middle, top)],
+        },
         "slot": slot(run, policy.beacon, name),
         "link": str(JoinLink("vectors", run, (address,))),
     }

@@ -27,7 +27,7 @@ DEMANDS = {"t95_over_bound": 1.35, "learner_copies": 3.0}
 
 
 def run_case(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    swarm = ShapedSwarm(folder)
+    swarm = ShapedSwarm(folder, arguments.mib << 20)
     with swarm.running():
         learner = swarm.start(
             "learner", upload_mbit=arguments.learner_mbit, download_mbit=10 * arguments.learner_mbit, role=Role.LEARNER

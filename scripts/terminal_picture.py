@@ -110,7 +110,9 @@ def picture() -> str:
         file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True, color_system="truecolor", highlight=False
     )
     console.print(COMMAND, markup=False, style="bold")
-    for text in volunteer_introduction(run, needs, volunteer, platform_home() / "seat-1", "cpu", engine):
+    for text in volunteer_introduction(
+        run, needs, needs.disk_bytes, volunteer, platform_home() / "seat-1", "cpu", engine
+    ):
         for line in wrapped(text, COLUMNS):
             console.print(line, markup=False)
     console.print()

@@ -8,6 +8,7 @@ the learner's work, and a receipt with another reward than the one computed here
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,16 +25,17 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import LedgerHead, Receipts
+from p2prl.protocol.ledger_messages import CheckOutcome, LedgerHead, Receipts, VerdictChecks
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.signed_group import GROUP_KINDS, SignedGroup, assemble_group, read_group
 from p2prl.protocol.wire_codec import decode
 from p2prl.validator.audit_sampling import is_selected
+from p2prl.validator.disputes import Disputes
 from p2prl.validator.replay_queue import ReplayQueue
 from p2prl.validator.replay_weights import ReplayWeights
 from p2prl.validator.reward_checks import RewardChecks
-from p2prl.validator.verdicts import judge
+from p2prl.validator.verdicts import Judge, judge
 
 _BATCH = 16
 """Groups replayed at once; messages are answered between batches."""
@@ -52,7 +54,7 @@ class ValidatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Counts of a validator's work so far."""
+    """Counts of a validator's work so far. Many fields, because the terminal and `--json` show each."""
 
     seen: int
     replayed: int
@@ -62,6 +64,12 @@ class Audit:
     """Groups selected and not replayed yet."""
     version: int
     """Newest version on disk; −1 before the first."""
+    checks_agreed: int = 0
+    """Verdicts that agree with the learner's own replay, as the learner has signed; they earn credit."""
+    checks_contradicted: int = 0
+    """Verdicts that contradict it: a third validator decides."""
+    checks_failed: int = 0
+    """Verdicts whose log-probs are not those of the learner's replay."""
     rewards_agreed: int = 0
     """Groups whose mean reward is that of the learner's receipt."""
     rewards_disputed: int = 0
@@ -77,13 +85,16 @@ class _Counts:
     seen: int = 0
     replayed: int = 0
     passed: int = 0
+    checks: Counter[int] = field(default_factory=Counter)
+    """Checks of own verdicts, by `CheckOutcome`."""
     rewards: RewardChecks = field(default_factory=RewardChecks)
     compares_rewards: bool = True
     """False after rewards could not be computed here."""
 
 
 class Validator:
-    """One validator of one run."""
+    """One validator of one run. It has more than twelve attributes because the queue, the weights and the disputes are
+    parts of their own."""
 
     def __init__(
         self,
@@ -95,8 +106,10 @@ class Validator:
         bootstrap: RunBootstrap[ReplayTools],
         on_audit: Callable[[Audit], None],
         on_notice: Callable[[str], None],
+        judge: Judge = judge,
     ) -> None:
-        """`bootstrap` turns the run's files into a scorer. `on_notice` gets messages for the user."""
+        """`bootstrap` turns the run's files into a scorer. `on_notice` gets messages for the user. `judge` makes the
+        verdicts; experiments with dishonest validators replace it."""
         self._identity = identity
         self._run = run
         self._config = config
@@ -104,6 +117,8 @@ class Validator:
         self._bootstrap = bootstrap
         self._on_audit = on_audit
         self._on_notice = on_notice
+        self._judge = judge
+        self._disputes = Disputes(identity.public_key)
         self._queue = ReplayQueue()
         self._weights = ReplayWeights()
         self._counts = _Counts()
@@ -121,16 +136,20 @@ class Validator:
         try:
             while not self._stopping and not (self._is_over() and not len(self._queue)):
                 self._bootstrap.check_patience(self._clock.now() - started)
-                worked = self._replay(network)
-                for message in network.poll(0.0 if worked else _POLL_S):
-                    self._receive(message, network)
-                self._bootstrap.offer_base(network)
-                self._on_audit(self._audit(network))
+                self.turn(network, wait_s=_POLL_S)
             return self._is_over()
         finally:
             network.close()
             if self._bootstrap.prepared is not None:
                 self._bootstrap.prepared.work.close()
+
+    def turn(self, network: NetworkPort, *, wait_s: float) -> None:
+        """Replay a batch, then take messages; waits for them only when there was nothing to replay."""
+        worked = self._replay(network)
+        for message in network.poll(0.0 if worked else wait_s):
+            self._receive(message, network)
+        self._bootstrap.answer(network)
+        self._on_audit(self._audit(network))
 
     def _is_over(self) -> bool:
         return self._run_end.is_over(self._clock.now())
@@ -144,6 +163,9 @@ class Validator:
             failed=counts.replayed - counts.passed,
             waiting=len(self._queue),
             version=self._weights.newest_version,
+            checks_agreed=counts.checks[CheckOutcome.AGREED],
+            checks_contradicted=counts.checks[CheckOutcome.CONTRADICTED],
+            checks_failed=counts.checks[CheckOutcome.FAILED],
             rewards_agreed=self._counts.rewards.agreed,
             rewards_disputed=self._counts.rewards.disputed,
             rewards_unclear=self._counts.rewards.unclear,
@@ -174,17 +196,28 @@ class Validator:
     def _on_envelope(self, opened: Opened, network: NetworkPort) -> None:
         if opened.kind in GROUP_KINDS:
             self._counts.seen += 1
-            if not is_selected(opened.digest, self._identity.secret_seed, self._config.rate):
-                return
-            if opened.kind is Kind.GROUP_HEADER:
-                network.send(control.FetchGroup(opened.digest))
+            if is_selected(opened.digest, self._identity.secret_seed, self._config.rate):
+                self._select(opened, network)
             else:
-                self._queue.add(assemble_group(opened, b""))
+                self._disputes.keep(opened)
+        elif opened.kind is Kind.VERDICT_CHECKS:
+            checks = body_of(opened, VerdictChecks).checks
+            me = self._identity.public_key
+            self._counts.checks.update(check.outcome for check in checks if check.validator == me)
+            for group in self._disputes.groups_to_replay(checks, self._clock.now()):
+                self._select(group, network)
         elif opened.kind is Kind.RECEIPTS:
             for receipt in body_of(opened, Receipts).receipts:
                 self._tell_dispute(self._counts.rewards.receipt(receipt), receipt.group)
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
+
+    def _select(self, opened: Opened, network: NetworkPort) -> None:
+        """Queue a group for its replay; one too large for an envelope is fetched first."""
+        if opened.kind is Kind.GROUP_HEADER:
+            network.send(control.FetchGroup(opened.digest))
+        else:
+            self._queue.add(assemble_group(opened, b""))
 
     def _replay(self, network: NetworkPort) -> bool:
         """Replay one batch of one policy that is on disk, and request missing policies. Returns whether it replayed
@@ -206,7 +239,7 @@ class Validator:
 
     def _replay_batch(self, tools: ReplayTools, policy: Digest, network: NetworkPort) -> None:
         groups = self._queue.take(policy, _BATCH)
-        judged = judge(tools, self._weights.manifest_of(policy), groups)
+        judged = self._judge(tools, self._weights.manifest_of(policy), groups, validator=self._identity.public_key)
         for signed, (verdict, _) in zip(groups, judged, strict=True):
             self._counts.replayed += 1
             self._counts.passed += verdict.passed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from typing import Protocol
 
 from p2prl.models.group_replay import replay_groups
 from p2prl.models.group_work import Inspection, ReplayTools
@@ -12,12 +13,23 @@ from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.signed_group import SignedGroup
+from p2prl.protocol.verdict_probes import candidate_tokens
+
+
+class Judge(Protocol):
+    """Makes the verdicts of a batch, as `judge` does."""
+
+    def __call__(
+        self, tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup], *, validator: bytes
+    ) -> list[tuple[Verdict, Inspection]]:
+        """One verdict for each group, and what was inspected."""
+        ...
 
 
 def judge(
-    tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup]
+    tools: ReplayTools, manifest: PolicyManifest, groups: Sequence[SignedGroup], *, validator: bytes
 ) -> list[tuple[Verdict, Inspection]]:
-    """One verdict for each group, and what was inspected.
+    """One verdict for each group, and what was inspected. `validator` is the public key that will sign them.
 
     All groups declare the policy of `manifest`, and the scorer holds its weights.
     """
@@ -30,7 +42,12 @@ def judge(
     ]
     sound = [i for i, fault in enumerate(faults) if not fault]
     work = [(bodies[i], inspections[i]) for i in sound]
-    replays = dict(zip(sound, replay_groups(tools.scorer, work, run_dtype=tools.work.dtype), strict=True))
+    candidates = [
+        candidate_tokens(groups[i].digest, [ids[-1] for ids in inspections[i].token_ids], tools.work.vocabulary)
+        for i in sound
+    ]
+    replayed = replay_groups(tools.scorer, work, run_dtype=tools.work.dtype, candidates=candidates)
+    replays = dict(zip(sound, replayed, strict=True))
     verdicts = []
     for i, (signed, body) in enumerate(zip(groups, bodies, strict=True)):
         replay = replays.get(i)
@@ -44,6 +61,7 @@ def judge(
             tokens=replay.tokens if replay else 0,
             mismatched=replay.mismatched if replay else 0,
             worst_margin=_finite(replay.worst_margin) if replay else 0.0,
+            probes=replay.probes.chosen_by(validator, signed.digest) if replay and replay.probes else b"",
         )
         verdicts.append((verdict, inspections[i]))
     return verdicts

@@ -41,8 +41,8 @@ class TcpTransport:
         self.addresses: tuple[str, ...] = ()
         self._identity = config.identity
         self._dialable: dict[PeerId, tuple[str, int]] = {}
-        self._inbound = InboundStreams()
-        self._outbound = OutboundStreams(self._open_stream, pacer=config.pacer)
+        self._inbound = InboundStreams(config.guard, max_links=config.max_links)
+        self._outbound = OutboundStreams(self._open_stream, max_links=config.max_links, pacer=config.pacer)
         self._server: asyncio.Server | None = None
         self._port = 0
         self._serving: set[asyncio.Task[None]] = set()
@@ -130,7 +130,8 @@ class TcpTransport:
                 peer, port = await self._shake_hands(reader, writer)
             if port:
                 self._dialable[peer] = (writer.get_extra_info("peername")[0], port)
-            await self._inbound.accept(peer, reader, writer)
+            host = writer.get_extra_info("peername")[0]
+            await self._inbound.accept(peer, reader, writer, f"/ip4/{host}/tcp/{port}")
         writer.transport.abort()
         self._serving.discard(task)
 

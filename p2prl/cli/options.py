@@ -37,6 +37,14 @@ UploadMbit = Annotated[
 MonthlyGb = Annotated[
     float, typer.Option("--monthly-gb", min=0.0, help="Weights uploaded in a calendar month, GB; 0 is no limit.")
 ]
+DiskGb = Annotated[
+    float,
+    typer.Option("--disk-gb", min=0.0, help="Most disk for everything the run stores here, GB; 0: what it needs."),
+]
+RamGb = Annotated[
+    float,
+    typer.Option("--ram-gb", min=0.0, help="Most memory of all its processes together, GB; 0: what is available."),
+]
 Base = Annotated[
     str,
     typer.Option(

@@ -11,7 +11,7 @@ from p2prl.config.requirements import VERSIONS_KEPT
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
-from p2prl.net.process.network_config import NetworkConfig
+from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES, NetworkConfig
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink
@@ -55,19 +55,17 @@ def peer_network(
     listen: tuple[str, ...],
     caps: UploadCaps | None = None,
     *,
-    disk_gb: float = 0.0,
+    memory_bytes: int = NETWORK_MEMORY_BYTES,
     has_base: bool = False,
     runs_code: bool = False,
     transport: str = "hivemind",
 ) -> NetworkConfig:
     """Network settings of a worker. With a run manifest kept from an earlier start, it can begin without a peer.
 
-    `disk_gb` bounds the weights, patches and data kept, GB (10⁹ bytes); 0 bounds only the number of versions.
-    With `has_base` no weights are downloaded until the worker has announced its local base; with `runs_code` a
-    researcher's own scorer is.
+    Nothing of the run is downloaded until the worker has accepted it, with the disk it may use
+    (`p2prl.config.machine_limits`). `memory_bytes` bounds the network process. With `has_base` no weights are
+    downloaded until the worker has announced its local base; with `runs_code` a researcher's own scorer is.
     """
-    if not (math.isfinite(disk_gb) and 0.0 <= disk_gb <= _MOST_CAP):
-        raise ConfigError(f"--disk-gb {disk_gb:g} is outside 0 to {_MOST_CAP:g}", remedy="0 sets no cap.")
     caps = caps or UploadCaps()
     directory = worker_folder.run_directory(link.run)
     delegation = load_delegation(worker_folder.directory, worker_folder.identity.public_key)
@@ -80,7 +78,7 @@ def peer_network(
             rebuilds=True,
             awaits_base=has_base,
             runs_code=runs_code,
-            disk_bytes=int(disk_gb * 1e9),
+            awaits_consent=True,
             delegations=() if delegation is None else (delegation,),
             revocations=load_revocations(worker_folder.home),
             relay=RelayConfig(upload_bytes_s=caps.bytes_s),
@@ -90,6 +88,7 @@ def peer_network(
         bootstrap=link.bootstrap,
         manifest=known_run(directory, link.run),
         monthly_bytes=caps.monthly_bytes,
+        memory_bytes=memory_bytes,
         transport=transport,
     )
 
@@ -108,6 +107,11 @@ def remember_run(directory: Path, raw: bytes) -> None:
         new.rename(directory / "run.manifest")
     except OSError as error:
         raise write_error(error, f"in {directory}") from error
+
+
+def is_remembered(directory: Path) -> bool:
+    """Whether `remember_run` has stored a run manifest there: the run was accepted."""
+    return (directory / "run.manifest").exists()
 
 
 def known_run(directory: Path, run: Digest) -> bytes:

@@ -1,26 +1,27 @@
-"""Disk, memory and download a run needs of a worker: estimates from its manifest, and a check of the free disk.
+"""Disk, memory and download a run needs of a worker, from its manifest.
 
-The manifest's figures are its learner's claims. They are compared with the model itself before anything of the
-weights' size is allocated (`p2prl.models`), so a false claim only causes a wrong estimate.
+The manifest's figures bind its learner: weights of another size are refused before a byte of them is fetched
+(`p2prl.swarm.policies.catalog`), and so is a model of another size before memory is allocated (`p2prl.models`).
 """
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
-from p2prl.errors import ConfigError, MachineError
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
 from p2prl.protocol.run_blobs import data_blobs
+from p2prl.swarm.policies.write_allowance import most_written
 
 VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
 """Newest policy versions a worker keeps on disk. A volunteer serves slower peers from them; a validator replays
 groups that were sampled that many versions ago."""
 
-_PROGRAM_BYTES = 600_000_000
+PROGRAM_BYTES = 600_000_000
 """Memory of Python, torch and the network process before any model: 410 MB and 120 MB were measured on Linux."""
+
+SEEDER_BYTES = 300_000_000
+"""The same without torch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,21 @@ class Requirements:
     learner is in reach."""
     memory_bytes: int
     """Of all processes together, without the KV cache, which grows with the slots decoded together."""
+    engine_bytes: int = 0
+    """Of those, the engine's weights: on a GPU they are in its memory."""
+
+    def private_bytes(self, *, on_cpu: bool) -> int:
+        """Memory that the kernel cannot take back: without the weights' file, which is only mapped."""
+        program = self.memory_bytes - self.engine_bytes - self.weights_bytes
+        return program + (self.engine_bytes if on_cpu else 0)
+
+    def least_disk_bytes(self, *, has_base: bool = False) -> int:
+        """On disk at least: two versions, so that one serves while the next arrives, and a base model the owner has."""
+        return self.files_bytes + self.data_bytes + (3 if has_base else 2) * self.weights_bytes
+
+    def most_written(self, versions: int) -> int:
+        """Most bytes written to disk for the run's files and this number of policy versions, with any learner."""
+        return self.files_bytes + self.data_bytes + most_written(self.weights_bytes, versions)
 
     @property
     def download_bytes(self) -> int:
@@ -46,47 +62,20 @@ class Requirements:
 
 
 def requirements_of(manifest: RunManifest, role: Role, *, runs_code: bool = False) -> Requirements:
-    """Estimate the requirements of a volunteer or validator of this run; `runs_code` as in `blobs_for`."""
+    """Estimate the requirements of a volunteer, validator or seeder of this run; `runs_code` as in `blobs_for`."""
     data = sum(file.blob.size_bytes for file in data_blobs(manifest, role, runs_code=runs_code))
     files = sum(file.blob.size_bytes for file in manifest.files)
-    weights = manifest.parameters * DTYPE_BYTES[manifest.dtype]
+    weights = manifest.weight_bytes
+    engine = 0 if role is Role.SEEDER else manifest.parameters * DTYPE_BYTES[manifest.engine_dtype]
     return Requirements(
         files_bytes=files,
         data_bytes=data,
         weights_bytes=weights,
         disk_bytes=files + data + VERSIONS_KEPT[role] * weights,
         # The engine's weights in its own word type, and the file a newer version is read from.
-        memory_bytes=_PROGRAM_BYTES + manifest.parameters * DTYPE_BYTES[manifest.engine_dtype] + weights,
+        memory_bytes=(SEEDER_BYTES if role is Role.SEEDER else PROGRAM_BYTES) + engine + weights,
+        engine_bytes=engine,
     )
-
-
-def check_room(needs: Requirements, directory: Path) -> None:
-    """Raise `MachineError` when the disk of `directory` has no space for two versions.
-
-    Bytes that `directory` holds already count as free.
-    """
-    try:
-        free = shutil.disk_usage(directory).free
-        held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    except OSError:
-        return  # the first write to it reports what is wrong
-    least = needs.files_bytes + needs.data_bytes + 2 * needs.weights_bytes
-    if free + held < least:
-        raise MachineError(
-            f"this run needs {size_text(least)} of disk in {directory} and {size_text(free + held)} are free",
-            remedy="Free some, or set P2PRL_HOME to a folder on a larger disk.",
-        )
-
-
-def check_cap(needs: Requirements, disk_gb: float) -> None:
-    """Raise `ConfigError` when the data alone is larger than the user's `--disk-gb`; 0 is no cap."""
-    if disk_gb and needs.data_bytes > int(disk_gb * 1e9):
-        raise ConfigError(
-            f"this run's data has {size_text(needs.data_bytes)}, and --disk-gb allows {size_text(disk_gb * 1e9)} for "
-            "data and weights together",
-            remedy="Give --disk-gb more than the data, or leave it out: 0 sets no cap. Without its data no work of the "
-            "run can be done.",
-        )
 
 
 def size_text(size_bytes: float) -> str:

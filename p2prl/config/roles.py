@@ -47,9 +47,9 @@ from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
+from p2prl.validator.verdicts import Judge, judge
 
 _EVALUATED_ROWS = 64
 """Completions a learner decodes at once for an evaluation: their keys and values take memory beside an update's."""
@@ -109,7 +109,7 @@ def _read_model(manifest: RunManifest, files: Mapping[str, Path], launch_tokeniz
     model = read_run_model(
         {file.name: files[file.name].read_bytes() for file in manifest.files},
         layout_digest=manifest.layout,
-        max_weight_bytes=MAX_WEIGHT_BYTES,
+        weight_bytes=manifest.weight_bytes,
         dtype=manifest.engine_dtype,
         open_tokenizer=confined_tokenizer_reader(launch_tokenizer),
     )
@@ -225,19 +225,21 @@ def build_volunteer(
     *,
     prepare: Prepare[SamplingTools],
     base: Path | None = None,
-    on_manifest: Callable[[RunManifest], None],
+    on_manifest: Callable[[RunManifest], int | None],
     on_progress: Callable[[Progress], None],
     on_notice: Callable[[str], None],
 ) -> Volunteer:
     """A volunteer for the run behind a link, working from a worker folder.
 
-    `prepare` makes its sampler (`prepare_sampling`); `base` is a model directory it may start from.
+    `prepare` makes its sampler (`prepare_sampling`); `base` is a model directory it may start from. `on_manifest` shows
+    the run and returns the disk for it, as `OnManifest`.
     """
     directory = worker_folder.run_directory(link.run)
 
-    def keep(manifest: RunManifest, raw: bytes) -> None:
-        remember_run(directory, raw)
-        on_manifest(manifest)
+    def accept(manifest: RunManifest, raw: bytes) -> int | None:
+        disk_bytes = on_manifest(manifest)
+        remember_run(directory, raw)  # only now: a run that is refused leaves nothing
+        return disk_bytes
 
     return Volunteer(
         identity=worker_folder.identity,
@@ -245,7 +247,7 @@ def build_volunteer(
         spool_path=directory / "spool.db",
         config=replace(config, background=True),
         clock=SystemClock(),
-        bootstrap=RunBootstrap(prepare, keep, base_finder(base, link, worker_folder, on_notice)),
+        bootstrap=RunBootstrap(prepare, accept, base_finder(base, link, worker_folder, on_notice)),
         on_progress=on_progress,
         on_notice=on_notice,
     )
@@ -259,19 +261,21 @@ def build_validator(
     prepare: Prepare[ReplayTools],
     base: Path | None = None,
     runs_scorer: bool = False,
-    on_manifest: Callable[[RunManifest], None],
+    on_manifest: Callable[[RunManifest], int | None],
     on_audit: Callable[[Audit], None],
     on_notice: Callable[[str], None],
+    judge: Judge = judge,
 ) -> Validator:
     """A validator for the run behind a link; arguments as for `build_volunteer`.
 
-    `runs_scorer` as in `prepare_replay`.
+    `runs_scorer` as in `prepare_replay`, `judge` as for `Validator`.
     """
     directory = worker_folder.run_directory(link.run)
 
-    def keep(manifest: RunManifest, raw: bytes) -> None:
-        remember_run(directory, raw)
-        on_manifest(manifest)
+    def accept(manifest: RunManifest, raw: bytes) -> int | None:
+        disk_bytes = on_manifest(manifest)
+        remember_run(directory, raw)  # only now: a run that is refused leaves nothing
+        return disk_bytes
 
     return Validator(
         identity=worker_folder.identity,
@@ -280,11 +284,12 @@ def build_validator(
         clock=SystemClock(),
         bootstrap=RunBootstrap(
             prepare,
-            keep,
+            accept,
             base_finder(base, link, worker_folder, on_notice),
             role=Role.VALIDATOR,
             runs_code=runs_scorer,
         ),
         on_audit=on_audit,
         on_notice=on_notice,
+        judge=judge,
     )

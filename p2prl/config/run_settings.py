@@ -47,7 +47,6 @@ from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.limits import MAX_PROMPT_TOKENS
 from p2prl.protocol.manifests import RunFile, RunManifest, Sampling
-from p2prl.swarm.policies.catalog import MAX_WEIGHT_BYTES
 from p2prl.tasks.task_registry import task_by_name
 
 
@@ -237,7 +236,7 @@ def _check_files(manifest: RunManifest, files: Mapping[str, bytes]) -> None:
         model = read_run_model(
             files,
             layout_digest=manifest.layout,
-            max_weight_bytes=MAX_WEIGHT_BYTES,
+            weight_bytes=manifest.weight_bytes,
             dtype=manifest.engine_dtype,
             open_tokenizer=confined_tokenizer_reader(),  # with their limits of time and memory
         )

@@ -22,6 +22,7 @@ from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Admission
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
@@ -109,25 +110,10 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     training = _training(parts, storage, buffer, TrainingStage(training_stage))
     pacing = _pacing(parts, storage, step=training.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, standings)
-    intake = Intake(
-        storage=storage,
-        decoded=decoded,
-        buffer=buffer,
-        backlog=backlog,
-        owners=owners,
-        standings=standings,
-        sender=sender,
-        clock=clock,
-    )
+    verdicts = VerdictIntake(storage.journal, sender, clock)
+    intake = Intake(storage, decoded, buffer, backlog, owners, standings, sender, clock, verdicts)
     intake.refill()
-    settlement = Settlement(
-        storage=storage,
-        buffer=buffer,
-        owners=owners,
-        sender=sender,
-        clock=clock,
-        on_verified=pacing.group_verified,
-    )
+    settlement = Settlement(storage, buffer, owners, sender, clock, verdicts, on_verified=pacing.group_verified)
     # In virtual time nothing is measured, so that a simulation depends on its seed alone.
     replayer = Replayer(parts.replaying, timer=perf_counter) if parts.threads else Replayer(parts.replaying)
     checks = GroupChecks(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from p2prl.learner.checkpoints import newest_checkpoint
 from p2prl.learner.intake.intake import TURNED_AWAY, turned_away_figures
+from p2prl.learner.intake.verdict_checks import FIGURES
 from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training.optimizer_step import Trainer
@@ -22,7 +23,8 @@ def resume(storage: LearnerStorage, trainer: Trainer, training: Training, on_not
         trainer.restore(checkpoint)
         training.resume_at(trainer.step)
     storage.restore_published(trainer.step)
-    figures = {"publish_every": storage.manifest.publish_every} | turned_away_figures(dict.fromkeys(TURNED_AWAY, 0))
+    figures = turned_away_figures(dict.fromkeys(TURNED_AWAY, 0)) | dict.fromkeys(FIGURES, 0)
+    figures["publish_every"] = storage.manifest.publish_every
     replayed = 0
     while (digests := storage.journal.batches.at_step(trainer.step)) is not None:
         batch = [read_verified(stored, storage.published) for stored in storage.journal.groups.by_digest(digests)]

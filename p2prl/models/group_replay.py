@@ -15,6 +15,7 @@ import numpy.typing as npt
 from p2prl.models.group_work import Inspection
 from p2prl.models.prefix_replay import ImpossibleToken, impossible_token
 from p2prl.models.replay_noise import Floats, noise_scale
+from p2prl.models.replay_probes import ReplayProbes, probes_of
 from p2prl.models.replay_statistics import TokenScores, judge_tokens
 from p2prl.models.scorer_port import Scored, Scorer
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -37,17 +38,27 @@ class Replay:
     worst_margin: float
     impossible: ImpossibleToken | None = None
     """In a group that failed, a token that no honest engine samples, if there is one."""
+    probes: ReplayProbes | None = None
+    """Log-probs that verdicts on the group are checked with, when they were asked for."""
 
 
-def replay_groups(scorer: Scorer, work: Sequence[tuple[RolloutGroup, Inspection]], *, run_dtype: str) -> list[Replay]:
+def replay_groups(
+    scorer: Scorer,
+    work: Sequence[tuple[RolloutGroup, Inspection]],
+    *,
+    run_dtype: str,
+    candidates: Sequence[Sequence[tuple[int, ...]]] = (),
+) -> list[Replay]:
     """Replay groups of the policy that `scorer` holds, in one batched prefill.
+
+    `candidates`, if given, are those of each group, for `Replay.probes`.
 
     `run_dtype` is the dtype the run computes in. The dtype a group claims can only narrow the tolerance, because a
     cheat would claim the most tolerant one.
     """
     requests = [request for _, inspection in work for request in inspection.assignment.requests]
     token_ids = [ids for _, inspection in work for ids in inspection.token_ids]
-    scored = iter(scorer.replay(requests, token_ids))
+    scored = iter(scorer.replay(requests, token_ids, [tokens for rows in candidates for tokens in rows]))
     results = []
     for group, inspection in work:
         rows = [next(scored) for _ in inspection.token_ids]
@@ -61,10 +72,21 @@ def replay_groups(scorer: Scorer, work: Sequence[tuple[RolloutGroup, Inspection]
         )
         judged = judge_tokens(tokens, scale, inspection.assignment.requests[0].temperature)
         behavior = _behavior(rows, sampled)
+        probes = _probes(scorer, rows, run_dtype, inspection.assignment.requests[0].temperature)
         size = int(tokens.margins.size)
         impossible = impossible_token(scorer, inspection, rows) if judged.reason else None
-        results.append(Replay(judged.reason, behavior, judged.mismatched, size, judged.worst_margin, impossible))
+        result = Replay(judged.reason, behavior, judged.mismatched, size, judged.worst_margin, impossible, probes)
+        results.append(result)
     return results
+
+
+def _probes(scorer: Scorer, rows: Sequence[Scored], run_dtype: str, temperature: float) -> ReplayProbes | None:
+    """The probes of a group. Another scorer of the run may compute in any class that the run allows."""
+    if not rows[0].probe_logprobs:
+        return None
+    dtype = scorer.engine_class.dtype
+    scale = noise_scale(claimed_dtype=run_dtype, run_dtype=run_dtype, scorer_dtype=dtype, layers=scorer.layers)
+    return probes_of(rows, scale, temperature)
 
 
 def _token_scores(group: RolloutGroup, rows: Sequence[Scored], sampled: Sampled) -> TokenScores:

@@ -123,6 +123,11 @@ class GroupWork:
         return self._manifest.engine_dtype
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids of the run are below this."""
+        return self._codec.vocabulary
+
+    @property
     def group_size(self) -> int:
         """Completions of a slot."""
         return self._manifest.sampling.group_size

@@ -132,24 +132,29 @@ def read_run_model(
     files: Mapping[str, bytes],
     *,
     layout_digest: bytes,
-    max_weight_bytes: int,
+    weight_bytes: int,
     dtype: str,
     open_tokenizer: ReadTokenizer = read_tokenizer,
 ) -> RunModel:
     """Check a run's files and read its model from them, without allocating its weights.
 
-    `layout_digest` is the run manifest's. `max_weight_bytes` is this machine's limit for the weights, both on the wire
-    and in memory, where they are held in `dtype`. By default the tokenizer runs in this process. `RemoteProtocolError`
-    when the files are not an acceptable model, `IntegrityError` when they do not match the layout.
+    `layout_digest` and `weight_bytes` are the run manifest's: what the owner of this machine was told. In memory the
+    weights are held in `dtype`. By default the tokenizer runs in this process. `RemoteProtocolError` when the files are
+    not an acceptable model, `IntegrityError` when they do not match the layout or its size.
     """
     quiet_transformers()
     raw = json_file(files, "config.json")
     check_config(raw)
     skeleton = _skeleton(raw)
     layout = _promised_layout(skeleton, layout_digest)
-    size = max(layout.size_bytes, layout_of(skeleton, dtype).size_bytes)
-    if size > max_weight_bytes:
-        raise RemoteProtocolError(f"the run's model needs {size} bytes of weights, more than {max_weight_bytes}")
+    if layout.size_bytes != weight_bytes:
+        raise IntegrityError(
+            f"config.json describes a model of {layout.size_bytes} bytes of weights, "
+            f"and the manifest one of {weight_bytes}"
+        )
+    held = layout_of(skeleton, dtype).size_bytes
+    if held > limits.MAX_WEIGHT_BYTES:
+        raise RemoteProtocolError(f"the run's model needs {held} bytes of memory, more than {limits.MAX_WEIGHT_BYTES}")
     vocabulary: int = skeleton.config.vocab_size
     tokenizer = open_tokenizer(files, vocabulary)
     skeleton.generation_config = transformers.GenerationConfig(eos_token_id=read_end_tokens(files, vocabulary))

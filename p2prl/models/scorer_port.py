@@ -29,6 +29,9 @@ class Scored:
     sizes: tuple[float, ...]
     """Root mean square of each position's logits, at the sampling temperature; a sample of the vocabulary will do."""
 
+    probe_logprobs: tuple[float, ...] = ()
+    """Log-probs of the tokens asked for at the completion's last position, at the sampling temperature."""
+
 
 class Scorer(Protocol):
     """Replays under one policy at a time."""
@@ -47,9 +50,15 @@ class Scorer(Protocol):
         """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""
         ...
 
-    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
+    def replay(
+        self,
+        requests: Sequence[GenerationRequest],
+        token_ids: Sequence[Sequence[int]],
+        probes: Sequence[Sequence[int]] = (),
+    ) -> list[Scored]:
         """Score the completions `token_ids` of `requests`.
 
-        `IntegrityError` when a token id is outside the model's vocabulary or a completion is empty.
+        `probes`, if given, are token ids for each completion, equally many, whose log-probs at its last position are
+        wanted as well. `IntegrityError` when a token id is outside the model's vocabulary or a completion is empty.
         """
         ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,10 +60,15 @@ class TransformersScorer:
         self._policy.load(weights)
 
     @torch.inference_mode()
-    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
+    def replay(
+        self,
+        requests: Sequence[GenerationRequest],
+        token_ids: Sequence[Sequence[int]],
+        probes: Sequence[Sequence[int]] = (),
+    ) -> list[Scored]:
         """See `Scorer.replay`."""
-        if len(requests) != len(token_ids):
-            raise LocalProtocolError(f"{len(token_ids)} completions for {len(requests)} requests")
+        if len(requests) != len(token_ids) or len(probes) not in (0, len(requests)):
+            raise LocalProtocolError(f"{len(token_ids)} completions and {len(probes)} probes, {len(requests)} requests")
         self._policy.check_ready(requests)
         for request, ids in zip(requests, token_ids, strict=True):
             if not 0 < len(ids) <= request.max_new_tokens or min(ids) < 0 or max(ids) >= self._policy.vocabulary:
@@ -74,7 +79,8 @@ class TransformersScorer:
         while waiting:
             batch = waiting.popleft()
             try:
-                results = self._score([requests[i] for i in batch], [token_ids[i] for i in batch])
+                chosen = [probes[i] for i in batch] if probes else []
+                results = self._score([requests[i] for i in batch], [token_ids[i] for i in batch], chosen)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -89,18 +95,38 @@ class TransformersScorer:
             self._max_batch_tokens = max(1, self._max_batch_tokens // 2)
         return [scored[i] for i in range(len(requests))]
 
-    def _score(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
-        """Log-probs and margins of one batch."""
+    def _score(
+        self,
+        requests: Sequence[GenerationRequest],
+        token_ids: Sequence[Sequence[int]],
+        probes: Sequence[Sequence[int]],
+    ) -> list[Scored]:
+        """Log-probs and margins of one batch, and the log-probs of the probes."""
         positions = _Positions.of(requests, token_ids)
+        lasts = _Lasts.of(positions, token_ids, probes)
         layer = self._policy.replay_head
         prompts = [request.prompt_ids for request in requests]
         if layer is None:
             rows = [[*prompt, *ids] for prompt, ids in zip(prompts, token_ids, strict=True)]
-            scores_4M = self._score_spans(pad_right(rows, self._policy.device), positions)
+            scores_4M = self._score_spans(pad_right(rows, self._policy.device), positions, lasts)
         else:
-            scores_4M = self._score_states(layer, layer.states_before(prompts, token_ids), positions)
+            states_MD = layer.states_before(prompts, token_ids)
+            scores_4M = self._score_states(layer, states_MD, positions)
+            self._probe_states(layer, states_MD, lasts)
         lengths = [len(ids) for ids in token_ids]
-        return [Scored(*map(tuple, part.tolist())) for part in torch.split(scores_4M, lengths, dim=1)]
+        parts = torch.split(scores_4M, lengths, dim=1)
+        return [
+            replace(Scored(*map(tuple, part.tolist())), probe_logprobs=tuple(row))
+            for part, row in zip(parts, lasts.logprobs_NK.tolist(), strict=True)
+        ]
+
+    def _probe_states(self, layer: ReplayHead, states_MD: Tensor, lasts: _Lasts) -> None:
+        """Fill in the probes from final hidden states: one complete row of logits for each completion."""
+        vocabulary = self._policy.vocabulary
+        count = max(1, _LOGITS // vocabulary)
+        for start in range(0, len(lasts.positions) if lasts.wanted else 0, count):
+            rows = torch.arange(start, min(start + count, len(lasts.positions)))
+            lasts.fill(rows, layer.logits(states_MD[lasts.positions[rows].to(states_MD.device)], 0, vocabulary))
 
     def _score_states(self, layer: ReplayHead, states_MD: Tensor, positions: _Positions) -> Tensor:
         """Fields of `Scored` (4, M) from final hidden states: chunks of positions, parts of the vocabulary."""
@@ -123,8 +149,8 @@ class TransformersScorer:
             scores.append(torch.stack([*parts.result(), sizes]))
         return torch.cat(scores, dim=1)
 
-    def _score_spans(self, ids_NL: Tensor, positions: _Positions) -> Tensor:
-        """Fields of `Scored` (4, M) from the model's own logits, a span of places at a time."""
+    def _score_spans(self, ids_NL: Tensor, positions: _Positions, lasts: _Lasts) -> Tensor:
+        """Fields of `Scored` (4, M) from the model's own logits, a span of places at a time; fills in the probes."""
         first, last = int(positions.places.min()), int(positions.places.max()) + 1
         width = max(1, _LOGITS // (len(ids_NL) * self._policy.vocabulary))
         cache = self._policy.new_cache() if last - first > width else None
@@ -137,6 +163,9 @@ class TransformersScorer:
             inside = torch.nonzero((positions.places >= start) & (positions.places < end))[:, 0]
             logits_MV = logits_NKV[positions.rows[inside], positions.places[inside] - start]
             scores[:, inside] = _scores(logits_MV, positions, inside)
+            if lasts.wanted:
+                rows = torch.nonzero(torch.isin(lasts.positions, inside))[:, 0]
+                lasts.fill(rows, logits_MV[torch.searchsorted(inside, lasts.positions[rows])])
         return scores
 
 
@@ -183,3 +212,32 @@ class _Positions:
     def settings(self, part: slice | Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Arguments of `margins` for some of the positions."""
         return self.temperatures[part], self.seeds[part], self.steps[part], self.targets[part]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lasts:
+    """The last positions of the N completions of a batch, and the log-probs of K probes at each, filled in part by
+    part."""
+
+    positions: Tensor
+    """Index among the batch's M positions, increasing (N,)."""
+    temperatures: Tensor
+    probes_NK: Tensor
+    logprobs_NK: Tensor
+
+    @classmethod
+    def of(cls, positions: _Positions, token_ids: Sequence[Sequence[int]], probes: Sequence[Sequence[int]]) -> _Lasts:
+        lasts = torch.tensor([len(ids) for ids in token_ids]).cumsum(0) - 1
+        wanted = torch.tensor(probes, dtype=torch.int64) if probes else torch.empty(len(token_ids), 0).long()
+        return cls(lasts, positions.temperatures[lasts], wanted, torch.zeros(wanted.shape))
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are probes."""
+        return bool(self.probes_NK.numel())
+
+    def fill(self, rows: Tensor, logits_RV: Tensor) -> None:
+        """Take the probes of some completions from the complete logits at their last positions."""
+        scaled = logits_RV.float() / self.temperatures[rows].to(logits_RV.device)[:, None]
+        tokens = self.probes_NK[rows].to(logits_RV.device)
+        self.logprobs_NK[rows] = (scaled.gather(1, tokens) - scaled.logsumexp(1, keepdim=True)).cpu()

@@ -21,6 +21,26 @@ Receiver = Callable[[PeerId, bytes], None]
 block."""
 
 
+class PeerGuard(Protocol):
+    """What a transport asks and tells its owner about peers, so that strangers share its streams and memory."""
+
+    def note_address(self, peer: PeerId, address: str) -> None:
+        """A connection of the peer comes from this multiaddr, or was dialed there."""
+        ...
+
+    def is_banned(self, peer: PeerId) -> bool:
+        """Whether to drop the peer's streams unread."""
+        ...
+
+    def importance(self, peer: PeerId) -> int:
+        """0 for a peer without a link; above it, the larger the later its streams are dropped for want of room."""
+        ...
+
+    def fault(self, peer: PeerId, reason: str) -> None:
+        """The peer broke the framing, or keeps opening streams for nothing."""
+        ...
+
+
 class Transport(Protocol):
     """One peer's connection to the network. All methods belong to the event loop the transport was started on."""
 
@@ -87,6 +107,10 @@ class TransportConfig:
     """Multiaddrs of the join link, each ending in `/p2p/<peer id>`; empty for the first peer of a run."""
     clock: Clock
     """Unix time."""
+    guard: PeerGuard | None = None
+    """Tells strangers from linked peers; a transport without one treats all alike."""
+    max_links: int = 1_024
+    """Peers that may be linked at once: the transport needs streams for all of them, and some more for newcomers."""
     pacer: Pacer | None = None
     """Upload cap: await `pacer.turn` before each slice of a bulk frame, call `pacer.charge` for control frames."""
 

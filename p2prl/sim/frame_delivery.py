@@ -65,6 +65,10 @@ class FrameDelivery:
         self._links = links
         self._delay = delay
         self._wake = wake
+        self.strangers: set[PeerId] = set()
+        """Peers without a node that take every frame."""
+        self.addresses: dict[PeerId, str] = {}
+        """Where the connections of some peers come from; of the others no address is reported."""
         self._last_arrival: dict[tuple[PeerId, PeerId, bool], float] = {}
 
     def send(self, source: PeerId, sender: Host | None, command: Send) -> None:
@@ -92,6 +96,8 @@ class FrameDelivery:
             now = self._loop.now + dialer.clock_offset_s
             there = self.hosts.get(peer)
             if up and there is not None and there.node is not None and not self._separated(dialer.peer, peer):
+                if peer in self.addresses:
+                    dialer.node.note_address(peer, self.addresses[peer])
                 dialer.node.connected(peer, now)
             else:
                 dialer.node.dial_failed(peer, now)
@@ -108,6 +114,8 @@ class FrameDelivery:
             departure = max(departure, sender.upload_free) + len(frame) / sender.upload_bytes_s
             sender.upload_free = departure
         incarnation = sender.incarnation if sender is not None else Incarnation(0)
+        if destination in self.strangers:
+            return
         if receiver is None or receiver.node is None or self._separated(source, destination):
             self.counters.lost += 1
             up = receiver is not None and receiver.node is not None
@@ -159,6 +167,8 @@ class FrameDelivery:
         moment = round((now - START) * 1e6).to_bytes(8, "little")
         parts = (moment, flight.source.encode(), receiver.peer.encode(), blake3(flight.frame).digest())
         self.trace.update(b"".join(parts))
+        if flight.source in self.addresses:
+            receiver.node.note_address(flight.source, self.addresses[flight.source])
         receiver.node.receive(flight.frame, flight.source, now + receiver.clock_offset_s)
         self._wake(receiver)
 

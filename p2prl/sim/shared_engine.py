@@ -141,8 +141,13 @@ class SharedScorer:
         self._staged = self._model.stage(weights, UNNAMED)
         self._model.load(self._staged)
 
-    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
+    def replay(
+        self,
+        requests: Sequence[GenerationRequest],
+        token_ids: Sequence[Sequence[int]],
+        probes: Sequence[Sequence[int]] = (),
+    ) -> list[Scored]:
         """Replay under this peer's weights."""
         assert self._staged is not None
         self.replayed_tokens += sum(len(request.prompt_ids) for request in requests) + sum(map(len, token_ids))
-        return self._model.scorer(self._staged).replay(requests, token_ids)
+        return self._model.scorer(self._staged).replay(requests, token_ids, probes)

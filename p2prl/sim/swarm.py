@@ -26,9 +26,9 @@ from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.models.group_work import ReplayTools
+from p2prl.models.group_work import ReplayTools, SamplingTools
 from p2prl.models.pretrained import LoadedModel
-from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
@@ -242,10 +242,15 @@ class Swarm:
                 agent=AgentConfig(slots_in_flight=2, backlog=1_000_000),
             ),
             clock=self.network.loop_clock,
-            bootstrap=RunBootstrap(self._run.prepare, lambda *_: None),
+            bootstrap=RunBootstrap(self._prepare_of(number), lambda *_: None),
             on_progress=lambda _: None,
             on_notice=lambda _: None,
         )
+
+    def _prepare_of(self, number: int) -> Prepare[SamplingTools]:
+        """How a volunteer prepares its sampler."""
+        del number
+        return self._run.prepare
 
     def _volunteer_turn(self, host: _VolunteerHost, pace: float) -> float:
         host.port.hold_s = pace

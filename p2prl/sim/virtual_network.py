@@ -127,7 +127,16 @@ class VirtualNetwork:
 
     def address(self, peer: PeerId) -> str:
         """The multiaddr of a machine."""
-        return f"/ip4/127.0.0.1/tcp/4001/p2p/{peer}"
+        return f"{self._delivery.addresses.get(peer, '/ip4/127.0.0.1/tcp/4001')}/p2p/{peer}"
+
+    def place(self, peer: PeerId, address: str) -> None:
+        """Say where a peer's connections come from, a multiaddr without `/p2p`. Call it before `host`."""
+        self._delivery.addresses[peer] = address
+
+    def add_stranger(self, peer: PeerId, address: str) -> None:
+        """A peer without a node: it takes every frame, and sends what `inject` sends in its name."""
+        self._delivery.strangers.add(peer)
+        self.place(peer, address)
 
     # --- faults and chosen traffic -----------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, envelope_digest, open_envelope
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.swarm.events import RunRefused
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
-from p2prl.swarm.policies.downloads import DownloadStats
+from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.running import Running
 
 
@@ -32,7 +33,12 @@ class AwaitingManifest:
         """Start running if this is the manifest."""
         name = envelope_digest(raw)
         if name == self._core.local.run:
-            return Running(self._core, open_envelope(raw, now=now), now)
+            opened = open_envelope(raw, now=now)
+            try:
+                return Running(self._core, opened, now)
+            except RemoteProtocolError as error:  # the link names it by its digest: no other peer has a better one
+                self._core.events.append(RunRefused(str(error)))
+                return self
         if not self._core.gossip.is_new(name):
             self._core.on_repeated(name, raw, source, now)
         return self
@@ -57,6 +63,9 @@ class AwaitingManifest:
 
     def advance(self, now: float) -> None:
         """Nothing is downloaded."""
+
+    def accept_run(self, disk_bytes: int, now: float) -> None:
+        """Ignored: the owner decides after `RunKnown`."""
 
     def fetch_policy(self, name: Digest, now: float) -> None:
         """Ignored: the owner calls it again after `RunKnown`."""

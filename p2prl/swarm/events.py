@@ -19,6 +19,13 @@ class RunKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class RunRefused:
+    """The run's learner signed what no honest learner signs, or what its own manifest rules out: stop."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class VersionAnnounced:
     """A newer policy manifest was verified; its weights are downloaded next if this node wants them."""
 
@@ -168,6 +175,7 @@ class PeerBanned:
 
 Event = (
     RunKnown
+    | RunRefused
     | VersionAnnounced
     | VersionReady
     | PatchesReady

@@ -29,10 +29,13 @@ from p2prl.protocol.link_messages import (
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.awaiting_manifest import AwaitingManifest
 from p2prl.swarm.events import ClockOff, Command, Event, LedgerArrived, LedgerWanted, WireMismatch
+from p2prl.swarm.gossip.entry_limits import Traffic, traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
-from p2prl.swarm.policies.downloads import DownloadStats
+from p2prl.swarm.peers.dial_rules import DialRules, Network
+from p2prl.swarm.peers.link_admission import LinkClass
+from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
 from p2prl.swarm.running import Running
@@ -61,8 +64,6 @@ class Node:
         self._next_retry = now + _RETRY_S
         self._clock_reported = False
 
-    # --- calls of the role -------------------------------------------------------------------------------------
-
     def begin(self, manifest: bytes, policies: Iterable[bytes] = ()) -> None:
         """Start with a run manifest already on disk, and with manifests of versions whose weights are there too.
 
@@ -86,6 +87,13 @@ class Node:
         if opened.kind is Kind.GROUP_HEADER:
             self._core.groups.note(opened, None)
         self._core.gossip.spread(opened, source=None)
+
+    def accept_run(self, disk_bytes: int, now: float) -> None:
+        """Download from now on: the owner has been told what the run needs, and allows this much disk (0: no bound).
+
+        Needed only with `NodeConfig.awaits_consent`; ignored before `RunKnown`.
+        """
+        self._phase.accept_run(disk_bytes, now)
 
     def fetch_policy(self, name: Digest, now: float) -> None:
         """Download a version by its manifest's envelope digest, besides the newest; ignored before `RunKnown`."""
@@ -137,6 +145,11 @@ class Node:
         """Download volume of the versions that completed."""
         return self._phase.download_stats()
 
+    @property
+    def stored_names(self) -> frozenset[bytes]:
+        """Roots of every blob that may be on disk, and the digest of the owner's local base."""
+        return self._core.quota.names
+
     def roles(self) -> tuple[tuple[str, int], ...]:
         """Number of linked peers by role name. A peer that claims to be the learner without its key is a listener."""
         return self._core.roles()
@@ -164,10 +177,35 @@ class Node:
         self._core.relay.allow_uploads(allowed)
         self._core.groups.allow_relaying(allowed)
 
+    def note_address(self, peer: PeerId, address: str) -> None:
+        """A connection of `peer` comes from this multiaddr. It decides whom the peer shares links with."""
+        self._core.connections.subnets.note(peer, address)
+
+    def set_networks(self, networks: Iterable[Network]) -> None:
+        """Set the private networks of this machine."""
+        self._core.connections.discovery.set_networks(networks)
+
+    @property
+    def dial_rules(self) -> DialRules:
+        """Addresses of strangers that may be dialed; the shell checks what a DNS name resolves to."""
+        return self._core.connections.discovery.rules
+
+    def link_class(self, peer: PeerId, now: float) -> LinkClass | None:
+        """What this node knows of a linked peer; None for one without a link."""
+        return self._core.connections.link_class(peer, now)
+
+    def is_banned(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer's frames are ignored for now."""
+        return self._core.connections.bans.is_banned(peer, now)
+
+    def fault(self, peer: PeerId, reason: str, now: float) -> None:
+        """A peer broke a rule of the transport."""
+        if not self.is_banned(peer, now):
+            self._core.punish(peer, RemoteProtocolError(reason), now)
+
     def connected(self, peer: PeerId, now: float) -> None:
-        """A link to `peer` is up."""
-        if self._core.connections.connected(peer, now):
-            self._phase.on_link(peer)
+        """A dial of this node has reached `peer`."""
+        self._connected(peer, now, dialed=True)
 
     def lost(self, peer: PeerId, now: float) -> None:
         """The link to `peer` failed."""
@@ -191,7 +229,7 @@ class Node:
         connections = self._core.connections
         if connections.bans.is_banned(source, now):
             return
-        self.connected(source, now)
+        self._connected(source, now, dialed=False)
         try:
             for message in frames.unpack(frame):
                 link = connections.links.get(source)
@@ -212,6 +250,7 @@ class Node:
         core = self._core
         for peer in core.connections.handle_timer(now):
             core.remove_peer(peer)
+        self._settle_links()
         core.relay.handle_timer(now)
         core.groups.handle_timer(now)
         if now >= self._next_retry:
@@ -219,7 +258,7 @@ class Node:
             core.gossip.retry_wants()
             self._phase.retry(now)
         self._phase.handle_timer(now)
-        offset = core.connections.clock_offset_s()
+        offset = core.connections.clock_offset_s(now)
         if offset is not None and not self._clock_reported:
             core.events.append(ClockOff(offset))
         self._clock_reported = offset is not None
@@ -249,6 +288,18 @@ class Node:
         events = self._core.events
         return events.popleft() if events else None
 
+    def _connected(self, peer: PeerId, now: float, *, dialed: bool) -> None:
+        if self._core.connections.connected(peer, now, dialed=dialed):
+            self._phase.on_link(peer)
+            self._settle_links()
+
+    def _settle_links(self) -> None:
+        """Forget peers that have lost their links to others, and begin with those that had to wait."""
+        for peer in self._core.connections.take_displaced():
+            self._core.remove_peer(peer)
+        for peer in self._core.connections.take_admitted():
+            self._phase.on_link(peer)
+
     # --- messages ----------------------------------------------------------------------------------------------
 
     def _receive_message(self, message: Wire, source: PeerId, now: float) -> None:
@@ -262,29 +313,19 @@ class Node:
             case Want():
                 core.gossip.on_want(message, source)
             case Push(envelope=raw):
-                self._phase = self._phase.on_push(raw, source, now)
+                if core.admits(traffic_of(raw), source, now):
+                    self._phase = self._phase.on_push(raw, source, now)
             case LedgerQuery(from_height=height):
-                if 0 <= height <= core.local.ledger_height and core.ledger.may_query(source, now):
+                may_query = core.ledger.may_query(source, now) and core.admits(Traffic.QUERY, source, now)
+                if 0 <= height <= core.local.ledger_height and may_query:
                     core.events.append(LedgerWanted(source, height))
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
                     core.events.append(LedgerArrived(source, height, entries))
-            case _ if self._is_of_group(message, source, now):
+            case _ if _is_of_group(core, message, source, now):
                 pass
             case _:
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
-
-    def _is_of_group(self, message: Wire, source: PeerId, now: float) -> bool:
-        """Handle a chunk message about a part of a group; False for every other message."""
-        groups, link = self._core.groups, self._core.connections.links.get(source)
-        match message:
-            case ChunkRequest(chunk=part) if link is not None and link.role is not None:
-                return groups.on_request(source, received_digest(part), now)
-            case Chunk(data=data):
-                return groups.on_part(source, data, now)
-            case ChunkRefused(chunk=part, retry_ms=retry_ms):
-                return groups.on_refused(source, received_digest(part), retry_ms, now)
-        return False
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
         core = self._core
@@ -302,3 +343,16 @@ class Node:
             core.register_role(source, link.role)
             core.report_roles()
         self._phase.on_hello(source, link.role, message.newest_version, now)
+
+
+def _is_of_group(core: NodeCore, message: Wire, source: PeerId, now: float) -> bool:
+    """Handle a chunk message about a part of a group; False for every other message."""
+    groups, link = core.groups, core.connections.links.get(source)
+    match message:
+        case ChunkRequest(chunk=part) if link is not None and link.role is not None:
+            return groups.on_request(source, received_digest(part), now)
+        case Chunk(data=data):
+            return groups.on_part(source, data, now)
+        case ChunkRefused(chunk=part, retry_ms=retry_ms):
+            return groups.on_refused(source, received_digest(part), retry_ms, now)
+    return False

@@ -28,9 +28,11 @@ class NodeConfig:
     """Whether its owner may have weights to start from: nothing is downloaded until it reports (`Node.start_from`)."""
     runs_code: bool = False
     """Whether the owner of a validator agreed to run a researcher's own scorer: its code and answers are downloaded."""
+    awaits_consent: bool = False
+    """Whether the owner first decides on the run: nothing is downloaded until it has (`Node.accept_run`)."""
     disk_bytes: int = 0
-    """Budget for weights, patches and data on disk, bytes; data and versions in use may exceed it. 0: only
-    `keep_versions` limits."""
+    """Most bytes of weights, patches, files, data and group bodies on disk together (`DiskQuota`). 0: only
+    `keep_versions` limits, until the owner accepts the run with another bound."""
     delegations: tuple[Delegation, ...] = ()
     """The delegation of this machine's key by its owner, sent to the learner."""
     revocations: tuple[Revocation, ...] = ()

@@ -11,6 +11,7 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.events import (
     Command,
     EnvelopeArrived,
@@ -21,9 +22,11 @@ from p2prl.swarm.events import (
     PeersChanged,
     Send,
 )
+from p2prl.swarm.gossip.entry_limits import EntryLimits, Traffic
 from p2prl.swarm.gossip.final_head import FinalHead
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
+from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.groups.group_bodies import GroupBodies
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.outbox import take_frames
@@ -56,9 +59,12 @@ class NodeCore:
         self.connections = Connections(self.local, rng, config.connections, now)
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
+        self.entry = EntryLimits()
         self.final_head = FinalHead()
-        self.relay = Relay(store, rng, config.relay)
-        self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner)
+        self.verdicts = VerdictGate()
+        self.quota = DiskQuota(config.disk_bytes)
+        self.relay = Relay(store, rng, config.relay, self.quota)
+        self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner, quota=self.quota)
         self._bulk: dict[PeerId, deque[bool]] = {}
         """Bulk frames that the shell is sending to each peer: whether it is a part of a group."""
         self.events: deque[Event] = deque()
@@ -76,6 +82,10 @@ class NodeCore:
             if link.role is not None
         )
         return tuple(sorted(counts.items()))
+
+    def has_peers(self) -> bool:
+        """Whether any linked peer has said hello."""
+        return any(link.role is not None for link in self.connections.links.values())
 
     def register_role(self, peer: PeerId, role: Role) -> None:
         """Tell gossip and relay a peer's role. A false learner is sent what a scoreboard is, and no groups."""
@@ -107,9 +117,11 @@ class NodeCore:
     def on_repeated(self, name: Digest, raw: bytes, source: PeerId, now: float) -> None:
         """Handle an envelope that was accepted before.
 
-        A volunteer repeats a group until the learner's storage receipt reaches it: forward it again, or let the
-        learner acknowledge it again.
+        A volunteer repeats a group until the learner's storage receipt reaches it: send it the receipt if one is
+        remembered, otherwise forward the group again, or let the learner acknowledge it again.
         """
+        if self.gossip.answer_repeated(name, source):
+            return
         if self.config.role is not Role.LEARNER:
             self.gossip.spread_again(name, source=source)
             if self.gossip.kind_of_recent(name) is Kind.GROUP_HEADER:
@@ -118,6 +130,11 @@ class NodeCore:
             if opened.kind is Kind.GROUP_HEADER:
                 self.groups.note(opened, source)
             self.events.append(EnvelopeArrived(opened, source))
+
+    def admits(self, kind: Traffic, peer: PeerId, now: float) -> bool:
+        """Whether a message may cost this node anything: the first look, at its sender only."""
+        is_known = self.connections.is_known(peer, now)
+        return self.entry.admits(kind, peer, self.connections.subnets.of(peer), now, is_known=is_known)
 
     def send(self, peer: PeerId, message: Wire) -> None:
         """Send a control message to a peer."""

@@ -12,7 +12,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
-from p2prl.swarm.policies.downloads import DownloadStats
+from p2prl.swarm.policies.download_stats import DownloadStats
 
 
 class Phase(Protocol):
@@ -48,6 +48,10 @@ class Phase(Protocol):
 
     def advance(self, now: float) -> None:
         """Handle completed downloads and collect events."""
+        ...
+
+    def accept_run(self, disk_bytes: int, now: float) -> None:
+        """The owner has decided for the run, with this much disk."""
         ...
 
     def fetch_policy(self, name: Digest, now: float) -> None:

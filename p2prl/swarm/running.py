@@ -15,6 +15,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.ledger_messages import Receipts
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.peer_messages import Introduction
@@ -28,9 +29,13 @@ from p2prl.swarm.gossip.validation import check_envelope
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
 from p2prl.swarm.peers.introductions import RELAYING, Introductions
+from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 from p2prl.swarm.peers.topology import Candidate, region_of
-from p2prl.swarm.policies.downloads import DownloadStats
+from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.policies.sync import PolicySync
+
+_LOOPBACK = subnet_of("/ip4/127.0.0.1")
+"""In a local run everybody is here: it tells no peer from another."""
 
 _POLICY_KINDS = (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD)
 
@@ -61,8 +66,7 @@ class Running:
             if link.role is not None:
                 core.register_role(peer, link.role)
         core.report_roles()
-        if core.config.fetch_policies:
-            self._policies.fetch_files(now)
+        self._policies.fetch_files(now)
         core.local.changed = True
 
     def hold(self, policies: Iterable[bytes], now: float) -> None:
@@ -94,11 +98,14 @@ class Running:
         if isinstance(opened.body, (Delegation, Revocation)) and not self._statements.allows(opened.body, source, now):
             raise StaleWorkError("too many owners' statements; this one will be sent again")
         self._admit(opened, now)
+        if opened.kind is Kind.VERDICT and not core.verdicts.admits(opened, source, now):
+            core.gossip.set_aside(name)
+            return self
         if opened.kind is Kind.GROUP_HEADER:
             core.groups.note(opened, source)
-        core.gossip.spread(opened, source=source)
-        if core.config.role in AUDIENCE[opened.kind]:
-            core.events.append(EnvelopeArrived(opened, source))
+        core.connections.was_useful(source, now)
+        self._pass_on(opened, source)
+        self._release_verdicts()
         return self
 
     def admit_own(self, opened: Opened, now: float) -> None:
@@ -110,6 +117,10 @@ class Running:
             self._admit_policy(opened, now, own=True)
         elif opened.kind in _CHECKED_KINDS:
             self._admit(opened, now)
+        else:
+            self._note_receipts(opened, now)
+            self._core.verdicts.note(opened)
+        self._release_verdicts()
 
     def retry(self, now: float) -> None:
         """Drop stalled downloads and notice a silent learner."""
@@ -123,7 +134,12 @@ class Running:
             return
         core = self._core
         swarm = {
-            peer: Candidate(core.relay.upload_of(peer), region_of(core.connections.discovery.addresses_of(peer)))
+            peer: Candidate(
+                core.relay.upload_of(peer),
+                region_of(core.connections.discovery.addresses_of(peer)),
+                link.subnet if link.subnet not in (UNKNOWN, _LOOPBACK) else None,
+                core.connections.standings.is_known(peer, now),
+            )
             for peer, link in core.connections.links.items()
             if link.role in RELAYING
         }
@@ -134,13 +150,17 @@ class Running:
     def next_deadline(self) -> float:
         """When own statements or the learner's introductions are due next."""
         introductions = math.inf if self._introductions is None else self._introductions.next_deadline()
-        own = self._own_statements.next_deadline() if self._core.roles() else math.inf
+        own = self._own_statements.next_deadline() if self._core.has_peers() else math.inf
         return min(introductions, own)
 
     def advance(self, now: float) -> None:
         """Handle completed downloads and start the next one."""
         self._policies.advance(now)
         self._collect()
+
+    def accept_run(self, disk_bytes: int, now: float) -> None:
+        """The owner has decided for the run."""
+        self._policies.accept(disk_bytes, now)
 
     def fetch_policy(self, name: Digest, now: float) -> None:
         """Download a version by name, besides the newest."""
@@ -166,6 +186,18 @@ class Running:
         """(bytes held, bytes in all) of the run's files and data."""
         return self._policies.file_progress()
 
+    def _pass_on(self, opened: Opened, source: PeerId) -> None:
+        """Forward an envelope, and report it if it is meant for this node's role."""
+        core = self._core
+        core.gossip.spread(opened, source=source)
+        if core.config.role in AUDIENCE[opened.kind]:
+            core.events.append(EnvelopeArrived(opened, source))
+
+    def _release_verdicts(self) -> None:
+        """Pass on the verdicts that waited for their group."""
+        for opened, source in self._core.verdicts.take_released():
+            self._pass_on(opened, source)
+
     def _send_statements(self, now: float) -> None:
         core = self._core
         roles = dict(core.roles())
@@ -178,10 +210,18 @@ class Running:
         core = self._core
         check_envelope(opened, run=core.local.run, learner=self._learner_key, group_bytes=self._group_bytes)
         core.final_head.note_head(opened, now)
+        self._note_receipts(opened, now)
+        core.verdicts.note(opened)
         if opened.kind in _POLICY_KINDS:
             self._admit_policy(opened, now, own=False)
         elif opened.kind is Kind.INTRODUCTION:
             core.connections.discovery.on_introduction(body_of(opened, Introduction), opened.sent_ms, now)
+
+    def _note_receipts(self, opened: Opened, now: float) -> None:
+        """Count the learner's receipts, and remember which groups it has stored."""
+        self._core.gossip.note_receipt(opened)
+        if isinstance(opened.body, Receipts) and opened.author == self._learner_key:
+            self._core.connections.standings.note(opened.body.receipts, now)
 
     def _admit_policy(self, opened: Opened, now: float, *, own: bool) -> None:
         try:

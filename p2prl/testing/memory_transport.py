@@ -38,7 +38,7 @@ class MemoryTransport:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return (f"/ip4/127.0.0.1/tcp/1/p2p/{self._peer_id}",)
+        return (f"/ip4/127.0.0.1/tcp/4001/p2p/{self._peer_id}",)
 
     def set_receiver(self, on_frame: Receiver) -> None:
         self._receiver = on_frame

@@ -36,7 +36,7 @@ class PatchedSwarm(ProtocolSwarm):
     """A run whose learner publishes patches."""
 
     def __init__(self, *arguments: Any, words: int = 20_000, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, weight_bytes=words * BF16.word_bytes, **options)
         self._changes = np.random.default_rng(self.network.seed)
         self.versions: list[NDArray[np.uint16]] = [bf16(self._changes.normal(0.0, 0.02, words).astype(np.float32))]
         self.bases: dict[str, bytes | None] = {}

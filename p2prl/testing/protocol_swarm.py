@@ -55,14 +55,22 @@ class ProtocolSwarm:
     """A run with one learner, on a virtual network in which the caller can cause faults."""
 
     def __init__(
-        self, network: VirtualNetwork, *, learner: str = "learner", manifest: RunManifest | None = None
+        self,
+        network: VirtualNetwork,
+        *,
+        learner: str = "learner",
+        manifest: RunManifest | None = None,
+        weight_bytes: int = 60_000,
     ) -> None:
+        """`weight_bytes` is the size of every version; a `manifest` has its own."""
         self.network = network
         self.members: dict[str, Member] = {}
         self._learner = learner
         self._key = identity_of(learner)
         self._rng = random.Random(f"weights/{network.seed}")
-        self.manifest = seal(self._key, manifest or run_manifest_of(self._key), run=bytes(32), now=START)
+        self.manifest = seal(
+            self._key, manifest or run_manifest_of(self._key, weight_bytes=weight_bytes), run=bytes(32), now=START
+        )
         self.run = envelope_digest(self.manifest)
         self.published: list[tuple[bytes, PolicyManifest, float]] = []
         """(envelope, manifest, when) of every version so far."""
@@ -159,15 +167,15 @@ class ProtocolSwarm:
             self.network.wake(member.peer)
 
 
-def run_manifest_of(learner: Identity) -> RunManifest:
-    """The manifest of a run without a model."""
+def run_manifest_of(learner: Identity, *, weight_bytes: int = 4) -> RunManifest:
+    """The manifest of a run without a model, whose versions have weights of this size, a multiple of four."""
     return RunManifest(
         name="rehearsal",
         goal="Move random bytes and agree on them.",
         learner=learner.public_key,
         created_ms=int(START * 1000),
         base_model="none",
-        parameters=1,
+        parameters=weight_bytes // 4,
         layout=bytes(32),
         dtype="float32",
         files=(),

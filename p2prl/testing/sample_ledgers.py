@@ -15,7 +15,16 @@ from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import NO_RUN, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, Verdict
+from p2prl.protocol.ledger_messages import (
+    CheckOutcome,
+    LedgerHead,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    Verdict,
+    VerdictCheck,
+    VerdictChecks,
+)
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import Wire
@@ -120,6 +129,19 @@ class LedgerWriter:
         """The learner's receipts of a step."""
         return self.add(self.learner, Receipts(step, receipts))
 
+    def verdict(
+        self, validator: Identity, judged: Receipt, outcome: CheckOutcome = CheckOutcome.AGREED, **changes: Any
+    ) -> None:
+        """A validator's verdict on the group of a receipt, and the learner's check of it."""
+        self.add(validator, verdict_on(judged, **changes))
+        self.check(validator, judged, outcome)
+
+    def check(self, validator: Identity, judged: Receipt, outcome: CheckOutcome, *, tokens: int | None = None) -> None:
+        """The learner's check of a verdict."""
+        most = judged.tokens if tokens is None else tokens
+        check = VerdictCheck(validator.public_key, judged.group, int(outcome), most)
+        self.add(self.learner, VerdictChecks((check,)))
+
     def signed_head(self, *, finished: bool = False, height: int | None = None, head: bytes | None = None) -> bytes:
         """The learner's signed head of the ledger, or of another height and digest."""
         at = len(self.entries) if height is None else height
@@ -176,7 +198,7 @@ def sample_run(seed: int, *, steps: int = 60, peers: int = 12, goal: str | None 
         writer.receipts(step, *rows)
         for validator in validators:
             judged = rng.choice(rows)
-            writer.add(validator, verdict_on(judged, passed=judged.state == ReceiptState.VERIFIED))
+            writer.verdict(validator, judged, passed=judged.state == ReceiptState.VERIFIED)
     return writer
 
 
@@ -215,7 +237,7 @@ def crowd(people: int, *, steps: int = 0, reward_goal: float = 0.9) -> LedgerWri
             writer.receipts(step, *rows[first : first + limits.MAX_RECEIPTS_PER_MESSAGE])
         for validator in validators:
             judged = rng.choice(rows)
-            writer.add(validator, verdict_on(judged, passed=judged.state == ReceiptState.VERIFIED))
+            writer.verdict(validator, judged, passed=judged.state == ReceiptState.VERIFIED)
     return writer
 
 

@@ -64,7 +64,10 @@ def shape_downlink(rate_bytes_s: float, clock: SystemClock) -> None:
     pacer = Pacer(clock, rate_bytes_s)
 
     async def serve(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deliver: Callable[[bytes], None]
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        deliver: Callable[[bytes], None],
+        watch: streams.FrameWatch | None = None,  # noqa: ARG001 - its memory is not what is measured
     ) -> None:
         while True:
             length = framing.frame_length(await reader.readexactly(framing.HEADER_BYTES))

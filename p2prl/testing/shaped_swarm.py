@@ -25,10 +25,10 @@ MBIT_BYTES = 125_000.0
 _CREATED_AT = 1_790_000_000.0
 
 
-def run_manifest() -> bytes:
-    """The run of every shaped swarm, sealed by the peer named `learner`."""
+def run_manifest(weight_bytes: int) -> bytes:
+    """The run of every shaped swarm with weights of this size, sealed by the peer named `learner`."""
     learner = identity_of("learner")
-    return seal(learner, run_manifest_of(learner), run=bytes(32), now=_CREATED_AT)
+    return seal(learner, run_manifest_of(learner, weight_bytes=weight_bytes), run=bytes(32), now=_CREATED_AT)
 
 
 @dataclass(slots=True)
@@ -105,6 +105,8 @@ class ShapedSwarm:
     """All processes of one run."""
 
     folder: Path
+    weight_bytes: int
+    """Size of the blob that its learner publishes."""
     peers: dict[str, ShapedPeer] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -127,7 +129,7 @@ class ShapedSwarm:
         bootstrap: str = "",
     ) -> ShapedPeer:
         """Start a peer, joining through `bootstrap` if given. The peer named `learner` is the run's learner."""
-        manifest = run_manifest()
+        manifest = run_manifest(self.weight_bytes)
         given = {
             "entropy": identity_of(name).entropy.hex(),
             "run_manifest": manifest.hex(),
@@ -150,7 +152,7 @@ class ShapedSwarm:
 
     def link_to(self, name: str) -> str:
         """The run's join link, with the addresses of one running peer."""
-        manifest = run_manifest()
+        manifest = run_manifest(self.weight_bytes)
         return str(JoinLink("rehearsal", envelope_digest(manifest), tuple(self.peers[name].said("up")[0]["addresses"])))
 
     def link_all(self, *, seconds: float) -> None:

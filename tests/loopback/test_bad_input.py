@@ -110,7 +110,7 @@ def test_a_known_run_is_sampled_without_any_peer(live: tuple[Path, RunningRole],
 
 
 def test_a_full_disk_publishes_nothing_and_recovers(run: Path, tmp_path: Path) -> None:
-    result = p2prl("learn", run, "--updates", 1, *LISTEN, file_limit=100_000)  # weights need 236 kB
+    result = p2prl("learn", run, "--updates", 1, *LISTEN, file_limit=200_000)  # weights need 236 kB, the journal 100
     refused(result, 4, "cannot write in")
     assert policies(run) == []
     with running(tmp_path / "again.log", "learn", run, "--updates", 1, *LISTEN) as again:

@@ -22,7 +22,7 @@ SIZE, CHUNK = 1 << 20, 16 << 10
 
 @pytest.mark.timeout(300)
 def test_survivors_finish_the_liar_is_banned_and_the_learner_sends_three_copies_at_most(tmp_path: Path) -> None:
-    swarm = ShapedSwarm(tmp_path)
+    swarm = ShapedSwarm(tmp_path, SIZE)
     with swarm.running():
         learner = swarm.start("learner", upload_mbit=4.0, download_mbit=40.0, role=Role.LEARNER)
         honest = [swarm.start(f"v{number}", upload_mbit=2.0, download_mbit=8.0) for number in range(3)]
@@ -50,7 +50,7 @@ def test_survivors_finish_the_liar_is_banned_and_the_learner_sends_three_copies_
 
 @pytest.mark.timeout(300)
 def test_a_seeder_relays_weights_in_little_memory(tmp_path: Path) -> None:
-    swarm, command_line = ShapedSwarm(tmp_path / "shaped"), SwarmProcesses(tmp_path / "seeder")
+    swarm, command_line = ShapedSwarm(tmp_path / "shaped", SIZE), SwarmProcesses(tmp_path / "seeder")
     home = tmp_path / "home"
     with swarm.running(), command_line.running():
         learner = swarm.start("learner", upload_mbit=1.0, download_mbit=40.0, role=Role.LEARNER)

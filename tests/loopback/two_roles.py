@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 LEARNER, VOLUNTEER = identity_of("learner"), identity_of("volunteer")
 NOW = SystemClock().now()
-MANIFEST = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=NOW)
+MANIFEST = seal(LEARNER, run_manifest_of(LEARNER, weight_bytes=3_000_000), run=bytes(32), now=NOW)
 RUN = envelope_digest(MANIFEST)
 LOCAL = ("/ip4/127.0.0.1/tcp/0",)
 UPLOAD_BYTES_S = 1_500_000.0

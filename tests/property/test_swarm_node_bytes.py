@@ -41,7 +41,7 @@ from p2prl.testing.memory_blobs import MemoryBlobs
 from p2prl.testing.protocol_swarm import group_of, run_manifest_of
 
 LEARNER, LIAR = identity_of("learner"), identity_of("liar")
-MANIFEST = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=START)
+MANIFEST = seal(LEARNER, run_manifest_of(LEARNER, weight_bytes=25_600), run=bytes(32), now=START)
 RUN = envelope_digest(MANIFEST)
 REF = blob_of(bytes(range(256)) * 100, 4096)
 POLICY = seal(LEARNER, PolicyManifest(0, 0, REF, bytes(32), b"", bytes(32), 0), run=RUN, now=START)

@@ -12,8 +12,8 @@ from p2prl.sim.virtual_time import START
 from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
 
 
-def swarm(seed: int = 1, volunteers: int = 0) -> ProtocolSwarm:
-    made = ProtocolSwarm(VirtualNetwork(seed))
+def swarm(seed: int = 1, volunteers: int = 0, *, weight_bytes: int = 20_000) -> ProtocolSwarm:
+    made = ProtocolSwarm(VirtualNetwork(seed), weight_bytes=weight_bytes)
     made.add("learner", Role.LEARNER)
     for index in range(volunteers):
         made.add(f"v{index}", bootstrap=("learner",))

@@ -51,14 +51,14 @@ def test_one_seed_gives_one_trace_with_any_hash_seed() -> None:
 
 
 def pair(**links: object) -> ProtocolSwarm:
-    made = ProtocolSwarm(VirtualNetwork(3, links=LinkConditions(**links)))  # type: ignore[arg-type]
+    made = ProtocolSwarm(VirtualNetwork(3, links=LinkConditions(**links)), weight_bytes=30_000)  # type: ignore[arg-type]
     made.add("learner", Role.LEARNER)
     made.add("v0", bootstrap=("learner",))
     return made
 
 
 def test_bandwidth_bounds_a_transfer() -> None:
-    made = ProtocolSwarm(VirtualNetwork(3))
+    made = ProtocolSwarm(VirtualNetwork(3), weight_bytes=500_000)
     made.add("learner", Role.LEARNER, upload_bytes_s=50_000.0)
     volunteer = made.add("v0", bootstrap=("learner",))
     made.network.run_for(5)
@@ -83,7 +83,7 @@ def test_partition_and_heal() -> None:
 
 
 def test_queued_frames_die_with_their_machine() -> None:
-    made = ProtocolSwarm(VirtualNetwork(4))
+    made = ProtocolSwarm(VirtualNetwork(4), weight_bytes=400_000)
     made.add("learner", Role.LEARNER, upload_bytes_s=50_000.0)
     volunteer = made.add("v0", bootstrap=("learner",))
     made.network.run_for(5)
@@ -103,7 +103,7 @@ def test_queued_frames_die_with_their_machine() -> None:
 
 def test_delay_distribution_slows_only_groups() -> None:
     slow_groups = slow_envelopes(Kind.ROLLOUT_GROUP, parse_delay("const:300"))
-    made = ProtocolSwarm(VirtualNetwork(5, delay=slow_groups))
+    made = ProtocolSwarm(VirtualNetwork(5, delay=slow_groups), weight_bytes=30_000)
     learner = made.add("learner", Role.LEARNER)
     made.add("v0", bootstrap=("learner",))
     made.network.run_for(5)
@@ -125,7 +125,7 @@ def test_reordering_and_loss_happen_and_counters_count() -> None:
 
 
 def test_a_peer_behind_a_router_dials_and_is_served() -> None:
-    made = ProtocolSwarm(VirtualNetwork(6))
+    made = ProtocolSwarm(VirtualNetwork(6), weight_bytes=30_000)
     made.add("learner", Role.LEARNER)
     hidden = made.add("hidden", dialable=False, bootstrap=("learner",))
     made.network.run_for(5)

@@ -52,8 +52,10 @@ class Invariants:
                     )
 
 
-def build(seed: int, volunteers: int, links: LinkConditions) -> tuple[ProtocolSwarm, Invariants]:
-    swarm = ProtocolSwarm(VirtualNetwork(seed, links=links))
+def build(
+    seed: int, volunteers: int, links: LinkConditions, *, weight_bytes: int = 60_000
+) -> tuple[ProtocolSwarm, Invariants]:
+    swarm = ProtocolSwarm(VirtualNetwork(seed, links=links), weight_bytes=weight_bytes)
     swarm.add("learner", Role.LEARNER)
     for index in range(volunteers):
         swarm.add(f"v{index}", bootstrap=("learner",) if index < 3 else (f"v{index - 3}",))
@@ -164,7 +166,7 @@ def test_a_stuck_group_is_forwarded_after_the_partition() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_crashes_and_restarts(seed: int) -> None:
-    swarm, _ = build(200 + seed, 10, LinkConditions(loss=0.01))
+    swarm, _ = build(200 + seed, 10, LinkConditions(loss=0.01), weight_bytes=80_000)
     network, dice = swarm.network, random.Random(seed)
     network.run_for(20)
     promised = [name for i in range(10) for name in spool(swarm, f"v{i}", range(2))]
@@ -207,7 +209,7 @@ class Poisoner(Node):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_poisoners_are_banned_and_honest_peers_finish(seed: int) -> None:
-    swarm, invariants = build(300 + seed, 8, LinkConditions())
+    swarm, invariants = build(300 + seed, 8, LinkConditions(), weight_bytes=120_000)
     Poisoner.poisoned = 0
     for index in range(3):
         name = f"poisoner{index}"
@@ -253,9 +255,9 @@ def test_a_flood_of_junk() -> None:
 
 @pytest.mark.parametrize("peers", [8, 24])
 def test_learner_uploads_about_one_copy(peers: int) -> None:
-    swarm, _ = build(500, peers, LinkConditions())
-    swarm.network.run_for(30)
     size = 500_000
+    swarm, _ = build(500, peers, LinkConditions(), weight_bytes=size)
+    swarm.network.run_for(30)
     for _ in range(4):
         swarm.publish(size, chunk_bytes=8192)
         swarm.network.run_for(20)
@@ -273,7 +275,7 @@ def test_a_stalled_holder_delays_a_version_by_one_timeout() -> None:
         def commands(self, now: float) -> list[Command]:
             return [c for c in super().commands(now) if not (isinstance(c, Send) and c.bulk)]
 
-    swarm, _ = build(600, 5, LinkConditions())
+    swarm, _ = build(600, 5, LinkConditions(), weight_bytes=200_000)
     swarm.add("stalled", bootstrap=("learner",), build=Stalled)
     swarm.network.run_for(20)
     swarm.publish(200_000, chunk_bytes=4096)
@@ -287,7 +289,7 @@ def test_a_stalled_holder_delays_a_version_by_one_timeout() -> None:
 
 
 def test_a_slow_peer_still_completes_versions() -> None:
-    swarm, _ = build(700, 3, LinkConditions())
+    swarm, _ = build(700, 3, LinkConditions(), weight_bytes=200_000)
     slow = swarm.add(
         "slow", bootstrap=("learner",), config=lambda role: NodeConfig(role=role), download_bytes_s=12_000.0
     )

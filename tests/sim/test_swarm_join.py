@@ -26,7 +26,7 @@ from tests.sim.node_swarm import events_of, hello_of, swarm
 
 
 def test_a_volunteer_joins_with_the_run_digest_alone() -> None:
-    made = swarm()
+    made = swarm(weight_bytes=51_200)
     data = bytes(range(256)) * 200
     made.publish(0, data=data)
     joiner = made.add("joiner", bootstrap=("learner",))
@@ -65,7 +65,7 @@ def test_run_files_arrive_by_name() -> None:
 
 
 def test_a_newcomer_is_served_without_the_learner() -> None:
-    made = swarm(volunteers=3)
+    made = swarm(volunteers=3, weight_bytes=100_000)
     made.network.run_for(5)
     for _ in range(2):
         made.publish(100_000)

@@ -9,8 +9,9 @@ from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
 from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.hosts import identity_of
-from p2prl.swarm.events import LedgerArrived, LedgerWanted, PeerBanned
-from p2prl.testing.protocol_swarm import group_of
+from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.swarm.events import Event, LedgerArrived, LedgerWanted, PeerBanned
+from p2prl.testing.protocol_swarm import Member, ProtocolSwarm, group_of
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 
@@ -75,20 +76,49 @@ def test_a_false_ledger_height_does_not_attract_all_queries() -> None:
     assert events_of(made.members["learner"], LedgerWanted)
 
 
-def test_a_repeated_group_reaches_the_learner_again() -> None:
+def receipts_of(member: Member) -> list[bytes]:
+    return [event.opened.raw for event in member.arrived() if isinstance(event.opened.body, StorageReceipt)]
+
+
+def publish_as(made: ProtocolSwarm, member: Member, raw: bytes) -> None:
+    made.network.node(member.peer).publish(raw, made.network.now)
+    made.network.wake(member.peer)
+    made.network.run_for(2)
+
+
+def test_a_repeated_group_is_answered_with_its_receipt_and_costs_the_learner_nothing() -> None:
     made = swarm(volunteers=1)
     made.network.run_for(5)
-    volunteer = made.members["v0"]
+    volunteer, learner = made.members["v0"], made.members["learner"]
+    raw = seal(volunteer.identity, group_of(1), run=made.run, now=made.network.now)
+    publish_as(made, volunteer, raw)
+    (first,) = receipts_of(volunteer)
+    made.network.crash(volunteer.peer)
+    made.network.restart(volunteer.peer)
+    made.network.connect(volunteer.peer, learner.peer)
+    made.network.run_for(20)
+    publish_as(made, volunteer, raw)
+    assert [event.opened.digest for event in learner.arrived()] == [envelope_digest(raw)]
+    assert isinstance(learner.arrived()[0].opened.body, RolloutGroup)
+    assert receipts_of(volunteer) == [first, first]
+
+
+def test_a_repeated_group_without_a_receipt_reaches_the_learner_again() -> None:
+    class Forgetful(ProtocolSwarm):
+        """Its learner stores nothing."""
+
+        def on_event(self, member: Member, event: Event) -> None:
+            member.events.append(event)
+
+    made = Forgetful(VirtualNetwork(1))
+    made.add("learner", Role.LEARNER)
+    volunteer = made.add("v0", bootstrap=("learner",))
+    made.network.run_for(5)
     raw = seal(volunteer.identity, group_of(1), run=made.run, now=made.network.now)
     for _ in range(2):
-        made.network.node(volunteer.peer).publish(raw, made.network.now)
-        made.network.wake(volunteer.peer)
-        made.network.run_for(2)
-    learner = made.members["learner"]
-    assert [event.opened.digest for event in learner.arrived()] == [envelope_digest(raw)] * 2
-    assert isinstance(learner.arrived()[0].opened.body, RolloutGroup)
-    receipts = [event for event in volunteer.arrived() if isinstance(event.opened.body, StorageReceipt)]
-    assert receipts
+        publish_as(made, volunteer, raw)
+    arrived = made.members["learner"].arrived()
+    assert [event.opened.digest for event in arrived] == [envelope_digest(raw)] * 2
 
 
 def test_a_ledger_head_reaches_the_scoreboard() -> None:

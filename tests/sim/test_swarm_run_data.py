@@ -47,14 +47,14 @@ def held(member: Member) -> set[bytes]:
 
 def test_data_beyond_the_owners_bound_is_not_downloaded() -> None:
     made = swarm()
-    most = len(PROMPTS)
+    most = len(PROMPTS) + len(CONFIG)
     fits = made.add("fits", bootstrap=("learner",), config=lambda role: NodeConfig(role=role, disk_bytes=most))
     too_large = made.add(
         "too large", bootstrap=("learner",), config=lambda role: NodeConfig(role=role, disk_bytes=most - 1)
     )
     made.network.run_for(60)
     assert held(fits) == {CONFIG, PROMPTS}
-    assert held(too_large) == {CONFIG}
+    assert held(too_large) == set()
 
 
 def test_each_role_downloads_its_part() -> None:

@@ -85,7 +85,7 @@ def test_a_version_requested_by_name_is_reported_each_time() -> None:
 
 
 def test_versions_on_disk_are_bounded() -> None:
-    made = swarm(volunteers=2)
+    made = swarm(volunteers=2, weight_bytes=50_000)
     made.network.run_for(5)
     for _ in range(12):
         made.publish(50_000)
@@ -98,7 +98,7 @@ def test_versions_on_disk_are_bounded() -> None:
 
 
 def test_versions_of_equal_bytes_are_independent() -> None:
-    made = swarm(volunteers=2)
+    made = swarm(volunteers=2, weight_bytes=25_600)
     made.network.run_for(5)
     data = bytes(range(256)) * 100
     for version in range(7):
@@ -114,7 +114,7 @@ def test_versions_of_equal_bytes_are_independent() -> None:
 
 def test_a_manifest_names_its_predecessor() -> None:
     made = swarm()
-    first = made.publish(5_000)
-    second = made.publish(5_000)
+    first = made.publish(20_000)
+    second = made.publish(20_000)
     assert isinstance(first, PolicyManifest)
     assert second.previous == Digest(envelope_digest(made.published[0][0]))

@@ -96,7 +96,7 @@ class VllmEngines:
         layout = layout_of(model, dtype)
         if dtype not in self._samplers:
             files = export_run_files(LoadedModel(model=model, tokenizer=tiny_model().tokenizer))
-            run = read_run_model(files, layout_digest=layout.digest, max_weight_bytes=layout.size_bytes, dtype=dtype)
+            run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype)
             options = VllmOptions(memory_bytes=_VLLM_BYTES, context=_VLLM_CONTEXT)
             self._samplers[dtype] = VllmSampler(run, device=torch.device("cpu"), dtype=dtype, options=options)
         made = self._samplers[dtype]

@@ -1,1 +1,1 @@
-"""Benchmarks of trust: what attacks on a run cost it, and what they cost whoever attacks."""
+"""Benchmarks of trust: what attacks on a run cost it, what they earn, and what the checks cost honest work."""

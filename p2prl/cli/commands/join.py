@@ -11,12 +11,14 @@ from p2prl.cli.options import (
     AsJson,
     Base,
     Device,
+    DiskGb,
     Engine,
     Home,
     Link,
     Listen,
     MonthlyGb,
     NoConfinement,
+    RamGb,
     Threads,
     Transport,
     UploadMbit,
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 
 Slots = Annotated[
     int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
+]
+VramGb = Annotated[
+    float,
+    typer.Option("--vram-gb", min=0.0, help="Most memory of the device for weights and samples, GB; 0: what is free."),
 ]
 
 
@@ -43,22 +49,11 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
         listen: Listen = None,
         transport: Transport = "hivemind",
         slots: Slots = 0,
-        vram_gb: Annotated[
-            float,
-            typer.Option(
-                "--vram-gb",
-                min=0.0,
-                help="Most memory of the device for weights and samples, GB; 0: what is free.",
-            ),
-        ] = 0.0,
+        vram_gb: VramGb = 0.0,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
-        disk_gb: Annotated[
-            float,
-            typer.Option(
-                "--disk-gb", min=0.0, help="Disk for weights to upload, GB; 0 keeps the newest four versions."
-            ),
-        ] = 0.0,
+        disk_gb: DiskGb = 0.0,
+        ram_gb: RamGb = 0.0,
         base: Base = "",
         no_confinement: NoConfinement = False,
         as_json: AsJson = False,
@@ -68,7 +63,9 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
         Downloads the policy, samples, signs and delivers groups, and uploads weights to other volunteers.
         """
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+        from p2prl.config.machine_limits import MachineLimits
 
+        limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
         request = WorkerRequest(
             link=link,
             kind="seat",
@@ -94,7 +91,7 @@ def make_join(wrap_sampler: Callable[[Sampler], Sampler] | None = None) -> Calla
             transport=transport,
             slots=slots,
             vram_gb=vram_gb,
-            disk_gb=disk_gb,
+            limits=limits,
             as_json=as_json,
             wrap_sampler=wrap_sampler,
         )

@@ -13,6 +13,7 @@ from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
     introduce_run,
+    session,
     shown_prepare,
 )
 from p2prl.cli.commands.worker_start import NETWORK, TOKENIZER, WorkerStart
@@ -20,6 +21,7 @@ from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
+from p2prl.config.machine_limits import DiskPlan, MachineLimits, sampling_memory
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.net.process.handle import NetworkHandle
@@ -46,7 +48,7 @@ def join_run(
     transport: str,
     slots: int,
     vram_gb: float,
-    disk_gb: float,
+    limits: MachineLimits,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
 ) -> None:
@@ -65,8 +67,9 @@ def join_run(
         chosen = choose_device(device)
         use_threads(threads)
         chosen_engine = choose_engine(engine, chosen)
-        screen = _Screen(view, link, worker, str(chosen), chosen_engine, disk_gb=disk_gb)
-        granted = int(vram_gb * 1e9) or None
+        screen = _Screen(view, link, worker, str(chosen), chosen_engine, limits, has_base=model is not None)
+        sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
+        granted = int(vram_gb * 1e9) or sampling_bytes
         prepare = partial(
             partial(prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted),
             on_notice=say,
@@ -82,26 +85,19 @@ def join_run(
             on_progress=screen.on_progress,
             on_notice=say,
         )
+        screen.on_plan = lambda plan: volunteer.limit_spool(plan.spool_bytes)
         interrupts = Interrupts(
             volunteer.finish,
             volunteer.park,
             finishing="Finishing the current slots; Ctrl-C again stops now and keeps them.",
         )
-        with interrupts.handled():
+        with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            addresses, has_base = tuple(listen or DEFAULT_LISTEN), model is not None
-            network = peer_network(
-                link,
-                worker,
-                Role.VOLUNTEER,
-                addresses,
-                start.caps,
-                disk_gb=disk_gb,
-                has_base=has_base,
-                transport=transport,
-            )
+            network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), start.caps)
+            memory, has_base = limits.network_memory_bytes, model is not None
+            config = network(memory_bytes=memory, has_base=has_base, transport=transport)
             start.seal()
-            finished = volunteer.run(NetworkHandle(network, launch=start.launches.get(NETWORK)))
+            finished = volunteer.run(NetworkHandle(config, launch=start.launches.get(NETWORK)))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
 
@@ -130,8 +126,9 @@ class _Screen:
         worker: WorkerFolder,
         device: str,
         engine: ChosenEngine,
+        limits: MachineLimits,
         *,
-        disk_gb: float,
+        has_base: bool = False,
     ) -> None:
         self.status = StatusFile(worker, link, "volunteer")
         self._view = view
@@ -139,19 +136,28 @@ class _Screen:
         self._worker = worker
         self._device = device
         self._engine = engine
-        self._disk_gb = disk_gb
+        self._limits = limits
+        self._has_base = has_base
+        self.on_plan: Callable[[DiskPlan], None] = lambda _: None
+        """Gets the shares of the disk once they are settled."""
         self._speed = SmoothRate()
 
-    def introduce(self, manifest: RunManifest) -> None:
-        """Show the run before work starts."""
+    def introduce(self, manifest: RunManifest) -> int:
+        """Show the run before any of it is downloaded; returns the disk for the network process."""
         identity, folder = self._worker.identity, self._worker.directory
-        introduce_run(
+        plan = introduce_run(
             manifest,
             Role.VOLUNTEER,
             self._worker.run_directory(self._link.run),
-            lambda needs: volunteer_introduction(manifest, needs, identity, folder, self._device, self._engine),
-            disk_gb=self._disk_gb,
+            lambda needs, disk: volunteer_introduction(
+                manifest, needs, disk, identity, folder, self._device, self._engine
+            ),
+            self._limits,
+            on_cpu=self._device == "cpu",
+            has_base=self._has_base,
         )
+        self.on_plan(plan)
+        return plan.network_bytes
 
     def on_progress(self, progress: Progress) -> None:
         """Show the newest state: the startup phases first, then the panel."""

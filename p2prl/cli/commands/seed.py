@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.cli.options import AsJson, Home, Link, Listen, MonthlyGb, NoConfinement, Transport, UploadMbit
+from p2prl.cli.options import AsJson, DiskGb, Home, Link, Listen, MonthlyGb, NoConfinement, RamGb, Transport, UploadMbit
 
 
 def seed(
@@ -12,6 +12,8 @@ def seed(
     transport: Transport = "hivemind",
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
+    disk_gb: DiskGb = 0.0,
+    ram_gb: RamGb = 0.0,
     no_confinement: NoConfinement = False,
     as_json: AsJson = False,
 ) -> None:
@@ -20,19 +22,20 @@ def seed(
     Needs no torch and little memory: chunks go from disk to peers.
     """
     from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+    from p2prl.config.machine_limits import MachineLimits
 
-    start = start_worker(
-        WorkerRequest(
-            link=link,
-            kind="seeder",
-            home=home,
-            transport=transport,
-            upload_mbit=upload_mbit,
-            monthly_gb=monthly_gb,
-            confine=not no_confinement,
-        )
+    limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
+    request = WorkerRequest(
+        link=link,
+        kind="seeder",
+        home=home,
+        transport=transport,
+        upload_mbit=upload_mbit,
+        monthly_gb=monthly_gb,
+        confine=not no_confinement,
     )
+    start = start_worker(request)
 
     from p2prl.cli.commands.seed_worker import seed_run
 
-    seed_run(start, listen=listen, transport=transport, as_json=as_json)
+    seed_run(start, listen=listen, transport=transport, limits=limits, as_json=as_json)

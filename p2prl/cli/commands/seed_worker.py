@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2prl.cli.commands.worker_session import StatusFile, end_session
+from p2prl.cli.commands.worker_session import StatusFile, end_session, introduce_run
 from p2prl.cli.commands.worker_start import NETWORK, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.seeder_view import seeding_line, seeding_panel
+from p2prl.cli.views.worker_introduction import seeder_introduction
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.clock import SystemClock
+from p2prl.config.machine_limits import MachineLimits
 from p2prl.config.network_options import peer_network, remember_run
+from p2prl.config.refused_runs import forgetting_refused
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.kinds import Role
@@ -23,6 +26,7 @@ def seed_run(
     *,
     listen: list[str] | None,
     transport: str,
+    limits: MachineLimits,
     as_json: bool,
 ) -> None:
     """Upload weights until interrupted or until the run ends."""
@@ -31,9 +35,12 @@ def seed_run(
     status = StatusFile(worker, link, "seeder")
     view = LiveView(quiet=as_json)
 
-    def on_manifest(manifest: RunManifest, raw: bytes) -> None:
+    def on_manifest(manifest: RunManifest, raw: bytes) -> int:
+        plan = introduce_run(
+            manifest, Role.SEEDER, directory, lambda needs, disk: seeder_introduction(manifest, needs, disk), limits
+        )
         remember_run(directory, raw)
-        say(f"seeding {manifest.name}: {manifest.goal}")
+        return plan.network_bytes
 
     def on_progress(seeding: Seeding) -> None:
         status.write(seeding_document(seeding))
@@ -41,10 +48,17 @@ def seed_run(
 
     seeder = Seeder(clock=SystemClock(), on_manifest=on_manifest, on_progress=on_progress, on_notice=say)
     interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; the weights on disk are kept.")
-    with view.shown(), interrupts.handled():
+    with view.shown(), forgetting_refused(directory), interrupts.handled():
         view.phase("finding the run")
-        addresses = tuple(listen or DEFAULT_LISTEN)
-        network = peer_network(link, worker, Role.SEEDER, addresses, start.caps, transport=transport)
+        network = peer_network(
+            link,
+            worker,
+            Role.SEEDER,
+            tuple(listen or DEFAULT_LISTEN),
+            start.caps,
+            memory_bytes=limits.network_memory_bytes,
+            transport=transport,
+        )
         start.seal()
         finished = seeder.run(NetworkHandle(network, launch=start.launches.get(NETWORK)))
     status.write(seeding_document(seeder.progress()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,45 +11,57 @@ from p2prl.cli.options import (
     AsJson,
     Base,
     Device,
+    DiskGb,
     Home,
     Link,
     Listen,
     MonthlyGb,
     NoConfinement,
+    RamGb,
     Threads,
     Transport,
     UploadMbit,
 )
 
+if TYPE_CHECKING:
+    from p2prl.validator.verdicts import Judge
 
-def validate(
-    link: Link,
-    home: Home = None,
-    device: Device = "auto",
-    threads: Threads = 0,
-    listen: Listen = None,
-    transport: Transport = "hivemind",
-    rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
-    upload_mbit: UploadMbit = 0.0,
-    monthly_gb: MonthlyGb = 0.0,
-    base: Base = "",
-    run_scorer: Annotated[
-        bool,
-        typer.Option(
-            "--run-scorer", help="Also check rewards of tasks scored by third-party code: run it here, in a sandbox."
-        ),
-    ] = False,
-    no_confinement: NoConfinement = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check the work of volunteers, and sign verdicts.
 
-    Replays a random sample of groups at the policy version they declare.
-    """
-    from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Callable[..., None]:
+    """Build the command. `replace_judge` replaces the replay in experiments with dishonest validators."""
 
-    start = start_worker(
-        WorkerRequest(
+    def validate(
+        link: Link,
+        home: Home = None,
+        device: Device = "auto",
+        threads: Threads = 0,
+        listen: Listen = None,
+        transport: Transport = "hivemind",
+        rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
+        upload_mbit: UploadMbit = 0.0,
+        monthly_gb: MonthlyGb = 0.0,
+        disk_gb: DiskGb = 0.0,
+        ram_gb: RamGb = 0.0,
+        base: Base = "",
+        run_scorer: Annotated[
+            bool,
+            typer.Option(
+                "--run-scorer",
+                help="Also check rewards of tasks scored by third-party code: run it here, in a sandbox.",
+            ),
+        ] = False,
+        no_confinement: NoConfinement = False,
+        as_json: AsJson = False,
+    ) -> None:
+        """Check the work of volunteers, and sign verdicts.
+
+        Replays a random sample of groups at the policy version they declare.
+        """
+        from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+        from p2prl.config.machine_limits import MachineLimits
+
+        limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
+        request = WorkerRequest(
             link=link,
             kind="validator",
             home=home,
@@ -58,17 +71,24 @@ def validate(
             base=base,
             confine=not no_confinement,
         )
-    )
+        start = start_worker(request)
 
-    from p2prl.cli.commands.validate_worker import validate_run
+        from p2prl.cli.commands.validate_worker import validate_run
 
-    validate_run(
-        start,
-        device=device,
-        threads=threads,
-        listen=listen,
-        transport=transport,
-        rate=rate,
-        run_scorer=run_scorer,
-        as_json=as_json,
-    )
+        validate_run(
+            start,
+            device=device,
+            threads=threads,
+            listen=listen,
+            transport=transport,
+            rate=rate,
+            limits=limits,
+            run_scorer=run_scorer,
+            as_json=as_json,
+            replace_judge=replace_judge,
+        )
+
+    return validate
+
+
+validate = make_validate()

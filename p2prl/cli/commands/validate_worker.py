@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
     introduce_run,
+    session,
     shown_prepare,
 )
 from p2prl.cli.commands.worker_start import NETWORK, SCORERS, TOKENIZER, WorkerStart
@@ -17,6 +19,7 @@ from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.quantities import share_text
 from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
+from p2prl.config.machine_limits import MachineLimits, enforce_memory
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.net.process.handle import NetworkHandle
@@ -27,6 +30,7 @@ from p2prl.protocol.kinds import Role
 if TYPE_CHECKING:
     from p2prl.protocol.manifests import RunManifest
     from p2prl.validator.service import Audit
+    from p2prl.validator.verdicts import Judge
 
 
 def validate_run(
@@ -37,10 +41,15 @@ def validate_run(
     listen: list[str] | None,
     transport: str,
     rate: float,
+    limits: MachineLimits,
     run_scorer: bool,
     as_json: bool,
+    replace_judge: Callable[[Judge], Judge] | None = None,
 ) -> None:
-    """Validate until interrupted or until the run ends."""
+    """Validate until interrupted or until the run ends.
+
+    `replace_judge` is for experiments with dishonest validators.
+    """
     link, worker, model = start.link, start.worker, start.base
     view = LiveView(quiet=as_json)
     with view.shown():
@@ -49,15 +58,15 @@ def validate_run(
         from p2prl.config.roles import build_validator, prepare_replay
         from p2prl.models.device import choose_device, use_threads
         from p2prl.validator.service import ValidatorConfig
+        from p2prl.validator.verdicts import judge
 
         chosen = choose_device(device)
         use_threads(threads)
-        screen = _Screen(view, link, worker, str(chosen), rate, run_scorer=run_scorer)
+        has_base = model is not None
+        screen = _Screen(view, link, worker, str(chosen), rate, limits, run_scorer=run_scorer, has_base=has_base)
+        enforce_memory(limits, on_cpu=chosen.type == "cpu")
         prepare = partial(
-            prepare_replay,
-            run=link.run,
-            device=chosen,
-            runs_scorer=run_scorer,
+            partial(prepare_replay, run=link.run, device=chosen, runs_scorer=run_scorer),
             launch_tokenizer=start.launches.get(TOKENIZER),
             launch_scorers=start.launches.get(SCORERS),
         )
@@ -71,23 +80,16 @@ def validate_run(
             on_manifest=screen.introduce,
             on_audit=screen.on_audit,
             on_notice=say,
+            judge=judge if replace_judge is None else replace_judge(judge),
         )
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
-        with interrupts.handled():
+        with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            addresses = tuple(listen or DEFAULT_LISTEN)
-            network = peer_network(
-                link,
-                worker,
-                Role.VALIDATOR,
-                addresses,
-                start.caps,
-                has_base=model is not None,
-                runs_code=run_scorer,
-                transport=transport,
-            )
+            network = partial(peer_network, link, worker, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), start.caps)
+            memory = limits.network_memory_bytes
+            started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
             start.seal()
-            finished = validator.run(NetworkHandle(network, launch=start.launches.get(NETWORK)))
+            finished = validator.run(NetworkHandle(started, launch=start.launches.get(NETWORK)))
     end_session(
         screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
     )
@@ -97,7 +99,16 @@ class _Screen:
     """Shows a validator's progress in the live view and in its status file."""
 
     def __init__(
-        self, view: LiveView, link: JoinLink, worker: WorkerFolder, device: str, rate: float, *, run_scorer: bool
+        self,
+        view: LiveView,
+        link: JoinLink,
+        worker: WorkerFolder,
+        device: str,
+        rate: float,
+        limits: MachineLimits,
+        *,
+        run_scorer: bool,
+        has_base: bool = False,
     ) -> None:
         self.status = StatusFile(worker, link, "validator")
         self._view = view
@@ -105,21 +116,27 @@ class _Screen:
         self._worker = worker
         self._device = device
         self._rate = rate
+        self._limits = limits
         self._run_scorer = run_scorer
+        self._has_base = has_base
 
-    def introduce(self, manifest: RunManifest) -> None:
-        """Show the run before work starts."""
+    def introduce(self, manifest: RunManifest) -> int:
+        """Show the run before any of it is downloaded; returns the disk for the network process."""
         identity, folder = self._worker.identity, self._worker.directory
-        introduce_run(
+        plan = introduce_run(
             manifest,
             Role.VALIDATOR,
             self._worker.run_directory(self._link.run),
-            lambda needs: validator_introduction(
-                manifest, needs, identity, folder, self._device, self._rate, run_scorer=self._run_scorer
+            lambda needs, disk: validator_introduction(
+                manifest, needs, disk, identity, folder, self._device, self._rate, run_scorer=self._run_scorer
             ),
+            self._limits,
             runs_code=self._run_scorer,
+            on_cpu=self._device == "cpu",
+            has_base=self._has_base,
         )
         self._view.phase("downloading the run's files and a policy")
+        return plan.network_bytes
 
     def on_audit(self, audit: Audit) -> None:
         """Show the newest state; the startup phases stay until a policy has arrived."""
@@ -141,6 +158,9 @@ def audit_document(audit: Audit) -> dict[str, Any]:
         "verdicts_passed": audit.passed,
         "verdicts_failed": audit.failed,
         "groups_waiting": audit.waiting,
+        "checks_agreed": audit.checks_agreed,
+        "checks_contradicted": audit.checks_contradicted,
+        "checks_failed": audit.checks_failed,
         "rewards_agreed": audit.rewards_agreed,
         "rewards_disputed": audit.rewards_disputed,
         "rewards_unclear": audit.rewards_unclear,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2prl.cli.exit_codes import INTERRUPTED, RUN_FINISHED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
-from p2prl.config.requirements import check_cap, check_room, requirements_of
+from p2prl.config.machine_limits import DiskPlan, MachineLimits, available_memory, check_memory, plan_disk
+from p2prl.config.refused_runs import forgetting_refused
+from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
+from p2prl.errors import ConfigError, MachineError
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
@@ -63,18 +67,55 @@ def introduce_run(
     manifest: RunManifest,
     role: Role,
     directory: Path,
-    lines: Callable[[Requirements], list[str]],
+    lines: Callable[[Requirements, int], list[str]],
+    limits: MachineLimits,
     *,
+    on_cpu: bool = True,
     runs_code: bool = False,
-    disk_gb: float = 0.0,
-) -> None:
-    """Show the run and its requirements, then check the disk and the user's `disk_gb`. `lines` builds the introduction;
-    `runs_code` as in `blobs_for`."""
+    has_base: bool = False,
+) -> DiskPlan:
+    """Show the run and what it takes of this machine, before any of it is downloaded; raise when it takes too much.
+
+    `lines` builds the introduction from the requirements and the most disk in bytes; `on_cpu` as in `check_memory`,
+    `runs_code` as in `blobs_for`, `has_base` as in `plan_disk`.
+    """
     needs = requirements_of(manifest, role, runs_code=runs_code)
-    for line in lines(needs):
-        say(line)
-    check_cap(needs, disk_gb)
-    check_room(needs, directory)
+    plan, refusal = None, None
+    try:
+        check_memory(needs, limits, on_cpu=on_cpu, available_bytes=available_memory())
+        plan = plan_disk(needs, role, limits, directory, has_base=has_base)
+    except (ConfigError, MachineError) as error:
+        refusal = error
+    for line in lines(needs, plan.total_bytes if plan else needs.disk_bytes):
+        say(line)  # also of a run that is refused: its figures are the reason
+    if plan is None:
+        assert refusal is not None
+        raise refusal
+    return plan
+
+
+@contextmanager
+def session(directory: Path, limits: MachineLimits, interrupts: Interrupts) -> Iterator[None]:
+    """A worker's session on the run in `directory`: Ctrl-C, memory that ran out, a run that was refused."""
+    with forgetting_refused(directory), out_of_memory_explained(limits), interrupts.handled():
+        yield
+
+
+@contextmanager
+def out_of_memory_explained(limits: MachineLimits) -> Iterator[None]:
+    """Turn running out of memory in this block into one sentence. torch is imported only when an error needs it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        from p2prl.models.out_of_memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        bound = f"the {limits.ram_gb:g} GB of --ram-gb" if limits.ram_gb else "this machine's memory"
+        raise MachineError(
+            f"the run needs more than {bound}",
+            remedy="Give it more with --ram-gb, close other programs, or sample less at once: join --slots 1.",
+        ) from error
 
 
 def pending_text(document: Mapping[str, Any]) -> str:

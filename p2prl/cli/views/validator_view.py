@@ -10,6 +10,7 @@ from rich.table import Table
 from p2prl.cli.views.quantities import version_text
 from p2prl.protocol.identity import Identity
 from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS
 
 if TYPE_CHECKING:
     from p2prl.validator.service import Audit
@@ -20,6 +21,7 @@ def audit_line(audit: Audit) -> str:
     return (
         f"{version_text(audit.version)}  seen {audit.seen:,}  replayed {audit.replayed:,}  passed {audit.passed:,}"
         f"  failed {audit.failed:,}  waiting {audit.waiting:,}"
+        + (f"  checked {_checks(audit)}" if _checks(audit) else "")
         + (f"  rewards {_rewards(audit)}" if _rewards(audit) else "")
     )
 
@@ -31,10 +33,24 @@ def audit_panel(name: str, identity: Identity, audit: Audit) -> RenderableType:
     table.add_row("policy", version_text(audit.version))
     table.add_row("groups", f"{audit.seen:,} seen   {audit.waiting:,} waiting for their replay")
     table.add_row("verdicts", f"{audit.replayed:,} replayed   {audit.passed:,} passed   {audit.failed:,} failed")
+    if checks := _checks(audit):
+        table.add_row("checked", f"{checks} with the learner's own replay")
+        table.add_row(
+            "credit", f"the newest {ESCROW_VERDICTS} verdicts stay in escrow until more agree, or the run ends"
+        )
     if rewards := _rewards(audit):
         table.add_row("rewards", f"{rewards} with the learner's receipts")
     table.add_row("stop", "Ctrl-C stops after the current batch")
     return table
+
+
+def _checks(audit: Audit) -> str:
+    """How many of the own verdicts the learner has checked; empty before the first."""
+    if not audit.checks_agreed + audit.checks_contradicted + audit.checks_failed:
+        return ""
+    against = f", {audit.checks_contradicted:,} disagree" if audit.checks_contradicted else ""
+    failed = f", {audit.checks_failed:,} NOT PROVEN" if audit.checks_failed else ""
+    return f"{audit.checks_agreed:,} agree{against}{failed}"
 
 
 def _rewards(audit: Audit) -> str:

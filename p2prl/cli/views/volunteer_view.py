@@ -21,6 +21,7 @@ from p2prl.cli.views.rejections import rejection_lines
 from p2prl.config.requirements import size_text
 from p2prl.protocol.identity import Identity
 from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS
 
 if TYPE_CHECKING:
     from p2prl.client.progress import Progress
@@ -90,6 +91,9 @@ def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per
     groups = progress.groups
     verified, rejected = groups.get("verified", 0), groups.get("rejected", 0)
     table.add_row("credit", f"{verified:,} groups verified, {progress.verified_tokens:,} tokens credited")
+    if verified:
+        escrow = f"the newest {min(verified, ESCROW_GROUPS):,} groups, until more are verified or the run ends"
+        table.add_row("in escrow", escrow)
     table.add_row("groups", f"{_waiting(progress):,} waiting for a verdict   {rejected:,} rejected")
     for line in rejection_lines(progress.reasons):
         table.add_row("rejected", line)

@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 
 
 def volunteer_introduction(
-    manifest: RunManifest, needs: Requirements, identity: Identity, folder: Path, device: str, engine: ChosenEngine
+    manifest: RunManifest,
+    needs: Requirements,
+    disk_bytes: int,
+    identity: Identity,
+    folder: Path,
+    device: str,
+    engine: ChosenEngine,
 ) -> list[str]:
-    """Lines for the owner of a machine about to volunteer. `folder` is the worker folder."""
+    """Lines for the owner of a machine about to volunteer. `disk_bytes` is the most disk that the run may use, `folder`
+    the worker folder."""
     return [
-        *_run_lines(manifest, needs),
+        *_run_lines(manifest, needs, disk_bytes),
         f"  You do    sample answers on {device}. Nobody sends code to your machine.",
         f"  Engine    {engine.name}, {engine.reason}",
         "  Sent      generated tokens, their log-probs and timing, signed by the key below. No host name, no files.",
@@ -35,6 +42,7 @@ def volunteer_introduction(
 def validator_introduction(
     manifest: RunManifest,
     needs: Requirements,
+    disk_bytes: int,
     identity: Identity,
     folder: Path,
     device: str,
@@ -44,7 +52,7 @@ def validator_introduction(
 ) -> list[str]:
     """Lines for the owner of a machine about to validate. `run_scorer` as in `p2prl validate`."""
     return [
-        *_run_lines(manifest, needs),
+        *_run_lines(manifest, needs, disk_bytes),
         f"  You do    replay {rate:.0%} of the volunteers' groups on {device} to check that their policy sampled them.",
         *_scorer_lines(manifest, run_scorer=run_scorer),
         "  Sent      signed verdicts: which group, whose, passed or failed and by how much. No host name, no files.",
@@ -52,7 +60,15 @@ def validator_introduction(
     ]
 
 
-def _run_lines(manifest: RunManifest, needs: Requirements) -> list[str]:
+def seeder_introduction(manifest: RunManifest, needs: Requirements, disk_bytes: int) -> list[str]:
+    """Lines for the owner of a machine about to seed. `disk_bytes` as in `volunteer_introduction`."""
+    return [
+        *_run_lines(manifest, needs, disk_bytes),
+        "  You do    upload the run's weights and data to its volunteers. Nobody sends code that runs on your machine.",
+    ]
+
+
+def _run_lines(manifest: RunManifest, needs: Requirements, disk_bytes: int) -> list[str]:
     tasks = ", ".join(share.task for share in manifest.tasks)
     return [
         f"run {manifest.name} (manifest verified)",
@@ -62,7 +78,8 @@ def _run_lines(manifest: RunManifest, needs: Requirements) -> list[str]:
         f"  Content   {manifest.content_policy}",
         f"  Download  {size_text(needs.download_bytes)} now, up to {size_text(needs.weights_bytes)} a newer policy",
         *([f"  Data      {size_text(needs.data_bytes)} of the download are rows of data"] if needs.data_bytes else []),
-        f"  Needs     about {size_text(needs.disk_bytes)} of disk and {size_text(needs.memory_bytes)} of memory",
+        f"  Disk      {size_text(disk_bytes)} at most, everything together; writes at most {_writes(needs)}",
+        f"  Memory    about {size_text(needs.memory_bytes)}",
     ]
 
 
@@ -95,3 +112,9 @@ def _backup_command(folder: Path) -> str:
     home = folder.absolute().parent
     chosen = "" if home == platform_home().absolute() else f" --home {shlex.quote(str(home))}"
     return f"p2prl key backup --seat {folder.name}{chosen}"
+
+
+def _writes(needs: Requirements) -> str:
+    """What policies cost a disk in writes, whatever the run's learner does."""
+    first, newer = needs.most_written(1), needs.most_written(2) - needs.most_written(1)
+    return f"{size_text(first)} for the first policy, {size_text(newer)} for a newer one"

@@ -2,7 +2,7 @@
 
 What a group costs the learner begins when it is stored: disk, a check, and a receipt that stays in the ledger for good.
 So a flood is stopped before. A limit that only keeps newcomers from crowding out known peers binds only while there are
-some: in a swarm of newcomers nobody is held up. Whoever is turned away offers the group again later.
+some: in a swarm of newcomers nobody is held up. A peer that is turned away offers the group again later.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ArrivalLimits:
 
     def has_room(self, rank: Rank, mine: Held, size_bytes: int, waiting: Mapping[Rank, tuple[int, Held]]) -> bool:
         """Whether one more group of `size_bytes` may wait for its check: of a peer of this class of which `mine` waits,
-        while of each class so many peers' groups wait (`ReplayBacklog.held_by_rank`)."""
+        while of each class this many peers' groups wait (`ReplayBacklog.held_by_rank`)."""
         if mine.groups >= limits.MAX_UNCHECKED_GROUPS_PER_PEER:
             return False
         if rank is Rank.KNOWN:

@@ -74,7 +74,7 @@ def _share(ready: Sequence[Contributor], among: Sequence[int], count: int, cap: 
 
 
 def _lowest_level(ready: Counter[bytes], count: int, cap: int) -> int:
-    """The least cap, from `cap` on, with which identities that have so many groups ready fill `count` places."""
+    """The least cap, from `cap` on, with which identities with these numbers of groups ready fill `count` places."""
     level = cap
     while sum(min(each, level) for each in ready.values()) < count:
         level += 1

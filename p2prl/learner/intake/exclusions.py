@@ -18,7 +18,7 @@ CONFIRMED_FORGERIES = 3
 """Confirmed forgeries that exclude a key: one or two can be a machine's bad minute."""
 
 HONEST_PER_FORGERY = 16.0
-"""Good groups for each bad one from which forgeries are not held against a key: whoever does that much honest work
+"""Good groups for each bad one from which forgeries are not held against a key: a peer that does that much honest work
 costs less than it gives, and is more likely a machine with faulty memory."""
 
 FORGERY_MEMORY_S = 24 * 3600.0

@@ -26,7 +26,7 @@ _USELESS_AT_ONCE = 64
 
 
 class GroupChecks:
-    """Moves groups from the backlog to their receipts."""
+    """Moves groups from the backlog to their receipts. Many arguments, because the parts of a check meet here."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from p2prl.learner.intake.intake import Intake, turned_away_figures
+from p2prl.learner.intake.intake import Intake
 from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.net.process import control
@@ -26,8 +26,8 @@ class Inbox:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Groups turned away, as keys of the metrics log."""
-        return turned_away_figures(self._intake.turned_away)
+        """Groups turned away and verdicts checked, as keys of the metrics log."""
+        return self._intake.figures
 
     def read(self, timeout_s: float, *, step: int, finished: bool) -> None:
         """Take the messages that arrived, waiting up to `timeout_s` for the first, and answer them.

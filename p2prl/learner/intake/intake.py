@@ -19,6 +19,7 @@ from p2prl.learner.intake.peer_standings import PeerStandings, Rank
 from p2prl.learner.intake.receipt_signing import sign_storage_receipts
 from p2prl.learner.intake.replay_backlog import Held, ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.signing_sender import SigningSender
@@ -28,7 +29,6 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, assemble_group
 
@@ -61,11 +61,13 @@ def turned_away_figures(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 class Intake:
-    """Takes groups and verdicts into the journal, the buffer and the ledger."""
+    """Takes groups and verdicts into the journal, the buffer and the ledger.
+
+    It has many arguments and attributes because everything that arrives at the learner meets here.
+    """
 
     def __init__(
         self,
-        *,
         storage: LearnerStorage,
         decoded: DecodedGroups,
         buffer: RolloutBuffer,
@@ -74,8 +76,10 @@ class Intake:
         standings: PeerStandings,
         sender: SigningSender,
         clock: Clock,
+        verdicts: VerdictIntake,
     ) -> None:
         self._storage = storage
+        self._verdicts = verdicts
         self._journal = storage.journal
         self._decoded = decoded
         self._buffer = buffer
@@ -97,6 +101,11 @@ class Intake:
     def turned_away(self) -> dict[str, int]:
         """Groups that were not stored since the start, by reason."""
         return dict(self._turned_away)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Groups turned away and verdicts checked, as keys of the metrics log."""
+        return turned_away_figures(self._turned_away) | self._verdicts.figures
 
     def receive(self, envelopes: Sequence[bytes]) -> bool:
         """Store and acknowledge the groups among these, and take the verdicts and the owners' statements. True when the
@@ -228,14 +237,15 @@ class Intake:
             self._sender.send(envelope)
 
     def _receive_verdicts(self, verdicts: Sequence[Opened]) -> bool:
-        """Put verdicts on stored groups into the ledger."""
+        """Check verdicts on stored groups, put those with a proof into the ledger, and publish their checks."""
         if not verdicts:
             return False
         ledger = self._journal.ledger
         height = ledger.height
         with self._journal.transaction():
-            for opened in verdicts:
-                ledger.add_verdict(body_of(opened, Verdict), opened.author, opened.raw)
+            checks = self._verdicts.receive(verdicts)
+        for envelope in checks:
+            self._sender.send(envelope)
         return ledger.height > height
 
 

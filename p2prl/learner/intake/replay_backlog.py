@@ -25,7 +25,7 @@ NEWCOMER_SHARE = 0.2
 places in a batch, so that those never stay empty for want of a replay; an honest newcomer is known after eight."""
 
 _MOST_NEWCOMERS = 2
-"""One of so many groups of a batch may be a newcomer's, however cheap they were, while groups of known peers wait:
+"""One of this many groups of a batch may be a newcomer's, however cheap they were, while groups of known peers wait:
 those are wanted for training."""
 
 _SAVED_S = 2.0

@@ -20,6 +20,7 @@ from p2prl.models.prefix_replay import ImpossibleToken, confirms, first_impossib
 from p2prl.models.run_scoring import PendingRewards
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.verdict_probes import candidate_tokens
 
 _Entry = tuple[int, Candidate, Inspection]
 """Place in the batch, the group, and its inspection."""
@@ -135,8 +136,15 @@ class Replayer:
         return results
 
     def _replay_whole(self, entries: Sequence[_Entry]) -> list[Replay]:
+        """Replays of all tokens, with the log-probs that verdicts are checked with."""
         work = [(candidate.group, inspection) for _, candidate, inspection in entries]
-        return replay_groups(self._scorer, work, run_dtype=self._work.dtype) if work else []
+        candidates = [
+            candidate_tokens(candidate.stored.digest, [ids[-1] for ids in seen.token_ids], self._work.vocabulary)
+            for _, candidate, seen in entries
+        ]
+        if not work:
+            return []
+        return replay_groups(self._scorer, work, run_dtype=self._work.dtype, candidates=candidates)
 
     def _outcome(
         self,

@@ -10,6 +10,7 @@ from p2prl.clock import Clock
 from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.receipt_signing import sign_receipts
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Outcome
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.journal.groups import GroupState, StoredGroup
@@ -27,12 +28,13 @@ class Settlement:
 
     def __init__(
         self,
-        *,
         storage: LearnerStorage,
         buffer: RolloutBuffer,
         owners: Owners,
         sender: SigningSender,
         clock: Clock,
+        verdicts: VerdictIntake,
+        *,
         on_verified: Callable[[VerifiedGroup], None],
     ) -> None:
         """`on_verified` gets each verified group."""
@@ -41,6 +43,7 @@ class Settlement:
         self._owners = owners
         self._sender = sender
         self._clock = clock
+        self._verdicts = verdicts
         self._on_verified = on_verified
         self._forget_at = clock.now()
 
@@ -54,7 +57,7 @@ class Settlement:
             verified = [group for outcome in outcomes if (group := self._record(outcome)) is not None]
             self._journal.ledger.append(receipts)
             self._owners.enter(group.peer for group in verified)
-            self._journal.ledger.release_verdicts([outcome.stored.digest for outcome in outcomes])
+            checks = self._verdicts.settle(outcomes)
             dropped = [self._buffer.add_surplus(group) for group in verified] if surplus else []
             for group in dropped:
                 if group is not None:
@@ -63,7 +66,8 @@ class Settlement:
             if not surplus:
                 self._buffer.add(group)
             self._on_verified(group)
-        self._sender.send(receipts)
+        for envelope in (receipts, *checks):
+            self._sender.send(envelope)
         return verified
 
     def keep_evidence(self, forged: Sequence[StoredGroup]) -> None:

@@ -116,6 +116,13 @@ class GroupTable:
         """Whether a group was ever stored, regardless of its present state."""
         return self._db.execute("SELECT 1 FROM groups WHERE digest = ?", (digest,)).fetchone() is not None
 
+    def state_of(self, digest: bytes, peer: bytes, version: int) -> GroupState | None:
+        """State of a group that was stored; None unless it is of this peer and version."""
+        row = self._db.execute("SELECT peer, version, state FROM groups WHERE digest = ?", (digest,)).fetchone()
+        if row is None or (bytes(row[0]), int(row[1])) != (peer, version):
+            return None
+        return GroupState(row[2])
+
     def by_digest(self, digests: Iterable[bytes]) -> list[StoredGroup]:
         """These groups, in this order."""
         return [self._group(digest) for digest in digests]

@@ -15,15 +15,16 @@ from pathlib import Path
 
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
-from p2prl.learner.journal import batches, forgeries, groups, ledger, policies, statements
+from p2prl.learner.journal import batches, forgeries, groups, ledger, policies, statements, verdicts
 from p2prl.learner.journal.batches import BatchTable
 from p2prl.learner.journal.forgeries import ForgeryTable
 from p2prl.learner.journal.groups import GroupTable
 from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.journal.policies import PolicyTable
 from p2prl.learner.journal.statements import StatementTable
+from p2prl.learner.journal.verdicts import VerdictTable
 
-_SCHEMA = groups.SCHEMA + batches.SCHEMA + policies.SCHEMA + ledger.SCHEMA + statements.SCHEMA + forgeries.SCHEMA
+_SCHEMA = "".join(part.SCHEMA for part in (groups, batches, policies, ledger, statements, forgeries, verdicts))
 
 
 class Journal:
@@ -43,6 +44,7 @@ class Journal:
             self.ledger = LedgerTable(self._db)
             self.statements = StatementTable(self._db, self.ledger)
             self.forgeries = ForgeryTable(self._db)
+            self.verdicts = VerdictTable(self._db)
         except (OSError, sqlite3.Error) as error:
             raise MachineError(
                 f"cannot open the journal {path}: {error}", remedy="Free some space or fix the directory's permissions."

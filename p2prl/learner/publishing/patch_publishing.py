@@ -72,16 +72,18 @@ def make_patches(
     kernels = kernels_for(len(weights))
     words = np.frombuffer(weights, dtype=word_type.dtype)
     patches: list[Patch] = []
-    chunks = 0
+    chunks = together = 0
     for base in bases:
         stream = b"".join(
             encode_patch(_word_pairs(base, words, word_type), words=len(words), word_type=word_type, kernels=kernels)
         )
         ref = blob_of(stream, chunk_bytes_for(len(stream), pieces=chunk_pieces))
         fits = len(patches) < limits.MAX_PATCHES and chunks + len(ref.chunks) <= limits.MAX_PATCH_CHUNKS
+        fits = fits and together + len(stream) <= limits.MAX_PATCH_SHARE * len(weights)
         if len(stream) >= len(weights) or not fits:
             continue
         chunks += len(ref.chunks)
+        together += len(stream)
         blobs.add(ref, stream)
         patches.append(Patch(base.version, base.digest, ref))
     return tuple(patches)

@@ -6,7 +6,6 @@ they differ from the rounded checkpoint, and they are the policy that volunteers
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +69,9 @@ def open_export(
     """
     weights = CheckpointWeights(checkpoint)
     files = read_model_files(checkpoint, first)
-    # No bound on the size: the run is this machine's own, and its weights are not loaded.
-    model = read_run_model(run_files, layout_digest=manifest.layout, max_weight_bytes=sys.maxsize, dtype=manifest.dtype)
+    model = read_run_model(
+        run_files, layout_digest=manifest.layout, weight_bytes=manifest.weight_bytes, dtype=manifest.dtype
+    )
     source: WeightSource = weights
     promised = policy if dtype == manifest.dtype and weights.reordered(model.layout) else None
     published = None if promised is None else _published(promised, blobs, model.layout)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from p2prl import errors
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.protocol.digests import Digest
@@ -63,6 +64,8 @@ def apply_message(node: Node, message: control.ToNetwork, now: float) -> control
             node.fetch_group(Digest(name), now)
         case control.ReleaseGroup(digest=name):
             node.release_group(Digest(name), now)
+        case control.RunAccepted(disk_bytes=disk_bytes):
+            node.accept_run(disk_bytes, now)
         case control.FetchPolicy(digest=name):
             node.fetch_policy(Digest(name), now)
         case control.StartFrom(weights_digest=name):
@@ -92,6 +95,8 @@ def message_of(
     match event:
         case events.RunKnown(raw=raw):
             return control.RunKnown(raw)
+        case events.RunRefused(reason=reason):
+            return control.Failed("RefusedRunError", f"this run is refused: {reason}", errors.REFUSED_RUN_REMEDY)
         case events.FileReady(name=name, root=root):
             return control.FileReady(name, str(path_of(root)))
         case events.VersionAnnounced(manifest=manifest):

@@ -58,6 +58,13 @@ class ReleaseGroup(Message, frozen=True, array_like=True, tag=True):
     digest: bytes
 
 
+class RunAccepted(Message, frozen=True, array_like=True, tag=True):
+    """The user has been told what the run needs: download it, within this much disk."""
+
+    disk_bytes: int
+    """Most bytes on disk; 0 for no bound."""
+
+
 class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
     """Download one policy version by its manifest envelope's digest."""
 
@@ -101,7 +108,7 @@ class SendLedger(Message, frozen=True, array_like=True, tag=True):
 
 GroupOrder = HoldGroup | FetchGroup | ReleaseGroup
 PolicyOrder = FetchPolicy | StartFrom | VersionRebuilt
-ToNetwork = Start | Publish | GroupOrder | PolicyOrder | SetLedgerHeight | AskLedger | SendLedger
+ToNetwork = Start | RunAccepted | Publish | GroupOrder | PolicyOrder | SetLedgerHeight | AskLedger | SendLedger
 
 
 # --- from the network process -------------------------------------------------------------------------------------

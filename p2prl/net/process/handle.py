@@ -96,6 +96,9 @@ class NetworkHandle:
         """
         if isinstance(message, control.StartFrom):  # it is not sent again, so a restarted process must not wait for it
             self._config = replace(self._config, node=replace(self._config.node, awaits_base=False))
+        elif isinstance(message, control.RunAccepted):  # nor is this
+            node = replace(self._config.node, awaits_consent=False, disk_bytes=message.disk_bytes)
+            self._config = replace(self._config, node=node)
         self._channel.send(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 from p2prl.swarm.node_config import NodeConfig
 
+NETWORK_MEMORY_BYTES = 1 << 30
+"""Private memory of a worker's network process, and of its daemon: 37 and 84 MB were measured at rest, and 206 MB more
+under a flood of half frames."""
+
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 """Any free TCP port on every interface."""
 
@@ -31,5 +35,7 @@ class NetworkConfig:
     """The run manifest's envelope, if it is on disk already; otherwise empty."""
     monthly_bytes: int = 0
     """Most bytes of chunks uploaded in a calendar month; 0 means no limit."""
+    memory_bytes: int = 0
+    """Most private memory of the network process, and of its daemon; 0 sets no limit."""
     transport: str = "hivemind"
     """Name of the transport in `p2prl.net.transports.transport_registry`."""

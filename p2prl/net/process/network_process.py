@@ -10,27 +10,34 @@ import asyncio
 import contextlib
 import random
 import socket
+from dataclasses import replace
 
 import psutil
 
 from p2prl.clock import SystemClock
 from p2prl.errors import P2PRLError, TransportError, UnreachableError
+from p2prl.memory_limit import limit_memory
 from p2prl.net.ports import Transport, TransportConfig
 from p2prl.net.process import bridge, control
 from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.process.open_files import links_for, raise_open_files
+from p2prl.net.process.peer_guard import NodeGuard
 from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
+from p2prl.net.transports.interface_addresses import private_networks
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import events
 from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.peers.dial_rules import is_numeric_loopback
 
 _STATUS_S = 2.0
 
@@ -61,6 +68,13 @@ KEY_TAKEN = control.Failed(
 """For the process that started later."""
 
 
+def _out_of_memory(limit_bytes: int) -> control.Failed:
+    bound = f" its limit of {limit_bytes / 1e6:,.0f} MB" if limit_bytes else " this machine's memory"
+    return control.Failed(
+        "MachineError", f"the network process reached{bound}", "Start it again; if it repeats, give more with --ram-gb."
+    )
+
+
 class NetworkProcess:
     """Connects the control socket, the node and its driver."""
 
@@ -76,7 +90,13 @@ class NetworkProcess:
         if not isinstance(start, control.Start):
             return
         try:
+            if start.config.memory_bytes:
+                limit_memory(start.config.memory_bytes)
             await self._serve(start.config, seed=start.seed)
+        except MemoryError:
+            self._report(_out_of_memory(start.config.memory_bytes))
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
         except P2PRLError as error:
             self._report(control.Failed(type(error).__name__, str(error), error.remedy))
             with contextlib.suppress(ConnectionError):
@@ -100,13 +120,18 @@ class NetworkProcess:
             Digest(config.run),
             self._blobs,
             random.Random(seed),  # noqa: S311 - shuffles neighbors and chunks; secrets never come from it
-            config.node,
+            self._node_config(config),
             started,
             self._groups,
         )
+        self._guard = NodeGuard(self._node, self._clock)
+        self._node.set_networks(private_networks())
         self._kept = KeptVersions(config.blob_dir)
+        held = self._kept.found(config.manifest) if config.manifest and config.node.rebuilds else []
+        # Not before the first download is complete: until then it may continue one of an earlier process.
+        self._before_sweep = 0 if config.node.role is Role.LEARNER else len(held) + 1
         if config.manifest:
-            self._node.begin(config.manifest, self._kept.found(config.manifest) if config.node.rebuilds else ())
+            self._node.begin(config.manifest, held)
         transport = await self._start_transport(identity, config)
         # Bodies that an earlier process left are resumed when their volunteers announce them again, or deleted.
         sweep = asyncio.get_running_loop().call_later(
@@ -122,6 +147,7 @@ class NetworkProcess:
                 budget=self._budget,
                 key_use=KeyUse(identity.peer_id, started, self._on_key_shared),
             )
+            self._guard.on_fault = self._driver.wake
             self._report(control.NetworkUp(transport.addresses))
             self._driver.wake()
             await self._work(transport, config.bootstrap)
@@ -131,6 +157,15 @@ class NetworkProcess:
             sweep.cancel()
             self._blobs.close()
             self._groups.close()
+
+    def _node_config(self, config: NetworkConfig) -> NodeConfig:
+        """The node's settings, with as many links as this system has files for."""
+        connections = config.node.connections
+        self._max_links = links_for(raise_open_files(), connections.max_links)
+        named = config.bootstrap or config.listen
+        local = bool(named) and all(is_numeric_loopback(address) for address in named)
+        connections = replace(connections, max_links=self._max_links, local_run=connections.local_run or local)
+        return replace(config.node, connections=connections)
 
     async def _work(self, transport: Transport, bootstrap: tuple[str, ...]) -> None:
         """Run until the role hangs up, the node fails or the transport stops."""
@@ -165,6 +200,8 @@ class NetworkProcess:
                 listen=config.listen,
                 bootstrap=bootstrap,
                 clock=self._clock,
+                guard=self._guard,
+                max_links=self._max_links,
                 pacer=self._budget.pacer,
             )
 
@@ -249,6 +286,9 @@ class NetworkProcess:
         ):
             return
         if isinstance(event, events.VersionReady):
+            self._before_sweep -= 1
+            if self._before_sweep == 0:  # what earlier processes left, and no version needs, is outside the disk quota
+                self._blobs.keep_only(self._node.stored_names)
             self._kept.keep(event.raw, event.manifest)
         elif isinstance(event, events.BaseReleased):
             self._blobs.drop(event.digest)

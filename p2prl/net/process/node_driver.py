@@ -15,6 +15,7 @@ from p2prl.clock import Clock
 from p2prl.errors import P2PRLError, TransportError
 from p2prl.net.ports import Transport
 from p2prl.net.process.bandwidth import UploadBudget
+from p2prl.net.process.dial_resolution import resolved
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.run_directory import RunDirectory
 from p2prl.net.process.send_queues import SendQueues
@@ -131,7 +132,7 @@ class NodeDriver:
     async def _dial(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         for address in addresses:
             try:
-                reached = await self._transport.connect(address)
+                reached = await self._transport.connect(await resolved(address, self._node.dial_rules))
             except TransportError as error:
                 log.debug("dial of %s at %s failed: %s", peer, address, error)
                 continue

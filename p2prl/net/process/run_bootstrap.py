@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from p2prl.errors import UnreachableError
+from p2prl.errors import (
+    REFUSED_RUN_REMEDY,
+    IntegrityError,
+    RefusedRunError,
+    RemoteProtocolError,
+    UnreachableError,
+)
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.envelope import body_of, open_envelope
@@ -27,8 +33,9 @@ Prepare = Callable[[RunManifest, Mapping[str, Path]], T]
 """Turns a run's manifest and files into a worker's engine and slot rules. Data is among the files, named as in
 `p2prl/protocol/run_blobs.py`; it may be gigabytes, so it is opened and never read whole."""
 
-OnManifest = Callable[[RunManifest, bytes], None]
-"""Shows and stores a run before any work: gets its manifest and the manifest's envelope."""
+OnManifest = Callable[[RunManifest, bytes], int | None]
+"""Shows and stores a run before any of it is downloaded: gets its manifest and the manifest's envelope, and returns the
+bytes of disk that the network process may use; None for no bound. Raises when the owner's machine takes no part."""
 
 
 class RunBootstrap(Generic[T]):
@@ -53,6 +60,8 @@ class RunBootstrap(Generic[T]):
         self._on_manifest = on_manifest
         self._find_base = find_base
         self._base: bytes | None = None
+        self._accepted: int | None = None
+        """Disk for the run, to be reported once to the network."""
         self._files: dict[str, Path] = {}
         self.manifest: RunManifest | None = None
         self.prepared: T | None = None
@@ -63,17 +72,24 @@ class RunBootstrap(Generic[T]):
             self._files[message.name] = Path(message.path)
         elif self.manifest is None:
             self.manifest = body_of(open_envelope(message.manifest, now=None), RunManifest)
-            self._on_manifest(self.manifest, message.manifest)
+            self._accepted = self._on_manifest(self.manifest, message.manifest) or 0
             if self._find_base is not None:  # before the engine is built: never two models in memory
                 self._base = self._find_base(self.manifest)
         if self.prepared is None and self.manifest is not None and self._needed(self.manifest) <= set(self._files):
-            self.prepared = self.prepare(self.manifest, self._files)
+            try:
+                self.prepared = self.prepare(self.manifest, self._files)
+            except (RemoteProtocolError, IntegrityError) as error:
+                raise RefusedRunError(f"this run is refused: {error}", remedy=REFUSED_RUN_REMEDY) from error
 
     def _needed(self, manifest: RunManifest) -> set[str]:
         return {file.name for file in blobs_for(manifest, self._role, runs_code=self._runs_code)}
 
-    def offer_base(self, network: NetworkPort) -> None:
-        """Report once to the network whether there is a base model. Until then it downloads no weights."""
+    def answer(self, network: NetworkPort) -> None:
+        """Report once to the network that the run is accepted, and whether there is a base model. Until then it
+        downloads nothing, and no weights."""
+        if self._accepted is not None:
+            network.send(control.RunAccepted(self._accepted))
+            self._accepted = None
         if self._base is not None:
             network.send(control.StartFrom(self._base))
             self._base = None

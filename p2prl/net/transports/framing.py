@@ -24,8 +24,24 @@ HEADER_BYTES = 4
 MAX_INBOUND_STREAMS_PER_PEER = 4
 """A peer needs two (control and bulk); two more cover a reconnect before we notice that the old ones died."""
 
-MAX_INBOUND_STREAMS = 512
-"""Over all peers: bounds file descriptors, and memory at one frame each."""
+STREAMS_PER_LINK = 2
+"""Control and bulk, in each direction."""
+
+SPARE_STREAMS = 256
+"""Streams beyond those of all links: for peers that ask for a link, and for reconnects."""
+
+CONTROL_FRAME_S = 20.0
+"""Longest time from the first byte of a control frame to its last: 256 KiB at 100 kbit/s. Its sender gives up after
+10 s."""
+
+BULK_FRAME_S = 130.0
+"""The same for a bulk frame: its sender gives up after 120 s, and may send others first."""
+
+MAX_HELD_BYTES = 128 * 1024 * 1024
+"""Bytes of unfinished frames over all peers. Thirty chunks of the largest size, or the parts of a thousand groups."""
+
+MAX_HELD_BYTES_PER_PEER = 2 * limits.MAX_FRAME_BYTES
+"""The same for one peer: a chunk, and one behind it on a stream that replaces a broken one."""
 
 _HEADER = struct.Struct("<I")
 _CHUNK = bytes((Kind.CHUNK,))
@@ -45,6 +61,16 @@ def frame_length(received: bytes) -> int:
     if not 0 < length <= limits.MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"frame of {length} bytes; the limit is {limits.MAX_FRAME_BYTES}")
     return length
+
+
+def max_streams(max_links: int) -> int:
+    """Streams of one direction over all peers, for a node of `max_links`: bounds file descriptors."""
+    return STREAMS_PER_LINK * max_links + SPARE_STREAMS
+
+
+def frame_deadline_s(length: int) -> float:
+    """Time in which a frame of this length must be complete."""
+    return CONTROL_FRAME_S if length <= limits.MAX_CONTROL_FRAME_BYTES else BULK_FRAME_S
 
 
 def is_bulk(frame: bytes) -> bool:

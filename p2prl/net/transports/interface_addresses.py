@@ -1,7 +1,8 @@
-"""Dialable addresses for a socket that listens on every interface."""
+"""This machine's interfaces: dialable addresses for a socket that listens on all of them, and private networks."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 import psutil
@@ -24,3 +25,24 @@ def expand_wildcard(address: str) -> tuple[str, ...]:
             )
             return tuple(f"{prefix}{host}/{address.removeprefix(wildcard)}" for host in found)
     return (address,)
+
+
+_BROADEST_BITS = 16
+"""Leading bits of the broadest private network that counts as this machine's: a campus, not all of 10/8."""
+
+
+def private_networks() -> tuple[ipaddress.IPv4Network, ...]:
+    """The private IPv4 networks that this machine's interfaces are on. Of IPv6 the own /64 is assumed anyway."""
+    found = []
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.family != socket.AF_INET or not entry.netmask:
+                continue
+            network = ipaddress.IPv4Network((entry.address, entry.netmask), strict=False)
+            if not (network.is_global or network.is_loopback or network.is_link_local):
+                found.append(network if network.prefixlen >= _BROADEST_BITS else _narrowed(entry.address))
+    return tuple(found)
+
+
+def _narrowed(address: str) -> ipaddress.IPv4Network:
+    return ipaddress.IPv4Network((address, _BROADEST_BITS), strict=False)

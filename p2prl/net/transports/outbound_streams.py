@@ -1,4 +1,4 @@
-"""Outgoing frame streams: one per peer and size class, opened on demand, the least recently used one closed first."""
+"""Outgoing frame streams: one per peer and size class, opened on demand, the one idle for longest closed first."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from p2prl.net.transports import framing
 from p2prl.net.transports.streams import FrameStream
 from p2prl.protocol.identity import PeerId
 
-_MAX_STREAMS = 128
-"""Open streams: each holds a file descriptor here and one in the daemon."""
-
 OpenStream = Callable[[PeerId], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 class OutboundStreams:
     """The streams on which this peer sends. Build it on the event loop."""
 
-    def __init__(self, open_stream: OpenStream, *, pacer: Pacer | None = None) -> None:
-        """A pacer caps the upload rate of chunks."""
+    def __init__(self, open_stream: OpenStream, *, max_links: int = 1_024, pacer: Pacer | None = None) -> None:
+        """There are streams for `max_links` peers at once. A pacer caps the upload rate of chunks."""
+        self._most = framing.max_streams(max_links)
         self._open_stream = open_stream
         self._pacer = pacer
         self._streams: OrderedDict[tuple[PeerId, bool], FrameStream] = OrderedDict()
@@ -51,7 +49,13 @@ class OutboundStreams:
             stream = FrameStream(lambda: self._open_stream(peer), pacer=self._pacer, bulk=bulk)
             self._streams[peer, bulk] = stream
         self._streams.move_to_end((peer, bulk))
-        if len(self._streams) > _MAX_STREAMS:
-            _, oldest = self._streams.popitem(last=False)
-            oldest.close("the stream was closed to make room for busier ones")
+        if len(self._streams) > self._most:
+            self._close_one(keep=(peer, bulk))
         return stream
+
+    def _close_one(self, keep: tuple[PeerId, bool]) -> None:
+        """Close the stream unused for longest; one with a frame on its way only if all have one."""
+        others = [key for key in self._streams if key != keep]
+        idle = (key for key in others if self._streams[key].closed or self._streams[key].idle)
+        key = next(idle, others[0])
+        self._streams.pop(key).close("the stream was closed to make room for busier ones")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from p2prl.errors import TransportError
 from p2prl.net.pacing import SLICE_BYTES, Pacer
@@ -19,6 +20,10 @@ OpenStream = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWr
 
 IDLE_S = 120.0
 """An unused stream closes after this long: it holds a file descriptor here, in the daemon and at the peer."""
+
+
+_PART_BYTES = 256 * 1024
+"""Bytes read at once: a control frame in one piece."""
 
 
 class FrameStream:
@@ -35,6 +40,11 @@ class FrameStream:
         self._reading: asyncio.Task[None] | None = None
         self._unacknowledged: deque[asyncio.Future[None]] = deque()
         self._acknowledged = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no frame is being sent or waits for its acknowledgement."""
+        return not self._unacknowledged and not self._writing.locked()
 
     async def send(self, frame: bytes) -> None:
         """Write the frame and wait for its acknowledgement. A cancelled send without progress closes the stream."""
@@ -128,13 +138,66 @@ class FrameStream:
         self.close()
 
 
-async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deliver: Callable[[bytes], None]) -> None:
+class FrameWatch(Protocol):
+    """Told of the frames that arrive on one incoming stream. It may raise to end the stream."""
+
+    def began(self, length: int) -> None:
+        """A frame of this length has been announced."""
+        ...
+
+    def received(self, size_bytes: int) -> None:
+        """This number of further bytes of it is in memory."""
+        ...
+
+    def finished(self) -> None:
+        """It is complete, and no longer held here."""
+        ...
+
+
+class _NoWatch:
+    def began(self, length: int) -> None:
+        pass
+
+    def received(self, size_bytes: int) -> None:
+        pass
+
+    def finished(self) -> None:
+        pass
+
+
+async def serve(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    deliver: Callable[[bytes], None],
+    watch: FrameWatch | None = None,
+) -> None:
     """Deliver each complete frame and acknowledge it, until the stream ends.
 
-    Raises `RemoteProtocolError` for a length outside the limits, `EOFError` or `OSError` when the stream ends.
+    Raises `RemoteProtocolError` for a length outside the limits, `EOFError` or `OSError` when the stream ends;
+    `TimeoutError`, an `OSError`, for a frame that is not complete in time.
     """
+    watch = watch or _NoWatch()
     while True:
-        length = framing.frame_length(await reader.readexactly(framing.HEADER_BYTES))
-        deliver(await reader.readexactly(length))
+        first = await reader.readexactly(1)  # an idle stream may stay
+        async with asyncio.timeout(framing.CONTROL_FRAME_S):
+            length = framing.frame_length(first + await reader.readexactly(framing.HEADER_BYTES - 1))
+        watch.began(length)
+        async with asyncio.timeout(framing.frame_deadline_s(length)):
+            frame = await _read_frame(reader, length, watch)
+        watch.finished()
+        deliver(frame)
         writer.write(framing.ACK)
-        await writer.drain()
+        async with asyncio.timeout(framing.CONTROL_FRAME_S):
+            await writer.drain()
+
+
+async def _read_frame(reader: asyncio.StreamReader, length: int, watch: FrameWatch) -> bytes:
+    """The frame, taken from the stream as it arrives, so that its bytes are counted while it is unfinished."""
+    frame = bytearray()
+    while len(frame) < length:
+        part = await reader.read(min(_PART_BYTES, length - len(frame)))
+        if not part:
+            raise EOFError("the stream ended within a frame")
+        frame += part
+        watch.received(len(part))
+    return bytes(frame)

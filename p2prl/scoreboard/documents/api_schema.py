@@ -30,6 +30,8 @@ class Totals:
     """Over the last 20 learner steps, by the learner's clock; null with fewer than two."""
     credit: float
     """verified_tokens × 2 × parameters / 10^15."""
+    overruled_receipts: int
+    """Receipts that validators found to be wrong, a third of them chosen by standing and hash."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +150,9 @@ class ContributorDocument:
     verified_groups: int
     sampled_groups: int
     verified_tokens: int
+    escrow_tokens: int
+    """Part of verified_tokens that an exclusion would forfeit; it becomes final with further verified groups."""
+    forfeited_tokens: int
     completions: int
     mean_reward: float | None
     """Weighted by completions; null when nothing was credited. Reward earns no credit."""
@@ -178,7 +183,13 @@ class ValidatorDocument:
     failed_groups: int
     disputed_groups: int
     """Groups it failed although the learner credited them."""
+    failed_checks: int
+    """Verdicts that proved no replay, or that a third validator decided against."""
+    upheld_disputes: int
+    """Verdicts against the learner that a third validator confirmed."""
     rechecked_tokens: int
+    escrow_tokens: int
+    """Part of rechecked_tokens that a failed check would void; it becomes final with further verdicts."""
     last_verdict_at: str | None
 
 

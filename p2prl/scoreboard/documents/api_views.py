@@ -24,7 +24,8 @@ ACTIVE_STEPS = 20
 
 CREDIT_DEFINITION = (
     "Credit = verified tokens × 2 × model parameters / 10¹⁵: petaFLOP of checked forward work. "
-    "Validators earn the same for tokens they re-check. "
+    "Validators earn the same for tokens they re-check. The newest part is in escrow until further work is verified, "
+    "or the run ends. "
     "Being online or obtaining reward earns nothing. Credit is not money."
 )
 
@@ -165,6 +166,7 @@ def _totals(board: BoardState) -> Totals:
         verified_tokens=tokens,
         verified_tokens_per_s=_tokens_per_s([board.steps[step] for step in recent]),
         credit=board.credit(tokens),
+        overruled_receipts=board.overruled_receipts,
     )
 
 

@@ -64,8 +64,9 @@ def leaderboard_document(
         last = _place(cursor)
         start = next((i for i, (_, row) in enumerate(ranked) if row[:2] > last), len(ranked))
     page = ranked[start : start + limit]
-    people = [_contributor(board, rank, key, _MACHINES_LISTED) for rank, (_, _, key) in page] if by == "people" else []
-    validators = [_validator(board, rank, key) for rank, (_, _, key) in page] if by == "validators" else []
+    over, most = snapshot.finished, _MACHINES_LISTED
+    people = [_contributor(board, rank, key, most, over) for rank, (_, _, key) in page] if by == "people" else []
+    validators = [_validator(board, rank, key, over) for rank, (_, _, key) in page] if by == "validators" else []
     more = start + limit < len(ranked)
     next_cursor = f"{-page[-1][1][0]}-{page[-1][1][1]}" if more else None
     return LeaderboardDocument(by=by, total=len(ranked), people=people, validators=validators, next_cursor=next_cursor)
@@ -84,7 +85,7 @@ def contributor_document(snapshot: Snapshot, contributor_id: str) -> Contributor
             return None
         key = owners[0]
     rank = next(rank for rank, (_, _, other) in _ranked(board, "people") if other == key)
-    return _contributor(board, rank, key, len(board.machines[key]))
+    return _contributor(board, rank, key, len(board.machines[key]), snapshot.finished)
 
 
 def _row_matches(board: BoardState, by: str, key: bytes, words: list[str]) -> bool:
@@ -106,7 +107,7 @@ def _place(cursor: str) -> tuple[int, str]:
     return -int(tokens), peer_id
 
 
-def _contributor(board: BoardState, rank: int, key: bytes, most_machines: int) -> ContributorDocument:
+def _contributor(board: BoardState, rank: int, key: bytes, most_machines: int, finished: bool) -> ContributorDocument:
     person, machines = board.people[key], board.machines[key]
     own_only = list(machines) == [key]
     checked = person.credited_groups + person.rejected_groups
@@ -119,6 +120,8 @@ def _contributor(board: BoardState, rank: int, key: bytes, most_machines: int) -
         verified_groups=person.verified_groups,
         sampled_groups=person.sampled_groups,
         verified_tokens=person.tokens,
+        escrow_tokens=0 if finished else person.escrow_tokens,
+        forfeited_tokens=person.forfeited_tokens,
         completions=person.completions,
         mean_reward=rounded(person.reward_micros / person.completions / MICRO) if person.completions else None,
         pass_rate=PassRate(
@@ -158,7 +161,7 @@ def _machines(board: BoardState, machines: Mapping[bytes, Person]) -> list[Machi
     ]
 
 
-def _validator(board: BoardState, rank: int, key: bytes) -> ValidatorDocument:
+def _validator(board: BoardState, rank: int, key: bytes, finished: bool) -> ValidatorDocument:
     validator = board.validators[key]
     return ValidatorDocument(
         rank=rank,
@@ -168,6 +171,9 @@ def _validator(board: BoardState, rank: int, key: bytes) -> ValidatorDocument:
         passed_groups=validator.passed_groups,
         failed_groups=validator.failed_groups,
         disputed_groups=validator.disputed_groups,
+        failed_checks=validator.failed_checks,
+        upheld_disputes=validator.upheld_disputes,
         rechecked_tokens=validator.tokens,
+        escrow_tokens=0 if finished else validator.escrow_tokens,
         last_verdict_at=time_text(validator.last_ms),
     )

@@ -10,13 +10,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from p2prl.protocol.standing import Standing
+
+ESCROW_GROUPS = 32
+"""Credited groups of a contributor that stay in escrow. Who cheats in one of q groups loses 32 when it is found."""
+
+ESCROW_VERDICTS = 8
+"""Passed verdicts of a validator that stay in escrow. Every verdict is checked, so few are enough: who lies in one of
+eight earns nothing."""
+
+NO_STANDING = Standing()
+"""Of a validator without checked verdicts."""
+
 MICRO = 1_000_000
 """Rewards are kept in millionths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Person:
-    """Sums over the learner's receipts of one owner, or of one of its machines."""
+    """Sums over the learner's receipts of one owner, or of one of its machines. Many fields, because each is shown."""
 
     first_step: int
     """Learner step of the first receipt."""
@@ -35,7 +47,13 @@ class Person:
     completions: int = 0
     """Completions in credited groups."""
     tokens: int = 0
-    """Completion tokens in credited groups; credit is linear in it."""
+    """Completion tokens in credited groups, less those forfeited; credit is linear in it."""
+    escrow: tuple[int, ...] = ()
+    """Tokens of the newest credited groups of a machine; empty in an owner's row."""
+    escrow_tokens: int = 0
+    """Tokens that leave escrow with further credited groups, or when the run ends; part of `tokens`."""
+    forfeited_tokens: int = 0
+    """Tokens in escrow when the key was excluded."""
     reward_micros: int = 0
     """Sum over credited completions of their group's mean reward, millionths."""
 
@@ -53,7 +71,7 @@ class Person:
         return sum(self.expired.values())
 
     def merged(self, other: Person) -> Person:
-        """The sum of both."""
+        """The sum of both, as an owner's row."""
         return Person(
             first_step=min(self.first_step, other.first_step),
             last_step=max(self.last_step, other.last_step),
@@ -64,6 +82,8 @@ class Person:
             expired=_summed_reasons(self.expired, other.expired),
             completions=self.completions + other.completions,
             tokens=self.tokens + other.tokens,
+            escrow_tokens=self.escrow_tokens + other.escrow_tokens,
+            forfeited_tokens=self.forfeited_tokens + other.forfeited_tokens,
             reward_micros=self.reward_micros + other.reward_micros,
         )
 
@@ -78,8 +98,21 @@ class Validator:
     failed_groups: int = 0
     disputed_groups: int = 0
     """Groups it failed although the learner credited them."""
+    failed_checks: int = 0
+    """Verdicts that proved no replay, or that a third validator decided against."""
+    upheld_disputes: int = 0
+    """Verdicts against the learner's receipt that a third validator confirmed."""
     tokens: int = 0
-    """Tokens re-checked: for each group, the smaller of its claim and the learner's receipt."""
+    """Tokens re-checked in verdicts whose check passed: for each group, the smaller of its claim and the learner's."""
+    escrow: tuple[int, ...] = ()
+    """Tokens of the newest such verdicts, which a failed check would void; part of `tokens`."""
+    standing: Standing = NO_STANDING
+    """Standing from the checks of its verdicts."""
+
+    @property
+    def escrow_tokens(self) -> int:
+        """Tokens that leave escrow with further passed checks, or when the run ends."""
+        return sum(self.escrow)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

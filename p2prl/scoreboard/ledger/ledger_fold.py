@@ -3,9 +3,12 @@
 The rules, in the order they apply (docs/leaderboard.md states them for readers):
 
 * Every group has one state. The first receipt of a group counts; a later one is ignored and counted as ignored.
-* A verdict counts once per (validator, group), only for a group that has a receipt, never for one's own work, and
-earns at most the tokens in the learner's receipt, because a peer's unconfirmed claim earns nothing. A verdict that
-precedes its receipt waits for it, so the order in which the two reach the ledger does not matter.
+* The tokens of a machine's newest 32 credited groups are in escrow: the first group that is rejected because the key is
+excluded forfeits them.
+* A verdict counts once per (validator, group), only for a group that has a receipt, and never for one's own work. A
+verdict that precedes its receipt waits for it, so the order in which the two reach the ledger does not matter.
+* A verdict earns tokens when the learner's check of it passes, or when a third validator confirms it against the
+learner; those of the newest eight are in escrow, and a failed check voids them. `verdict_totals` has the rules.
 * A receipt counts for the owner of its machine when the learner signed it, whenever the delegation or the revocation
 that says so reaches the ledger (`owner_totals`).
 * An invalid line (an impossible number, an unknown state) is ignored and counted, never an error: one bad line from
@@ -22,7 +25,7 @@ from p2prl.protocol import ledger_chain
 from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
-from p2prl.protocol.ledger_messages import Receipts, Verdict
+from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
 from p2prl.scoreboard.ledger.leaderboard_totals import Person, Step, Validator
 from p2prl.scoreboard.ledger.receipt_totals import ReceiptTotals
 from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
@@ -50,6 +53,8 @@ class BoardState:
     """Ignored ledger lines, by rule."""
     waiting_verdicts: int
     """Verdicts on groups that have no receipt yet."""
+    overruled_receipts: int
+    """Receipts that two validators, one chosen by its standing and a hash, found to be wrong."""
 
     def credit(self, tokens: int) -> float:
         """Tokens as petaFLOP of checked forward work: tokens × 2 × parameters / 10^15."""
@@ -97,6 +102,8 @@ class LedgerFold:
             self._add_receipts(opened.body, opened.sent_ms)
         elif isinstance(opened.body, Verdict):
             self._ignore(self._verdicts.add(opened.author, opened.sent_ms, opened.body))
+        elif isinstance(opened.body, VerdictChecks):
+            self._ignore(*(self._verdicts.add_check(check, opened.sent_ms) for check in opened.body.checks))
         elif isinstance(opened.body, (Delegation, Revocation)):
             self._ignore(self._receipts.owners.take(opened.body))
         self._height, self._head = self._height + 1, head
@@ -116,6 +123,7 @@ class LedgerFold:
                 steps=MappingProxyType(dict(self._receipts.steps)),
                 ignored=MappingProxyType(dict(sorted(self._ignored.items()))),
                 waiting_verdicts=self._verdicts.waiting,
+                overruled_receipts=self._verdicts.overruled,
             )
         return self._state
 

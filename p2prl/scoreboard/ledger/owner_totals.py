@@ -8,7 +8,7 @@ counted again from a compact record. So the totals depend on the ledger alone, a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.ownership import Ownership
 from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.scoreboard.ledger.leaderboard_totals import Person
+from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS, Person
 
 OTHER_REASON = "other"
 """Replaces every unknown reason code: a receipt's free text is never shown."""
@@ -61,9 +61,10 @@ class OwnerTotals:
         """Count a receipt of a machine."""
         self._receipts.setdefault(machine, array("q")).extend(receipt)
         owner = self._ownership.owner_at(machine, receipt.sent_ms)
-        self.people[owner] = _added(self.people.get(owner), receipt)
         machines = self.machines.get(owner, {})
-        self.machines[owner] = {**machines, machine: _added(machines.get(machine), receipt)}
+        before, after = machines.get(machine), _added(machines.get(machine), receipt)
+        self.machines[owner] = {**machines, machine: after}
+        self.people[owner] = _moved(_added(self.people.get(owner), receipt), self.people.get(owner), before, after)
 
     def take(self, statement: Delegation | Revocation) -> str | None:
         """Take in a checked statement and count its machine's receipts again. Returns the rule that ignores it."""
@@ -90,7 +91,7 @@ class OwnerTotals:
             first, *others = machines.values()
             for other in others:
                 first = first.merged(other)
-            self.people[owner] = first
+            self.people[owner] = replace(first, escrow=())
 
     def _receipts_of(self, machine: bytes) -> Iterator[CountedReceipt]:
         numbers = self._receipts.get(machine, array("q"))
@@ -111,16 +112,47 @@ def _added(before: Person | None, receipt: CountedReceipt) -> Person:
     reason = _REASONS[receipt.reason]
     if receipt.state == ReceiptState.REJECTED:
         counts = {**person.rejected, reason: person.rejected.get(reason, 0) + 1}
-        return replace(person, rejected=dict(sorted(counts.items())))
+        person = replace(person, rejected=dict(sorted(counts.items())))
+        return _forfeited(person) if reason == RejectionReason.EXCLUDED else person
     if receipt.state == ReceiptState.EXPIRED:
         counts = {**person.expired, reason: person.expired.get(reason, 0) + 1}
         return replace(person, expired=dict(sorted(counts.items())))
     verified = receipt.state == ReceiptState.VERIFIED
+    escrow = (*person.escrow, receipt.tokens)[-ESCROW_GROUPS:]
     return replace(
         person,
         verified_groups=person.verified_groups + verified,
         sampled_groups=person.sampled_groups + (not verified),
         completions=person.completions + receipt.completions,
         tokens=person.tokens + receipt.tokens,
+        escrow=escrow,
+        escrow_tokens=sum(escrow),
         reward_micros=person.reward_micros + receipt.reward_micros,
+    )
+
+
+def _forfeited(machine: Person) -> Person:
+    """The totals of a machine whose key is excluded: it loses what is in escrow."""
+    lost = machine.escrow_tokens
+    return replace(
+        machine,
+        tokens=machine.tokens - lost,
+        escrow=(),
+        escrow_tokens=0,
+        forfeited_tokens=machine.forfeited_tokens + lost,
+    )
+
+
+def _moved(counted: Person, owner: Person | None, before: Person | None, after: Person) -> Person:
+    """An owner's row with one more receipt: its tokens, escrow and forfeits change as those of the machine do."""
+
+    def change(of: Callable[[Person], int]) -> int:
+        return (of(owner) if owner else 0) + of(after) - (of(before) if before else 0)
+
+    return replace(
+        counted,
+        tokens=change(lambda row: row.tokens),
+        escrow=(),
+        escrow_tokens=change(lambda row: row.escrow_tokens),
+        forfeited_tokens=change(lambda row: row.forfeited_tokens),
     )

@@ -1,14 +1,46 @@
-"""Totals of the validators' verdicts, each checked against the learner's receipt of the same group."""
+"""Totals of the validators' verdicts: counted against the receipts, paid by their checks.
+
+The learner checks each verdict against its own replay and signs the outcome (`VerdictCheck`):
+
+* agreed: the verdict earns the lesser of its own tokens and the check's. The tokens stay in escrow until
+  `ESCROW_VERDICTS` further verdicts of the validator have passed.
+* failed: what is in escrow is void.
+* unclear: nothing either way.
+* contradicted: learner and validator have both replayed the group and disagree. A third validator decides: of the
+  known ones, without the volunteer and the validator that contradicted first, the `DECIDERS` with the smallest hash of
+  group and key may, and the first of them with a checked verdict on the group does. If it contradicts the learner as
+  well, the receipt counts as overruled, and all verdicts against it as agreed; if not, they count as failed. Until then
+  they earn nothing.
+
+A verdict without a check earns nothing. Everybody with the ledger computes the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from p2prl.protocol.digests import DIGEST_BYTES
-from p2prl.protocol.ledger_messages import Verdict
-from p2prl.scoreboard.ledger.leaderboard_totals import Validator
+from p2prl.protocol.digests import DIGEST_BYTES, digest
+from p2prl.protocol.identity import PUBLIC_KEY_BYTES
+from p2prl.protocol.ledger_messages import CheckOutcome, Verdict, VerdictCheck
+from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS, Validator
 from p2prl.scoreboard.ledger.receipt_totals import MAX_GROUP_TOKENS, CountedGroup
+
+DECIDERS = 3
+"""Known validators that may decide a dispute: more than one, as any of them may be away; few, so that who has made
+several keys known is seldom among them."""
+
+
+@dataclass(slots=True)
+class _CheckedGroup:
+    """Checked verdicts on one group."""
+
+    agreed: dict[bytes, None] = field(default_factory=dict)
+    """Validators that agree with the learner."""
+    against: dict[bytes, int] = field(default_factory=dict)
+    """Validators that contradict it, with the tokens of their verdicts, in the order of their checks."""
+    is_overruled: bool | None = None
+    """None until a third has decided."""
 
 
 class VerdictTotals:
@@ -18,9 +50,14 @@ class VerdictTotals:
         """`groups` is the growing table of groups that have a receipt."""
         self.validators: dict[bytes, Validator] = {}
         """By public key."""
+        self.overruled = 0
+        """Receipts that a third validator decided against."""
         self._groups = groups
         self._seen: set[tuple[bytes, bytes]] = set()
         self._waiting: dict[bytes, list[tuple[bytes, int, Verdict]]] = {}
+        self._unchecked: dict[tuple[bytes, bytes], int] = {}
+        """(validator, group) → tokens of its counted verdict."""
+        self._checked: dict[bytes, _CheckedGroup] = {}
 
     @property
     def waiting(self) -> int:
@@ -44,6 +81,28 @@ class VerdictTotals:
         rules = [self._count(*waiting) for waiting in self._waiting.pop(group, ())]
         return [rule for rule in rules if rule is not None]
 
+    def add_check(self, check: VerdictCheck, sent_ms: int) -> str | None:
+        """Apply the learner's check of a counted verdict, once. Returns the rule that ignores it, if any."""
+        if not _is_possible(check):
+            return "impossible_check"
+        claimed = self._unchecked.pop((check.validator, check.group), None)
+        if claimed is None:
+            return "check_without_verdict"
+        at, tokens = sent_ms / 1000, min(claimed, check.tokens)
+        checked = self._checked.setdefault(check.group, _CheckedGroup())
+        if check.outcome == CheckOutcome.FAILED:
+            self._fail(check.validator, at)
+        elif check.outcome == CheckOutcome.AGREED:
+            checked.agreed[check.validator] = None
+            self._pass(check.validator, tokens, at)
+        elif check.outcome == CheckOutcome.CONTRADICTED:
+            checked.against[check.validator] = tokens
+            if checked.is_overruled is not None:
+                self._close(check.validator, tokens, at, upheld=checked.is_overruled)
+        if checked.against and checked.is_overruled is None:
+            self._decide(check.group, checked, at)
+        return None
+
     def _count(self, validator: bytes, sent_ms: int, verdict: Verdict) -> str | None:
         group = self._groups[verdict.group]
         if validator == group.peer:
@@ -57,6 +116,60 @@ class VerdictTotals:
             passed_groups=before.passed_groups + verdict.passed,
             failed_groups=before.failed_groups + (not verdict.passed),
             disputed_groups=before.disputed_groups + (group.credited and not verdict.passed),
-            tokens=before.tokens + min(verdict.tokens, group.tokens),
         )
+        self._unchecked[validator, verdict.group] = verdict.tokens
         return None
+
+    def _decide(self, name: bytes, checked: _CheckedGroup, at: float) -> None:
+        """Close a dispute if one of its deciders has replayed the group."""
+        parties = {self._groups[name].peer, next(iter(checked.against))}
+        known = [
+            validator
+            for validator, row in self.validators.items()
+            if validator not in parties and row.standing.after(at).is_known
+        ]
+        known.sort(key=lambda validator: digest("p2prl/dispute-decider/v1", name, validator))
+        for validator in known[:DECIDERS]:
+            if validator in checked.agreed or validator in checked.against:
+                checked.is_overruled = validator in checked.against
+                self.overruled += checked.is_overruled
+                for each, tokens in checked.against.items():
+                    self._close(each, tokens, at, upheld=checked.is_overruled)
+                return
+
+    def _close(self, validator: bytes, tokens: int, at: float, *, upheld: bool) -> None:
+        """A verdict against the learner was decided."""
+        if upheld:
+            self._pass(validator, tokens, at)
+            row = self.validators[validator]
+            self.validators[validator] = replace(row, upheld_disputes=row.upheld_disputes + 1)
+        else:
+            self._fail(validator, at)
+
+    def _pass(self, validator: bytes, tokens: int, at: float) -> None:
+        row = self.validators[validator]
+        self.validators[validator] = replace(
+            row,
+            tokens=row.tokens + tokens,
+            escrow=(*row.escrow, tokens)[-ESCROW_VERDICTS:],
+            standing=row.standing.after(at, passed=1.0),
+        )
+
+    def _fail(self, validator: bytes, at: float) -> None:
+        row = self.validators[validator]
+        self.validators[validator] = replace(
+            row,
+            tokens=row.tokens - row.escrow_tokens,
+            escrow=(),
+            failed_checks=row.failed_checks + 1,
+            standing=row.standing.after(at, failed=1.0),
+        )
+
+
+def _is_possible(check: VerdictCheck) -> bool:
+    return (
+        len(check.validator) == PUBLIC_KEY_BYTES
+        and len(check.group) == DIGEST_BYTES
+        and check.outcome in frozenset(CheckOutcome)
+        and 0 <= check.tokens <= MAX_GROUP_TOKENS
+    )

@@ -18,12 +18,14 @@ from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.gossip.announcements import Announcements
 from p2prl.swarm.gossip.audience import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.gossip.deduplication import SeenEnvelopes
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore
+from p2prl.swarm.gossip.receipt_cache import ReceiptCache
 from p2prl.swarm.ports import Randomness
 from p2prl.swarm.random_choice import draw, draw_one
 
@@ -59,6 +61,9 @@ class Gossip:
         self._offered_by: dict[Digest, set[PeerId]] = {}
         """Envelope that was asked for → peers that offered it and were not asked yet."""
         self._answered_bytes: dict[PeerId, int] = {}
+        self._receipts = ReceiptCache()
+        self._sent_receipts: set[tuple[PeerId, bytes]] = set()
+        """Cached receipts sent to a peer since the last drain: one names many of its groups."""
         self._announcements = Announcements(rng, config.offer_s)
         self.outbox: list[tuple[PeerId, Wire]] = []
 
@@ -86,6 +91,11 @@ class Gossip:
     def is_new(self, name: Digest) -> bool:
         """Whether an envelope of this digest has not been accepted yet."""
         return name not in self._seen
+
+    def set_aside(self, name: Digest) -> None:
+        """Do not ask for an envelope again that was accepted and is not passed on, or not yet."""
+        self._seen.add(name)
+        self._offered_by.pop(name, None)
 
     def kind_of_recent(self, name: Digest) -> Kind | None:
         """Kind of an envelope that was accepted lately and is still kept."""
@@ -144,6 +154,19 @@ class Gossip:
         learners = [p for p in others if self._roles[p] is Role.LEARNER]
         self.outbox.extend((peer, Offer((name,))) for peer in learners or self._draw_carriers(others))
 
+    def note_receipt(self, opened: Opened) -> None:
+        """Remember a storage receipt of the learner."""
+        if isinstance(opened.body, StorageReceipt):
+            self._receipts.note(opened.body.groups, opened.raw)
+
+    def answer_repeated(self, name: Digest, source: PeerId) -> bool:
+        """Answer a group that was pushed again with its storage receipt, unless none is remembered (False)."""
+        receipt = self._receipts.receipt_for(name)
+        if receipt and (source, receipt) not in self._sent_receipts:
+            self._sent_receipts.add((source, receipt))
+            self.outbox.append((source, Push(receipt)))
+        return bool(receipt)
+
     def _draw_carriers(self, peers: list[PeerId]) -> list[PeerId]:
         return draw(peers, self._config.carriers, self._rng)
 
@@ -184,6 +207,7 @@ class Gossip:
     def drained(self) -> None:
         """The owner has emptied `outbox`: reset the answer budget of every peer."""
         self._answered_bytes.clear()
+        self._sent_receipts.clear()
 
     def retry_wants(self) -> None:
         """Ask another offerer for each envelope that the last one asked did not push."""

@@ -9,11 +9,13 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import Receipts, Verdict
+from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, check_group_size
 
-_LEARNER_ONLY = frozenset({Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.LEDGER_HEAD, Kind.INTRODUCTION})
+_LEARNER_ONLY = frozenset(
+    {Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.VERDICT_CHECKS, Kind.LEDGER_HEAD, Kind.INTRODUCTION}
+)
 """Kinds that only the run's learner signs, besides its manifests."""
 
 
@@ -28,7 +30,7 @@ def check_envelope(opened: Opened, *, run: bytes, learner: bytes, group_bytes: i
     if opened.kind in _LEARNER_ONLY:
         if opened.author != learner:
             raise RemoteProtocolError(f"{opened.kind.name.lower()} not signed by the run's learner")
-        if isinstance(opened.body, (Receipts, Introduction)):
+        if isinstance(opened.body, (Receipts, VerdictChecks, Introduction)):
             opened.body.check()
     elif isinstance(opened.body, (RolloutGroup, GroupHeader)):
         check_group_size(opened.body, envelope_bytes=len(opened.raw), most=group_bytes)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from p2prl.protocol.digests import Digest
+from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.headers import KnownHeader, KnownHeaders
 from p2prl.swarm.groups.requests import PartRequests
@@ -36,12 +37,18 @@ class BodyFetching:
     """Wanted bodies by the digest of their header's envelope, oldest first."""
 
     def __init__(
-        self, headers: KnownHeaders, requests: PartRequests, store: BlobStore, config: GroupBodyConfig
+        self,
+        headers: KnownHeaders,
+        requests: PartRequests,
+        store: BlobStore,
+        config: GroupBodyConfig,
+        quota: DiskQuota,
     ) -> None:
         self._headers = headers
         self._requests = requests
         self._store = store
         self._config = config
+        self._quota = quota
         self._bodies: dict[Digest, Body] = {}
         self.due = False
         """Whether something changed since the last `request_more`."""
@@ -52,6 +59,7 @@ class BodyFetching:
         """Fetch the body of a known header, if the budgets allow; report it again if it is complete."""
         body, header = self._bodies.get(name), self._headers.get(name)
         if body is None and header is not None and self._make_room(header, now):
+            self._quota.reserve(_reservation(header), header.ref.size_bytes)
             present = self._store.begin(header.ref)
             missing = set(range(len(header.ref.chunks))) - present
             body = self._bodies[name] = Body(header, missing, began_at=now, progressed_at=now)
@@ -143,6 +151,7 @@ class BodyFetching:
         if of_author + size > config.author_bytes:
             return False
         excess_bytes = sum(body.size_bytes for body in self._bodies.values()) + size - config.disk_bytes
+        excess_bytes = max(excess_bytes, self._quota.lacks(size))  # only bodies give way: weights and data stay
         excess = len(self._bodies) + 1 - config.bodies
         dropped = []
         for _, name in sorted((self._rank(body), name) for name, body in self._bodies.items()):
@@ -156,7 +165,7 @@ class BodyFetching:
             return False
         for name in dropped:
             self._drop(name)
-        return True
+        return self._quota.holds(_reservation(header)) or not self._quota.lacks(size)
 
     def _rank(self, body: Body) -> tuple[float, float]:
         """Bodies that the owner has taken make room first, then those that gained a part longest ago."""
@@ -176,3 +185,9 @@ class BodyFetching:
         root = body.header.ref.root
         if not any(other.header.ref.root == root for other in self._bodies.values()):  # a copied header shares it
             self._store.drop(root)
+            self._quota.release(_reservation(body.header))
+
+
+def _reservation(header: KnownHeader) -> bytes:
+    """A body's name in the quota; weights with the same bytes have another."""
+    return b"group/" + header.ref.root

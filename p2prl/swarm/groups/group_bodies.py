@@ -18,6 +18,7 @@ from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import ChunkRefused
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.fetching import BodyFetching
 from p2prl.swarm.groups.headers import KnownHeader, KnownHeaders
@@ -32,13 +33,20 @@ _LONGEST_RETRY_S = 10.0
 class GroupBodies:
     """Headers, requests and bodies of one node."""
 
-    def __init__(self, store: BlobStore, config: GroupBodyConfig, *, is_learner: Callable[[PeerId], bool]) -> None:
-        """`store` keeps fetched bodies; `is_learner` tells whether a peer has the run's key."""
+    def __init__(
+        self,
+        store: BlobStore,
+        config: GroupBodyConfig,
+        *,
+        is_learner: Callable[[PeerId], bool],
+        quota: DiskQuota | None = None,
+    ) -> None:
+        """`store` keeps fetched bodies, within `quota`; `is_learner` tells whether a peer has the run's key."""
         self.outbox: list[tuple[PeerId, Wire]] = []
         self._config = config
         self._headers = KnownHeaders(config)
         self._requests = PartRequests(config, self.outbox)
-        self._fetching = BodyFetching(self._headers, self._requests, store, config)
+        self._fetching = BodyFetching(self._headers, self._requests, store, config, quota or DiskQuota())
         self._serving = PartServing(self._headers, self._requests, self._fetching, config, self.outbox, is_learner)
         self._timer_ran_at = -math.inf
 

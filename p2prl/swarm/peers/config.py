@@ -18,14 +18,16 @@ class ConnectionsConfig:
     random_links: int = 6
     """Links a node opens at random before the learner has introduced any peer. They stay beside the introduced ones: a
     learner that is captured, or wrong, cannot choose all of a node's neighbors."""
+    own_links: int = 8
+    """Links a node opens itself, however many others have opened to it: an attacker can open as many as it likes."""
     max_with_introduced: int = 64
     """Links up to which introduced peers are dialed. A restarted learner introduces others, and no link is dropped."""
     introduction_wait_s: float = 15.0
     """How long a node keeps its other links free for introduced peers: from its start, and from its link with the
     learner."""
     max_links: int = 1_024
-    """Links in all, with those that others opened: as many as one learner can greet; a flood of keys cannot exceed
-    it."""
+    """Links in all, with those that others opened: as many as one learner can greet. In a full table
+    `p2prl.swarm.peers.link_admission` shares the places."""
     max_known: int = 4_096
     """Peers in the address book. Anybody can write to the directory."""
     forget_s: float = 900.0
@@ -44,3 +46,6 @@ class ConnectionsConfig:
     """A peer silent for longer is dropped."""
     ban_s: float = 600.0
     """How long a peer that broke the rules is ignored and not dialed."""
+    local_run: bool = False
+    """Whether the whole run is on this machine: strangers may then name loopback addresses. A node that listens on
+    loopback addresses alone finds out by itself."""

@@ -1,13 +1,14 @@
 """Peer links: hellos, liveness and clock readings.
 
 `p2prl.swarm.peers.discovery` finds peers and dials them, `p2prl.swarm.peers.bans` remembers those that broke the
-rules; both are driven from here. Pure: commands go to `commands`, link messages to `outbox`.
+rules, `p2prl.swarm.peers.link_admission` shares the places when there are too few; all are driven from here. Pure:
+commands go to `commands`, link messages to `outbox`.
 """
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
@@ -17,9 +18,13 @@ from p2prl.protocol.link_messages import Hello
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import Command
 from p2prl.swarm.peers.bans import Bans
+from p2prl.swarm.peers.clock_estimate import PeerClock, Vote, clock_error_s
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.peers.discovery import Discovery
+from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
 from p2prl.swarm.peers.local_peer import LocalPeer
+from p2prl.swarm.peers.standings import Standings
+from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet
 from p2prl.swarm.ports import Randomness
 
 
@@ -32,13 +37,22 @@ class PeerLink:
     heard_at: float = 0.0
     greeted_at: float = 0.0
     """When we last said hello to it."""
-    clock_offset_s: float | None = None
+    clock: PeerClock = field(default_factory=PeerClock)
     newest_version: int = -1
     ledger_height: int = 0
+    subnet: Subnet = UNKNOWN
+    since: float = 0.0
+    useful_at: float = -math.inf
+    """When it last brought something new and valid."""
+    is_chosen: bool = False
+    """Whether this node dialed it."""
 
 
 class Connections:
-    """Open links by peer."""
+    """Open links by peer.
+
+    More than twelve attributes, because the rules for links, which know nothing of each other, meet here.
+    """
 
     def __init__(self, local: LocalPeer, rng: Randomness, config: ConnectionsConfig, now: float) -> None:
         self._local = local
@@ -50,22 +64,67 @@ class Connections:
         self._greeted_all_at = now
         """When all peers last got a hello; a change since then is announced at once."""
         self.outbox: list[tuple[PeerId, Wire]] = []
+        self.subnets = PeerSubnets(config.max_known)
+        self.standings = Standings(config.max_known)
+        self._admission = LinkAdmission(rng, config.max_links)
+        self._displaced: list[PeerId] = []
+        self._clock_heard = False
+        """Whether a hello came since the clock was estimated."""
+        self._clock_error_s: float | None = None
+        self._admitted: list[PeerId] = []
 
     @property
     def commands(self) -> list[Command]:
         """Directory and dial commands, for the owner to take and clear."""
         return self.discovery.commands
 
-    def connected(self, peer: PeerId, now: float) -> bool:
-        """A link is up, whichever side opened it. Returns whether it is new; a hello is sent when it is."""
-        if peer in self.links or self.bans.is_banned(peer, now) or peer == self._local.identity.peer_id:
+    def connected(self, peer: PeerId, now: float, *, dialed: bool = False) -> bool:
+        """A connection is up; `dialed` says that this node opened it. Returns whether that is a new link.
+
+        In a full table it may take the place of another link (`take_displaced`), or has to wait (`take_admitted`).
+        """
+        if peer in self.links:
+            if dialed:
+                self.links[peer].is_chosen = True
+                self.discovery.on_link(peer, now, dialed=True)
             return False
-        if len(self.links) >= self._config.max_links:
+        if self.bans.is_banned(peer, now) or peer == self._local.identity.peer_id:
             return False
-        self.links[peer] = PeerLink(heard_at=now, greeted_at=now)
-        self.discovery.on_link(peer, now)
-        self.outbox.append((peer, self._hello(now)))
-        return True
+        is_full = len(self.links) >= self._config.max_links
+        linked, displaced = True, None
+        if is_full:
+            claim = Claim(self._class_of(peer, None, now, dialed=dialed), self.subnets.of(peer), now)
+            linked, displaced = self._admission.ask(peer, claim, lambda: self._claims(now), now)
+        if displaced is not None:
+            self._displace(displaced, now)
+        if linked:
+            self._link(peer, now, dialed=dialed)
+        return linked
+
+    def take_displaced(self) -> list[PeerId]:
+        """Peers that have lost their links to others since the last call."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
+
+    def take_admitted(self) -> list[PeerId]:
+        """Peers that waited and have links since the last call."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
+
+    def was_useful(self, peer: PeerId, now: float) -> None:
+        """A peer has brought something new and valid: its link is among the last to go."""
+        link = self.links.get(peer)
+        if link is not None:
+            link.useful_at = now
+
+    def is_known(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer is no newcomer: the learner, one this node chose, or one of standing."""
+        return self._class_of(peer, self.links.get(peer), now) >= LinkClass.KNOWN
+
+    def link_class(self, peer: PeerId, now: float) -> LinkClass | None:
+        """What is known of a linked peer; None for one without a link."""
+        link = self.links.get(peer)
+        return None if link is None else self._class_of(peer, link, now)
 
     def lost(self, peer: PeerId, now: float) -> bool:
         """The link is gone; the peer may be dialed again after a backoff. Returns whether there was a link."""
@@ -86,6 +145,7 @@ class Connections:
         banned = self.bans.fault(peer, now, proven=proven)
         if banned:
             self.links.pop(peer, None)
+            self._admission.forget(peer)
         return banned
 
     def on_hello(self, message: Hello, source: PeerId, now: float) -> PeerLink | None:
@@ -98,21 +158,27 @@ class Connections:
             link.role = Role(message.role)
         except ValueError as error:
             raise RemoteProtocolError(f"hello: unknown role {message.role}") from error
-        link.clock_offset_s = message.now_ms / 1000 - now
+        link.clock.heard(message.now_ms, message.echo_ms, message.held_ms, now)
+        self._clock_heard = True
         link.newest_version = message.newest_version
         link.ledger_height = message.ledger_height
         if now - link.greeted_at >= self._config.answer_hello_s:
             link.greeted_at = now
-            self.outbox.append((source, self._hello(now)))
+            self._greet(source, link, now)
         return link
 
-    def clock_offset_s(self) -> float | None:
-        """This machine's clock error by the median of its peers, when it exceeds what the wire tolerates."""
-        offsets = [link.clock_offset_s for link in self.links.values() if link.clock_offset_s is not None]
-        if not offsets:
-            return None
-        median = statistics.median(offsets)
-        return median if abs(median) > limits.MAX_CLOCK_SKEW_S else None
+    def clock_offset_s(self, now: float) -> float | None:
+        """The peers' clock minus ours, when a quorum of them shows that it exceeds what the wire tolerates."""
+        if not self._clock_heard:
+            return self._clock_error_s
+        self._clock_heard = False
+        votes = (
+            Vote(link.clock.reading, link.subnet, self.standings.is_known(peer, now), peer == self._local.learner)
+            for peer, link in self.links.items()
+            if link.clock.reading is not None
+        )
+        self._clock_error_s = clock_error_s(votes, tolerance_s=limits.MAX_CLOCK_SKEW_S)
+        return self._clock_error_s
 
     def handle_timer(self, now: float) -> list[PeerId]:
         """Refresh, greet and dial as due; returns the peers dropped for silence."""
@@ -122,13 +188,13 @@ class Connections:
             self._local.changed = False
             self._greeted_all_at = now
             self._next_hello = now + self._config.hello_s
-            hello = self._hello(now)
-            self.outbox.extend((peer, hello) for peer in self.links)
-            for link in self.links.values():
-                link.greeted_at = now
+            for peer, link in self.links.items():
+                self._greet(peer, link, now)
         silent = [peer for peer, link in self.links.items() if now - link.heard_at > self._config.silence_s]
         for peer in silent:
             self.lost(peer, now)
+        if now >= self._admission.next_deadline():
+            self._admit_waiting(now)
         self.discovery.dial(now)
         return silent
 
@@ -138,14 +204,53 @@ class Connections:
 
     def next_deadline(self) -> float:
         """When `handle_timer` is due."""
-        due = min(self.discovery.next_refresh, self._next_hello)
+        due = min(self.discovery.next_refresh, self._next_hello, self._admission.next_deadline())
         return min(due, self._greeted_all_at) if self._local.changed else due
 
     def _learner_linked(self) -> bool:
         link = None if self._local.learner is None else self.links.get(self._local.learner)
         return link is not None and link.role is Role.LEARNER
 
-    def _hello(self, now: float) -> Hello:
+    def _link(self, peer: PeerId, now: float, *, dialed: bool) -> None:
+        link = PeerLink(heard_at=now, subnet=self.subnets.of(peer), since=now, is_chosen=dialed)
+        self.links[peer] = link
+        self.discovery.on_link(peer, now, dialed=dialed)
+        self._greet(peer, link, now)
+
+    def _displace(self, peer: PeerId, now: float) -> None:
+        self.lost(peer, now)
+        self._displaced.append(peer)
+
+    def _admit_waiting(self, now: float) -> None:
+        for peer, displaced in self._admission.take_turn(self._claims(now), now):
+            if displaced is not None:
+                self._displace(displaced, now)
+            if peer not in self.links:
+                self._link(peer, now, dialed=False)
+                self._admitted.append(peer)
+
+    def _claims(self, now: float) -> dict[PeerId, Claim]:
+        return {
+            peer: Claim(self._class_of(peer, link, now), link.subnet, link.since, link.useful_at)
+            for peer, link in self.links.items()
+        }
+
+    def _class_of(self, peer: PeerId, link: PeerLink | None, now: float, *, dialed: bool = False) -> LinkClass:
+        if peer == self._local.learner:
+            return LinkClass.LEARNER
+        if dialed or peer in self.discovery.introduced or (link is not None and link.is_chosen):
+            return LinkClass.CHOSEN
+        if self.standings.is_known(peer, now):
+            return LinkClass.KNOWN
+        is_validator = link is not None and link.role is Role.VALIDATOR
+        return LinkClass.VALIDATOR if is_validator else LinkClass.NEWCOMER
+
+    def _greet(self, peer: PeerId, link: PeerLink, now: float) -> None:
+        link.greeted_at = now
+        echo_ms, held_ms = link.clock.sent(now)
+        self.outbox.append((peer, self._hello(now, echo_ms, held_ms)))
+
+    def _hello(self, now: float, echo_ms: int, held_ms: int) -> Hello:
         return Hello(
             wire_version=limits.WIRE_VERSION,
             run=self._local.run,
@@ -153,4 +258,6 @@ class Connections:
             now_ms=int(now * 1000),
             newest_version=self._local.newest_version,
             ledger_height=self._local.ledger_height,
+            echo_ms=echo_ms,
+            held_ms=held_ms,
         )

@@ -1,14 +1,17 @@
 """Peer discovery: the directory's address book, and which peers to dial.
 
 The directory is only an address book. A node refreshes its own signed record, looks the others up, and dials the
-learner, the neighbors the learner introduces, and others at random up to `max_neighbors` links.
+learner, the neighbors the learner introduces, and others at random up to `max_neighbors` links. Those are drawn subnet
+by subnet, so that many records of one subnet are no more likely to be drawn than one. Anybody can write records:
+`p2prl.swarm.peers.dial_rules` says which of their addresses are dialed, and how often.
 
 Pure: directory and dial commands go to `commands`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from p2prl.clock import backoff_s
@@ -21,7 +24,9 @@ from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.dial_rules import DialBudget, DialRules, Network, rules_for
 from p2prl.swarm.peers.local_peer import LocalPeer
+from p2prl.swarm.peers.subnets import UNKNOWN, Subnet, provider_of, subnet_of
 from p2prl.swarm.ports import Randomness
 
 _KEY_CHECK_S = 180.0
@@ -40,10 +45,29 @@ class _KnownPeer:
     dial_after: float = 0.0
     dialing_until: float = 0.0
     """A dial is under way and counts as a link until then."""
+    subnet: Subnet = UNKNOWN
+    """Where the peer says it is."""
+    provider: Subnet = UNKNOWN
+
+    def move(self, addresses: tuple[str, ...], signed_ms: int) -> None:
+        """Take in a newer record."""
+        if addresses != self.addresses:
+            self.subnet = subnet_of(addresses[0]) if addresses else UNKNOWN
+            self.provider = provider_of(addresses[0]) if addresses else UNKNOWN
+            self.attempts = 0
+        self.addresses, self.signed_ms = addresses, signed_ms
+
+
+_MAX_ATTEMPTS = 24
+"""Dials of a stranger, and failures, after which it is given up: behind a router, or not there. That is twelve dials in
+ten minutes. A peer that the learner has introduced is tried as long as its record is there."""
 
 
 class Discovery:
-    """Address book and dialing."""
+    """Address book and dialing.
+
+    More than twelve attributes, because the address book, its limits and the directory's timer meet here.
+    """
 
     def __init__(
         self,
@@ -69,20 +93,39 @@ class Discovery:
         """When the wait for an introduction began: at the start, or with the link to the learner."""
         self.next_refresh = now
         self.commands: list[Command] = []
+        self._last_records: frozenset[bytes] = frozenset()
+        """Well-formed records of the last lookup: a signature is verified once, not at every lookup."""
+        self._own: set[PeerId] = set()
+        """Linked peers that this node dialed."""
+        self._budget = DialBudget()
+        self._networks: tuple[Network, ...] = ()
+        self.rules = DialRules(is_local=config.local_run)
+        """Addresses of strangers that may be dialed."""
 
     def set_addresses(self, addresses: tuple[str, ...], now: float) -> None:
         """Set our addresses; a change is published in the directory soon."""
         if addresses != self._local.addresses:
             self._local.addresses = addresses
             self.next_refresh = now
+            self._set_rules()
+
+    def set_networks(self, networks: Iterable[Network]) -> None:
+        """Set the private networks of this machine: peers on them may be dialed there."""
+        self._networks = tuple(networks)
+        self._set_rules()
+
+    def _set_rules(self) -> None:
+        self.rules = rules_for(self._local.addresses, self._networks, is_local=self._config.local_run)
 
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         """Addresses of a peer according to the directory."""
         entry = self._known.get(peer)
         return () if entry is None else entry.addresses
 
-    def on_link(self, peer: PeerId, now: float) -> None:
-        """A link to a peer is up."""
+    def on_link(self, peer: PeerId, now: float, *, dialed: bool) -> None:
+        """A link to a peer is up; `dialed` says that this node opened it."""
+        if dialed:
+            self._own.add(peer)
         if peer == self._local.learner:
             self._introduction_wait_from = now
         if peer in self._known:
@@ -90,6 +133,7 @@ class Discovery:
 
     def on_link_lost(self, peer: PeerId, now: float) -> None:
         """A link or dial failed: dial the peer again only after a backoff."""
+        self._own.discard(peer)
         entry = self._known.get(peer)
         if entry is not None:
             entry.attempts += 1
@@ -120,13 +164,17 @@ class Discovery:
 
     def on_records(self, records: list[bytes], now: float) -> None:
         """Take in peer records from the directory, skipping unusable ones: anybody can write to the directory."""
+        unusable: set[bytes] = set()
         for raw in records:
+            if raw in self._last_records:
+                continue
             try:
                 opened = open_envelope(raw, now=now)
                 record = body_of(opened, PeerRecord)
                 record.check()
                 Role(record.role)
             except (RemoteProtocolError, StaleWorkError, ValueError):
+                unusable.add(raw)
                 continue
             peer = peer_id_of(opened.author)
             stale = now - opened.sent_ms / 1000 > limits.PEER_RECORD_TTL_S
@@ -134,9 +182,10 @@ class Discovery:
                 continue
             entry = self._known.get(peer)
             if entry is None:
-                self._known[peer] = _KnownPeer(record.addresses, opened.sent_ms)
-            elif opened.sent_ms > entry.signed_ms:
-                entry.addresses, entry.signed_ms = record.addresses, opened.sent_ms
+                entry = self._known[peer] = _KnownPeer((), -1)
+            if opened.sent_ms > entry.signed_ms:
+                entry.move(record.addresses, opened.sent_ms)
+        self._last_records = frozenset(records) - unusable
         self._forget_old(now)
         self.dial(now)
 
@@ -149,31 +198,73 @@ class Discovery:
         raw = seal(self._local.identity, record, run=self._local.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
         is_fresh = now < self._local.started_ms / 1000 + _KEY_CHECK_S
-        if is_fresh or not is_connected or len(self._links) < self._config.max_neighbors or self._lacks_addresses():
+        if is_fresh or not is_connected or self._lacks_links() or self._lacks_addresses():
             self.commands.append(LookUp())
 
     def dial(self, now: float) -> None:
         """Dial known peers while there is room for links."""
         dialing = sum(entry.dialing_until > now and peer not in self._links for peer, entry in self._known.items())
-        used = len(self._links) + dialing
+        used, own = len(self._links) + dialing, len(self._own) + dialing
         candidates = [
             (peer, entry)
             for peer, entry in self._known.items()
             if peer not in self._links
             and entry.dial_after <= now
             and entry.addresses
+            and (entry.attempts < _MAX_ATTEMPTS or self._is_named(peer))
             and not self._bans.is_banned(peer, now)
         ]
         # The learner first, then introduced peers, then random ones: random links keep a swarm connected.
-        candidates.sort(key=lambda p: (p[0] != self._local.learner, p[0] not in self.introduced, self._rng.random()))
         # An introduced peer is dialed beyond the present links: those were drawn without knowing the swarm.
         introduced = sum(peer in self.introduced for peer, _ in candidates)
-        room = max(self._random_link_target(now) - used, min(introduced, self._config.max_with_introduced - used))
-        for peer, entry in candidates[: max(0, room)]:
+        target = self._random_link_target(now)
+        # Those that dial this node may all be one attacker: some links are its own choice, however many others open.
+        room = max(
+            target - used,
+            min(self._config.own_links, target) - own,
+            min(introduced, self._config.max_with_introduced - used),
+        )
+        if room <= 0:
+            return
+        crowd = self._crowd(candidates, now)
+        candidates.sort(key=lambda p: (p[0] != self._local.learner, p[0] not in self.introduced, crowd[p[0]]))
+        for peer, entry in candidates[:room]:
+            allowed = self.rules.chosen(entry.addresses, peer)
+            granted = self._budget.take(allowed, now) if allowed else ()
+            if allowed and not granted:
+                continue  # it stays a candidate
             entry.attempts += 1
-            entry.dialing_until = now + self._config.dial_s
             entry.dial_after = now + 1.0 + backoff_s(entry.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)
-            self.commands.append(Dial(peer, entry.addresses))
+            if granted:
+                entry.dialing_until = now + self._config.dial_s
+                self.commands.append(Dial(peer, granted))
+
+    def _is_named(self, peer: PeerId) -> bool:
+        return peer == self._local.learner or peer in self.introduced
+
+    def _crowd(
+        self, candidates: list[tuple[PeerId, _KnownPeer]], now: float
+    ) -> dict[PeerId, tuple[int, int, float, float]]:
+        """Place of each candidate in the draw: peers of its provider and of its subnet that are linked, dialed or
+        drawn before it, then lots of the provider and the peer.
+
+        The provider has one lot, however many peers it has: with one each, the largest crowd would be drawn first.
+        """
+        counted = [entry for peer, entry in self._known.items() if peer in self._links or entry.dialing_until > now]
+        providers = Counter(entry.provider for entry in counted)
+        subnets = Counter(entry.subnet for entry in counted)
+        lots: dict[Subnet, float] = {}
+        crowd = {}
+        drawn = sorted(((self._rng.random(), peer, entry) for peer, entry in candidates), key=lambda lot: lot[:2])
+        for lot, peer, entry in drawn:
+            provider_lot = lots.setdefault(entry.provider, self._rng.random())
+            crowd[peer] = providers[entry.provider], subnets[entry.subnet], provider_lot, lot
+            providers[entry.provider] += 1
+            subnets[entry.subnet] += 1
+        return crowd
+
+    def _lacks_links(self) -> bool:
+        return len(self._links) < self._config.max_neighbors or len(self._own) < self._config.own_links
 
     def _lacks_addresses(self) -> bool:
         """Whether an introduced peer is neither linked nor in the address book."""
@@ -190,8 +281,13 @@ class Discovery:
         oldest_ms = (now - self._config.forget_s) * 1000
         fresh = {peer: entry for peer, entry in self._known.items() if entry.signed_ms > oldest_ms}
         if len(fresh) > self._config.max_known:
-            # Anybody can sign a record with the present date, so dates decide among strangers only.
+            # Anybody can sign a record with the present date, so dates decide among strangers of one subnet only.
             needed = {*self.introduced, *self._links, self._local.learner}
-            order = sorted(fresh, key=lambda peer: (peer not in needed, -fresh[peer].signed_ms))
+            earlier: Counter[Subnet] = Counter()
+            place = {}
+            for peer in sorted(fresh, key=lambda peer: -fresh[peer].signed_ms):
+                place[peer] = earlier[fresh[peer].subnet]
+                earlier[fresh[peer].subnet] += 1
+            order = sorted(fresh, key=lambda peer: (peer not in needed, place[peer], -fresh[peer].signed_ms))
             fresh = {peer: fresh[peer] for peer in order[: self._config.max_known]}
         self._known = fresh

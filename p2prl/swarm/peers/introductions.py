@@ -10,6 +10,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from p2prl.protocol.identity import PeerId
@@ -55,7 +56,8 @@ class Introductions:
         self._sent_at = {peer: at for peer, at in self._sent_at.items() if peer in swarm}
         median_bytes_s = median_upload(swarm.values())
         due: list[tuple[PeerId, tuple[PeerId, ...]]] = []
-        for peer, candidate in swarm.items():
+        for peer in _in_turn(swarm):
+            candidate = swarm[peer]
             count = min(introduction_count(candidate.upload_bytes_s, median_bytes_s), len(swarm) - 1)
             present = [other for other in self._introduced.get(peer, ()) if other in swarm]
             if len(present) >= _ENOUGH * count and now < self._sent_at.get(peer, now) + _REPEAT_S:
@@ -66,3 +68,13 @@ class Introductions:
             if len(due) == _MAX_PER_PERIOD:
                 break
         return due
+
+
+def _in_turn(swarm: Mapping[PeerId, Candidate]) -> list[PeerId]:
+    """Peers of standing first, then one newcomer of each subnet, then the second ones: a flood of keys waits."""
+    earlier: Counter[object] = Counter()
+    place = {}
+    for peer, candidate in swarm.items():
+        place[peer] = (not candidate.is_known, earlier[candidate.subnet])
+        earlier[candidate.subnet] += candidate.subnet is not None
+    return sorted(swarm, key=lambda peer: place[peer])

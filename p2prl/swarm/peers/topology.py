@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,6 +37,10 @@ class Candidate:
 
     upload_bytes_s: float
     region: object = None
+    subnet: object = None
+    """Any value that the peers of one subnet share; None when unknown. Many keys of one subnet count like one peer."""
+    is_known: bool = False
+    """Whether it is no newcomer."""
 
 
 def target_degree(upload_bytes_s: float, median_bytes_s: float) -> int:
@@ -87,7 +92,23 @@ def choose_neighbors(
     if region is not None:
         already_near = sum(swarm[other].region == region for other in chosen)
         near = [other for other, c in swarm.items() if other not in taken and c.region == region]
-        chosen += draw(near, min(round(count * _NEAR_SHARE) - already_near, count - len(chosen)), rng)
+        chosen += _spread(near, swarm, chosen, min(round(count * _NEAR_SHARE) - already_near, count - len(chosen)), rng)
     taken.update(chosen)
     rest = [other for other in swarm if other not in taken]
-    return chosen + draw(rest, count - len(chosen), rng)
+    return chosen + _spread(rest, swarm, chosen, count - len(chosen), rng)
+
+
+def _spread(pool: list[P], swarm: Mapping[P, Candidate], chosen: list[P], count: int, rng: Randomness) -> list[P]:
+    """Draw from a pool, subnet by subnet: one attacker's thousand keys must not be most of anybody's neighbors."""
+    if count <= 0 or all(swarm[peer].subnet is None for peer in pool):
+        return draw(pool, count, rng)
+    taken = Counter(swarm[peer].subnet for peer in chosen)
+    lots: dict[object, float] = {}
+    placed: list[tuple[int, float, P]] = []
+    for peer in draw(pool, len(pool), rng):
+        subnet = swarm[peer].subnet
+        lot = rng.random() if subnet is None else lots.setdefault(subnet, rng.random())
+        placed.append((0 if subnet is None else taken[subnet], lot, peer))
+        taken[subnet] += 1
+    placed.sort(key=lambda place: place[:2])
+    return [peer for _, _, peer in placed[:count]]

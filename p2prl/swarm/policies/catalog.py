@@ -11,9 +11,6 @@ from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.manifests import BlobRef, PolicyManifest
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 
-MAX_WEIGHT_BYTES = 24 * 1024**3
-"""Largest weights a manifest may announce: as much as `MAX_CHUNKS` chunks of `MAX_CHUNK_BYTES` can carry."""
-
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
@@ -34,6 +31,10 @@ class SignedHead:
     sent_ms: int
 
 
+class LearnerFaultError(RemoteProtocolError):
+    """A document that the learner signed and that its own run manifest does not allow."""
+
+
 class EquivocationError(Exception):
     """Two documents signed by the learner that name different manifests for one version."""
 
@@ -46,9 +47,11 @@ class EquivocationError(Exception):
 class PolicyCatalog:
     """Verified policy manifests by version, and the newest head."""
 
-    def __init__(self, learner: bytes) -> None:
-        """`learner` is the public key that signs the run's versions."""
+    def __init__(self, learner: bytes, weight_bytes: int) -> None:
+        """`learner` is the public key that signs the run's versions, `weight_bytes` the size of each one's weights."""
         self._learner = learner
+        self.weight_bytes = weight_bytes
+        """Size of every version's weights."""
         self._by_version: dict[int, PolicyVersion] = {}
         self.head: SignedHead | None = None
         """The newest head."""
@@ -92,13 +95,16 @@ class PolicyCatalog:
     def admit(self, opened: Opened) -> PolicyVersion:
         """Add a manifest.
 
-        Raises `RemoteProtocolError` when the learner did not sign it or it is malformed, `EquivocationError` when it
-        contradicts a known manifest or head.
+        Raises `RemoteProtocolError` when the learner did not sign it, `LearnerFaultError` when it did and the run does
+        not allow it, `EquivocationError` when it contradicts a known manifest or head.
         """
         manifest = body_of(opened, PolicyManifest)
         if opened.author != self._learner:
             raise RemoteProtocolError("policy manifest not signed by the run's learner")
-        manifest.check(max_weight_bytes=MAX_WEIGHT_BYTES)
+        try:
+            manifest.check(weight_bytes=self.weight_bytes)
+        except RemoteProtocolError as error:
+            raise LearnerFaultError(str(error)) from error
         policy = PolicyVersion(manifest, opened.raw, opened.digest)
         present = self._by_version.get(manifest.version)
         if present is not None and present.digest != policy.digest:
@@ -117,14 +123,17 @@ class PolicyCatalog:
     def admit_head(self, opened: Opened, now: float) -> SignedHead:
         """Replace the head by a newer one.
 
-        Raises `RemoteProtocolError` when the learner did not sign it, `StaleWorkError` when it has expired or is no
-        newer than what is known, `EquivocationError` when it contradicts a manifest or a head. The highest known
-        version counts too, so that an older head is refused after a restart as well.
+        Raises `RemoteProtocolError` when the learner did not sign it, `LearnerFaultError` when the run does not allow
+        it, `StaleWorkError` when it has expired or is no newer than what is known, `EquivocationError` when it
+        contradicts a manifest or a head. The highest known version counts too, so that an older head is refused after
+        a restart as well.
         """
         head = body_of(opened, PolicyHead)
         if opened.author != self._learner:
             raise RemoteProtocolError("policy head not signed by the run's learner")
         head.check(sent_ms=opened.sent_ms)
+        if head.weight_bytes != self.weight_bytes:
+            raise LearnerFaultError("policy head: its weights do not have the size of the run's model")
         new_head = SignedHead(head, opened.raw, opened.digest, opened.sent_ms)
         for policy in self._by_version.values():
             if _manifest_in(head, policy.manifest.version) not in (None, policy.digest):

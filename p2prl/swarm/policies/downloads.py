@@ -7,14 +7,16 @@ never tried again. Pure: it drives the relay and appends to `events`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.policy_head import PatchEdge
 from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
+from p2prl.swarm.policies.disk_room import DiskRoom
+from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.policies.retention import Retention
 from p2prl.swarm.policies.routing import RoutePlanner
 from p2prl.swarm.policies.version_download import VersionDownload, patch_blobs
@@ -26,20 +28,6 @@ have moved on."""
 
 _MANIFESTS_S = 8.0
 """A route whose manifests have not arrived by then is abandoned: four rounds of asking."""
-
-
-@dataclass(slots=True)
-class DownloadStats:
-    """Download volume of the versions that completed."""
-
-    patch_bytes: int = 0
-    """Bytes of the patches versions were rebuilt from."""
-    full_bytes: int = 0
-    """Bytes of versions downloaded as full weights."""
-    version_bytes: int = 0
-    """Bytes all completed versions would have cost as full weights."""
-    saved_bytes: int = 0
-    """Extra bytes they would have cost without the owner's local base."""
 
 
 class VersionDownloads:
@@ -55,15 +43,16 @@ class VersionDownloads:
         events: deque[Event],
         *,
         dtype: str,
+        weight_bytes: int,
     ) -> None:
-        """`dtype` is the number type of the run's weights."""
+        """`dtype` is the number type of the run's weights, `weight_bytes` their size in every version."""
         self._catalog = catalog
         self._planner = planner
-        self._retention = retention
         self._relay = relay
         self._gossip = gossip
         self._events = events
         self._dtype = dtype
+        self._room = DiskRoom(retention, relay.quota, weight_bytes)
         self.newest: VersionDownload | None = None
         """Download of the newest version known when it began. It is not abandoned for a newer one while chunks arrive:
         on a link slower than the learner's pace, no download would ever finish."""
@@ -85,7 +74,9 @@ class VersionDownloads:
         return {policy.manifest.version for policy in self.ready.values()}
 
     def start_newest(self, newest: PolicyVersion, now: float) -> None:
-        """Download the newest version."""
+        """Download the newest version, unless there was no room and still is none."""
+        if self._room.is_full_for(newest):
+            return
         self.newest = VersionDownload(newest, now)
         self._choose_route(self.newest, now)
 
@@ -125,10 +116,12 @@ class VersionDownloads:
             if download.target.digest != name or not download.rebuilding:
                 continue
             if ok:
-                download.decoded_bytes = sum(ref.size_bytes for ref in download.patches)
+                download.decoded_bytes = download.patch_bytes
                 download.use_full_weights(now)
                 self._relay.fetch(download.target.manifest.weights, now)
-            elif download.from_local_base:
+                continue
+            self._room.allowance.failed(download.patch_bytes)
+            if download.from_local_base:
                 # The patches' hashes were right, so the base is to blame, and only the first patch starts from it.
                 self._planner.base.corrupt = True
                 self._avoid(download, download.route[:1], now)
@@ -151,7 +144,7 @@ class VersionDownloads:
                     self._abandon_newest(download, newest)
                 elif download.route:
                     self._avoid(download, download.route, now)
-                elif download is not newest_download and self._retention.is_past(download.target.manifest.version):
+                elif download is not newest_download and self._room.retention.is_past(download.target.manifest.version):
                     del self._requested[download.target.digest]
 
     def release_unusable_base(self, now: float) -> None:
@@ -164,9 +157,46 @@ class VersionDownloads:
 
     def apply_retention(self) -> None:
         """Release versions that are too old, and those the disk has no room for."""
-        for policy in self._retention.apply(self._in_use()):
+        self._forget(self._room.retention.apply(self._in_use(), self._busy()))
+
+    def mirror(self, ref: BlobRef, now: float) -> None:
+        """Download a patch to serve it, if it leaves room for the next version: nothing gives way to it."""
+        if self._room.mirrors(ref):
+            self._relay.fetch(ref, now)
+
+    def start_waiting(self, now: float) -> None:
+        """Try requested versions again that had no room."""
+        for policy in self._room.take_waiting():
+            self.start_requested(policy, now)
+
+    def _forget(self, released: Iterable[PolicyVersion]) -> None:
+        for policy in released:
             self.ready.pop(policy.digest, None)
             self._requested.pop(policy.digest, None)
+
+    def _busy(self) -> set[Digest]:
+        """Roots of the blobs that a download needs."""
+        return {ref.root for download in self._active() for ref in download.blobs()}
+
+    def _has_room(self, download: VersionDownload, patches: Collection[BlobRef] = ()) -> bool:
+        """Make room for a version and these patches."""
+        has_room, released = self._room.make(
+            download.target, patches, is_newest=download is self.newest, in_use=self._in_use(), busy=self._busy()
+        )
+        self._forget(released)
+        return has_room
+
+    def _fetch_weights(self, download: VersionDownload, now: float) -> None:
+        """Download full weights, or put the version off until there is room."""
+        download.use_full_weights(now)
+        if self._has_room(download):
+            self._relay.fetch(download.target.manifest.weights, now)
+            return
+        self._room.put_off(download.target, is_newest=download is self.newest)
+        if download is self.newest:
+            self.newest = None
+        else:
+            del self._requested[download.target.digest]
 
     def _active(self) -> list[VersionDownload]:
         return [*((self.newest,) if self.newest is not None else ()), *self._requested.values()]
@@ -185,12 +215,14 @@ class VersionDownloads:
     def _choose_route(self, download: VersionDownload, now: float) -> None:
         plan = self._planner.plan(download.target.manifest, self.held_versions())
         download.use(plan, now)
-        if plan.route is None:
-            self._relay.fetch(download.target.manifest.weights, now)
+        if plan.route is None or not self._room.allowance.allows(sum(patch.size_bytes for patch in plan.route)):
+            self._fetch_weights(download, now)
         elif plan.route:
             self._fetch_patches(download, now)
-        else:
+        elif self._has_room(download):
             self._request_rebuild(download)
+        else:
+            self._fetch_weights(download, now)
 
     def _fetch_patches(self, download: VersionDownload, now: float) -> None:
         """Ask for the missing manifests of a route; when all have arrived, download its patches."""
@@ -204,6 +236,9 @@ class VersionDownloads:
         if isinstance(blobs, PatchEdge):
             self._avoid(download, [blobs], now)
             return
+        if not self._has_room(download, blobs):
+            self._fetch_weights(download, now)
+            return
         download.patches = blobs
         for ref in blobs:
             self._relay.fetch(ref, now)
@@ -216,8 +251,8 @@ class VersionDownloads:
     def _abandon_newest(self, download: VersionDownload, newest: PolicyVersion) -> None:
         self.newest = None
         root = download.target.manifest.weights.root
-        if not download.route and newest.manifest.weights.root != root:
-            self._relay.drop(root)
+        if newest.manifest.weights.root != root:
+            self._relay.drop(root)  # of a route, the room that was reserved for its outcome
 
     def _progressed_at(self, download: VersionDownload) -> float:
         return max(download.since, *(self._relay.progressed_at(ref.root) for ref in download.blobs()))
@@ -226,6 +261,7 @@ class VersionDownloads:
         base = self._catalog.get(download.base)
         base_root = None if base is None else base.manifest.weights.root
         download.rebuilding = True
+        self._room.reserve(download.target)
         self._events.append(
             PatchesReady(
                 download.target.manifest,
@@ -242,6 +278,7 @@ class VersionDownloads:
         if target.digest not in self.ready:
             self.ready[target.digest] = target
             size_bytes = target.manifest.weights.size_bytes
+            self._room.allowance.completed(download.decoded_bytes or 0)
             self.stats.patch_bytes += download.decoded_bytes or 0
             self.stats.full_bytes += size_bytes if download.decoded_bytes is None else 0
             self.stats.saved_bytes += download.saved_bytes
@@ -253,6 +290,7 @@ class VersionDownloads:
         if base.digest is not None and not any(other.from_local_base for other in self._active()):
             self._release_base(download, base.matches_run(self._catalog), now)
         self.apply_retention()
+        self.start_waiting(now)
 
     def _release_base(self, download: VersionDownload | None, matches_run: bool | None, now: float) -> None:
         """Release the local base: a version is complete (`download`), or the base cannot be used."""
@@ -262,6 +300,7 @@ class VersionDownloads:
         if download is not None:
             outcome = (download.target.manifest.version, download.decoded_bytes or 0, download.saved_bytes)
         self._events.append(BaseReleased(base.digest, matches_run, *outcome))
+        self._relay.quota.release(base.digest)
         base.replace(None)
         for other in self._active():
             if other.from_local_base and not other.rebuilding:

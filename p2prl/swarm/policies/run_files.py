@@ -20,25 +20,22 @@ class RunFiles:
         self._serves = config.role is Role.LEARNER
         self._files = blobs_for(manifest, config.role, runs_code=config.runs_code)
         self._data = data_blobs(manifest, config.role, runs_code=config.runs_code)
-        self._too_large = 0 < config.disk_bytes < self.data_bytes
+        self.accepted = not config.awaits_consent
+        """Whether the owner has decided for the run. Nothing is downloaded before."""
+        self._size_bytes = sum(file.blob.size_bytes for file in self._files)
         self._names: dict[Digest, list[str]] = {}
         """Names by the root of the blob: two files may be the same bytes."""
         for file in self._files:
             self._names.setdefault(file.blob.root, []).append(file.name)
 
-    @property
-    def data_bytes(self) -> int:
-        """Size of the data."""
-        return sum(file.blob.size_bytes for file in self._data)
-
     def fetch(self, now: float) -> None:
         """Download everything. The learner has it on disk: it serves the data, each chunk to one peer first.
 
-        Data beyond the owner's bound on the disk is left alone: the owner's process refuses such a run.
+        Nothing is downloaded when the quota has no room for all of it: the owner's process refuses such a run.
         """
+        if self._relay.quota.lacks(self._size_bytes):
+            return
         for file in self._files:
-            if self._too_large and file in self._data:
-                continue
             if self._serves and file in self._data:
                 self._relay.offer(file.blob, now)
             else:

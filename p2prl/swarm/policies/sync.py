@@ -13,11 +13,27 @@ from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, RunManifest
-from p2prl.swarm.events import Equivocation, Event, FileReady, LearnerSilent, VersionAnnounced, VersionReady
+from p2prl.swarm.events import (
+    Equivocation,
+    Event,
+    FileReady,
+    LearnerSilent,
+    RunRefused,
+    VersionAnnounced,
+    VersionReady,
+)
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.policies.catalog import EquivocationError, PolicyCatalog, PolicyVersion, SignedHead, blobs_of
-from p2prl.swarm.policies.downloads import DownloadStats, VersionDownloads
+from p2prl.swarm.policies.catalog import (
+    EquivocationError,
+    LearnerFaultError,
+    PolicyCatalog,
+    PolicyVersion,
+    SignedHead,
+    blobs_of,
+)
+from p2prl.swarm.policies.download_stats import DownloadStats
+from p2prl.swarm.policies.downloads import VersionDownloads
 from p2prl.swarm.policies.local_base import LocalBase
 from p2prl.swarm.policies.retention import Retention
 from p2prl.swarm.policies.routing import RoutePlanner
@@ -38,7 +54,7 @@ class PolicySync:
         self._relay = relay
         self._gossip = gossip
         self._config = config
-        self._catalog = PolicyCatalog(manifest.learner)
+        self._catalog = PolicyCatalog(manifest.learner, manifest.weight_bytes)
         self._base = LocalBase(awaited=config.awaits_base)
         self._files = RunFiles(manifest, relay, config)
         planner = RoutePlanner(self._catalog, self._base, rebuilds=config.rebuilds)
@@ -48,11 +64,17 @@ class PolicySync:
             relay,
             gossip,
             keep_versions=config.keep_versions,
-            disk_bytes=max(1, config.disk_bytes - self._files.data_bytes) if config.disk_bytes else 0,
         )
         self.events: deque[Event] = deque()
         self._downloads = VersionDownloads(
-            self._catalog, planner, self._retention, relay, gossip, self.events, dtype=manifest.dtype
+            self._catalog,
+            planner,
+            self._retention,
+            relay,
+            gossip,
+            self.events,
+            dtype=manifest.dtype,
+            weight_bytes=manifest.weight_bytes,
         )
         self._requested: dict[Digest, None] = {}
         """Versions the owner requested by name, the oldest request first."""
@@ -77,9 +99,19 @@ class PolicySync:
 
     # --- the owner's requests ----------------------------------------------------------------------------------
 
+    def accept(self, disk_bytes: int, now: float) -> None:
+        """The owner has decided for the run, with this much disk (0: no bound): download from now on."""
+        self._files.accepted = True
+        if disk_bytes:
+            self._relay.quota.set_limit(disk_bytes)
+        self.fetch_files(now)
+        if self.newest is not None:
+            self._downloads.apply_retention()
+
     def fetch_files(self, now: float) -> None:
         """Download the run's files, and the data this role needs; each is reported as a `FileReady` event."""
-        self._files.fetch(now)
+        if self._files.accepted and self._config.fetch_policies:
+            self._files.fetch(now)
 
     def file_progress(self) -> tuple[int, int]:
         """(bytes held, bytes in all) of the run's files and data."""
@@ -107,6 +139,8 @@ class PolicySync:
 
     def _resume(self, ref: BlobRef, now: float) -> bool:
         """Serve a blob as far as it is on disk; returns whether it is complete."""
+        if self._relay.quota.lacks(ref.size_bytes) and not self._relay.quota.holds(ref.root):
+            return False
         self._relay.fetch(ref, now)
         have, total = self._relay.progress(ref.root)
         return have == total
@@ -127,6 +161,8 @@ class PolicySync:
     def start_from(self, digest: Digest | None, now: float) -> None:
         """Set the owner's local base by the digest of its weights, or None: routes may start from there."""
         self._base.replace(digest)
+        if digest is not None:
+            self._relay.quota.reserve(digest, self._catalog.weight_bytes)
         for name in self._requested:
             if (policy := self._catalog.named(name)) is not None:
                 self._downloads.start_requested(policy, now)
@@ -151,6 +187,9 @@ class PolicySync:
             policy = self._catalog.admit(opened)
         except EquivocationError as error:
             raise self._report(error) from error
+        except LearnerFaultError as error:
+            self.events.append(RunRefused(str(error)))
+            raise
         self._gossip.pin(opened.raw, policy.digest)
         if own:
             for ref in blobs_of(policy.manifest):
@@ -159,9 +198,9 @@ class PolicySync:
             self._announced_at = now
             self.events.append(VersionAnnounced(policy.manifest, policy.digest))
             self._downloads.apply_retention()
-            if self._config.mirrors_patches:
+            if self._config.mirrors_patches and self._files.accepted:
                 for patch in policy.manifest.patches:
-                    self._relay.fetch(patch.blob, now)
+                    self._downloads.mirror(patch.blob, now)
         elif policy.digest in self._requested:
             self._downloads.start_requested(policy, now)
         self._downloads.on_manifest(policy.digest, now)
@@ -173,6 +212,9 @@ class PolicySync:
             head = self._catalog.admit_head(opened, now)
         except EquivocationError as error:
             raise self._report(error) from error
+        except LearnerFaultError as error:
+            self.events.append(RunRefused(str(error)))
+            raise
         if before is not None:
             self._gossip.unpin(before.digest)
         self._gossip.pin(head.raw, head.digest)
@@ -214,7 +256,12 @@ class PolicySync:
 
     def _start_newest(self, now: float) -> None:
         newest, downloads = self.newest, self._downloads
-        if newest is None or downloads.newest is not None or not self._config.follows_newest:
+        if (
+            newest is None
+            or downloads.newest is not None
+            or not self._config.follows_newest
+            or not self._files.accepted
+        ):
             return
         if newest.digest in downloads.ready or self._base.awaited or self._awaits_head(newest, now):
             return

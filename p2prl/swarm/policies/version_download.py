@@ -43,6 +43,11 @@ class VersionDownload:
         return self.route[0].base if self.route else NO_BASE
 
     @property
+    def patch_bytes(self) -> int:
+        """Size of the route's patches together."""
+        return sum(ref.size_bytes for ref in self.patches)
+
+    @property
     def awaits_manifests(self) -> bool:
         """Whether manifests of the route are still missing."""
         return bool(self.route) and not self.patches
@@ -92,6 +97,8 @@ def patch_blobs(
         if base is not None and base.manifest.weights_digest != patch.base_digest:
             return edge
         if base_digest is not None and not blobs and base_digest != patch.base_digest:
+            return edge
+        if patch.blob.size_bytes != edge.size_bytes:  # a route is chosen by the sizes in the head
             return edge
         blobs.append(patch.blob)
     return tuple(blobs)

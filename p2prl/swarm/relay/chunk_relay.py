@@ -30,6 +30,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
@@ -48,7 +49,10 @@ _KBIT_BYTES = 125.0
 class Relay:
     """Chunk exchange for any number of blobs with any number of neighbors."""
 
-    def __init__(self, store: BlobStore, rng: Randomness, config: RelayConfig) -> None:
+    def __init__(self, store: BlobStore, rng: Randomness, config: RelayConfig, quota: DiskQuota | None = None) -> None:
+        """`quota` bounds what is stored; without one nothing does."""
+        self.quota = quota or DiskQuota()
+        """Room is reserved there before a blob is opened."""
         self._state = RelayState(store, rng, config)
         self._uploads = ChunkUploads(self._state)
         self._downloads = ChunkDownloads(self._state)
@@ -81,7 +85,8 @@ class Relay:
     def fetch(self, ref: BlobRef, now: float) -> None:
         """Download a blob, resuming from the chunks the store already holds.
 
-        Its root appears in `completed` once; at once when the blob is complete already.
+        Its root appears in `completed` once; at once when the blob is complete already. `MachineError` when the quota
+        has no room for it: the caller asks first.
         """
         self._deadline_valid = False
         transfer = self._state.transfers.get(ref.root)
@@ -96,6 +101,7 @@ class Relay:
     def drop(self, root: Digest) -> None:
         """Stop downloading and serving a blob, and free its space."""
         self._deadline_valid = False
+        self.quota.release(root)
         transfer = self._state.transfers.pop(root, None)
         if transfer is not None:
             for index, chunk in enumerate(transfer.ref.chunks):
@@ -246,6 +252,7 @@ class Relay:
         state, root = self._state, ref.root
         transfer = state.transfers.get(root)
         if transfer is None:
+            self.quota.reserve(root, ref.size_bytes)
             transfer = Transfer(ref, root, 0, origin, wanted, began_at=now, progressed_at=now, queried_at=now)
             for index in state.store.begin(ref):
                 transfer.have |= 1 << index

@@ -80,7 +80,7 @@ class ChunkUploads:
         grant = self._redeem(source, chunk)
         if held is None:
             state.outbox.append((source, ChunkRefused(chunk, 0)))
-        elif grant is None or (grant.reserved and not grant.reserved >> self._index(chunk, grant.root) & 1):
+        elif grant is None or (grant.reserved and not grant.reserved & self._indices(chunk, grant.root)):
             state.outbox.append((source, ChunkRefused(chunk, int(state.config.busy_retry_s * 1000))))
         else:
             self.queue.enqueue(Upload(source, chunk))
@@ -287,5 +287,6 @@ class ChunkUploads:
         if transfer is not None:
             transfer.unsent |= grant.reserved
 
-    def _index(self, chunk: Digest, root: Digest) -> int:
-        return next(index for where, index in self._state.places[chunk] if where == root)
+    def _indices(self, chunk: Digest, root: Digest) -> int:
+        """Every index of a chunk in a blob: zeros repeat, and any of them may be the one that was granted."""
+        return sum(1 << index for where, index in self._state.places[chunk] if where == root)

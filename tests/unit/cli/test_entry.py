@@ -93,7 +93,7 @@ def test_a_bug_leaves_its_traceback_in_a_file_and_one_sentence(
 
 
 def test_a_crash_file_never_follows_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crash_log.time, "strftime", lambda *_: "now")
+    monkeypatch.setattr("p2prl.cli.crash_log.time.strftime", lambda *_: "now")
     precious = tmp_path / "precious"
     precious.write_text("mine")
     folder = tmp_path / "run"

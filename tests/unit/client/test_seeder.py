@@ -40,9 +40,10 @@ class Script:
         self._clock = clock
         self._batches = list(batches)
         self.closed = False
+        self.told: list[control.ToNetwork] = []
 
     def send(self, message: control.ToNetwork) -> None:
-        raise AssertionError("a seeder has nothing to say")
+        self.told.append(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         self._clock.time += 5.0
@@ -56,7 +57,7 @@ class Script:
 
 
 def seeder(clock: Clock, seen: list[Seeding]) -> Seeder:
-    return Seeder(clock=clock, on_manifest=lambda *_: None, on_progress=seen.append, on_notice=lambda _: None)
+    return Seeder(clock=clock, on_manifest=lambda *_: 5_000, on_progress=seen.append, on_notice=lambda _: None)
 
 
 def test_reports_traffic_and_leaves_when_the_run_ends() -> None:
@@ -73,6 +74,7 @@ def test_reports_traffic_and_leaves_when_the_run_ends() -> None:
     )
     assert seeder(clock, seen).run(script) is True
     assert script.closed
+    assert script.told == [control.RunAccepted(5_000)], "and nothing else"
     assert [view.state for view in seen] == ["looking for the run", "seeding", "fetching", "seeding", "seeding"]
     assert (seen[2].version, seen[2].chunks_held, seen[2].chunks) == (3, 5, 64)
     assert (seen[3].received_bytes, seen[3].received_from_learner_bytes, seen[3].sent_bytes) == (400, 100, 700)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from p2prl.config.network_options import UploadCaps, peer_network
+from p2prl.config.requirements import VERSIONS_KEPT
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder
-from p2prl.errors import ConfigError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
@@ -24,9 +24,8 @@ def worker_folder(tmp_path: Path) -> Iterator[WorkerFolder]:
     taken.release()
 
 
-def test_disk_cap_is_in_bytes(worker_folder: WorkerFolder) -> None:
-    assert peer_network(LINK, worker_folder, Role.VOLUNTEER, ()).node.disk_bytes == 0
-    assert peer_network(LINK, worker_folder, Role.VOLUNTEER, (), disk_gb=1.5).node.disk_bytes == 1_500_000_000
+def test_nothing_is_downloaded_before_the_worker_accepts_the_run(worker_folder: WorkerFolder) -> None:
+    assert all(peer_network(LINK, worker_folder, role, ()).node.awaits_consent for role in VERSIONS_KEPT)
 
 
 @pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
@@ -45,9 +44,3 @@ def test_upload_caps_are_in_bytes(worker_folder: WorkerFolder, role: Role) -> No
     assert (capped.node.relay.upload_bytes_s, capped.monthly_bytes) == (1_000_000.0, 500_000_000)
     free = peer_network(LINK, worker_folder, role, ())
     assert (free.node.relay.upload_bytes_s, free.monthly_bytes) == (0.0, 0)
-
-
-@pytest.mark.parametrize("disk_gb", [-1.0, float("nan"), float("inf")])
-def test_impossible_cap_names_its_option(worker_folder: WorkerFolder, disk_gb: float) -> None:
-    with pytest.raises(ConfigError, match="--disk-gb"):
-        peer_network(LINK, worker_folder, Role.VOLUNTEER, (), disk_gb=disk_gb)

@@ -6,7 +6,6 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,10 +14,13 @@ from p2prl.errors import MachineError
 from p2prl.learner.journal import forgeries
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.journal.journal import Journal
+from p2prl.learner.journal.verdicts import OwnReplay, WaitingVerdict
+from p2prl.models.replay_probes import ReplayProbes
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
-from p2prl.protocol.ledger_messages import Receipts, Verdict
+from p2prl.protocol.ledger_messages import Receipts
+from p2prl.protocol.standing import Standing
 from tests.unit.learner.small_run import NOW, identity
 
 LEARNER = identity("learner")
@@ -156,55 +158,41 @@ def test_policies_of_a_window(path: Path) -> None:
     journal.close()
 
 
-def verdict(on: StoredGroup, **changes: object) -> Verdict:
-    return msgspec.structs.replace(Verdict(on.digest, on.peer, on.version, True, "", 8, 0, 0.0), **changes)
+def own_replay(number: int) -> OwnReplay:
+    return OwnReplay("", number, ReplayProbes(b"l" * number, b"d" * 4))
 
 
-def test_verdict_enters_the_ledger_once_after_the_receipt(path: Path) -> None:
+def test_the_newest_replays_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2prl.learner.journal.verdicts.REPLAYS_KEPT", 3)
     journal = Journal(path)
-    one, two = group(1), group(2)
-    journal.groups.store(one, NOW)
-    assert journal.ledger.add_verdict(verdict(one), b"v" * 32, receipts(1))
-    assert not journal.ledger.add_verdict(verdict(one, passed=False), b"v" * 32, receipts(2))
-    assert journal.ledger.height == 0, "the receipt comes first"
-    journal.groups.mark_verified(one.digest, behavior=b"", rewards=b"")
-    for _ in range(2):
-        journal.ledger.release_verdicts([one.digest, two.digest])
-        assert journal.ledger.height == 1
-    assert journal.ledger.add_verdict(verdict(one), b"w" * 32, receipts(3))
-    assert journal.ledger.height == 2, "another validator, and the receipt is there"
-    journal.close()
-
-
-def test_verdicts_on_unknown_groups_or_above_the_quota_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2prl.learner.journal.ledger.VERDICTS_PER_VERSION", 3)
-    journal = Journal(path)
-    assert not journal.ledger.add_verdict(verdict(group(1)), b"v" * 32, receipts(1)), "a group that was never delivered"
     for number in range(5):
-        journal.groups.store(group(number), NOW)
-        journal.groups.mark_verified(group(number).digest, behavior=b"", rewards=b"")
-    for changes in ({"peer": b"q" * 32}, {"version": 7}):
-        assert not journal.ledger.add_verdict(verdict(group(1), **changes), b"v" * 32, receipts(1))
-    taken = [journal.ledger.add_verdict(verdict(group(number)), b"v" * 32, receipts(1)) for number in range(5)]
-    assert taken == [True] * 3 + [False] * 2
-    assert journal.ledger.height == 3
+        journal.verdicts.keep_replay(group(number).digest, own_replay(number))
+    kept = [journal.verdicts.replay_of(group(number).digest) for number in range(5)]
+    assert kept == [None, None, *(own_replay(number) for number in range(2, 5))]
     journal.close()
 
 
-def test_many_keys_of_one_attacker_do_not_fill_the_ledger(path: Path) -> None:
+def test_verdicts_are_counted_by_group_version_and_standing(path: Path) -> None:
     journal = Journal(path)
-    one, two = group(1), group(2)
-    for each in (one, two):
-        journal.groups.store(each, NOW)
-    journal.groups.mark_verified(two.digest, behavior=b"", rewards=b"")
-    keys = [number.to_bytes(32, "big") for number in range(1_000)]
-    waiting = sum(journal.ledger.add_verdict(verdict(one), key, receipts(1)) for key in keys)
-    at_once = sum(journal.ledger.add_verdict(verdict(two), key, receipts(1)) for key in keys)
-    assert waiting == at_once == journal.ledger.height <= 16
-    assert not journal.ledger.add_verdict(verdict(two), keys[0], receipts(1)), "one of each key, still"
-    journal.groups.mark_verified(one.digest, behavior=b"", rewards=b"")
-    journal.ledger.release_verdicts([one.digest])
-    assert journal.ledger.height == 2 * waiting
+    table, one, two = journal.verdicts, group(1).digest, group(2).digest
+    table.enter(b"v" * 32, one, 0, newcomer=True)
+    table.enter(b"w" * 32, one, 0, newcomer=False)
+    table.enter(b"v" * 32, two, 1, newcomer=True)
+    table.wait(WaitingVerdict(b"x" * 32, True, b"raw"), one, 0)
+    assert (table.entered_on(one, newcomers=True), table.entered_on(one, newcomers=False)) == (1, 1)
+    assert [table.entered_of(b"v" * 32, version) for version in (0, 1, 2)] == [1, 1, 0]
+    assert [table.entered_of_newcomers(version) for version in (0, 1, 2)] == [1, 1, 0]
+    assert table.waiting_of_newcomers() == 1
+    assert table.waiting_on(one) == [WaitingVerdict(b"x" * 32, True, b"raw")]
+    assert [table.knows(key * 32, one) for key in (b"v", b"x", b"y")] == [True, True, False]
+    table.drop_waiting(one)
+    assert table.waiting_on(one) == []
+    assert table.entered_on(one, newcomers=True) == 1, "what is in the ledger stays"
+    table.set_standing(b"v" * 32, Standing(3.0, 1.0, NOW))
+    journal.close()
+    journal = Journal(path)
+    assert journal.verdicts.standing(b"v" * 32) == Standing(3.0, 1.0, NOW)
+    assert journal.verdicts.standing(b"w" * 32) == Standing()
     journal.close()
 
 

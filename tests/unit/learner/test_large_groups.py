@@ -20,6 +20,7 @@ from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.signing_sender import SigningSender
@@ -113,6 +114,7 @@ class LearnerIntake:
             standings=self.standings,
             sender=sender,
             clock=Clock(),
+            verdicts=VerdictIntake(self.storage.journal, sender, Clock()),
         )
         self.inbox = Inbox(self.intake, self.storage.journal.ledger, sender, lambda _: None)
 

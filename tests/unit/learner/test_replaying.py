@@ -40,9 +40,14 @@ class CountingScorer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scorer, name)
 
-    def replay(self, requests: Sequence[GenerationRequest], token_ids: Sequence[Sequence[int]]) -> list[Scored]:
+    def replay(
+        self,
+        requests: Sequence[GenerationRequest],
+        token_ids: Sequence[Sequence[int]],
+        probes: Sequence[Sequence[int]] = (),
+    ) -> list[Scored]:
         self.calls.append([len(ids) for ids in token_ids])
-        scored: list[Scored] = self._scorer.replay(requests, token_ids)
+        scored: list[Scored] = self._scorer.replay(requests, token_ids, probes)
         if self.wrong_calls:
             self.wrong_calls -= 1
             return [replace(row, margins=(9.0,) * len(row.margins)) for row in scored]

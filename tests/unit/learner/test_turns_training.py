@@ -152,7 +152,9 @@ def test_receipts_and_verdicts_count_the_policys_tokens(fresh: Callable[[str], S
     stored = run.sealed(group, ME)
     (outcome,) = run.check(stored)
     assert receipt_of(outcome).tokens == sampled
-    ((verdict, _),) = judge(ReplayTools(run.scorer, run.work), policy.manifest, [read_group(stored.raw)])
+    ((verdict, _),) = judge(
+        ReplayTools(run.scorer, run.work), policy.manifest, [read_group(stored.raw)], validator=bytes(32)
+    )
     assert (verdict.passed, verdict.tokens) == (True, sampled)
     run.close()
 

@@ -131,7 +131,7 @@ def test_a_group_in_a_slot_without_valid_work_is_rejected(tmp_path: Path, monkey
     rejected = (ReceiptState.REJECTED, RejectionReason.WRONG_PROMPT)
     assert [(o.state, o.reason) for o in outcomes] == [rejected, rejected, (ReceiptState.VERIFIED, "")]
     signed = [read_group(seal(PEER, each, run=run.run, now=NOW)) for each in (forged, group)]
-    verdicts = judge(ReplayTools(run.scorer, run.work), policy.manifest, signed)
+    verdicts = judge(ReplayTools(run.scorer, run.work), policy.manifest, signed, validator=bytes(32))
     assert [verdict.reason for verdict, _ in verdicts] == [RejectionReason.WRONG_PROMPT, ""]
     run.close()
 

@@ -51,7 +51,7 @@ def test_batching_replay_and_rebuilding_are_exact(kind: str, monkeypatch: pytest
             assert scored.logprobs == pytest.approx(generation.logprobs, abs=1e-4)
 
     files = export_run_files(LoadedModel(model=model, tokenizer=tiny_model().tokenizer))
-    run = read_run_model(files, layout_digest=layout.digest, max_weight_bytes=1 << 24, dtype="float32")
+    run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype="float32")
     rebuilt = build_sampler(run, device=torch.device("cpu"), dtype="float32")
     rebuilt.swap(rebuilt.stage(flatten(model, layout), UNNAMED))
     assert sample_all(rebuilt, REQUESTS) == made

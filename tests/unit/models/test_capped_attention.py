@@ -51,7 +51,7 @@ def test_torch_attention_drops_the_cap(eager: Any) -> None:
 def test_built_and_loaded_models_keep_the_cap(eager: Any, tmp_path: Path) -> None:
     layout = layout_of(eager, "float32")
     files = export_run_files(LoadedModel(model=eager, tokenizer=tiny_model().tokenizer))
-    run = read_run_model(files, layout_digest=layout.digest, max_weight_bytes=1 << 24, dtype="float32")
+    run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype="float32")
     built = run.build(device=CPU, dtype="float32")
     copy_weights(built, layout, flatten(eager, layout))
     assert torch.equal(_logits(built), _logits(eager))

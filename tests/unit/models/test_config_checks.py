@@ -18,6 +18,7 @@ from p2prl.models.weight_layout import layout_of
 MODEL = tiny_model(seed=21)
 FILES = export_run_files(MODEL)
 DIGEST = layout_of(MODEL.model, "bfloat16").digest
+SIZE = layout_of(MODEL.model, "bfloat16").size_bytes
 
 STABLELM = {
     "model_type": "stablelm", "vocab_size": 100352, "hidden_size": 5120, "intermediate_size": 13824,
@@ -69,7 +70,7 @@ REAL: list[dict[str, Any]] = [
 
 def _read(config: dict[str, Any]) -> RunModel:
     files = FILES | {"config.json": json.dumps(config).encode()}
-    return read_run_model(files, layout_digest=DIGEST, max_weight_bytes=1 << 20, dtype="float32")
+    return read_run_model(files, layout_digest=DIGEST, weight_bytes=SIZE, dtype="float32")
 
 
 def _tiny(**changes: Any) -> dict[str, Any]:

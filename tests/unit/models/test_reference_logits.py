@@ -23,7 +23,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 def run_of(model: Any) -> tuple[RunModel, WeightLayout]:
     layout = layout_of(model, "float32")
     files = export_run_files(LoadedModel(model=model, tokenizer=tiny_model().tokenizer))
-    run = read_run_model(files, layout_digest=layout.digest, max_weight_bytes=1 << 24, dtype="float32")
+    run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype="float32")
     return run, layout
 
 

@@ -145,11 +145,11 @@ def test_a_replay_that_runs_out_of_memory_goes_on_in_smaller_batches(monkeypatch
     expected = _small_scorer().replay(requests, completions)
     scorer, complete, sizes = _small_scorer(), TransformersScorer._score, []
 
-    def scarce(self: Any, requests: Any, token_ids: Any) -> Any:
+    def scarce(self: Any, requests: Any, token_ids: Any, probes: Any) -> Any:
         sizes.append(len(requests))
         if len(requests) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return complete(self, requests, token_ids)
+        return complete(self, requests, token_ids, probes)
 
     monkeypatch.setattr(TransformersScorer, "_score", scarce)
     made = scorer.replay(requests, completions)

@@ -60,7 +60,9 @@ def test_a_grant_below_the_weights_and_one_completion_is_refused(
     made = tiny_model()
     config = made.model.config
     layout = layout_of(made.model, "float32")
-    run = read_run_model(export_run_files(made), layout_digest=layout.digest, max_weight_bytes=1 << 30, dtype="float32")
+    run = read_run_model(
+        export_run_files(made), layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype="float32"
+    )
     run = replace(run, longest_completion=24)
     weights = layout.parameters * itemsize
     need = weights + 24 * 2 * config.n_layer * config.n_embd * itemsize + 32 * config.vocab_size

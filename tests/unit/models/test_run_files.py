@@ -19,13 +19,14 @@ from p2prl.models.run_model import read_run_model
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, flatten, layout_of
+from p2prl.protocol import limits
 from p2prl.protocol.manifests import RUN_FILE_NAMES
 
 CPU = torch.device("cpu")
 MODEL = tiny_model(seed=21)
 FILES = export_run_files(MODEL)
 DIGEST = layout_of(MODEL.model, "bfloat16").digest
-ROOM = 1 << 20
+SIZE = layout_of(MODEL.model, "bfloat16").size_bytes
 
 
 def load(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray) -> None:
@@ -34,8 +35,8 @@ def load(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray) -> 
     copy_weights(model, layout, weights)
 
 
-def _build(files: dict[str, bytes], digest: bytes = DIGEST, room: int = ROOM) -> LoadedModel:
-    run = read_run_model(files, layout_digest=digest, max_weight_bytes=room, dtype="float32")
+def _build(files: dict[str, bytes], digest: bytes = DIGEST, size: int = SIZE) -> LoadedModel:
+    run = read_run_model(files, layout_digest=digest, weight_bytes=size, dtype="float32")
     assert run.layout.digest == digest
     return LoadedModel(model=run.build(device=CPU, dtype="float32"), tokenizer=run.tokenizer)
 
@@ -58,7 +59,7 @@ def test_rebuilt_model_computes_the_same(source: LoadedModel) -> None:
     files = export_run_files(source)
     assert RUN_FILE_NAMES.issuperset(files)
     layout = layout_of(source.model, "float32")
-    loaded = _build(files, layout.digest)
+    loaded = _build(files, layout.digest, layout.size_bytes)
     assert all(not tensor.any() for tensor in loaded.model.state_dict().values())
     load(loaded.model, layout, flatten(source.model, layout))
     ids = torch.tensor([[15, 3, 10, 4, 12, 2, 11, 7, 13]])
@@ -127,15 +128,25 @@ def test_terabyte_model_is_refused_before_allocation() -> None:
     with torch.device("meta"):
         config = type(MODEL.model.config)(**json.loads(files["config.json"]))
         digest = layout_of(type(MODEL.model)(config), "float32").digest
-    with pytest.raises(RemoteProtocolError, match=r"needs \d{12,} bytes"):
-        _build(files, digest, room=1 << 36)
+    with pytest.raises(IntegrityError, match=rf"\d{{12,}} bytes of weights, and the manifest one of {SIZE}"):
+        _build(files, digest)
 
 
-def test_weight_limit_counts_wire_and_memory() -> None:
-    size = 59_040 * 4  # bf16 on the wire, float32 in memory
-    _build(FILES, room=size)
-    with pytest.raises(RemoteProtocolError, match=str(size)):
-        _build(FILES, room=size - 1)
+@pytest.mark.parametrize("off", [-2, 2])
+def test_a_model_of_another_size_than_the_manifest_says_is_refused(off: int) -> None:
+    _build(FILES, size=59_040 * 2)
+    with pytest.raises(
+        IntegrityError, match=f"a model of {SIZE} bytes of weights, and the manifest one of {SIZE + off}"
+    ):
+        _build(FILES, size=SIZE + off)
+
+
+def test_the_limit_counts_weights_as_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_WEIGHT_BYTES", 59_040 * 4)  # bf16 on the wire, float32 in memory
+    _build(FILES)
+    monkeypatch.setattr(limits, "MAX_WEIGHT_BYTES", 59_040 * 4 - 1)
+    with pytest.raises(RemoteProtocolError, match=str(59_040 * 4)):
+        _build(FILES)
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

@@ -73,7 +73,7 @@ WEIGHTS = {version: bytes(flatten(made, LAYOUT)) for version, made in MODELS.ite
 
 def run_model() -> RunModel:
     files = export_run_files(LoadedModel(model=MODELS[0], tokenizer=tiny_model().tokenizer))
-    return read_run_model(files, layout_digest=LAYOUT.digest, max_weight_bytes=1 << 24, dtype="float32")
+    return read_run_model(files, layout_digest=LAYOUT.digest, weight_bytes=LAYOUT.size_bytes, dtype="float32")
 
 
 def requests(count: int, *, new: int = 40, stop_ids: frozenset[int] = STOPS) -> list[GenerationRequest]:

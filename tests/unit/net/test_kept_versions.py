@@ -15,7 +15,7 @@ from p2prl.sim.hosts import identity_of
 from p2prl.testing.protocol_swarm import run_manifest_of
 
 LEARNER, LIAR = identity_of("learner"), identity_of("liar")
-RUN_RAW = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=1.0)
+RUN_RAW = seal(LEARNER, run_manifest_of(LEARNER, weight_bytes=9000), run=bytes(32), now=1.0)
 RUN = envelope_digest(RUN_RAW)
 
 

@@ -29,7 +29,7 @@ from p2prl.testing.memory_transport import MemoryHub, MemoryTransport
 from p2prl.testing.protocol_swarm import group_of, run_manifest_of
 
 LEARNER = identity_of("learner")
-MANIFEST = seal(LEARNER, run_manifest_of(LEARNER), run=bytes(32), now=SystemClock().now())
+MANIFEST = seal(LEARNER, run_manifest_of(LEARNER, weight_bytes=9000), run=bytes(32), now=SystemClock().now())
 RUN = envelope_digest(MANIFEST)
 
 
@@ -104,7 +104,7 @@ def weights(learner: Peer, data: bytes) -> bytes:
 def test_weights_and_groups_are_transferred_and_close_ends_every_task() -> None:
     async def story(hub: MemoryHub) -> None:
         learner, volunteer = Peer(hub, "learner", Role.LEARNER), Peer(hub, "volunteer", Role.VOLUNTEER)
-        data = random.Random(1).randbytes(60_000)
+        data = random.Random(1).randbytes(9000)
         learner.node.publish(weights(learner, data), hub.clock.now())
         volunteer.know(learner)
         await volunteer.until(lambda: any(isinstance(e, VersionReady) for e in volunteer.events))

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from p2prl.errors import IntegrityError, MachineError, RefusedRunError, RemoteProtocolError
 from p2prl.net.process import bridge, control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import Digest
@@ -63,25 +64,61 @@ def test_the_base_is_looked_for_before_the_engine_is_built_and_reported_once(wor
         lambda _, __: done.append("engine"), lambda _, __: done.append("shown"), find
     )
     port = InboxPort()
-    bootstrap.offer_base(port)
+    bootstrap.answer(port)
     assert port.told == [], "the run is not known yet"
     bootstrap.take(control.RunKnown(world.manifest_raw))
     for file in world.manifest.files:
         bootstrap.take(control.FileReady(file.name, "/nowhere"))
     bootstrap.take(control.RunKnown(world.manifest_raw))
-    bootstrap.offer_base(port)
-    bootstrap.offer_base(port)
+    bootstrap.answer(port)
+    bootstrap.answer(port)
     assert done[:3] == ["shown", "base", "engine"]
     assert done.count("base") == 1
-    assert port.told == [control.StartFrom(found)]
+    assert port.told == [control.RunAccepted(0), control.StartFrom(found)]
 
 
 def test_without_a_base_nothing_is_reported(world: SmallRun) -> None:
     bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: None)
     port = InboxPort()
     bootstrap.take(control.RunKnown(world.manifest_raw))
-    bootstrap.offer_base(port)
+    bootstrap.answer(port)
+    bootstrap.answer(port)
+    assert port.told == [control.RunAccepted(0)]
+
+
+def test_a_run_is_accepted_with_the_disk_it_may_use(world: SmallRun) -> None:
+    bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: 7_000)
+    port = InboxPort()
+    bootstrap.take(control.RunKnown(world.manifest_raw))
+    bootstrap.answer(port)
+    assert port.told == [control.RunAccepted(7_000)]
+
+
+def test_a_run_that_its_owner_refuses_is_not_accepted(world: SmallRun) -> None:
+    def refuse(manifest: RunManifest, raw: bytes) -> int:
+        raise MachineError("too large")
+
+    bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, refuse)
+    port = InboxPort()
+    with pytest.raises(MachineError):
+        bootstrap.take(control.RunKnown(world.manifest_raw))
+    bootstrap.answer(port)
     assert port.told == []
+
+
+@pytest.mark.parametrize("error", [RemoteProtocolError("code"), IntegrityError("another layout")])
+def test_files_that_cannot_be_used_refuse_the_run(world: SmallRun, error: Exception) -> None:
+    def prepare(manifest: RunManifest, files: object) -> None:
+        raise error
+
+    bootstrap: RunBootstrap[None] = RunBootstrap(prepare, lambda _, __: None)
+    bootstrap.take(control.RunKnown(world.manifest_raw))
+    *others, last = [control.FileReady(file.name, "/nowhere") for file in world.manifest.files]
+    for file in others:
+        bootstrap.take(file)
+    with pytest.raises(RefusedRunError, match=f"this run is refused: {error}") as caught:
+        bootstrap.take(last)
+    assert caught.value.exit_code == 10
 
 
 @pytest.mark.parametrize(

@@ -277,9 +277,9 @@ def test_impossible_run_manifests_are_refused(changes: dict[str, object]) -> Non
     ],
 )
 def test_impossible_policy_manifests_are_refused(changes: dict[str, object]) -> None:
-    POLICY.check(max_weight_bytes=10_000)
+    POLICY.check(weight_bytes=REF.size_bytes)
     with pytest.raises(RemoteProtocolError):
-        msgspec.structs.replace(POLICY, **changes).check(max_weight_bytes=10_000)
+        msgspec.structs.replace(POLICY, **changes).check(weight_bytes=REF.size_bytes)
 
 
 def test_layout_digest_covers_every_field() -> None:
@@ -300,11 +300,11 @@ def test_largest_manifest_fits_an_envelope() -> None:
     """6,000 chunks of weights and the most patch chunks allowed: the limits were chosen to fit an envelope."""
     weights = BlobRef(4096 * limits.MAX_CHUNKS, 4096, (bytes(32),) * limits.MAX_CHUNKS)
     policy = msgspec.structs.replace(POLICY, weights=weights, patches=(Patch(2, bytes(32), LONG),))
-    policy.check(max_weight_bytes=1 << 40)
+    policy.check(weight_bytes=weights.size_bytes)
     assert len(seal(Identity(bytes(16)), policy, run=bytes(32), now=0.0)) <= limits.MAX_ENVELOPE_BYTES
     with pytest.raises(RemoteProtocolError):
         msgspec.structs.replace(policy, patches=(Patch(2, bytes(32), LONG), *PATCHES[1:])).check(
-            max_weight_bytes=1 << 40
+            weight_bytes=weights.size_bytes
         )
 
 

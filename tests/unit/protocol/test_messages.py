@@ -11,7 +11,7 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import SIGNED_MESSAGES
 from p2prl.protocol.kinds import TOMBSTONES, Kind
-from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, Verdict
+from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, Verdict, VerdictCheck, VerdictChecks
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
@@ -23,7 +23,7 @@ USED = {
     "CHUNK_CANCEL": 15, "RUN_MANIFEST": 32, "POLICY_MANIFEST": 33,
     "PEER_RECORD": 34, "ROLLOUT_GROUP": 35, "STORAGE_RECEIPT": 36, "RECEIPTS": 37, "VERDICT": 38, "LEDGER_HEAD": 39,
     "POLICY_HEAD": 40, "INTRODUCTION": 41, "GROUP_HEADER": 42,
-    "DELEGATION": 43, "REVOCATION": 44,
+    "DELEGATION": 43, "REVOCATION": 44, "VERDICT_CHECKS": 45,
 }  # fmt: skip
 """Every number ever used. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
 
@@ -160,6 +160,8 @@ def test_impossible_batches_are_refused(receipts: Receipts) -> None:
         {"mismatched": 10},
         {"worst_margin": math.inf},
         {"worst_margin": math.nan},
+        {"probes": b"x"},
+        {"probes": bytes(2 * limits.MAX_VERDICT_PROBES + 2)},
     ],
 )
 def test_impossible_verdicts_are_refused(changes: dict[str, object]) -> None:
@@ -167,3 +169,21 @@ def test_impossible_verdicts_are_refused(changes: dict[str, object]) -> None:
     msgspec.structs.replace(VERDICT, passed=True, reason="").check()
     with pytest.raises(RemoteProtocolError):
         msgspec.structs.replace(VERDICT, **changes).check()
+
+
+CHECK = VerdictCheck(bytes(32), bytes(32), 1, 9)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"validator": b""}, {"group": bytes(31)}, {"outcome": 0}, {"outcome": 5}, {"tokens": -1}, {"tokens": 1 << 40}],
+)
+def test_impossible_checks_of_verdicts_are_refused(changes: dict[str, object]) -> None:
+    VerdictChecks((CHECK,) * limits.MAX_VERDICT_CHECKS_PER_MESSAGE).check()
+    with pytest.raises(RemoteProtocolError):
+        VerdictChecks((CHECK, msgspec.structs.replace(CHECK, **changes))).check()
+
+
+def test_a_batch_of_checks_is_bounded() -> None:
+    with pytest.raises(RemoteProtocolError):
+        VerdictChecks((CHECK,) * (limits.MAX_VERDICT_CHECKS_PER_MESSAGE + 1)).check()

@@ -14,7 +14,7 @@ from p2prl.protocol import limits, manifests, policy_head
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import LedgerEntry
-from p2prl.protocol.ledger_messages import Receipt, ReceiptState
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState, VerdictCheck
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass
@@ -37,6 +37,7 @@ INNER: tuple[type[Wire], ...] = (
     Completion,
     EngineClass,
     Receipt,
+    VerdictCheck,
     LedgerEntry,
     Envelope,
 )

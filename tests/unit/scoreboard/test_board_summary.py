@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.scoreboard.summary import summary
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, verdict_on
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
 
 GOLDEN = Path(__file__).with_name("summary_golden.json")
 GUIDE = Path(__file__).parents[3] / "docs" / "leaderboard.md"
@@ -26,7 +26,7 @@ def small_run() -> MemorySource:
     ]
     writer.now += 10
     writer.receipts(0, *rows[:3])
-    writer.add(identity("validator a"), verdict_on(rows[0]))
+    writer.verdict(identity("validator a"), rows[0])
     writer.now += 10
     writer.receipts(1, *rows[3:])
     return MemorySource(writer, total_steps=10, policy_version=2, learner_step=2, join_link="p2prl://x@y")

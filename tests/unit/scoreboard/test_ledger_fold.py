@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import open_envelope
-from p2prl.protocol.ledger_messages import Receipts, ReceiptState, Verdict
+from p2prl.protocol.ledger_messages import Receipts, ReceiptState, Verdict, VerdictChecks
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.testing.sample_ledgers import (
     LedgerWriter,
@@ -52,12 +53,19 @@ def recount(writer: LedgerWriter) -> dict[str, Any]:
         if good:
             tokens[row.peer] += row.tokens
             curve[step_of[group]].append((row.reward, row.completions))
+    checks = {
+        (check.validator, check.group): check
+        for opened in bodies
+        if isinstance(opened.body, VerdictChecks)
+        for check in opened.body.checks
+    }
     checked: dict[bytes, dict[bytes, tuple[bool, int]]] = defaultdict(dict)
     for opened in bodies:
         if isinstance(opened.body, Verdict) and opened.body.group in final:
             row = final[opened.body.group]
             if opened.author != row.peer:
-                checked[opened.author].setdefault(row.group, (opened.body.passed, min(opened.body.tokens, row.tokens)))
+                paid = min(opened.body.tokens, checks[opened.author, row.group].tokens)
+                checked[opened.author].setdefault(row.group, (opened.body.passed, paid))
     return {
         "tokens": dict(tokens),
         "groups": groups,
@@ -109,20 +117,20 @@ def test_a_validator_counts_once_per_group_and_not_for_its_own_work() -> None:
     writer.receipts(0, row)
     for _ in range(3):
         writer.now += 1
-        writer.add(BOB, verdict_on(row))
-    writer.add(ANN, verdict_on(row))
+        writer.verdict(BOB, row)
+    writer.verdict(ANN, row)
     state = fold(writer)
     assert set(state.validators) == {BOB.public_key}
     assert state.validators[BOB.public_key].tokens == 100
-    assert state.ignored == {"second_verdict": 2, "verdict_on_own_work": 1}
+    assert state.ignored == {"second_verdict": 2, "check_without_verdict": 3, "verdict_on_own_work": 1}
 
 
-def test_a_validators_claim_earns_no_more_than_the_receipt_states() -> None:
+def test_a_validators_claim_earns_no_more_than_the_check_states() -> None:
     writer = LedgerWriter()
     row = receipt(0, ANN, tokens=100)
     writer.receipts(0, row)
-    writer.add(EVE, verdict_on(row, tokens=2_000_000))
-    writer.add(BOB, verdict_on(row, tokens=40))
+    writer.verdict(EVE, row, tokens=2_000_000)
+    writer.verdict(BOB, row, tokens=40)
     state = fold(writer)
     assert state.validators[EVE.public_key].tokens == 100
     assert state.validators[BOB.public_key].tokens == 40
@@ -277,7 +285,8 @@ def test_any_order_of_receipts_and_verdicts_gives_the_same_totals(order: list[in
                 judge, row = _VERDICTS[place - len(_ROWS)]
                 writer.add(judge, verdict_on(row, passed=row.slot % 2 == 0))
         state = fold(writer)
-        return {"people": dict(state.people), "validators": dict(state.validators), "steps": dict(state.steps)} | {
+        people = {key: replace(person, escrow=tuple(sorted(person.escrow))) for key, person in state.people.items()}
+        return {"people": people, "validators": dict(state.validators), "steps": dict(state.steps)} | {
             "ignored": dict(state.ignored),
             "waiting": state.waiting_verdicts,
         }

@@ -30,7 +30,12 @@ def connections(role: Role = Role.VOLUNTEER, **config: float) -> Connections:
 
 
 def record(
-    who: Identity, *, role: int = Role.VOLUNTEER, at: float = NOW, run: bytes = RUN, address: str = "/ip4/1.2.3.4"
+    who: Identity,
+    *,
+    role: int = Role.VOLUNTEER,
+    at: float = NOW,
+    run: bytes = RUN,
+    address: str = "/ip4/1.2.3.4/tcp/4001",
 ) -> bytes:
     return seal(who, PeerRecord(int(role), (address,), 0, 0), run=run, now=at)
 

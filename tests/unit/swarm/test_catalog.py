@@ -30,7 +30,7 @@ def versions(count: int) -> list[Opened]:
 
 @pytest.fixture
 def catalog() -> PolicyCatalog:
-    return PolicyCatalog(LEARNER.public_key)
+    return PolicyCatalog(LEARNER.public_key, 5000)
 
 
 def test_newest_is_the_highest_version(catalog: PolicyCatalog) -> None:

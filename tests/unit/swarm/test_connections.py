@@ -9,6 +9,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
+from p2prl.swarm.peers.connections import Connections
 from tests.unit.swarm.peer_links import (
     ME,
     NOW,
@@ -40,7 +41,7 @@ def test_hellos_on_link_on_time_and_on_change() -> None:
     links = connections(hello_s=15.0)
     links.connected(A.peer_id, NOW)
     (first,) = links.outbox
-    assert first == (A.peer_id, Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(NOW * 1000), -1, 0))
+    assert first == (A.peer_id, Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(NOW * 1000), -1, 0, 0, 0))
     links.outbox.clear()
     links.handle_timer(NOW + 14)
     assert links.outbox == []
@@ -60,13 +61,58 @@ def test_hello_of_another_run_or_unknown_role() -> None:
         links.on_hello(hello(role=99), B.peer_id, NOW)
 
 
-def test_our_clock_is_judged_by_the_median() -> None:
+def read_clock(links: Connections, peer: PeerId, *, error: float, delay: float = 0.1) -> None:
+    """A peer whose clock is `error` ahead answers our last hello, which travels for `delay` as its answer does."""
+    sent = [message for to, message in links.outbox if to == peer and isinstance(message, Hello)][-1]
+    answered = NOW + delay + error
+    answer = Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(answered * 1000), -1, 0, sent.now_ms, 0)
+    links.on_hello(answer, peer, NOW + 2 * delay)
+
+
+def test_our_clock_is_judged_by_a_quorum_of_subnets() -> None:
     links = connections()
-    for index in range(5):
+    for index in range(6):
         peer = PeerId(f"p{index}")
+        links.subnets.note(peer, f"/ip4/1.2.{index // 3}.{index}/tcp/1")
         links.connected(peer, NOW)
-        links.on_hello(hello(clock=NOW + (86_400 if index == 0 else 0.5)), peer, NOW)
-    assert links.clock_offset_s() is None
-    for index in range(1, 4):
-        links.on_hello(hello(clock=NOW + 120), PeerId(f"p{index}"), NOW)
-    assert links.clock_offset_s() == pytest.approx(120)
+        read_clock(links, peer, error=120)
+    assert links.clock_offset_s(NOW) is None, "strangers of two subnets"
+    links.connected(A.peer_id, NOW)
+    read_clock(links, A.peer_id, error=0.5)
+    assert links.clock_offset_s(NOW) is None, "the learner says otherwise"
+    links.lost(A.peer_id, NOW)
+    links.connected(A.peer_id, NOW)
+    read_clock(links, A.peer_id, error=-90)
+    assert links.clock_offset_s(NOW) == pytest.approx(-90, abs=0.2)
+
+
+def test_a_late_hello_is_no_wrong_clock() -> None:
+    links = connections()
+    links.connected(A.peer_id, NOW)
+    read_clock(links, A.peer_id, error=0.0, delay=40.0)
+    assert links.clock_offset_s(NOW) is None
+    read_clock(links, A.peer_id, error=0.0)
+    read_clock(links, A.peer_id, error=-500.0, delay=400.0)
+    assert links.clock_offset_s(NOW) is None, "the smallest round trip wins"
+
+
+def test_a_full_table_makes_room_for_another_subnet() -> None:
+    links = connections(max_links=8)
+    flood = [PeerId(f"flood{index}") for index in range(8)]
+    for peer in flood:
+        links.subnets.note(peer, "/ip4/6.6.6.6/tcp/1")
+        assert links.connected(peer, NOW)
+    late = PeerId("flood8")
+    links.subnets.note(late, "/ip4/6.6.6.7/tcp/1")
+    assert not links.connected(late, NOW), "the same subnet waits"
+    links.subnets.note(B.peer_id, "/ip4/7.7.7.7/tcp/1")
+    assert links.connected(B.peer_id, NOW)
+    assert links.take_displaced() == [flood[0]]
+    assert links.connected(A.peer_id, NOW), "the learner never waits"
+    assert len(links.links) == 8
+    assert links.next_deadline() <= NOW + 2
+    links.was_useful(flood[2], NOW + 20)
+    links.handle_timer(NOW + 21)
+    assert set(links.take_admitted()) == {late, flood[0], flood[1]}, "displaced peers wait in turn"
+    assert links.take_displaced() == [flood[1], flood[3], flood[4], flood[5]]
+    assert {A.peer_id, B.peer_id, flood[2]} <= set(links.links)

@@ -36,8 +36,8 @@ def test_learner_is_dialed_first_within_the_link_limit() -> None:
     order = dialed(links)
     assert len(order) == 3
     assert order[0] == A.peer_id
-    for stranger in strangers[:3]:
-        links.connected(stranger.peer_id, NOW)
+    for peer in order:
+        links.connected(peer, NOW, dialed=True)
     links.discovery.on_records([record(B)], NOW)
     assert dialed(links) == [], "full"
 
@@ -56,14 +56,14 @@ def test_a_false_learner_is_not_preferred() -> None:
 
 def test_links_wait_for_introductions_for_a_while() -> None:
     strangers = [record(identity_of(f"v{i}")) for i in range(30)]
-    links = with_learner(max_neighbors=16, random_links=8, introduction_wait_s=15.0)
+    links = with_learner(max_neighbors=16, random_links=8, introduction_wait_s=15.0, own_links=7)
     links.discovery.on_records(strangers, NOW)
     assert len(dialed(links)) == 7, "eight links, with the learner's"
     links.handle_timer(NOW + 14)
     assert len(dialed(links)) == 0
     links.handle_timer(NOW + 15)
     assert len(dialed(links)) == 15, "no introduction came: the rest at random, and the first dials have timed out"
-    alone = connections(max_neighbors=16, random_links=8, introduction_wait_s=15.0)
+    alone = connections(max_neighbors=16, random_links=8, introduction_wait_s=15.0, own_links=7)
     alone.discovery.on_records(strangers, NOW + 15)
     assert len(dialed(alone)) == 16, "without the learner there is no introduction to wait for"
     alone.connected(A.peer_id, NOW + 40)
@@ -75,7 +75,7 @@ def test_introduced_peers_are_dialed_first_and_beyond_the_limit() -> None:
     friends = [identity_of(f"f{i}") for i in range(5)]
     links = with_learner(max_neighbors=3, random_links=3)
     for index in range(4):
-        links.connected(identity_of(f"v{index}").peer_id, NOW)
+        links.connected(identity_of(f"v{index}").peer_id, NOW, dialed=True)
     links.discovery.on_records([record(who) for who in (*friends, *(identity_of(f"w{i}") for i in range(20)))], NOW)
     assert dialed(links) == [], "full"
     links.discovery.on_introduction(introduction_of(*friends), 1, NOW)
@@ -84,18 +84,19 @@ def test_introduced_peers_are_dialed_first_and_beyond_the_limit() -> None:
 
 def test_repeated_introductions_keep_links_bounded() -> None:
     links = with_learner(max_neighbors=16, max_with_introduced=40)
-    links.discovery.on_records([record(identity_of(f"v{index}")) for index in range(100)], NOW)
+    everybody = [record(identity_of(f"v{index}"), address=f"/ip4/1.2.{index}.4/tcp/4001") for index in range(100)]
+    links.discovery.on_records(everybody, NOW)
     for round_ in range(6):
         links.discovery.on_introduction(
             introduction_of(*(identity_of(f"v{12 * round_ + index}") for index in range(12))), round_ + 1, NOW
         )
         for peer in dialed(links):
-            links.connected(peer, NOW)
+            links.connected(peer, NOW, dialed=True)
     assert len(links.links) == 40
 
 
 def test_addresses_of_introduced_peers_are_looked_up() -> None:
-    links = with_learner(max_neighbors=1)
+    links = with_learner(max_neighbors=1, own_links=0)
     links.discovery.on_introduction(introduction_of(B, ME), 1, NOW)
     assert [type(c) for c in links.commands] == [LookUp]
     links.commands.clear()
@@ -174,13 +175,13 @@ def test_unusable_records_are_skipped() -> None:
 
 def test_an_older_record_does_not_replace_a_newer_one() -> None:
     links = connections()
-    links.discovery.on_records([record(A, at=NOW, address="/ip4/9.9.9.9")], NOW)
+    links.discovery.on_records([record(A, at=NOW, address="/ip4/9.9.9.9/tcp/4001")], NOW)
     links.commands.clear()
-    links.discovery.on_records([record(A, at=NOW - 60, address="/ip4/6.6.6.6")], NOW)
+    links.discovery.on_records([record(A, at=NOW - 60, address="/ip4/6.6.6.6/tcp/4001")], NOW)
     links.handle_timer(NOW + 20)
     dials = [c for c in links.commands if isinstance(c, Dial)]
     assert dials
-    assert all(d.addresses == ("/ip4/9.9.9.9",) for d in dials)
+    assert all(d.addresses == ("/ip4/9.9.9.9/tcp/4001",) for d in dials)
 
 
 def test_address_book_is_bounded_and_expires() -> None:
@@ -201,7 +202,7 @@ def test_a_record_flood_keeps_the_learner_and_introduced_peers() -> None:
 
 
 def test_directory_is_asked_while_links_are_missing() -> None:
-    links = connections(refresh_s=30.0, eager_refresh_s=3.0, max_neighbors=2)
+    links = connections(refresh_s=30.0, eager_refresh_s=3.0, max_neighbors=2, own_links=0)
     assert links.next_deadline() == NOW
     links.handle_timer(NOW)
     assert [type(c) for c in links.commands] == [Register, LookUp]
@@ -233,3 +234,18 @@ def test_a_record_outlives_two_missed_refreshes() -> None:
     links.refresh(NOW)
     (register,) = [c for c in links.commands if isinstance(c, Register)]
     assert register.expires_at - NOW >= 2 * ConnectionsConfig().refresh_s
+
+
+def test_links_that_others_open_do_not_replace_own_ones() -> None:
+    links = connections(own_links=8)
+    for index in range(200):
+        links.connected(identity_of(f"inbound{index}").peer_id, NOW)
+    links.discovery.on_records([record(identity_of(f"v{index}")) for index in range(20)], NOW + 10)
+    order = dialed(links)
+    assert len(order) == 6, "an introduction is awaited"
+    for peer in order:
+        links.connected(peer, NOW + 10, dialed=True)
+    links.refresh(NOW + 20)
+    links.handle_timer(NOW + 20)
+    assert any(isinstance(command, LookUp) for command in links.commands)
+    assert len(dialed(links)) == 2

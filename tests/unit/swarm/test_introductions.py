@@ -85,3 +85,13 @@ def test_a_growing_swarm_adds_introductions() -> None:
 
 def test_a_lone_peer_gets_no_introduction() -> None:
     assert Introductions(random.Random(4), NOW).take_due(peers(1), NOW + 5) == []
+
+
+def test_a_flood_of_one_subnet_delays_no_introduction() -> None:
+    subject = Introductions(random.Random(5), NOW)
+    flood = {PeerId(f"flood{index}"): Candidate(1e6, None, "flood") for index in range(500)}
+    known = {PeerId(f"known{index}"): Candidate(1e6, None, "flood", is_known=True) for index in range(20)}
+    honest = {PeerId(f"home{index}"): Candidate(1e6, None, f"home {index}") for index in range(30)}
+    due = [peer for peer, _ in subject.take_due(flood | known | honest, NOW + 5)]
+    assert set(due[:20]) == set(known)
+    assert set(honest) <= set(due)

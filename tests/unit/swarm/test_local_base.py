@@ -34,7 +34,7 @@ def manifest_of(version: int, bases: dict[int, int]) -> PolicyManifest:
 
 
 def catalog_of(*manifests: PolicyManifest) -> PolicyCatalog:
-    catalog = PolicyCatalog(LEARNER.public_key)
+    catalog = PolicyCatalog(LEARNER.public_key, FULL)
     for manifest in manifests:
         catalog.admit(open_envelope(seal(LEARNER, manifest, run=bytes(32), now=1.0), now=None))
     return catalog

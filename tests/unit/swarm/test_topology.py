@@ -99,3 +99,10 @@ def test_the_graph_stays_connected_when_a_third_dies() -> None:
             reached.add(peer)
             frontier.extend(near[peer] & alive)
     assert reached == alive
+
+
+def test_many_keys_of_one_subnet_are_few_neighbors() -> None:
+    swarm = {number: Candidate(10.0, None, "flood" if number >= 40 else f"home {number}") for number in range(800)}
+    drawn = [other for seed in range(10) for other in choose_neighbors(0, swarm, random.Random(seed), count=12)]
+    assert len(drawn) == 120
+    assert sum(other >= 40 for other in drawn) <= 10

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,26 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError, IntegrityError, MachineError
-from p2prl.models.group_work import GroupWork, ReplayTools
+from p2prl.models.group_work import GroupWork
 from p2prl.net.process import control
-from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.digests import Digest, digest
-from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
-from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, Verdict
+from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.ledger_messages import (
+    LedgerHead,
+    Receipt,
+    Receipts,
+    ReceiptState,
+)
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, read_group, seal_group
-from p2prl.protocol.wire_codec import encode
 from p2prl.swarm.policies.catalog import PolicyVersion
 from p2prl.tasks.data.packed_rows import PackedRows
 from p2prl.tasks.data.task_data import DataSplit, TaskData
 from p2prl.testing.protocol_swarm import group_of
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.replay_queue import ReplayQueue
-from p2prl.validator.service import Audit, Validator, ValidatorConfig
-from tests.unit.learner.small_run import NOW, SmallRun, altered, identity, with_completion
+from tests.unit.learner.small_run import NOW, SmallRun, altered, with_completion
 from tests.unit.models.data_run import SUMS, DataRun, pack
-
-ME, PEER = identity("validator"), identity("volunteer")
+from tests.unit.validator.validator_run import PEER, arrived, audit, ready
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32), st.floats(0, 1))
@@ -83,89 +82,6 @@ def test_the_replay_queue_is_bounded_in_bytes() -> None:
 
 def signed(slot: int, policy: bytes) -> SignedGroup:
     return read_group(seal(PEER, group_of(slot, policy=policy), run=bytes(32), now=NOW))
-
-
-class InboxPort:
-    """A network port that returns its inbox and then stops the validator."""
-
-    addresses: tuple[str, ...] = ()
-    status = None
-
-    def __init__(self, inbox: list[control.FromNetwork]) -> None:
-        self.inbox = inbox
-        self.verdicts: list[Verdict] = []
-        self.fetched: list[bytes] = []
-        self.groups: list[control.ToNetwork] = []
-        self.left = 6
-        self.stop: Any = None
-
-    def send(self, message: control.ToNetwork) -> None:
-        if isinstance(message, control.Publish):
-            self.verdicts.append(body_of(open_envelope(message.envelope, now=None), Verdict))
-        elif isinstance(message, control.FetchPolicy):
-            self.fetched.append(message.digest)
-        elif isinstance(message, (control.FetchGroup, control.ReleaseGroup)):
-            self.groups.append(message)
-
-    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
-        messages, self.inbox = self.inbox, []
-        self.left -= 1
-        if not self.left:
-            self.stop()
-        return messages
-
-    def wake(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.time = NOW
-
-    def now(self) -> float:
-        self.time += 1.0
-        return self.time
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[SmallRun]:
-    made = SmallRun(tmp_path)
-    yield made
-    made.close()
-
-
-def audit(
-    world: SmallRun, messages: list[control.FromNetwork], *, turns: int = 6
-) -> tuple[InboxPort, Audit, list[str]]:
-    start: list[control.FromNetwork] = [control.RunKnown(world.manifest_raw)]
-    start += [control.FileReady(file.name, "/nowhere") for file in world.manifest.files]
-    port, audits, notices = InboxPort([*start, *messages]), list[Audit](), list[str]()
-    port.left = turns
-    validator = Validator(
-        identity=ME,
-        run=world.run,
-        config=ValidatorConfig(rate=1.0),
-        clock=HandClock(),
-        bootstrap=RunBootstrap(lambda _, __: ReplayTools(world.scorer, world.work), lambda _, __: None),
-        on_audit=audits.append,
-        on_notice=notices.append,
-    )
-    port.stop = validator.stop
-    validator.run(port)
-    return port, audits[-1], notices
-
-
-def ready(world: SmallRun, policy: PolicyVersion) -> control.VersionReady:
-    return control.VersionReady(
-        policy.digest, encode(policy.manifest), str(world.blobs.path(policy.manifest.weights.root))
-    )
-
-
-def arrived(world: SmallRun, group: RolloutGroup) -> control.EnvelopeArrived:
-    return control.EnvelopeArrived(seal(PEER, group, run=world.run, now=NOW))
 
 
 def test_verdicts_name_the_fault_of_a_group(world: SmallRun) -> None:

@@ -34,7 +34,8 @@ from p2prl.protocol.identity import Identity, PeerId
 
 logger = logging.getLogger(__name__)
 
-StreamCallback = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+StreamCallback = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
+"""Takes the peer, both ends of the stream, and the multiaddr that the connection comes from (empty: unknown)."""
 
 _STARTUP_TIMEOUT_S = 20.0
 
@@ -164,7 +165,7 @@ class Daemon:
                 info.ParseFromString(await _read_message(reader))
                 peer = multiaddrs.peer_of_multihash(bytes(info.peer))
                 if peer is not None:
-                    await callback(peer, reader, writer)
+                    await callback(peer, reader, writer, multiaddrs.from_bytes(bytes(info.addr)) or "")
             except (OSError, EOFError, asyncio.CancelledError) as error:
                 # Cancelled only when the transport closes; asyncio's server would log it as an unhandled error.
                 logger.debug("stream ended: %r", error)

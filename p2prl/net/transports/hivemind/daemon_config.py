@@ -33,6 +33,12 @@ class DaemonConfig:
     """Ask the home router for a port (UPnP, NAT-PMP)."""
     auto_nat: bool = True
     """Help others find out whether they can be dialed."""
+    max_links: int = 1_024
+    """Peers this node may be linked with. The daemon closes connections above its own limit, needed or not."""
+
+
+_SPARE_CONNECTIONS = 256
+"""Connections beyond the links: peers of the directory, relayed ones, and newcomers."""
 
 
 class PortTakenError(MachineError):
@@ -65,6 +71,8 @@ def daemon_arguments(config: DaemonConfig, *, control_path: Path, key_file: Path
         "-tls=1",
         "-noise=1",
         "-connManager=1",
+        f"-connLo={config.max_links + _SPARE_CONNECTIONS}",
+        f"-connHi={config.max_links + 2 * _SPARE_CONNECTIONS}",
         "-relay=1",
         "-relayService=1",  # carry others' traffic when publicly reachable, within the daemon's own limits
         f"-autoRelay={int(bool(config.relays))}",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import statistics
 from typing import Any
 
 from p2prl.clock import Clock
 from p2prl.errors import LocalProtocolError, TransportError
+from p2prl.net.ports import PeerGuard
 from p2prl.net.transports.hivemind import light_import
 from p2prl.net.transports.hivemind.directory_records import MAX_RECORD_BYTES, MAX_RECORD_TTL_S
 from p2prl.net.transports.hivemind.hardened_dht import start_dht_node
@@ -34,17 +36,24 @@ class Directory:
         self._node = node
         self._peer_id = peer_id
         self._clock = clock
-        self._skews: dict[PeerId, float] = {}
+        self._skews: dict[PeerId, tuple[float, float]] = {}
+        """Peer → (seconds we are ahead of it, round trip of that reading): the true value is within half of it."""
 
     @classmethod
-    async def start(cls, p2p: Any, identity: Identity, clock: Clock) -> Directory:
-        """Start a DHT node on hivemind's client."""
-        return cls(await start_dht_node(p2p, identity, clock), identity.peer_id, clock)
+    async def start(cls, p2p: Any, identity: Identity, clock: Clock, guard: PeerGuard | None = None) -> Directory:
+        """Start a DHT node on hivemind's client. With a guard, linked peers keep their records when room is short."""
+        return cls(await start_dht_node(p2p, identity, clock, guard), identity.peer_id, clock)
 
     @property
     def clock_skew_s(self) -> float | None:
         """Seconds this machine's clock is ahead of the peers it met (their median); None when it met none."""
-        return statistics.median(self._skews.values()) if self._skews else None
+        return statistics.median(skew for skew, _ in self._skews.values()) if self._skews else None
+
+    @property
+    def least_clock_skew_s(self) -> float:
+        """The least error of the clock that the round trips allow: a slow answer is no wrong clock."""
+        least = (math.copysign(max(0.0, abs(skew) - trip / 2), skew) for skew, trip in self._skews.values())
+        return statistics.median(least) if self._skews else 0.0
 
     async def put(self, key: bytes, value: bytes, expires_at: float) -> bool:
         """See `Transport.put_record`."""
@@ -87,7 +96,8 @@ class Directory:
             logger.debug("peer %s has no directory: %s", peer, error)
             return
         if reply.dht_time:
-            self._skews[peer] = (sent_at + self._clock.now()) / 2 - reply.dht_time
+            answered_at = self._clock.now()
+            self._skews[peer] = (sent_at + answered_at) / 2 - reply.dht_time, max(0.0, answered_at - sent_at)
             while len(self._skews) > _MAX_CLOCK_READINGS:
                 del self._skews[next(iter(self._skews))]
         if reply.peer.node_id:
@@ -104,7 +114,8 @@ class Directory:
         Beyond the wire's tolerance the node itself warns the user, with the remedy; one warning is enough.
         """
         skew = self.clock_skew_s
-        if skew is not None and CLOCK_SKEW_WARNING_S < abs(skew) <= limits.MAX_CLOCK_SKEW_S:
+        is_wrong = abs(self.least_clock_skew_s) > CLOCK_SKEW_WARNING_S
+        if skew is not None and is_wrong and abs(skew) <= limits.MAX_CLOCK_SKEW_S:
             logger.warning(
                 "this machine's clock is %.1f s %s the swarm's: its directory records will be refused or short-lived. "
                 "Turn on automatic time (NTP).",

@@ -13,12 +13,22 @@ against release 1.1.12, and each let one malicious peer hide every honest record
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
+import msgspec
+
 from p2prl.clock import Clock
+from p2prl.errors import RemoteProtocolError
+from p2prl.net.ports import PeerGuard
 from p2prl.net.transports.hivemind import light_import
 from p2prl.net.transports.hivemind.directory_records import OwnerSignedRecords
-from p2prl.protocol.identity import Identity
+from p2prl.net.transports.record_shares import HeldRecord, displaced
+from p2prl.protocol.envelope import Envelope
+from p2prl.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
+from p2prl.protocol.peer_messages import PeerRecord
+from p2prl.protocol.wire_codec import decode
+from p2prl.swarm.peers.subnets import UNKNOWN, Subnet, subnet_of
 
 MAX_KEYS = 4096
 """Keys this node stores for others; those that expire first are evicted."""
@@ -27,10 +37,11 @@ MAX_KEY_BYTES = 3 * 1024 * 1024
 """All owners' records under one key; the answer to a reader must stay under the daemon's 4 MiB."""
 
 
-async def start_dht_node(p2p: Any, identity: Identity, clock: Clock) -> Any:
+async def start_dht_node(p2p: Any, identity: Identity, clock: Clock, guard: PeerGuard | None = None) -> Any:
     """A `DHTNode` on `p2p` that stores and returns owner-signed records only.
 
-    It has no caches: every read fetches the newest records anyway.
+    It has no caches: every read fetches the newest records anyway. With a guard, records of linked peers are the last
+    to go when a key is full.
     """
     node = await light_import.load().DHTNode.create(
         p2p=p2p,
@@ -43,7 +54,7 @@ async def start_dht_node(p2p: Any, identity: Identity, clock: Clock) -> Any:
     )
     _filter_dictionaries(node.protocol)
     _distrust_expiry(node.protocol)
-    _bound_storage(node.protocol.storage)
+    _bound_storage(node.protocol.storage, guard)
     return node
 
 
@@ -84,17 +95,41 @@ def _distrust_expiry(protocol: Any) -> None:
     protocol.call_find = call_find
 
 
-def _bound_storage(storage: Any) -> None:
-    """Refuse new owners under a full key; existing owners can still refresh their records."""
+def _bound_storage(storage: Any, guard: PeerGuard | None) -> None:
+    """Share a full key among its owners; `record_shares` says who makes room."""
     storage.maxsize = MAX_KEYS
     store_subkey = storage.store_subkey
+    rng = random.Random()  # noqa: S311 - a lot between records, not a secret
+
+    def describe(owner: Any, value: bytes) -> HeldRecord:
+        importance = guard.importance(PeerId(str(owner))) if guard is not None else 0
+        return HeldRecord(len(value), record_subnet(value), importance)
 
     def store(key: Any, subkey: Any, value: bytes, expires_at: float) -> bool:
         held = storage.get(key)
         if held is not None:
-            others = sum(len(entry.value) for owner, entry in held.value.items() if owner != subkey)
-            if others + len(value) > MAX_KEY_BYTES:
-                return False
+            others = {owner: entry.value for owner, entry in held.value.items() if owner != subkey}
+            if sum(map(len, others.values())) + len(value) > MAX_KEY_BYTES:
+                records = {owner: describe(owner, other) for owner, other in others.items()}
+                gone = displaced(records, describe(subkey, value), max_bytes=MAX_KEY_BYTES, rng=rng)
+                if gone is None:
+                    return False
+                for owner in gone:
+                    del held.value[owner]
         return bool(store_subkey(key, subkey, value, expires_at))
 
     storage.store_subkey = store
+
+
+def record_subnet(value: bytes) -> Subnet:
+    """The subnet of the first address in a stored peer record; `UNKNOWN` for anything else.
+
+    An owner may lie about it. Then its record names a place at which it cannot be dialed.
+    """
+    try:
+        envelope = msgspec.msgpack.decode(value[:-SIGNATURE_BYTES], type=bytes)
+        body = decode(envelope, Envelope, limit_bytes=len(envelope)).body
+        addresses = decode(body, PeerRecord, limit_bytes=len(body)).addresses
+    except (RemoteProtocolError, msgspec.DecodeError, ValueError):
+        return UNKNOWN
+    return subnet_of(addresses[0]) if addresses else UNKNOWN

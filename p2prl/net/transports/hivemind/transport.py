@@ -17,7 +17,7 @@ from dataclasses import replace
 from p2prl.clock import Clock, SystemClock
 from p2prl.errors import ConfigError, TransportError
 from p2prl.net.pacing import Pacer
-from p2prl.net.ports import Receiver, TransportConfig
+from p2prl.net.ports import PeerGuard, Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
 from p2prl.net.transports.bootstrap import dial_bootstrap
 from p2prl.net.transports.hivemind.daemon import Daemon
@@ -42,13 +42,22 @@ _MAX_KNOWN_PEERS = 4096
 class HivemindTransport:
     """`ports.Transport` over hivemind. Build it with `start`, on the event loop it will run on."""
 
-    def __init__(self, daemon: Daemon, directory: Directory, *, pacer: Pacer | None) -> None:
+    def __init__(
+        self,
+        daemon: Daemon,
+        directory: Directory,
+        *,
+        pacer: Pacer | None,
+        guard: PeerGuard | None = None,
+        max_links: int = 1_024,
+    ) -> None:
         self.peer_id = daemon.peer_id
         self.addresses: tuple[str, ...] = ()
         self._daemon = daemon
         self._directory = directory
-        self._inbound = InboundStreams()
-        self._outbound = OutboundStreams(self._open_stream, pacer=pacer)
+        self._guard = guard
+        self._inbound = InboundStreams(guard, max_links=max_links)
+        self._outbound = OutboundStreams(self._open_stream, max_links=max_links, pacer=pacer)
         self._known: OrderedDict[PeerId, bytes] = OrderedDict()
         """Binary address of every peer that `connect` reached."""
         self._watching: asyncio.Task[None] | None = None
@@ -66,6 +75,8 @@ class HivemindTransport:
         daemon_config: DaemonConfig | None = None,
         clock: Clock | None = None,
         pacer: Pacer | None = None,
+        guard: PeerGuard | None = None,
+        max_links: int = 1_024,
     ) -> HivemindTransport:
         """Start the daemon, join the directory through `bootstrap` (none: start a new one) and listen.
 
@@ -75,15 +86,17 @@ class HivemindTransport:
         time_source = clock or SystemClock()
         for address in bootstrap:
             multiaddrs.split_peer(address)
-        chosen = replace(daemon_config or DaemonConfig(), listen=tuple(listen), relays=tuple(bootstrap))
+        chosen = replace(
+            daemon_config or DaemonConfig(), listen=tuple(listen), relays=tuple(bootstrap), max_links=max_links
+        )
         async with contextlib.AsyncExitStack() as cleanup:
             daemon = await Daemon.start(identity, chosen)
             cleanup.push_async_callback(daemon.close)
             p2p = await join_daemon(daemon)
             cleanup.push_async_callback(leave_daemon, p2p)
-            directory = await Directory.start(p2p, identity, time_source)
+            directory = await Directory.start(p2p, identity, time_source, guard)
             cleanup.callback(directory.close)
-            transport = cls(daemon, directory, pacer=pacer)
+            transport = cls(daemon, directory, pacer=pacer, guard=guard, max_links=max_links)
             await daemon.handle_streams(framing.FRAME_PROTOCOL, transport._inbound.accept)
             await transport._refresh_addresses()
             reached = await dial_bootstrap(transport, bootstrap)
@@ -118,6 +131,8 @@ class HivemindTransport:
             raise TransportError(f"{address} did not answer within {CONNECT_TIMEOUT_S:.0f} s") from error
         except TransportError as error:
             raise TransportError(f"cannot reach {address}: {error}") from error
+        if self._guard is not None:
+            self._guard.note_address(peer, where)
         self._known[peer] = raw
         self._known.move_to_end(peer)
         if len(self._known) > _MAX_KNOWN_PEERS:
@@ -180,5 +195,11 @@ class HivemindTransport:
 async def start_hivemind(config: TransportConfig) -> HivemindTransport:
     """The `TransportFactory` of `hivemind`."""
     return await HivemindTransport.start(
-        config.identity, listen=config.listen, bootstrap=config.bootstrap, clock=config.clock, pacer=config.pacer
+        config.identity,
+        listen=config.listen,
+        bootstrap=config.bootstrap,
+        clock=config.clock,
+        pacer=config.pacer,
+        guard=config.guard,
+        max_links=config.max_links,
     )

@@ -17,9 +17,10 @@ from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError, TransportError
 from p2prl.net.pacing import SLICE_BYTES, Pacer
-from p2prl.net.ports import Receiver, TransportConfig
+from p2prl.net.ports import PeerGuard, Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
 from p2prl.net.transports.bootstrap import dial_bootstrap
+from p2prl.net.transports.inbound_streams import NoGuard
 from p2prl.net.transports.interface_addresses import expand_wildcard
 from p2prl.net.transports.libp2p.library import Library
 from p2prl.net.transports.libp2p.trio_thread import TrioThread
@@ -39,7 +40,11 @@ _NO_DIRECTORY = "the libp2p transport has no directory: it uses the bootstrap pe
 class Libp2pTransport:
     """`ports.Transport` over py-libp2p, without a directory. Build it with `start`."""
 
-    def __init__(self, identity: Identity, library: Library, *, pacer: Pacer | None) -> None:
+    def __init__(
+        self, identity: Identity, library: Library, *, pacer: Pacer | None, guard: PeerGuard | None, max_links: int
+    ) -> None:
+        self._guard: PeerGuard = guard or NoGuard()
+        self._max_streams = framing.max_streams(max_links)
         self.peer_id = identity.peer_id
         self.addresses: tuple[str, ...] = ()
         self._identity = identity
@@ -59,6 +64,8 @@ class Libp2pTransport:
         listen: Sequence[str] = (),
         bootstrap: Sequence[str] = (),
         pacer: Pacer | None = None,
+        guard: PeerGuard | None = None,
+        max_links: int = 1_024,
     ) -> Libp2pTransport:
         """Start the thread, listen (on nothing by default: a light peer dials) and connect to `bootstrap`.
 
@@ -69,7 +76,7 @@ class Libp2pTransport:
             multiaddrs.split_peer(address)
         for address in listen:
             multiaddrs.to_bytes(address)
-        transport = cls(identity, Library(), pacer=pacer)
+        transport = cls(identity, Library(), pacer=pacer, guard=guard, max_links=max_links)
         try:
             await transport._trio.start(lambda: transport._run_host(tuple(listen)))
             await dial_bootstrap(transport, bootstrap)
@@ -170,14 +177,23 @@ class Libp2pTransport:
     async def _serve(self, stream: Any) -> None:
         peer = multiaddrs.peer_of_multihash(stream.muxed_conn.peer_id.to_bytes())
         streams = self._inbound.setdefault(peer, []) if peer is not None else []
-        full = sum(map(len, self._inbound.values())) >= framing.MAX_INBOUND_STREAMS
+        full = sum(map(len, self._inbound.values())) >= self._max_streams
+        trio = self._library.trio
         try:
-            if peer is None or full or len(streams) >= framing.MAX_INBOUND_STREAMS_PER_PEER:
+            if (
+                peer is None
+                or self._guard.is_banned(peer)
+                or full
+                or len(streams) >= framing.MAX_INBOUND_STREAMS_PER_PEER
+            ):
                 return
             streams.append(stream)
             while True:
                 length = framing.frame_length(await _read_exactly(stream, framing.HEADER_BYTES))
-                frame = await _read_exactly(stream, length)
+                with trio.move_on_after(framing.frame_deadline_s(length)) as deadline:
+                    frame = await _read_exactly(stream, length)
+                if deadline.cancelled_caught:
+                    return
                 if self._receiver is None:
                     return
                 self._trio.call_asyncio(self._receiver, peer, frame)
@@ -185,7 +201,9 @@ class Libp2pTransport:
         except self._library.failures as error:
             logger.debug("stream of %s ended: %r", peer, error)
         except RemoteProtocolError as error:
-            logger.warning("dropped a stream of peer %s: %s", peer, error)
+            logger.debug("dropped a stream of peer %s: %s", peer, error)
+            if peer is not None:
+                self._trio.call_asyncio(self._guard.fault, peer, str(error))
         finally:
             if stream in streams:
                 streams.remove(stream)
@@ -202,7 +220,12 @@ class Libp2pTransport:
 async def start_libp2p(config: TransportConfig) -> Libp2pTransport:
     """The `TransportFactory` of `libp2p`."""
     return await Libp2pTransport.start(
-        config.identity, listen=config.listen, bootstrap=config.bootstrap, pacer=config.pacer
+        config.identity,
+        listen=config.listen,
+        bootstrap=config.bootstrap,
+        pacer=config.pacer,
+        guard=config.guard,
+        max_links=config.max_links,
     )
 
 

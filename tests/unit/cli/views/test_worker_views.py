@@ -12,7 +12,7 @@ from rich.console import Console
 
 from p2prl.cli.views.validator_view import audit_line
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
-from p2prl.cli.views.worker_introduction import validator_introduction, volunteer_introduction
+from p2prl.cli.views.worker_introduction import seeder_introduction, validator_introduction, volunteer_introduction
 from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.config.worker_folder import platform_home
@@ -25,6 +25,7 @@ from p2prl.testing.sample_ledgers import manifest
 from p2prl.validator.service import Audit
 
 IDENTITY = Identity.generate(bytes(range(16)))
+DISK = 9_000_000
 NEEDS = Requirements(
     files_bytes=20_000, data_bytes=0, weights_bytes=1_500_000, disk_bytes=7_000_000, memory_bytes=3_100_000_000
 )
@@ -65,6 +66,14 @@ def test_compared_rewards_are_shown_with_those_that_prove_nothing() -> None:
     assert both.endswith("rewards 1 agree, 4 DISAGREE")
 
 
+def test_checks_of_verdicts_are_shown_once_there_are_some() -> None:
+    bare = Audit(0, 0, 0, 0, 0, 3)
+    assert "checked" not in audit_line(bare)
+    assert audit_line(replace(bare, checks_agreed=5)).endswith("checked 5 agree")
+    all_kinds = replace(bare, checks_agreed=5, checks_contradicted=2, checks_failed=1)
+    assert audit_line(all_kinds).endswith("checked 5 agree, 2 disagree, 1 NOT PROVEN")
+
+
 def test_unmeasured_figures_are_not_shown() -> None:
     for text in (progress_line(IDLE, 0.0), panel(IDLE, 0.0), audit_line(Audit(0, 0, 0, 0, 0, -1))):
         assert "v-1" not in text
@@ -84,6 +93,7 @@ def test_measured_figures_are_shown() -> None:
     assert "1 learner, 2 volunteers" in shown
     assert "the run is at learner step 14" in shown
     assert "3 groups verified, 9 tokens credited" in shown
+    assert "the newest 3 groups, until more are verified or the run ends" in shown
     assert "0 B sent to others" in shown
     assert "Ctrl-C finishes the current groups, twice stops now" in shown
     assert max(map(len, shown.splitlines())) <= 80
@@ -139,33 +149,42 @@ def test_introductions_say_what_data_is_downloaded_and_whose_code_runs() -> None
     plain = DataSet("plain", 1, blob, blob, SCORING)
     run = msgspec.structs.replace(manifest(), data_sets=(own, plain))
     home = Path("/home/seat-1")
-    volunteer = "\n".join(volunteer_introduction(run, data, IDENTITY, home, "cpu", ENGINE))
+    volunteer = "\n".join(volunteer_introduction(run, data, DISK, IDENTITY, home, "cpu", ENGINE))
     assert "1.2 GB of the download are rows of data" in volunteer
     assert "Nobody sends code to your machine" in volunteer
-    cautious = "\n".join(validator_introduction(run, data, IDENTITY, home, "cpu", 0.25))
+    cautious = "\n".join(validator_introduction(run, data, DISK, IDENTITY, home, "cpu", 0.25))
     assert "Nobody sends code" in cautious
     assert "scores own: it does not run here" in cautious
     assert "--run-scorer" in cautious
-    agreed = "\n".join(validator_introduction(run, data, IDENTITY, home, "cpu", 0.25, run_scorer=True))
+    agreed = "\n".join(validator_introduction(run, data, DISK, IDENTITY, home, "cpu", 0.25, run_scorer=True))
     assert "Nobody sends code" not in agreed
     assert "scores own: it runs here, in a sandbox" in agreed
     built_in = msgspec.structs.replace(run, data_sets=(plain,))
-    assert "Scorer" not in "\n".join(validator_introduction(built_in, data, IDENTITY, home, "cpu", 0.25))
+    assert "Scorer" not in "\n".join(validator_introduction(built_in, data, DISK, IDENTITY, home, "cpu", 0.25))
+
+
+def test_a_seeder_is_told_what_it_stores() -> None:
+    text = "\n".join(seeder_introduction(manifest(), NEEDS, DISK))
+    assert "9.0 MB at most" in text
+    assert manifest().goal in text
 
 
 def test_introductions_name_run_cost_identity_and_key() -> None:
     run: RunManifest = manifest()
-    volunteer = "\n".join(volunteer_introduction(run, NEEDS, IDENTITY, Path("/my home/seat-2"), "cpu", ENGINE))
-    validator = "\n".join(validator_introduction(run, NEEDS, IDENTITY, Path("/my home/validator-1"), "cpu", 0.25))
+    volunteer = "\n".join(volunteer_introduction(run, NEEDS, DISK, IDENTITY, Path("/my home/seat-2"), "cpu", ENGINE))
+    validator = "\n".join(validator_introduction(run, NEEDS, DISK, IDENTITY, Path("/my home/validator-1"), "cpu", 0.25))
     for text, seat in ((volunteer, "seat-2"), (validator, "validator-1")):
         assert run.goal in text
         assert run.licence in text
         assert run.content_policy in text
-        assert all(cost in text for cost in ("1.5 MB", "7.0 MB of disk", "3.1 GB of memory"))
+        assert all(
+            cost in text
+            for cost in ("1.5 MB", "9.0 MB at most", "9.0 MB for the first policy, 3.0 MB for a newer one", "3.1 GB")
+        )
         assert display_name(IDENTITY.public_key) in text
         assert IDENTITY.peer_id in text
         assert f"p2prl key backup --seat {seat} --home '/my home'" in text
-    default = volunteer_introduction(run, NEEDS, IDENTITY, platform_home() / "seat-1", "cpu", ENGINE)
+    default = volunteer_introduction(run, NEEDS, DISK, IDENTITY, platform_home() / "seat-1", "cpu", ENGINE)
     assert any(line.endswith("p2prl key backup --seat seat-1") for line in default)
     assert "sample answers on cpu" in volunteer
     assert "transformers, the only one here" in volunteer

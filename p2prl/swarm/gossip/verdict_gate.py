@@ -1,0 +1,117 @@
+"""Gate for the verdicts of others: a node passes on those on groups it knows, within rates of their signers. Pure.
+
+A verdict's signature costs its sender nothing and its readers a check each, so a verdict on a group that nobody has
+seen stops here, at the first hop. A node knows a group when it has passed it on, or when the learner has named it in a
+storage receipt or a receipt. A verdict may overtake its group on the way: it waits in a bounded room and is passed on
+once the group is known. Rates are by signer, and keys are free, so all validators without standing share one more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import Opened, body_of
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.ledger_messages import CheckOutcome, Receipts, StorageReceipt, Verdict, VerdictChecks
+from p2prl.protocol.signed_group import GROUP_KINDS
+from p2prl.protocol.standing import Standing
+from p2prl.swarm.token_buckets import KeyedBuckets, Rate
+
+_GROUPS = 65_536
+"""Groups remembered: hours of a busy run, 8 MB."""
+
+_VALIDATORS = 4_096
+"""Validators whose checks are remembered, the one checked longest ago dropped."""
+
+_HELD = 1_024
+"""Verdicts that wait for their group: 500 bytes each."""
+
+_HELD_PER_VALIDATOR = 64
+"""Of one validator: several batches."""
+
+_RATE = Rate(per_s=16.0, burst=256.0)
+"""Of one validator: more than the groups a swarm of a hundred volunteers delivers, with an outage caught up."""
+
+_NEWCOMERS_RATE = Rate(per_s=64.0, burst=1_024.0)
+"""Of all validators without standing together. A flood of them costs a few percent of one core."""
+
+_ALL = b""
+"""Key of the bucket that all newcomers share."""
+
+
+class VerdictGate:
+    """Groups, validators and rates that one node knows of."""
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[bytes, None] = OrderedDict()
+        self._standings: OrderedDict[bytes, Standing] = OrderedDict()
+        self._rates = KeyedBuckets(_RATE, capacity=_VALIDATORS)
+        self._newcomers = KeyedBuckets(_NEWCOMERS_RATE, capacity=1)
+        self._held: OrderedDict[Digest, tuple[Opened, PeerId]] = OrderedDict()
+        self._ready: deque[tuple[Opened, PeerId]] = deque()
+
+    @property
+    def held(self) -> int:
+        """Verdicts that wait for their group."""
+        return len(self._held)
+
+    def note(self, opened: Opened) -> None:
+        """Learn from an accepted message: groups, and checks of validators. The learner's are signed by the learner."""
+        body = opened.body
+        if opened.kind in GROUP_KINDS:
+            self._know([opened.digest])
+        elif isinstance(body, StorageReceipt):
+            self._know(body.groups)
+        elif isinstance(body, Receipts):
+            self._know([receipt.group for receipt in body.receipts])
+        elif isinstance(body, VerdictChecks):
+            for check in body.checks:
+                passed = check.outcome == CheckOutcome.AGREED
+                failed = check.outcome in (CheckOutcome.FAILED, CheckOutcome.CONTRADICTED)
+                standing = self._standings.pop(check.validator, Standing())
+                self._standings[check.validator] = standing.after(opened.sent_ms / 1000, passed=passed, failed=failed)
+                if len(self._standings) > _VALIDATORS:
+                    self._standings.popitem(last=False)
+
+    def admits(self, opened: Opened, source: PeerId, now: float) -> bool:
+        """Whether to pass on a verdict now. One on an unknown group is held; one above the rates is dropped."""
+        validator = opened.author
+        if not self._rates.take(validator, now):
+            return False
+        if not self._is_known(validator, now) and not self._newcomers.take(_ALL, now):
+            return False
+        if body_of(opened, Verdict).group in self._groups:
+            return True
+        self._hold(opened, source, now)
+        return False
+
+    def take_released(self) -> list[tuple[Opened, PeerId]]:
+        """Verdicts whose group has become known, and the peers they came from."""
+        released = list(self._ready)
+        self._ready.clear()
+        return released
+
+    def _hold(self, opened: Opened, source: PeerId, now: float) -> None:
+        of_same = [name for name, (other, _) in self._held.items() if other.author == opened.author]
+        if len(of_same) >= _HELD_PER_VALIDATOR:
+            del self._held[of_same[0]]
+        elif len(self._held) >= _HELD:
+            newcomers = (name for name, (other, _) in self._held.items() if not self._is_known(other.author, now))
+            del self._held[next(newcomers, next(iter(self._held)))]
+        self._held[opened.digest] = opened, source
+
+    def _know(self, groups: Sequence[bytes]) -> None:
+        new = {group for group in groups if group not in self._groups}
+        for group in groups:
+            self._groups[group] = None
+            self._groups.move_to_end(group)
+        while len(self._groups) > _GROUPS:
+            self._groups.popitem(last=False)
+        if new and self._held:
+            ready = [name for name, (held, _) in self._held.items() if body_of(held, Verdict).group in new]
+            self._ready.extend(self._held.pop(name) for name in ready)
+
+    def _is_known(self, validator: bytes, now: float) -> bool:
+        return self._standings.get(validator, Standing()).after(now).is_known

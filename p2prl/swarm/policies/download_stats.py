@@ -1,0 +1,19 @@
+"""Download volume of policy versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class DownloadStats:
+    """Download volume of the versions that completed."""
+
+    patch_bytes: int = 0
+    """Bytes of the patches versions were rebuilt from."""
+    full_bytes: int = 0
+    """Bytes of versions downloaded as full weights."""
+    version_bytes: int = 0
+    """Bytes all completed versions would have cost as full weights."""
+    saved_bytes: int = 0
+    """Extra bytes they would have cost without the owner's local base."""

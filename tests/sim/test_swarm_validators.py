@@ -1,0 +1,60 @@
+"""Swarms with validators on virtual time: who replays is paid in full, who does not is paid nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2prl.models.tiny_models import tiny_model
+from p2prl.sim.swarm import SwarmConfig
+from p2prl.sim.validated_swarm import ValidatedSwarm
+from p2prl.testing.adversaries import FabricatingSampler
+
+CONFIG = SwarmConfig(volunteers=4, updates=3, step_seconds=20.0, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_lazy_lying_and_copying_validators_are_paid_nothing_beside_an_honest_one(tmp_path: Path) -> None:
+    kinds = ["honest", "lazy", "lying", "copying"]
+    swarm = ValidatedSwarm(
+        CONFIG, tiny_model("chain4", seed=1), tmp_path, validators=kinds, cheats=1, cheat=FabricatingSampler
+    )
+    result = swarm.run(on_progress=lambda _: None)
+    board = swarm.board()
+    assert result.updates == CONFIG.updates
+    assert result.groups_rejected > 0
+    rows = {swarm.kinds[key]: row for key, row in board.validators.items()}
+    audits = {swarm.kinds[key]: audit for key, audit in swarm.audits.items()}
+    honest = rows["honest"]
+    assert honest.failed_checks == 0
+    assert honest.failed_groups > 0, "it found the fabricated groups"
+    assert audits["honest"].checks_agreed >= 0.8 * audits["honest"].passed > 20, "the rest waits for its receipt"
+    assert honest.tokens > 0
+    paid = sum(person.tokens for person in board.people.values())
+    assert honest.tokens >= 0.8 * paid, "it replayed nearly every credited group, and is paid for each"
+    for kind in ("lazy", "lying", "copying"):
+        assert audits[kind].replayed > 20
+        assert kind not in rows or rows[kind].tokens == 0
+    assert set(rows) == {"honest", "lying"}, "who proves nothing leaves no trace"
+    assert board.overruled_receipts == 0
+
+
+def test_training_goes_on_without_validators(tmp_path: Path) -> None:
+    swarm = ValidatedSwarm(
+        CONFIG, tiny_model("chain4", seed=1), tmp_path, validators=["honest", "lying"], crash_validators_s=130.0
+    )
+    result = swarm.run(on_progress=lambda _: None)
+    assert result.updates == CONFIG.updates
+    assert result.groups_rejected == 0
+    (honest,) = [swarm.audits[key] for key, kind in swarm.kinds.items() if kind == "honest"]
+    assert 0 < honest.replayed < result.groups_verified
