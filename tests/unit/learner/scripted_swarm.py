@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,6 +65,7 @@ class RecordingPort:
         self.inbox: list[control.FromNetwork] = []
         self.sent: list[bytes] = []
         self.pages: list[tuple[bytes, ...]] = []
+        self._woken = threading.Event()
 
     def send(self, message: control.ToNetwork) -> None:
         if isinstance(message, control.Publish):
@@ -72,11 +74,15 @@ class RecordingPort:
             self.pages.append(message.entries)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        """As a real port: waits for a message, or for `wake` by a thread that has ended its job."""
+        if not self.inbox:
+            self._woken.wait(timeout_s)
+        self._woken.clear()
         messages, self.inbox = self.inbox, []
         return messages
 
     def wake(self) -> None:
-        pass
+        self._woken.set()
 
     def close(self) -> None:
         pass
