@@ -152,6 +152,8 @@ class Volunteer:
         """Wait for the staging thread and close the spool; everything is already on disk."""
         self._hot_swap.close()
         self._spool.close()
+        if self.bootstrap.prepared is not None:
+            self.bootstrap.prepared.work.close()
 
     def _is_over(self) -> bool:
         return self._delivery.is_over(self._clock.now(), run_ended=self._agent.finished)

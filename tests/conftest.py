@@ -19,6 +19,7 @@ SLOW = (
     "property/test_patches_words.py",
     "unit/bench/",
     "unit/cli/commands/test_export_run.py",
+    "unit/confinement/test_probes.py",
     "unit/cli/test_metrics_glossary.py",
     "unit/house/test_examples.py",
     "unit/house/test_light_distribution.py",

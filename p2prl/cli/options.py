@@ -52,4 +52,7 @@ Base = Annotated[
         help="The model the run started from, a directory or hub id: saves downloading it. Default: none.",
     ),
 ]
+NoConfinement = Annotated[
+    bool, typer.Option("--no-confinement", help="Do not confine this process to its own folder; prints a warning.")
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random choices.")]

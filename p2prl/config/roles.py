@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from p2prl.config.network_options import UploadCaps, blobs_of_worker, remember_r
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
+from p2prl.confinement.children import Launch
 from p2prl.errors import P2PRLError
 from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.evaluation.evaluations import EvaluationTools
@@ -34,7 +36,7 @@ from p2prl.models.local_base import flatten_local_base
 from p2prl.models.pass_evaluation import evaluation_sets
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import load_pretrained
-from p2prl.models.run_model import RunModel, read_run_model
+from p2prl.models.run_model import RunModel, confined_tokenizer_reader, read_run_model
 from p2prl.models.self_test import self_test
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_sampler import TransformersSampler
@@ -65,21 +67,27 @@ def prepare_sampling(
     engine: ChosenEngine,
     memory_bytes: int | None = None,
     on_notice: Callable[[str], None] | None = None,
+    launch_tokenizer: Launch | None = None,
 ) -> SamplingTools:
     """A sampler without weights and the run's slots and checks, from the files a run ships.
 
     The engine computes in the run's compute dtype: in any other, an honest peer's tokens would not replay.
     `memory_bytes` is the most memory it may use, weights included. `on_notice` gets a message if an engine is replaced,
-    and the result of the engine's self-test. `MachineError` when its results are wrong.
+    and the result of the engine's self-test. `launch_tokenizer` starts the process of the run's tokenizer, where this
+    one may start none. `MachineError` when the engine's results are wrong.
     """
-    model = _read_model(manifest, files)
+    model = _read_model(manifest, files, launch_tokenizer)
     data = downloaded_data(manifest, files, scores=False, runs_scorer=False)
-    work = GroupWork(manifest, run, model.codec(), data.tasks)
-    dtype = manifest.engine_dtype
-    sampler = build_sampler(engine, model, device=device, dtype=dtype, memory_bytes=memory_bytes, on_notice=on_notice)
-    tested = self_test(model, sampler, dtype=dtype, temperature=manifest.sampling.temperature)
-    if tested is not None and on_notice is not None:
-        on_notice(tested.message)
+    dtype, notice = manifest.engine_dtype, on_notice
+    with ExitStack() as unfinished:
+        work = GroupWork(manifest, run, model.codec(), data.tasks)
+        unfinished.callback(work.close)
+        work.check_prompts()
+        sampler = build_sampler(engine, model, device=device, dtype=dtype, memory_bytes=memory_bytes, on_notice=notice)
+        tested = self_test(model, sampler, dtype=dtype, temperature=manifest.sampling.temperature)
+        if tested is not None and notice is not None:
+            notice(tested.message)
+        unfinished.pop_all()
     return SamplingTools(sampler, work)
 
 
@@ -91,26 +99,34 @@ def prepare_replay(
     device: torch.device,
     runs_scorer: bool = False,
     baselines: Path | None = None,
+    launch_tokenizer: Launch | None = None,
+    launch_scorers: Launch | None = None,
 ) -> ReplayTools:
     """A scorer without weights and the run's slots and checks, from the files a run ships.
 
     `runs_scorer` says that this machine's owner agreed to run the run's third-party scorers, in the sandbox.
-    `baselines` is where the measured noise of engines is kept; None to forget it at the end.
+    `baselines` is where the measured noise of engines is kept; None to forget it at the end. The launches start the
+    processes of the tokenizer and the scorers, where this one may start none.
     """
-    model = _read_model(manifest, files)
+    model = _read_model(manifest, files, launch_tokenizer)
     data = downloaded_data(manifest, files, scores=True, runs_scorer=runs_scorer)
-    work = GroupWork(manifest, run, model.codec(), data.tasks, data.start_scorers())
-    policy = PolicyModel(model.build(device=device, dtype=manifest.engine_dtype), model.layout)
+    with ExitStack() as unfinished:
+        work = GroupWork(manifest, run, model.codec(), data.tasks, data.start_scorers(launch=launch_scorers))
+        unfinished.callback(work.close)
+        work.check_prompts()
+        policy = PolicyModel(model.build(device=device, dtype=manifest.engine_dtype), model.layout)
+        unfinished.pop_all()
     return ReplayTools(TransformersScorer(policy), work, KeptBaselines(baselines))
 
 
-def _read_model(manifest: RunManifest, files: Mapping[str, Path]) -> RunModel:
+def _read_model(manifest: RunManifest, files: Mapping[str, Path], launch_tokenizer: Launch | None) -> RunModel:
     """The run's model, before memory is allocated for it. The run's data is among `files` too, and is not read here."""
     model = read_run_model(
         {file.name: files[file.name].read_bytes() for file in manifest.files},
         layout_digest=manifest.layout,
         weight_bytes=manifest.weight_bytes,
         dtype=manifest.engine_dtype,
+        open_tokenizer=confined_tokenizer_reader(launch_tokenizer),
     )
     return replace(model, longest_completion=manifest.sampling.max_new_tokens)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from p2prl.config.requirements import size_text
 from p2prl.config.run_folder import Folder
+from p2prl.confinement.children import Launch
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.kinds import Role
@@ -42,15 +43,18 @@ class RunData:
     require_layers: bool = False
     """Refuse third-party scorers where this system cannot confine them: their author is not this machine's owner."""
 
-    def start_scorers(self, on_notice: Callable[[str], None] | None = None) -> ScorerPool | None:
+    def start_scorers(
+        self, on_notice: Callable[[str], None] | None = None, launch: Launch | None = None
+    ) -> ScorerPool | None:
         """Sandboxed processes that score; None when nothing is scored here. Close it.
 
-        `on_notice` gets a message when third-party code is not fully confined. `ConfigError` when a scorer cannot be
-        built or must not run here, `MachineError` when the processes do not start.
+        `launch` starts them, where this process may start none. `on_notice` gets a message when third-party code is not
+        fully confined. `ConfigError` when a scorer cannot be built or must not run here, `MachineError` when the
+        processes do not start.
         """
         if not self.scoring:
             return None
-        pool = ScorerPool(self.scoring, PoolConfig(require_layers=self.require_layers))
+        pool = ScorerPool(self.scoring, PoolConfig(require_layers=self.require_layers), launch=launch)
         if on_notice is not None and (notice := confinement_notice(pool)):
             on_notice(notice)
         return pool

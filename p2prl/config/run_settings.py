@@ -36,7 +36,7 @@ from p2prl.models.model_name import base_model_name
 from p2prl.models.pretrained import LoadedModel, load_pretrained, model_directory
 from p2prl.models.rewards import RunReward
 from p2prl.models.run_files import export_run_files
-from p2prl.models.run_model import read_run_model
+from p2prl.models.run_model import confined_tokenizer_reader, read_run_model
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
@@ -240,9 +240,14 @@ def _check_manifest(manifest: RunManifest, loaded: LoadedModel, prompts: RunProm
 def _check_files(manifest: RunManifest, files: Mapping[str, bytes]) -> None:
     """Refuse a model whose files every volunteer would refuse."""
     try:
-        read_run_model(
-            files, layout_digest=manifest.layout, weight_bytes=manifest.weight_bytes, dtype=manifest.engine_dtype
+        model = read_run_model(
+            files,
+            layout_digest=manifest.layout,
+            weight_bytes=manifest.weight_bytes,
+            dtype=manifest.engine_dtype,
+            open_tokenizer=confined_tokenizer_reader(),  # with their limits of time and memory
         )
+        model.codec().close()
     except (RemoteProtocolError, IntegrityError) as error:
         raise ConfigError(
             f"volunteers would refuse this model: {error}",

@@ -31,6 +31,9 @@ from p2prl.protocol.work_slots import SlotKey, slot_work
 from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.data.task_data import TaskData
 
+_TRIED_SLOTS = 8
+"""Slots whose prompts are tried before work starts: a prompt takes a millisecond."""
+
 _NO_DATA: Mapping[str, TaskData] = MappingProxyType({})
 
 
@@ -154,6 +157,23 @@ class GroupWork:
         prompt = self._prompts[work.task].prompt(work, peer, held_out=held_out)
         return self._assignment(slot, work.task, prompt, work.sample_seeds)
 
+    def check_prompts(self) -> None:
+        """Try the prompts of some slots. `RemoteProtocolError` when most are empty or too long: the run is hopeless.
+
+        Not at the first: a task may have a rare prompt that is too long, whose slot everybody skips.
+        """
+        faults: list[RemoteProtocolError] = []
+        for slot in range(_TRIED_SLOTS):
+            try:
+                self.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=slot)
+            except RemoteProtocolError as error:
+                faults.append(error)
+        if 2 * len(faults) > _TRIED_SLOTS:
+            raise RemoteProtocolError(
+                f"{len(faults)} of {_TRIED_SLOTS} prompts of this run cannot be used: {faults[0]}",
+                remedy="Leave this run, or tell its maker.",
+            )
+
     def assign_row(self, task: str, row: int, *, seeds: Sequence[int], held_out: bool = True) -> SlotAssignment:
         """One completion of a row of a data task for each of `seeds`, for an evaluation. `held_out` names the split.
 
@@ -228,8 +248,9 @@ class GroupWork:
         return lambda: rewards
 
     def close(self) -> None:
-        """End the processes that score answers."""
+        """End the processes that score answers and read a stranger's tokenizer."""
         self._scoring.close()
+        self._codec.close()
 
     def _row(self, assignment: SlotAssignment) -> Row:
         rows = self._data[assignment.task].split(held_out=assignment.held_out).rows

@@ -10,14 +10,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.pretrained import names_code, read_json
-from p2prl.models.text_codec import library_panics
-from p2prl.models.tokenizer_checks import MAX_ADDED_TOKENS, check_tokenizer, check_tokens
+from p2prl.models.tokenizer_backend import read_backend, read_special_tokens
 
 ARCHITECTURES = frozenset(
     {
@@ -52,9 +49,6 @@ MAX_NESTING = 8
 
 LABEL_KEYS = ("num_labels", "id2label", "label2id", "problem_type")
 """Settings of classifiers. transformers makes a name for each label: 300 bytes can ask for 2,000,000,000."""
-
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""The special tokens a run's tokenizer may name."""
 
 _FIXED_SETTINGS: dict[str, tuple[bool | None, ...]] = {
     "is_causal": (True,),
@@ -134,31 +128,10 @@ def model_settings(config: dict[str, Any], config_class: type) -> dict[str, Any]
 
 def read_tokenizer(files: Mapping[str, bytes], vocabulary: int) -> PreTrainedTokenizerFast:
     """The run's fast tokenizer: vocabulary and rules of tokenizer.json, and four special tokens; no templates."""
-    special = {}
-    for name, token in json_file(files, "tokenizer_config.json").items():
-        if name in SPECIAL_TOKENS and token is not None:
-            special[name] = token.get("content") if isinstance(token, dict) else token
-    rules = json_file(files, "tokenizer.json")
-    check_tokenizer(rules)
-    try:
-        # Encoded again, so that the library reads what was checked: a key written twice has one value here.
-        with library_panics():
-            backend = Tokenizer.from_str(msgspec.json.encode(rules).decode())
-    except RemoteProtocolError:
-        raise
-    except Exception as error:  # the library raises nothing narrower
-        raise RemoteProtocolError(f"run files: tokenizer.json is not a valid tokenizer: {str(error)[:200]}") from error
-    known = backend.get_vocab(with_added_tokens=True)
-    check_tokens(known)
-    if max(known.values(), default=vocabulary) >= vocabulary:
-        raise RemoteProtocolError("run files: the tokenizer has tokens that the model does not")
-    if any(not isinstance(token, str) or token not in known for token in special.values()):
-        raise RemoteProtocolError("run files: a special token is not in the vocabulary")
-    backend.no_truncation()
-    backend.no_padding()
-    # Before anything is encoded with it: a post-processor can put a thousand tokens around every prompt.
-    if backend.num_special_tokens_to_add(is_pair=False) > MAX_ADDED_TOKENS:
-        raise RemoteProtocolError("run files: the tokenizer adds too many tokens to a text")
+    special = read_special_tokens(json_file(files, "tokenizer_config.json"))
+    if "tokenizer.json" not in files:
+        raise RemoteProtocolError("run files: tokenizer.json is missing")
+    backend = read_backend(files["tokenizer.json"], list(special.values()), vocabulary)
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
 
 

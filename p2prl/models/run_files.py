@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_file_checks import LABEL_KEYS, SPECIAL_TOKENS, check_config, json_file
-from p2prl.models.tokenizer_checks import check_tokenizer, check_tokens
+from p2prl.models.run_file_checks import LABEL_KEYS, check_config, json_file
+from p2prl.models.tokenizer_backend import SPECIAL_TOKENS
+from p2prl.models.tokenizer_checks import check_tokenizer
 
 _LOCAL_KEYS = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 """Keys of config.json that depend on the machine it was written on."""
@@ -43,7 +44,6 @@ def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
     try:
         check_config(json_file(files, "config.json"))
         check_tokenizer(json_file(files, "tokenizer.json"))
-        check_tokens(backend.get_vocab(with_added_tokens=True))
     except RemoteProtocolError as error:
         raise ConfigError(f"a run cannot use this model: {error}", remedy="Choose another base model.") from error
     return files

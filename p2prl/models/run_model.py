@@ -7,7 +7,7 @@ is allocated only then. Faults are the learner's (`RemoteProtocolError`) or a mi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,14 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import initialization
 
+from p2prl.confinement.children import Launch
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.models.attention import exact_attention
+from p2prl.models.confined_tokenizer import ConfinedTokenizer
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.run_file_checks import check_config, json_file, model_settings, read_end_tokens, read_tokenizer
 from p2prl.models.text_codec import TextCodec
+from p2prl.models.tokenizer_backend import read_special_tokens
 from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout, layout_of
 from p2prl.protocol import limits
 
@@ -51,7 +54,7 @@ class RunModel:
     layout: WeightLayout
     """The layout of the run's policies."""
     tokenizer: Any
-    """The run's fast tokenizer."""
+    """The run's fast tokenizer, or one in a confined process."""
     skeleton: Any
     """The causal LM on the meta device, with its configuration and its end tokens."""
     longest_completion: int = 1
@@ -109,12 +112,35 @@ class RunModel:
         return model.eval()
 
 
-def read_run_model(files: Mapping[str, bytes], *, layout_digest: bytes, weight_bytes: int, dtype: str) -> RunModel:
+ReadTokenizer = Callable[[Mapping[str, bytes], int], Any]
+"""Reads the tokenizer of a run's files for a model with that many token ids."""
+
+
+def confined_tokenizer_reader(launch: Launch | None = None) -> ReadTokenizer:
+    """Reads a tokenizer into a confined process of its own, which `launch` starts: for a stranger's run."""
+
+    def read(files: Mapping[str, bytes], vocabulary: int) -> ConfinedTokenizer:
+        special = read_special_tokens(json_file(files, "tokenizer_config.json"))
+        if "tokenizer.json" not in files:
+            raise RemoteProtocolError("run files: tokenizer.json is missing")
+        return ConfinedTokenizer(files["tokenizer.json"], special, vocabulary, launch=launch)
+
+    return read
+
+
+def read_run_model(
+    files: Mapping[str, bytes],
+    *,
+    layout_digest: bytes,
+    weight_bytes: int,
+    dtype: str,
+    open_tokenizer: ReadTokenizer = read_tokenizer,
+) -> RunModel:
     """Check a run's files and read its model from them, without allocating its weights.
 
     `layout_digest` and `weight_bytes` are the run manifest's: what the owner of this machine was told. In memory the
-    weights are held in `dtype`. `RemoteProtocolError` when the files are not an acceptable model, `IntegrityError` when
-    they do not match the layout or its size.
+    weights are held in `dtype`. By default the tokenizer runs in this process. `RemoteProtocolError` when the files are
+    not an acceptable model, `IntegrityError` when they do not match the layout or its size.
     """
     quiet_transformers()
     raw = json_file(files, "config.json")
@@ -130,7 +156,7 @@ def read_run_model(files: Mapping[str, bytes], *, layout_digest: bytes, weight_b
     if held > limits.MAX_WEIGHT_BYTES:
         raise RemoteProtocolError(f"the run's model needs {held} bytes of memory, more than {limits.MAX_WEIGHT_BYTES}")
     vocabulary: int = skeleton.config.vocab_size
-    tokenizer = read_tokenizer(files, vocabulary)
+    tokenizer = open_tokenizer(files, vocabulary)
     skeleton.generation_config = transformers.GenerationConfig(eos_token_id=read_end_tokens(files, vocabulary))
     return RunModel(files=files, layout=layout, tokenizer=tokenizer, skeleton=skeleton)
 

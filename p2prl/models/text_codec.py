@@ -42,6 +42,11 @@ class TextCodec:
             stops.add(tokenizer.eos_token_id)
         self._stop_ids = frozenset(stops)
 
+    def close(self) -> None:
+        """End the process of a tokenizer that has one."""
+        if close := getattr(self._tokenizer, "close", None):
+            close()
+
     @property
     def vocabulary(self) -> int:
         """Number of token ids the model's output covers; may exceed the tokenizer's own."""

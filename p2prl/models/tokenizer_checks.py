@@ -1,17 +1,19 @@
-"""Bounds on the tokenizer.json of a run: how much its steps lengthen a text, and how many tokens they add.
+"""Parts that the tokenizer.json of a run may have: how much they lengthen a text, and how many tokens they add.
 
 Normalizers and pre-tokenizers rewrite a text one after the other, so their growth multiplies: 40 steps `"1" -> "11"`
 turn one character into 2^40. Every kind of step has the most characters it can make of one, and the product is bounded.
-Kinds that are not listed are refused. Every fault is the learner's: `RemoteProtocolError`.
+Kinds that are not listed are refused. All of it is checked before the library sees any. Every fault is the learner's:
+`RemoteProtocolError`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.models.split_patterns import PatternError, check_pattern
+from p2prl.models.tokenizer_tables import check_tables
 
 MAX_GROWTH = 128
 """Characters that the steps may make of one, at worst: a text of n characters becomes at most (n + 1) · 128. Byte-level
@@ -20,8 +22,8 @@ tokenizers after NFC have 24, BERT's has 24, those in the manner of sentencepiec
 MAX_STEPS = 16
 """Steps of a section, nested sequences counted: each reads the whole text. Real sections have up to eight."""
 
-MAX_TOKEN_CHARACTERS = 1024
-"""Longest token; a completion of n tokens is at most that many times as long. Real ones: up to 512 spaces."""
+MAX_LITERAL = 64
+"""Characters of a text that a step looks for or puts in its place; real ones have one or two, `▁` and spaces."""
 
 MAX_AFFIX = 16
 """Characters of a prefix or suffix that the model puts around each piece of a text, such as `##` and `</w>`."""
@@ -82,20 +84,13 @@ def check_tokenizer(tokenizer: dict[str, Any]) -> None:
     for step in _steps(tokenizer, "decoder"):
         _check_decoder(step)
     _check_post_processors(_steps(tokenizer, "post_processor"))
-    model = tokenizer.get("model")
-    if not isinstance(model, dict):
-        raise _refused("it has no model")
+    check_tables(tokenizer)
+    model = tokenizer["model"]
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if len(_text(model.get(key) or "")) > MAX_AFFIX:
             raise _refused(f"{key} is longer than {MAX_AFFIX} characters")
     if model.get("dropout"):
         raise _refused("it drops merges at random")
-
-
-def check_tokens(tokens: Iterable[str]) -> None:
-    """Refuse a vocabulary, added tokens included, with a token that is too long."""
-    if max(map(len, tokens), default=0) > MAX_TOKEN_CHARACTERS:
-        raise _refused(f"a token is longer than {MAX_TOKEN_CHARACTERS} characters")
 
 
 def text_growth(tokenizer: dict[str, Any]) -> float:
@@ -117,6 +112,8 @@ def text_growth(tokenizer: dict[str, Any]) -> float:
         kind = step["type"]
         if kind not in _PRE_TOKENIZERS:
             raise _refused(f"pre-tokenizer {kind[:64]!r} is not supported")
+        if kind == "Split":
+            _check_split(step)
         adds_nothing = kind == "ByteLevel" and step.get("add_prefix_space") is False
         growth *= 4 if adds_nothing else _PRE_TOKENIZERS[kind]
     return growth
@@ -152,11 +149,29 @@ def _replace_growth(step: dict[str, Any]) -> float:
     if not isinstance(pattern, dict) or len(pattern) != 1:
         raise _refused("a replacement has no pattern")
     ((kind, source),) = pattern.items()
+    if max(content, len(_text(source))) > MAX_LITERAL:
+        raise _refused(f"a replacement is longer than {MAX_LITERAL} characters")
     if kind == "String" and _text(source):
         return max(1.0, content / len(source))
     if kind == "Regex" and _PATTERN.fullmatch(_text(source)):
         return max(1.0, content)
     raise _refused(f"a replacement could match nothing, on which the library panics: {str(source)[:64]!r}")
+
+
+def _check_split(step: dict[str, Any]) -> None:
+    """A text to split at, or a pattern of the grammar."""
+    pattern = step.get("pattern")
+    if not isinstance(pattern, dict) or len(pattern) != 1:
+        raise _refused("a split has no pattern")
+    ((kind, source),) = pattern.items()
+    if kind == "String" and 0 < len(_text(source)) <= MAX_LITERAL:
+        return
+    if kind != "Regex":
+        raise _refused(f"it splits at a text that is empty or longer than {MAX_LITERAL} characters")
+    try:
+        check_pattern(_text(source))
+    except PatternError as error:
+        raise _refused(f"pre-tokenizer 'Split' has a pattern that could match without end: {error}") from error
 
 
 def _check_decoder(step: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from p2prl.cli.options import (
     Link,
     Listen,
     MonthlyGb,
+    NoConfinement,
     RamGb,
     Threads,
     Transport,
@@ -26,6 +27,15 @@ from p2prl.cli.options import (
 if TYPE_CHECKING:
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort
+
+
+Slots = Annotated[
+    int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
+]
+VramGb = Annotated[
+    float,
+    typer.Option("--vram-gb", min=0.0, help="Most memory of the device for weights and samples, GB; 0: what is free."),
+]
 
 
 def make_join(
@@ -43,34 +53,42 @@ def make_join(
         threads: Threads = 0,
         listen: Listen = None,
         transport: Transport = "hivemind",
-        slots: Annotated[
-            int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
-        ] = 0,
-        vram_gb: Annotated[
-            float,
-            typer.Option(
-                "--vram-gb",
-                min=0.0,
-                help="Most memory of the device for weights and samples, GB; 0: what is free.",
-            ),
-        ] = 0.0,
+        slots: Slots = 0,
+        vram_gb: VramGb = 0.0,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
         disk_gb: DiskGb = 0.0,
         ram_gb: RamGb = 0.0,
         base: Base = "",
+        no_confinement: NoConfinement = False,
         as_json: AsJson = False,
     ) -> None:
         """Lend this machine to a run, until Ctrl-C or its end.
 
         Downloads the policy, samples, signs and delivers groups, and uploads weights to other volunteers.
         """
-        from p2prl.cli.commands.join_worker import join_run
+        from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
         from p2prl.config.machine_limits import MachineLimits
 
-        join_run(
-            link,
+        limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
+        request = WorkerRequest(
+            link=link,
+            kind="seat",
             home=home,
+            transport=transport,
+            upload_mbit=upload_mbit,
+            monthly_gb=monthly_gb,
+            base=base,
+            engine=engine,
+            device=device,
+            confine=not no_confinement,
+        )
+        start = start_worker(request)
+
+        from p2prl.cli.commands.join_worker import join_run
+
+        join_run(
+            start,
             device=device,
             engine=engine,
             threads=threads,
@@ -78,10 +96,7 @@ def make_join(
             transport=transport,
             slots=slots,
             vram_gb=vram_gb,
-            upload_mbit=upload_mbit,
-            monthly_gb=monthly_gb,
-            limits=MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb),
-            base=base,
+            limits=limits,
             as_json=as_json,
             wrap_sampler=wrap_sampler,
             wrap_network=wrap_network,

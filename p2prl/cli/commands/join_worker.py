@@ -9,26 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2prl.cli import crash_log
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
     introduce_run,
-    model_directory_of,
     session,
     shown_prepare,
 )
+from p2prl.cli.commands.worker_start import NETWORK, TOKENIZER, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.config.machine_limits import DiskPlan, MachineLimits, sampling_memory
-from p2prl.config.network_options import UploadCaps, peer_network
-from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
+from p2prl.config.network_options import peer_network
+from p2prl.config.worker_folder import WorkerFolder
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
-from p2prl.net.transports.transport_registry import TRANSPORTS
-from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
@@ -42,9 +40,8 @@ if TYPE_CHECKING:
 
 
 def join_run(
-    link_text: str,
+    start: WorkerStart,
     *,
-    home: Path | None,
     device: str,
     engine: str,
     threads: int,
@@ -52,19 +49,13 @@ def join_run(
     transport: str,
     slots: int,
     vram_gb: float,
-    upload_mbit: float,
-    monthly_gb: float,
     limits: MachineLimits,
-    base: str,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
     wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
 ) -> None:
-    """Volunteer until interrupted or until the run ends. torch is imported after the link is checked."""
-    link = parse_link(link_text)
-    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
-    TRANSPORTS.check(transport)
-    check_home(home)
+    """Volunteer until interrupted or until the run ends."""
+    link, worker, model = start.link, start.worker, start.base
     view = LiveView(quiet=as_json)
     with view.shown():
         view.phase("importing torch")
@@ -78,14 +69,13 @@ def join_run(
         chosen = choose_device(device)
         use_threads(threads)
         chosen_engine = choose_engine(engine, chosen)
-        model = model_directory_of(base, view)
-        worker = claim_worker_folder(home or default_home())
-        crash_log.keep_in(worker.directory)
         screen = _Screen(view, link, worker, str(chosen), chosen_engine, limits, has_base=model is not None)
         sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
         granted = int(vram_gb * 1e9) or sampling_bytes
         prepare = partial(
-            prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted, on_notice=say
+            partial(prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted),
+            on_notice=say,
+            launch_tokenizer=start.launches.get(TOKENIZER),
         )
         volunteer = build_volunteer(
             link,
@@ -105,9 +95,11 @@ def join_run(
         )
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), caps)
+            network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), start.caps)
             memory, has_base = limits.network_memory_bytes, model is not None
-            started: NetworkPort = NetworkHandle(network(memory_bytes=memory, has_base=has_base, transport=transport))
+            config = network(memory_bytes=memory, has_base=has_base, transport=transport)
+            start.seal()
+            started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
             finished = volunteer.run(started if wrap_network is None else wrap_network(started))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)

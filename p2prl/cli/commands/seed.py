@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.cli.options import AsJson, DiskGb, Home, Link, Listen, MonthlyGb, RamGb, Transport, UploadMbit
+from p2prl.cli.options import AsJson, DiskGb, Home, Link, Listen, MonthlyGb, NoConfinement, RamGb, Transport, UploadMbit
 
 
 def seed(
@@ -14,22 +14,28 @@ def seed(
     monthly_gb: MonthlyGb = 0.0,
     disk_gb: DiskGb = 0.0,
     ram_gb: RamGb = 0.0,
+    no_confinement: NoConfinement = False,
     as_json: AsJson = False,
 ) -> None:
     """Upload a run's weights to its volunteers, without a GPU.
 
     Needs no torch and little memory: chunks go from disk to peers.
     """
-    from p2prl.cli.commands.seed_worker import seed_run
+    from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
     from p2prl.config.machine_limits import MachineLimits
 
-    seed_run(
-        link,
+    limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
+    request = WorkerRequest(
+        link=link,
+        kind="seeder",
         home=home,
-        listen=listen,
         transport=transport,
         upload_mbit=upload_mbit,
         monthly_gb=monthly_gb,
-        limits=MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb),
-        as_json=as_json,
+        confine=not no_confinement,
     )
+    start = start_worker(request)
+
+    from p2prl.cli.commands.seed_worker import seed_run
+
+    seed_run(start, listen=listen, transport=transport, limits=limits, as_json=as_json)

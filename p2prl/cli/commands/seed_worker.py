@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from p2prl.cli import crash_log
 from p2prl.cli.commands.worker_session import StatusFile, end_session, introduce_run
+from p2prl.cli.commands.worker_start import NETWORK, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.seeder_view import seeding_line, seeding_panel
@@ -14,35 +13,24 @@ from p2prl.cli.views.worker_introduction import seeder_introduction
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.clock import SystemClock
 from p2prl.config.machine_limits import MachineLimits
-from p2prl.config.network_options import UploadCaps, peer_network, remember_run
+from p2prl.config.network_options import peer_network, remember_run
 from p2prl.config.refused_runs import forgetting_refused
-from p2prl.config.worker_folder import check_home, claim_worker_folder, default_home
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
-from p2prl.net.transports.transport_registry import TRANSPORTS
-from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 
 
 def seed_run(
-    link_text: str,
+    start: WorkerStart,
     *,
-    home: Path | None,
     listen: list[str] | None,
     transport: str,
-    upload_mbit: float,
-    monthly_gb: float,
     limits: MachineLimits,
     as_json: bool,
 ) -> None:
     """Upload weights until interrupted or until the run ends."""
-    link = parse_link(link_text)
-    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
-    TRANSPORTS.check(transport)
-    check_home(home)
-    worker = claim_worker_folder(home or default_home(), kind="seeder")
-    crash_log.keep_in(worker.directory)
+    link, worker = start.link, start.worker
     directory = worker.run_directory(link.run)
     status = StatusFile(worker, link, "seeder")
     view = LiveView(quiet=as_json)
@@ -67,11 +55,12 @@ def seed_run(
             worker,
             Role.SEEDER,
             tuple(listen or DEFAULT_LISTEN),
-            caps,
+            start.caps,
             memory_bytes=limits.network_memory_bytes,
             transport=transport,
         )
-        finished = seeder.run(NetworkHandle(network))
+        start.seal()
+        finished = seeder.run(NetworkHandle(network, launch=start.launches.get(NETWORK)))
     status.write(seeding_document(seeder.progress()))
     end_session(status, interrupts, finished=finished, as_json=as_json, kept="Stopped. The weights on disk are kept.")
 

@@ -16,6 +16,7 @@ from p2prl.cli.options import (
     Link,
     Listen,
     MonthlyGb,
+    NoConfinement,
     RamGb,
     Threads,
     Transport,
@@ -49,27 +50,39 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
                 help="Also check rewards of tasks scored by third-party code: run it here, in a sandbox.",
             ),
         ] = False,
+        no_confinement: NoConfinement = False,
         as_json: AsJson = False,
     ) -> None:
         """Check the work of volunteers, and sign verdicts.
 
         Replays a random sample of groups at the policy version they declare.
         """
-        from p2prl.cli.commands.validate_worker import validate_run
+        from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
         from p2prl.config.machine_limits import MachineLimits
 
-        validate_run(
-            link,
+        limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
+        request = WorkerRequest(
+            link=link,
+            kind="validator",
             home=home,
+            transport=transport,
+            upload_mbit=upload_mbit,
+            monthly_gb=monthly_gb,
+            base=base,
+            confine=not no_confinement,
+        )
+        start = start_worker(request)
+
+        from p2prl.cli.commands.validate_worker import validate_run
+
+        validate_run(
+            start,
             device=device,
             threads=threads,
             listen=listen,
             transport=transport,
             rate=rate,
-            upload_mbit=upload_mbit,
-            monthly_gb=monthly_gb,
-            limits=MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb),
-            base=base,
+            limits=limits,
             run_scorer=run_scorer,
             as_json=as_json,
             replace_judge=replace_judge,

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2prl.cli import crash_log
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
     introduce_run,
-    model_directory_of,
     session,
     shown_prepare,
 )
+from p2prl.cli.commands.worker_start import NETWORK, SCORERS, TOKENIZER, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.quantities import share_text
 from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
 from p2prl.config.machine_limits import MachineLimits, enforce_memory
-from p2prl.config.network_options import UploadCaps, peer_network
-from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
+from p2prl.config.network_options import peer_network
+from p2prl.config.worker_folder import WorkerFolder
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
-from p2prl.net.transports.transport_registry import TRANSPORTS
-from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
@@ -37,30 +34,23 @@ if TYPE_CHECKING:
 
 
 def validate_run(
-    link_text: str,
+    start: WorkerStart,
     *,
-    home: Path | None,
     device: str,
     threads: int,
     listen: list[str] | None,
     transport: str,
     rate: float,
-    upload_mbit: float,
-    monthly_gb: float,
     limits: MachineLimits,
-    base: str,
     run_scorer: bool,
     as_json: bool,
     replace_judge: Callable[[Judge], Judge] | None = None,
 ) -> None:
-    """Validate until interrupted or until the run ends. torch is imported after the link is checked.
+    """Validate until interrupted or until the run ends.
 
     `replace_judge` is for experiments with dishonest validators.
     """
-    link = parse_link(link_text)
-    caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
-    TRANSPORTS.check(transport)
-    check_home(home)
+    link, worker, model = start.link, start.worker, start.base
     view = LiveView(quiet=as_json)
     with view.shown():
         view.phase("importing torch")
@@ -72,14 +62,19 @@ def validate_run(
 
         chosen = choose_device(device)
         use_threads(threads)
-        model = model_directory_of(base, view)
-        worker = claim_worker_folder(home or default_home(), kind="validator")
-        crash_log.keep_in(worker.directory)
         has_base = model is not None
         screen = _Screen(view, link, worker, str(chosen), rate, limits, run_scorer=run_scorer, has_base=has_base)
         enforce_memory(limits, on_cpu=chosen.type == "cpu")
         noise = worker.run_directory(link.run) / "noise.json"
-        prepare = partial(prepare_replay, run=link.run, device=chosen, runs_scorer=run_scorer, baselines=noise)
+        prepare = partial(
+            prepare_replay,
+            run=link.run,
+            device=chosen,
+            runs_scorer=run_scorer,
+            baselines=noise,
+            launch_tokenizer=start.launches.get(TOKENIZER),
+            launch_scorers=start.launches.get(SCORERS),
+        )
         validator = build_validator(
             link,
             worker,
@@ -95,10 +90,11 @@ def validate_run(
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            network = partial(peer_network, link, worker, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), caps)
+            network = partial(peer_network, link, worker, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), start.caps)
             memory = limits.network_memory_bytes
             started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
-            finished = validator.run(NetworkHandle(started))
+            start.seal()
+            finished = validator.run(NetworkHandle(started, launch=start.launches.get(NETWORK)))
     end_session(
         screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
     )

@@ -53,17 +53,6 @@ class StatusFile:
         write_status(self._path, {**self.document, "time": time.time()})
 
 
-def model_directory_of(base: str, view: LiveView) -> Path | None:
-    """Directory of the `--base` model, downloaded first when it is a hub id. `ConfigError` when there is none."""
-    if not base:
-        return None
-
-    from p2prl.models.pretrained import model_directory
-
-    view.phase("finding the base model", base)
-    return model_directory(base)
-
-
 def shown_prepare(prepare: Prepare[T], view: LiveView) -> Prepare[T]:
     """Wrap `prepare` to show a startup phase."""
 

@@ -1,4 +1,4 @@
-"""Entry point of the network process: `python -m p2prl.net.process FD`, started by `p2prl.net.process.handle`."""
+"""Entry point of the network process: `python -m p2prl.net.process [OWN SOCKETS] FD`, as `program` has it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,26 @@ import asyncio
 import logging
 import signal
 import sys
+from pathlib import Path
 
-from p2prl.net.process.network_process import serve_role
+
+def _confine(own: Path, sockets: Path) -> None:
+    """Confine this process to two folders, before it imports a transport or has a second thread."""
+    from p2prl.confinement.role import confine_network
+    from p2prl.net.transports.hivemind import daemon_config, daemon_folder
+
+    daemon_folder.make_in(sockets)
+    confine_network(own, sockets, (daemon_config.installed_daemon(),))
+
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     # Closing a subprocess transport may reap the daemon before asyncio's own watcher does, which then warns needlessly.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(serve_role(int(sys.argv[1])))
+    if len(sys.argv) > 2:
+        _confine(Path(sys.argv[1]), Path(sys.argv[2]))
+
+    from p2prl.net.process.network_process import serve_role
+
+    asyncio.run(serve_role(int(sys.argv[-1])))

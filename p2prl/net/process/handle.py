@@ -11,8 +11,6 @@ import logging
 import os
 import queue
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +18,12 @@ from dataclasses import replace
 import msgspec
 
 from p2prl import errors
+from p2prl.confinement.children import Launch
 from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.patch_decoder import PatchDecoder
+from p2prl.net.process.program import network_program
 from p2prl.protocol.kinds import Role
 
 log = logging.getLogger("p2prl.net")
@@ -51,8 +51,18 @@ class _Wake:
 class NetworkHandle:
     """Owns the network process."""
 
-    def __init__(self, config: NetworkConfig, *, on_start: Callable[[NetworkHandle], None] | None = None) -> None:
-        """`on_start` runs after every (re)start and resends what a fresh node needs."""
+    def __init__(
+        self,
+        config: NetworkConfig,
+        *,
+        on_start: Callable[[NetworkHandle], None] | None = None,
+        launch: Launch | None = None,
+    ) -> None:
+        """`on_start` runs after every (re)start and resends what a fresh node needs.
+
+        `launch` starts the process, where this one may start none: confined to a worker's folder (`network_program`).
+        """
+        self._launch = launch or network_program().start
         self._config = config
         self._on_start = on_start
         self._restarts = 0
@@ -127,8 +137,8 @@ class NetworkHandle:
         self._closing = True
         self._channel.hang_up(timeout_s=_CLOSE_S)
         try:
-            self._process.wait(timeout=_EXIT_S)
-        except subprocess.TimeoutExpired:
+            self._process.wait(_EXIT_S)
+        except TimeoutError:
             self._process.kill()
             self._process.wait()
         self._channel.join(5.0)
@@ -136,14 +146,8 @@ class NetworkHandle:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "p2prl.net.process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal is the role's to handle; it closes this socket
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        theirs.close()
+        with theirs:
+            self._process = self._launch(theirs.fileno())
         self._channel = ControlChannel(ours, self._on_message)
         self.send(control.Start(self._config, seed=int.from_bytes(os.urandom(7), "little")))
         if self._on_start is not None:

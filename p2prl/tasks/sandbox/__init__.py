@@ -4,5 +4,5 @@
 * `answer_queue`, `overruns`, `frames` — pure rules: whose answer is next, shorter limits, the wire format of the pipes.
 * `lane`, `fork_server`, `worker_process` — the pool's side: a thread per lane, the fork server and its workers.
 * `fork_server_main`, `worker` — the sandboxed side: build the scorers once, fork workers, score.
-* `confinement`, `linux`, `seccomp_filter` — layers of protection; `docs/sandbox.md` says what each is for.
+* `confinement` — the layers of protection, which `p2prl/confinement/` has; `docs/sandbox.md` says what each is for.
 """

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from p2prl import errors
+from p2prl.confinement.children import Launch
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.fork_server_main import COMMAND, END, FORK, FORK_ONCE
+from p2prl.tasks.sandbox.program import scorer_program
 from p2prl.tasks.sandbox.worker_process import WorkerProcess, receive_exactly
 
 BUILD_S = 120
@@ -30,24 +26,6 @@ MAX_RESTARTS, RESTART_WINDOW_S = 10, 600.0
 
 _CLOSE_S = 5.0
 """How long the fork server may take to end its workers and itself; then it is killed."""
-
-_ENVIRONMENT = {
-    "PYTHONHASHSEED": "0",  # the order of sets decides scores of some scorers
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "LC_ALL": "C.UTF-8",
-    "TZ": "UTC",
-    "PATH": "/usr/bin:/bin",
-    "HOME": "/nonexistent",
-    "OMP_NUM_THREADS": "1",  # a process with one thread can be forked and confined
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
-"""The whole environment of the fork server: nothing of the owner's, and the same on every machine."""
-
-_START = (
-    "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); "
-    "from p2prl.tasks.sandbox.fork_server_main import main; main()"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +62,13 @@ class RestartBudget:
 class ForkServer:
     """A fork server, and numbers for its workers. Any thread may use it."""
 
-    def __init__(self, settings: ForkServerSettings) -> None:
-        """`ConfigError` when a scorer cannot be built, `MachineError` when the process does not start."""
+    def __init__(self, settings: ForkServerSettings, launch: Launch | None = None) -> None:
+        """`launch` starts the process, where this one may start none.
+
+        `ConfigError` when a scorer cannot be built, `MachineError` when the process does not start.
+        """
         self._settings = settings
+        self._launch = launch or scorer_program(os.getpid()).start
         self._lock = threading.Lock()
         self._next = 0
         self._restarts = RestartBudget()
@@ -146,20 +128,8 @@ class ForkServer:
 
     def _start(self) -> None:
         self._control, theirs = _socket_pair()
-        path = [str(Path(__file__).resolve().parents[3]), *(entry for entry in sys.path if os.path.isabs(entry))]
-        # Not -I: it would ignore PYTHONHASHSEED. The environment is ours, and -P -s leave out folder and user site.
-        command = [sys.executable, "-P", "-s", "-c", _START]
         try:
-            self._process = subprocess.Popen(
-                [*command, frames.json_bytes(path).decode(), f"pool={os.getpid()}", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env=_ENVIRONMENT,
-                start_new_session=True,  # Ctrl-C in the terminal must not end a worker in the middle of an answer
-            )
+            self._process = self._launch(theirs.fileno())
         except OSError as error:
             self._control.close()
             raise _exhausted(error) from error
@@ -201,17 +171,10 @@ class ForkServer:
         if self._process.returncode is not None:
             self._control.close()
             return
-        family = _descendants(self._process.pid)
+        self._process.remember_family()
         self._wait_for_end()
         self._control.close()
-        # Not collected yet, so its id is nobody else's.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
-        for process in family:
-            with suppress(psutil.Error):
-                process.kill()  # checks that the id is still this process's
+        self._process.end_family()
 
     def _wait_for_end(self) -> None:
         """Tell the process to end, and wait until it has hung up."""
@@ -222,13 +185,6 @@ class ForkServer:
                 self._control.settimeout(left)
                 if not self._control.recv(1 << 16):
                     return
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    """Every process below this one, those with a session of their own included."""
-    with suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
-    return []
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -24,16 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from p2prl.confinement.layers import NEEDED_LAYERS, address_space_meter, child_list
 from p2prl.errors import ConfigError, P2PRLError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.sandbox import frames
-from p2prl.tasks.sandbox.confinement import (
-    NEEDED_LAYERS,
-    Confinement,
-    address_space_meter,
-    child_list,
-    confine_fork_server,
-)
+from p2prl.tasks.sandbox.confinement import Confinement, confine_fork_server
 from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
 
 COMMAND = struct.Struct("<cQ")

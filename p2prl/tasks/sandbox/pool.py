@@ -18,12 +18,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.confinement.children import Launch
+from p2prl.confinement.layers import ALL_LAYERS, NEEDED_LAYERS
 from p2prl.errors import LocalProtocolError, MachineError, require
 from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, Row
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.answer_queue import AnswerQueue, Job, split
 from p2prl.tasks.sandbox.batch import ROW, TOO_LONG, Batch, ScoredAnswer
-from p2prl.tasks.sandbox.confinement import ALL_LAYERS, NEEDED_LAYERS
 from p2prl.tasks.sandbox.fork_server import ForkServer, ForkServerSettings
 from p2prl.tasks.sandbox.lane import Lane
 from p2prl.tasks.sandbox.overruns import SHORTEST_LIMIT_S, OverrunLedger
@@ -111,11 +112,13 @@ class ScorerPool:
         config: PoolConfig = PoolConfig(),
         *,
         builder: str = "p2prl.tasks.scorers.build",
+        launch: Launch | None = None,
     ) -> None:
         """Build every task's scorers, in another process.
 
-        `builder` is a module with `build_scorer(spec, code)` and `runs_third_party_code(spec)`. `ConfigError` when a
-        scorer cannot be built, `MachineError` when the process does not start.
+        `launch` starts it, where this process may start none. `builder` is a module with `build_scorer(spec, code)` and
+        `runs_third_party_code(spec)`. `ConfigError` when a scorer cannot be built, `MachineError` when the process does
+        not start.
         """
         self._tasks = frozenset(tasks)
         self._ledger = OverrunLedger(config.limit_s)
@@ -133,7 +136,8 @@ class ScorerPool:
                 memory_bytes=config.memory_mb * 1_000_000,
                 limit_s=config.limit_s,
                 require_layers=config.require_layers,
-            )
+            ),
+            launch,
         )
         self._lanes = [Lane(self._server, self, number=number) for number in range(self._queue.lanes)]
         try:

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from p2prl.confinement import linux
 from p2prl.tasks.row_scorer import RowScorer
-from p2prl.tasks.sandbox import frames, linux
+from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.confinement import Confinement, confine_worker
 from p2prl.tasks.sandbox.frames import Reply
 

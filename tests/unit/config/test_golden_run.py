@@ -33,7 +33,8 @@ def told_by_join(run: Path) -> list[str]:
     folder = open_run(run)
     files = {file.name: run / "files" / file.name for file in folder.manifest.files}
     told: list[str] = []
-    prepare_sampling(folder.manifest, files, run=folder.run, device=CPU, engine=ENGINE, on_notice=told.append)
+    tools = prepare_sampling(folder.manifest, files, run=folder.run, device=CPU, engine=ENGINE, on_notice=told.append)
+    tools.work.close()
     return told
 
 

@@ -13,6 +13,7 @@ import pytest
 from p2prl.config import run_data
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.run_folder import Folder
+from p2prl.confinement.layers import ALL_LAYERS, LANDLOCK, NAMESPACE, SECCOMP
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import chunk_digest
@@ -21,7 +22,6 @@ from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
 from p2prl.protocol.run_blobs import is_third_party
 from p2prl.tasks.data.packed_prompts import prompt_record
 from p2prl.tasks.data.packed_rows import row_record
-from p2prl.tasks.sandbox.confinement import ALL_LAYERS, LANDLOCK, NAMESPACE, SECCOMP
 from p2prl.tasks.sandbox.pool import PoolConfig, Protection
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.testing.protocol_swarm import run_manifest_of
@@ -185,7 +185,7 @@ class PoolWithout:
     def protection(self) -> Protection:
         return Protection(tuple(layer for layer in ALL_LAYERS if layer not in self.missing), self.missing)
 
-    def __call__(self, scoring: object, config: PoolConfig) -> PoolWithout:
+    def __call__(self, scoring: object, config: PoolConfig, launch: object = None) -> PoolWithout:
         self.configs.append(config)
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -147,18 +148,19 @@ def test_the_engine_samples_what_transformers_samples(run: RunFolder) -> None:
     files = {file.name: run.directory / "files" / file.name for file in run.manifest.files}
     plain = prepare_sampling(run.manifest, files, run=run.run, device=CPU, engine=ChosenEngine("plain", ""))
     usual = prepare_sampling(run.manifest, files, run=run.run, device=CPU, engine=ChosenEngine("transformers", ""))
-    scorer = prepare_replay(run.manifest, files, run=run.run, device=CPU).scorer
-    model = load_pretrained(str(run.directory / "model"), device=CPU, dtype="float32").model
-    weights = bytes(flatten(model, layout_of(model, run.manifest.dtype)))
-    assignment = usual.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0)
-    scorer.load_weights(weights)
-    made = {}
-    for sampler in (plain.sampler, usual.sampler):
-        sampler.swap(sampler.stage(weights, 3))
-        completions = made[sampler.engine_class.engine] = sample_all(sampler, assignment.requests)
-        assert {generation.spans for generation in completions} == {((0, 3),)}
-        scored = scorer.replay(assignment.requests, [generation.token_ids for generation in completions])
-        assert max(max(each.margins) for each in scored) < 1e-3
-        for each, generation in zip(scored, completions, strict=True):
-            assert each.logprobs == pytest.approx(generation.logprobs, abs=1e-4)
+    replay = prepare_replay(run.manifest, files, run=run.run, device=CPU)
+    with closing(plain.work), closing(usual.work), closing(replay.work):
+        model = load_pretrained(str(run.directory / "model"), device=CPU, dtype="float32").model
+        weights = bytes(flatten(model, layout_of(model, run.manifest.dtype)))
+        assignment = usual.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0)
+        replay.scorer.load_weights(weights)
+        made = {}
+        for sampler in (plain.sampler, usual.sampler):
+            sampler.swap(sampler.stage(weights, 3))
+            completions = made[sampler.engine_class.engine] = sample_all(sampler, assignment.requests)
+            assert {generation.spans for generation in completions} == {((0, 3),)}
+            scored = replay.scorer.replay(assignment.requests, [generation.token_ids for generation in completions])
+            assert max(max(each.margins) for each in scored) < 1e-3
+            for each, generation in zip(scored, completions, strict=True):
+                assert each.logprobs == pytest.approx(generation.logprobs, abs=1e-4)
     assert [each.token_ids for each in made["plain"]] == [each.token_ids for each in made["transformers"]]

@@ -14,7 +14,8 @@ from p2prl.models.run_file_checks import read_tokenizer
 from p2prl.models.run_files import export_run_files
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
-from p2prl.models.tokenizer_checks import MAX_STEPS, MAX_TOKEN_CHARACTERS
+from p2prl.models.tokenizer_checks import MAX_LITERAL, MAX_STEPS, check_tokenizer
+from p2prl.models.tokenizer_tables import MAX_TOKEN_CHARACTERS, MAX_WORD
 
 FILES = export_run_files(tiny_model(seed=21))
 WORDS = {"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "1": 4, "▁": 5, "[SEP]": 6, "[CLS]": 7}
@@ -198,12 +199,65 @@ def test_a_model_with_such_a_tokenizer_is_not_exported() -> None:
 
 
 def test_a_regex_that_tries_too_long_is_the_learners_fault() -> None:
-    files = {
-        "tokenizer.json": _tokenizer(pre_tokenizer=_split("(a+)+$")).to_str().encode(),
-        "tokenizer_config.json": b"{}",
-    }
-    codec = TextCodec(read_tokenizer(files, 32), tiny_model().model)
+    files = {"tokenizer.json": _tokenizer().to_str().encode(), "tokenizer_config.json": b"{}"}
+    tokenizer = read_tokenizer(files, 32)
+    tokenizer.backend_tokenizer.pre_tokenizer = _split("(a+)+$")
+    codec = TextCodec(tokenizer, tiny_model().model)
     assert codec.encode("aaa") == (3, 3, 3)
     for encode in (codec.encode, lambda text: codec.encode_all([text])):
         with pytest.raises(RemoteProtocolError, match="retry-limit"):
             encode("a" * 2000 + "b")
+
+
+MODEL = json.loads(REAL["gpt2"].to_str())["model"]
+PIECES = json.loads(REAL["unigram"].to_str())["model"]
+WORDS_ONLY = json.loads(REAL["bert"].to_str())["model"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (MODEL | {"type": "Neural"}, "not supported"),
+        (MODEL | {"vocab": {}}, "vocabulary"),
+        (MODEL | {"vocab": {"a": "1"}}, "an id that no model has"),
+        (MODEL | {"vocab": {"a": -1}}, "an id that no model has"),
+        (MODEL | {"vocab": {"a": True}}, "an id that no model has"),
+        (MODEL | {"merges": ["a"]}, "two tokens"),
+        (MODEL | {"merges": [["a", 1]]}, "two tokens"),
+        (MODEL | {"merges": [["a", "b" * (MAX_TOKEN_CHARACTERS + 1)]]}, "token is longer"),
+        (MODEL | {"merges": {}}, "no list"),
+        (MODEL | {"options": [[[[[[[[[]]]]]]]]]}, "nested"),
+        (PIECES | {"vocab": [["a", 1e9]]}, "piece with a score"),
+        (PIECES | {"vocab": [["a", -1e9]]}, "piece with a score"),
+        (PIECES | {"vocab": [["a"]]}, "piece with a score"),
+        (PIECES | {"vocab": {"a": 1}}, "vocabulary"),
+        (WORDS_ONLY | {"max_input_chars_per_word": 0}, "words of more"),
+        (WORDS_ONLY | {"max_input_chars_per_word": MAX_WORD + 1}, "words of more"),
+    ],
+)
+def test_garbled_and_oversized_tables_are_refused_before_the_library_reads_them(
+    model: dict[str, object], message: str
+) -> None:
+    with pytest.raises(RemoteProtocolError, match=message):
+        check_tokenizer(json.loads(REAL["gpt2"].to_str()) | {"model": model})
+
+
+@pytest.mark.parametrize("entries", [5, [5], [{}], [{"content": ""}], [{"content": 5}]])
+def test_added_tokens_without_a_text_are_refused(entries: object) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"added token|no list"):
+        check_tokenizer(json.loads(REAL["gpt2"].to_str()) | {"added_tokens": entries})
+
+
+def test_longest_texts_of_steps() -> None:
+    for length, refused in ((MAX_LITERAL, False), (MAX_LITERAL + 1, True)):
+        parts: list[dict[str, object]] = [
+            {"normalizer": normalizers.Replace("a" * length, "b")},
+            {"pre_tokenizer": pre_tokenizers.Split("a" * length, "isolated")},
+        ]
+        for part in parts:
+            rules = json.loads(_tokenizer(**part).to_str())
+            if refused:
+                with pytest.raises(RemoteProtocolError, match="longer than"):
+                    check_tokenizer(rules)
+            else:
+                check_tokenizer(rules)

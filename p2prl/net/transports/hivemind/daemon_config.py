@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,13 @@ class PortTakenError(MachineError):
 def daemon_binary() -> Path:
     """Path of the p2pd to run: from the environment, or the one in hivemind's wheel."""
     return Path(os.environ.get(DAEMON_VARIABLE) or light_import.load().daemon_path)
+
+
+def installed_daemon() -> Path:
+    """As `daemon_binary`, without an import of the library."""
+    spec = importlib.util.find_spec("hivemind")
+    folders = (spec.submodule_search_locations if spec is not None else None) or [""]
+    return Path(os.environ.get(DAEMON_VARIABLE) or Path(folders[0]) / "hivemind_cli" / "p2pd")
 
 
 def daemon_arguments(config: DaemonConfig, *, control_path: Path, key_file: Path) -> list[str]:

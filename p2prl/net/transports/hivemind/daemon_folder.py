@@ -12,6 +12,13 @@ from typing import IO
 _FOLDERS = Path("/tmp")  # noqa: S108 - private folders; not TMPDIR, macOS's makes socket paths pass 104 bytes
 _PREFIX = "p2prl-"
 
+_chosen: list[Path] = []
+
+
+def make_in(folder: Path) -> None:
+    """Make this process's folders in another one, which is private already: a confined process cannot use /tmp."""
+    _chosen[:] = [folder]
+
 
 class DaemonFolder:
     """A folder that only this user can enter, until `remove`."""
@@ -22,12 +29,13 @@ class DaemonFolder:
         A lock file gets its name only once the lock is held. A folder without one is just being created, and is left
         alone.
         """
-        for old in _FOLDERS.glob(f"{_PREFIX}*"):
+        parent = _chosen[0] if _chosen else _FOLDERS
+        for old in parent.glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError), (old / "lock").open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(old, ignore_errors=True)
         # mkdtemp makes the folder 0700, which is what keeps other users of the machine off the sockets and the key.
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_FOLDERS))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._lock: IO[str] = (self.path / "lock.new").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         (self.path / "lock.new").rename(self.path / "lock")

@@ -16,8 +16,12 @@ import importlib
 import importlib.machinery
 import importlib.util
 import logging
+import multiprocessing
 import sys
+import threading
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -75,13 +79,25 @@ def load() -> Hivemind:
         for name, exports in _REEXPORTS.items():
             sys.modules[name] = _light_package(name, root.joinpath(*name.split(".")[1:]), exports)
     try:
-        parts = _import_parts(root)
+        with _locks_of_this_process():
+            parts = _import_parts(root)
     except (ImportError, AttributeError) as error:
         raise MachineError(f"this hivemind is not release {VERSION}: {error}", remedy=_REMEDY) from error
     # hivemind writes colored lines to stderr and renames a level of the whole process. Undo both.
     logging.addLevelName(logging.WARNING, "WARNING")
     library_logs.route("hivemind")
     return parts
+
+
+@contextmanager
+def _locks_of_this_process() -> Iterator[None]:
+    """hivemind makes locks for several processes at its import: files, which a confined process may not make."""
+    shared = multiprocessing.Lock
+    multiprocessing.Lock = threading.Lock  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        multiprocessing.Lock = shared
 
 
 def _light_package(name: str, folder: Path, exports: dict[str, str]) -> types.ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2prl.tasks.sandbox import linux
+from p2prl.confinement import linux
 
 linux.landlock_version = lambda: 0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.tasks.sandbox import linux
-from p2prl.tasks.sandbox.confinement import ALL_LAYERS, LANDLOCK, LIMITS, SECCOMP, readable_paths
+from p2prl.confinement import linux
+from p2prl.confinement.layers import ALL_LAYERS, LANDLOCK, LIMITS, SECCOMP, readable_paths
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's")
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 PROGRAM = """
 import json, os, socket, sys
-from p2prl.tasks.sandbox import linux
+from p2prl.confinement import linux
 from p2prl.tasks.sandbox.confinement import confine_fork_server, confine_worker
 if sys.argv[1] == "without":
     linux.landlock_version = lambda: 0
@@ -82,6 +82,6 @@ def test_no_folder_of_a_project_is_readable() -> None:
 def test_rules_of_every_landlock_version_have_a_known_size() -> None:
     version = linux.landlock_version()
     if version:
-        ruleset = linux.landlock_ruleset([Path("/usr"), Path("/nonexistent")])
+        ruleset = linux.landlock_ruleset(linux.Access(readable=(Path("/usr"), Path("/nonexistent"))))
         assert not os.get_inheritable(ruleset)
         os.close(ruleset)

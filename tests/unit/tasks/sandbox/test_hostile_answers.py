@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.confinement.layers import LANDLOCK, SECCOMP
 from p2prl.errors import ConfigError
-from p2prl.tasks.sandbox.confinement import LANDLOCK, SECCOMP
 from p2prl.tasks.sandbox.overruns import SHORTEST_LIMIT_S
 from p2prl.tasks.sandbox.pool import PoolConfig, ScorerPool, TaskScoring
 from p2prl.tasks.scorers.build import build_scorer

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from p2prl.confinement.layers import LANDLOCK
 from p2prl.errors import ConfigError
-from p2prl.tasks.sandbox.confinement import LANDLOCK
 from p2prl.tasks.sandbox.pool import PoolConfig, ScorerPool, TaskScoring
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.testing.sandbox_attack import sandbox_processes

@@ -1,7 +1,8 @@
 """Linux calls that confine a process, through ctypes: no privileges, no capabilities, Landlock, seccomp, namespaces.
 
 Written here because the libraries for them need system packages or a compiler. Each function affects the calling thread
-and what it starts later, so callers have one thread. Each raises `OSError` when the kernel refuses.
+and what it starts later, so callers have one thread, but for `seccomp_install`. Each raises `OSError` when the kernel
+refuses.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import signal
 import struct
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -20,6 +22,8 @@ _PR_SET_SECCOMP = 22
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
+_SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 1, 1
+_SECCOMP_CALLS = {"x86_64": 317, "aarch64": 277}
 
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
@@ -27,7 +31,9 @@ _CLONE_NEWNET = 0x40000000
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _LANDLOCK_RULE_PATH_BENEATH = 1
-_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
+_MAKE_DIR, _MAKE_REG, _MAKE_SOCK = 1 << 7, 1 << 8, 1 << 9
+_REFER, _TRUNCATE, _IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
 _FILE_RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))
 """Landlock version, and how many file rights the kernel knows from it on. All are handled, so all are denied."""
 
@@ -93,38 +99,68 @@ def landlock_version() -> int:
     return max(0, version)
 
 
-def landlock_ruleset(readable: Iterable[Path]) -> int:
-    """A file descriptor of rules that deny every access except reading below the given paths. Missing ones are skipped.
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """What a process may still do with files and programs; everything else is denied. Missing paths are skipped."""
 
-    Apply it with `landlock_restrict`, as often as needed.
-    """
+    readable: tuple[Path, ...] = ()
+    writable: tuple[Path, ...] = ()
+    """Folders or files that may be read, written, made and removed; no links, pipes or devices are made."""
+    sockets: tuple[Path, ...] = ()
+    """Folders in which Unix sockets may be made, besides all that is allowed in `writable`."""
+    devices: tuple[Path, ...] = ()
+    """Devices, or folders of them, that may be read, written and controlled."""
+    programs: tuple[Path, ...] = ()
+    """Programs, or folders of them, that may be read and executed."""
+    tcp: bool = False
+    """Whether TCP connections may be made and taken."""
+
+
+def landlock_ruleset(access: Access) -> int:
+    """A file descriptor of rules that deny every other access, for `landlock_restrict`, as often as needed."""
     version = landlock_version()
-    file_rights = (1 << max(bits for since, bits in _FILE_RIGHTS_BY_VERSION if version >= since)) - 1
-    attributes = struct.pack(
-        "<QQQ", file_rights, _NETWORK_RIGHTS if version >= 4 else 0, _SCOPES if version >= 6 else 0
-    )
+    known = (1 << max(bits for since, bits in _FILE_RIGHTS_BY_VERSION if version >= since)) - 1
+    handles_tcp = version >= 4 and not access.tcp
+    attributes = struct.pack("<QQQ", known, _NETWORK_RIGHTS if handles_tcp else 0, _SCOPES if version >= 6 else 0)
     known_bytes = 8 if version < 4 else 16 if version < 6 else 24
     call = _libc().syscall
     ruleset = _checked(
         call(_LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(known_bytes), 0), "landlock_create_ruleset"
     )
     os.set_inheritable(ruleset, False)
-    for path in readable:
-        if path.exists():
-            _allow_reading(ruleset, path)
+    changing = _WRITE_FILE | _TRUNCATE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER
+    reading = _READ_FILE | _READ_DIR
+    for paths, rights in (
+        (access.readable, reading),
+        (access.writable, reading | changing),
+        (access.sockets, reading | changing | _MAKE_SOCK),
+        (access.devices, reading | _WRITE_FILE | _IOCTL_DEVICE),
+        (access.programs, reading | _EXECUTE),
+    ):
+        for path in paths:
+            if path.exists():
+                _allow(ruleset, path, rights & known)
     return ruleset
 
 
-def _allow_reading(ruleset: int, path: Path) -> None:
-    rights = _READ_FILE | _READ_DIR if path.is_dir() else _READ_FILE
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
+
+_pinned: list[int] = []
+"""Open files of /proc that rules name. The kernel forgets its numbers for them otherwise, and the rules with them."""
+
+
+def _allow(ruleset: int, path: Path, rights: int) -> None:
     opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        rule = struct.pack("<Qi", rights, opened)
+        rule = struct.pack("<Qi", rights if path.is_dir() else rights & _OF_FILES, opened)
         _checked(
             _libc().syscall(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, rule, 0), "landlock_add_rule"
         )
     finally:
-        os.close(opened)
+        if path.parts[1:2] == ("proc",):
+            _pinned.append(opened)
+        else:
+            os.close(opened)
 
 
 def landlock_restrict(ruleset: int) -> None:
@@ -132,11 +168,18 @@ def landlock_restrict(ruleset: int) -> None:
     _checked(_libc().syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
 
 
-def seccomp_install(program: bytes) -> None:
-    """Install a filter made by `seccomp_filter` on this process, for good."""
+def seccomp_install(program: bytes, *, every_thread: bool = False) -> None:
+    """Install a filter on this process, for good; with `every_thread` on threads that have started already as well."""
     instructions = ctypes.create_string_buffer(program, len(program))
     descriptor = _FilterProgram(len(program) // 8, ctypes.addressof(instructions))
-    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(descriptor))
+    if not every_thread:
+        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(descriptor))
+        return
+    number = _SECCOMP_CALLS[platform.machine()]
+    flag = _SECCOMP_FILTER_FLAG_TSYNC
+    result = _checked(_libc().syscall(number, _SECCOMP_SET_MODE_FILTER, flag, ctypes.byref(descriptor)), "seccomp")
+    if result:
+        raise OSError(0, f"seccomp: thread {result} has filters of its own")
 
 
 class _FilterProgram(ctypes.Structure):

@@ -20,12 +20,14 @@ from dataclasses import dataclass
 
 _LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _JUMP_EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
+_JUMP_GREATER = 0x25  # BPF_JMP | BPF_JGT | BPF_K
 _JUMP_BITS = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
 
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
 _KILL_PROCESS = 0x80000000
+_MISSING = _ERRNO | errno.ENOSYS
 
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16  # of struct seccomp_data
 
@@ -46,6 +48,8 @@ class ArgumentRule:
     argument: int
     one_of: tuple[int, ...] = ()
     """Allowed values; empty allows all."""
+    none_of: tuple[int, ...] = ()
+    """Refused values."""
     required_bits: int = 0
     """One of these bits has to be set."""
     forbidden_bits: int = 0
@@ -97,14 +101,15 @@ waitid 95 kill 129 setsid 157 setrlimit 164 prctl 167 recvmsg 212 wait4 260 secc
 """
 
 
-def _numbers(table: str) -> dict[str, int]:
+def numbers(table: str) -> dict[str, int]:
+    """System calls and their numbers, of a text that lists them in turn."""
     entries = table.split()
     return {name: int(number) for name, number in zip(entries[::2], entries[1::2], strict=True)}
 
 
 ARCHITECTURES = {
-    "x86_64": Architecture(0xC000003E, _numbers(_X86_64), _numbers(_X86_64_FORKING)),
-    "aarch64": Architecture(0xC00000B7, _numbers(_AARCH64), _numbers(_AARCH64_FORKING)),
+    "x86_64": Architecture(0xC000003E, numbers(_X86_64), numbers(_X86_64_FORKING)),
+    "aarch64": Architecture(0xC00000B7, numbers(_AARCH64), numbers(_AARCH64_FORKING)),
 }
 """By the name that `platform.machine()` gives."""
 
@@ -143,20 +148,15 @@ def worker_filter(architecture: Architecture, *, may_open: bool) -> bytes:
 
 def fork_server_filter(architecture: Architecture) -> bytes:
     """Instructions of the fork server's filter. It opens files for reading: those that scorers import."""
-    numbers = architecture.numbers | architecture.forking
-    return _filter(architecture.audit, numbers, RULES | FORKING_RULES, may_open=True)
+    calls = architecture.numbers | architecture.forking
+    return _filter(architecture.audit, calls, RULES | FORKING_RULES, may_open=True)
 
 
-def _filter(audit: int, numbers: Mapping[str, int], rules: Mapping[str, ArgumentRule], *, may_open: bool) -> bytes:
-    program = [
-        *_load(_ARCHITECTURE_OFFSET),
-        _instruction(_JUMP_EQUAL, audit, if_true=1),
-        _instruction(_RETURN, _KILL_PROCESS),
-        *_load(_NUMBER_OFFSET),
-    ]
-    for name, number in numbers.items():
+def _filter(audit: int, calls: Mapping[str, int], rules: Mapping[str, ArgumentRule], *, may_open: bool) -> bytes:
+    program = _start(audit)
+    for name, number in calls.items():
         if name in _UNKNOWN:
-            body = [_instruction(_RETURN, _ERRNO | errno.ENOSYS)]
+            body = [_instruction(_RETURN, _MISSING)]
         elif name in _OPENS_FILES and not may_open:
             body = [_instruction(_RETURN, _ERRNO | errno.EACCES)]
         elif name in rules:
@@ -166,6 +166,33 @@ def _filter(audit: int, numbers: Mapping[str, int], rules: Mapping[str, Argument
         program += [_instruction(_JUMP_EQUAL, number, if_false=len(body)), *body]
     program.append(_instruction(_RETURN, _ERRNO | errno.EPERM))
     return b"".join(program)
+
+
+def deny_filter(audit: int, denied: Mapping[str, int], rules: Mapping[str, ArgumentRule], *, last: int) -> bytes:
+    """Instructions that allow every call but those `denied`, which may pass by their rules, and those above `last`.
+
+    For processes whose libraries call more than a list can name. Unknown calls get ENOSYS, as from an older kernel.
+    """
+    program = [*_start(audit), _instruction(_JUMP_GREATER, last, if_false=1), _instruction(_RETURN, _MISSING)]
+    for name, number in denied.items():
+        if name in _UNKNOWN:
+            body = [_instruction(_RETURN, _MISSING)]
+        elif name in rules:
+            body = _checked(rules[name])
+        else:
+            body = [_instruction(_RETURN, _ERRNO | errno.EPERM)]
+        program += [_instruction(_JUMP_EQUAL, number, if_false=len(body)), *body]
+    return b"".join([*program, _instruction(_RETURN, _ALLOW)])
+
+
+def _start(audit: int) -> list[bytes]:
+    """Instructions that check the architecture and load the call's number."""
+    return [
+        *_load(_ARCHITECTURE_OFFSET),
+        _instruction(_JUMP_EQUAL, audit, if_true=1),
+        _instruction(_RETURN, _KILL_PROCESS),
+        *_load(_NUMBER_OFFSET),
+    ]
 
 
 def _checked(rule: ArgumentRule) -> list[bytes]:
@@ -180,6 +207,8 @@ def _checked(rule: ArgumentRule) -> list[bytes]:
         body += [_instruction(_JUMP_BITS, rule.required_bits, if_true=1), deny]
     if rule.forbidden_bits:
         body += [_instruction(_JUMP_BITS, rule.forbidden_bits, if_false=1), deny]
+    for value in rule.none_of:
+        body += [_instruction(_JUMP_EQUAL, value, if_false=1), deny]
     for value in rule.one_of:
         body += [_instruction(_JUMP_EQUAL, value, if_false=1), _instruction(_RETURN, _ALLOW)]
     return [*body, deny if rule.one_of else _instruction(_RETURN, _ALLOW)]

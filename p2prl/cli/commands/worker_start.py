@@ -1,0 +1,143 @@
+"""Start of a worker: checks, its folder, the processes it may start later, and its confinement, before heavy imports.
+
+Landlock binds only threads that do not run yet, and numpy starts some when it is imported. So this file and what it
+imports stay light; a command imports its worker after `start_worker`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from p2prl import errors
+from p2prl.cli import crash_log
+from p2prl.cli.views.console import say
+from p2prl.config.network_options import UploadCaps
+from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
+from p2prl.confinement.role import Protection, confine_calls, confine_files
+from p2prl.confinement.starter import Starter
+from p2prl.models.confined_tokenizer import tokenizer_program
+from p2prl.net.process.program import network_program
+from p2prl.net.transports.hivemind.daemon_folder import DaemonFolder
+from p2prl.net.transports.transport_registry import TRANSPORTS
+from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.tasks.sandbox.program import scorer_program
+
+if TYPE_CHECKING:
+    from p2prl.confinement.children import Launch
+
+NETWORK, TOKENIZER, SCORERS = "network", "tokenizer", "scorers"
+
+_FIND_BASE = (
+    "import json, sys\n"
+    "from p2prl.errors import P2PRLError\n"
+    "from p2prl.models.pretrained import model_directory\n"
+    "try:\n    found = {'directory': str(model_directory(sys.argv[1]))}\n"
+    "except P2PRLError as error:\n"
+    "    found = {'kind': type(error).__name__, 'error': str(error), 'remedy': error.remedy}\n"
+    "print(json.dumps(found))"
+)
+"""Downloads a base model where sockets and the hub's cache are open: in a process of its own, before confinement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRequest:
+    """What the owner of the machine asked for."""
+
+    link: str
+    kind: str
+    """Kind of worker folder: `seat`, `validator`, `seeder`."""
+    home: Path | None
+    transport: str
+    upload_mbit: float
+    monthly_gb: float
+    base: str = ""
+    engine: str = "transformers"
+    device: str = "cpu"
+    confine: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStart:
+    """A worker that may import what it needs, and later read strangers' bytes."""
+
+    link: JoinLink
+    caps: UploadCaps
+    worker: WorkerFolder
+    base: Path | None
+    launches: dict[str, Launch] = field(default_factory=dict)
+    """Starts processes for a confined worker; empty for one that starts them itself."""
+    protection: Protection
+
+    def seal(self) -> None:
+        """Refuse what is still needed while a worker starts, and say what confines it. Before any stranger's bytes."""
+        say(str(confine_calls(self.protection) if self.protection.asked else self.protection))
+
+
+def start_worker(request: WorkerRequest) -> WorkerStart:
+    """Check what the owner asked for, claim a folder, and confine this process to it."""
+    link = parse_link(request.link)
+    caps = UploadCaps(upload_mbit=request.upload_mbit, monthly_gb=request.monthly_gb)
+    TRANSPORTS.check(request.transport)
+    check_home(request.home)
+    base = _base_directory(request.base)
+    worker = claim_worker_folder(request.home or default_home(), kind=request.kind)
+    crash_log.keep_in(worker.directory)
+    if not request.confine:
+        return WorkerStart(link=link, caps=caps, worker=worker, base=base, protection=Protection(asked=False))
+    own = worker.directory.resolve()
+    sockets = DaemonFolder()
+    starter = Starter(
+        {
+            NETWORK: network_program(own, sockets.path),
+            TOKENIZER: tokenizer_program(),
+            SCORERS: scorer_program(os.getpid()),
+        },
+        at_end=sockets.remove,
+    )
+    atexit.register(starter.close)
+    readable = () if base is None else (base, *(path.resolve() for path in base.iterdir()))
+    return WorkerStart(
+        link=link,
+        caps=caps,
+        worker=worker,
+        base=base,
+        launches={name: starter.launch(name) for name in (NETWORK, TOKENIZER, SCORERS)},
+        protection=confine_files(own, readable, is_open=_needs_programs(request.engine, request.device)),
+    )
+
+
+def _needs_programs(engine: str, device: str) -> bool:
+    """Whether the engine may compile programs and open sockets: vLLM does, and nobody knows of an installed one."""
+    if engine != "auto":
+        return engine != "transformers"
+    has_card = Path("/dev/nvidiactl").exists() and (device == "auto" or device.startswith("cuda"))
+    return has_card and importlib.util.find_spec("vllm") is not None
+
+
+def _base_directory(base: str) -> Path | None:
+    """Directory of the `--base` model, downloaded first when it is a hub id. `ConfigError` when there is none."""
+    if not base:
+        return None
+    if (path := Path(base).expanduser()).is_dir():
+        return path.resolve()
+    say(f"finding the base model {base}")
+    done = subprocess.run(
+        [sys.executable, "-c", _FIND_BASE, base], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False
+    )
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        raise errors.MachineError(
+            f"the base model {base} could not be looked for (status {done.returncode})"
+        ) from error
+    if "directory" not in found:
+        raise getattr(errors, found["kind"], errors.ConfigError)(found["error"], remedy=found["remedy"])
+    return Path(found["directory"])

@@ -1,0 +1,125 @@
+"""Files, devices and programs that a role's process may use: the lists of `docs/confinement.md`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from p2prl.confinement.layers import readable_paths
+from p2prl.confinement.linux import Access
+
+PLUGIN_GROUPS = ("p2prl.engines", "p2prl.losses", "p2prl.tasks", "p2prl.transports")
+"""Entry points whose packages a role imports later, wherever they are installed."""
+
+DEVICES = (
+    *("null", "zero", "full", "random", "urandom", "tty"),
+    *("nvidia*", "dri", "kfd", "dxg", "accel", "nvhost*", "nvmap"),
+)
+"""Below /dev: what every program uses, then accelerators. Patterns, as drivers number their devices."""
+
+_PROC = (
+    *("self", "cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "devices", "modules", "filesystems"),
+    *("driver", "sys/vm", "sys/kernel"),
+)
+"""Below /proc: this process, the machine's size, drivers. Not other processes."""
+
+_SYS = ("devices", "bus", "class", "module", "fs/cgroup", "kernel/mm", "dev")
+"""Below /sys: processors, buses and accelerators."""
+
+_ETC = ("localtime", "passwd", "group", "nsswitch.conf", "nvidia", "OpenCL", "vulkan", "ld.so.conf", "ld.so.conf.d")
+
+_NETWORK_ETC = (
+    "hosts",
+    "resolv.conf",
+    "host.conf",
+    "gai.conf",
+    "protocols",
+    "services",
+    "ssl",
+    "pki",
+    "ca-certificates",
+)
+
+_DRIVERS = (
+    *("/usr/local/cuda*", "/usr/local/nvidia", "/opt/cuda*", "/opt/rocm*", "/usr/lib/wsl", "/run/opengl-driver"),
+    *("/nix/store", "/usr/share/nvidia", "/usr/share/terminfo", "/usr/share/libdrm", "/usr/share/ca-certificates"),
+)
+
+_PROGRAMS = ("/bin", "/sbin", "/usr", "/lib", "/lib64", "/opt", "/nix/store", "/usr/local")
+"""Programs of the system, for an engine that compiles."""
+
+_CACHES = (".cache/vllm", ".cache/flashinfer", ".cache/torch", ".triton", ".nv", ".config/vllm")
+"""Below the home folder: what vLLM compiled before."""
+
+
+def role_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
+    """What a role that computes may use: its own folder, Python's packages, and devices."""
+    system = (*_below("/proc", _PROC), *_below("/sys", _SYS), *_below("/etc", _ETC))
+    return Access(
+        readable=(*readable_paths(), *plugin_packages(), *_found(_DRIVERS), *_library_path(), *system, *readable),
+        writable=(own,),
+        devices=_below("/dev", DEVICES),
+    )
+
+
+def open_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
+    """What a role may use whose engine compiles and talks to itself: programs, TCP and its caches besides."""
+    access = role_access(own, readable)
+    caches = tuple(Path.home() / name for name in _CACHES)
+    prefixes = tuple(Path(prefix) / "bin" for prefix in (sys.prefix, sys.base_prefix))
+    installed = tuple(path for path in access.readable if "packages" in path.name)
+    return replace(
+        access,
+        writable=(own, *caches, Path("/dev/shm")),  # noqa: S108  # where torch shares tensors
+        sockets=(own,),
+        readable=(*access.readable, *_below("/etc", _NETWORK_ETC), Path("/proc")),
+        programs=(*map(Path, _PROGRAMS), *prefixes, *installed),
+        tcp=True,
+    )
+
+
+def network_access(own: Path, sockets: Path, programs: tuple[Path, ...]) -> Access:
+    """What a network process may use: its worker's folder, its daemon, sockets in a folder of their own, and TCP."""
+    system = (*_below("/sys", _SYS), *_below("/etc", (*_ETC, *_NETWORK_ETC)), Path("/proc"))
+    resolver = ("/run/systemd/resolve", "/run/resolvconf", "/usr/share/ca-certificates", "/etc/ca-certificates")
+    return Access(
+        readable=(*readable_paths(), *plugin_packages(), *_library_path(), *system, *map(Path, resolver)),
+        writable=(own,),
+        sockets=(sockets,),
+        devices=_below("/dev", DEVICES[:6]),
+        programs=programs,
+        tcp=True,
+    )
+
+
+def plugin_packages() -> Iterator[Path]:
+    """Packages of entry points, which an editable installation may have in a project's folder."""
+    names = {plugin.module.partition(".")[0] for group in PLUGIN_GROUPS for plugin in entry_points(group=group)}
+    for name in sorted(names):
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if spec is not None:
+            yield from map(Path, spec.submodule_search_locations or ([spec.origin] if spec.origin else []))
+
+
+def _library_path() -> Iterator[Path]:
+    """Folders of libraries that the owner named, but for a home folder as a whole."""
+    for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        path = Path(entry)
+        if path.is_absolute() and path.is_dir() and not Path.home().is_relative_to(path.resolve()):
+            yield path
+
+
+def _below(root: str, patterns: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(path for pattern in patterns for path in sorted(Path(root).glob(pattern)))
+
+
+def _found(patterns: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(path for pattern in patterns for path in sorted(Path("/").glob(pattern.lstrip("/"))))

@@ -1,0 +1,109 @@
+"""The confinement of a role in words, its lists of files, and the profile that stands in for it on macOS."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2prl.confinement.macos import role_profile
+from p2prl.confinement.role import Protection
+from p2prl.confinement.role_files import network_access, open_access, role_access
+
+OWN = Path("/somewhere/seat-1")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+NO_SECCOMP = " No seccomp on this system: other system calls stay open to the process."
+NO_LANDLOCK = " No Landlock on this system: your files stay open to the process."
+OPEN = " The engine may start programs and open sockets."
+
+
+@pytest.mark.parametrize(
+    ("protection", "line"),
+    [
+        (
+            Protection("Landlock 7", "seccomp"),
+            "Confined: own folder only, no new programs, no sockets (Landlock 7, seccomp).",
+        ),
+        (
+            Protection("Landlock 2"),
+            f"Confined in part: own folder only, no new programs, no TCP (Landlock 2).{NO_SECCOMP}",
+        ),
+        (
+            Protection("", "seccomp"),
+            f"Confined in part: no new programs, no sockets (seccomp).{NO_LANDLOCK}",
+        ),
+        (
+            Protection("Landlock 7", "seccomp", is_open=True),
+            f"Confined: own folder and caches only (Landlock 7, seccomp).{OPEN}",
+        ),
+        (
+            Protection("", "seccomp", is_open=True),
+            f"Confined in part: no calls to the host (seccomp).{OPEN}{NO_LANDLOCK}",
+        ),
+    ],
+)
+def test_one_line_says_what_confines_a_role(protection: Protection, line: str) -> None:
+    assert str(protection) == line
+    assert protection.is_whole == line.startswith("Confined:")
+
+
+def test_no_confinement_is_said_too() -> None:
+    assert str(Protection()).startswith("Not confined: this system (")
+    assert str(Protection(asked=False)).startswith("NOT confined, as --no-confinement says")
+
+
+def test_only_the_own_folder_is_writable_and_nothing_private_is_readable() -> None:
+    access = role_access(OWN, (Path("/models/base"),))
+    assert access.writable == (OWN,)
+    assert access.programs == ()
+    assert not access.tcp
+    assert Path("/models/base") in access.readable
+    every = {path.resolve() for path in (*access.readable, *access.devices)}
+    for private in (
+        ROOT,
+        Path.home(),
+        Path("/"),
+        Path("/etc"),
+        Path("/proc"),
+        Path("/dev"),
+        Path("/tmp"),
+        Path("/var"),
+    ):
+        assert private.resolve() not in every
+    assert ROOT / "p2prl" in every
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the lists are Linux's")
+def test_devices_are_those_of_accelerators() -> None:
+    names = {path.name for path in role_access(OWN).devices}
+    assert {"null", "urandom"} <= names
+    for disk in ("sda", "vda", "nvme0n1", "mem", "kmsg", "kvm", "fuse", "loop0", "vsock", "input", "video0", "snd"):
+        assert disk not in names
+
+
+def test_an_engine_that_compiles_gets_programs_and_its_caches() -> None:
+    access = open_access(OWN)
+    assert access.tcp
+    assert Path("/usr") in access.programs
+    assert Path.home() / ".cache/vllm" in access.writable
+    for private in (Path.home(), Path.home() / ".ssh", Path.home() / ".cache", Path("/")):
+        assert private not in (*access.readable, *access.writable, *access.programs)
+
+
+def test_a_network_process_executes_its_daemon_alone() -> None:
+    access = network_access(OWN, Path("/tmp/p2prl-1"), (Path("/lib/p2pd"),))
+    assert (access.writable, access.sockets, access.programs) == ((OWN,), (Path("/tmp/p2prl-1"),), (Path("/lib/p2pd"),))
+    assert not {Path.home(), Path("/"), Path("/tmp"), Path("/etc")} & set(access.readable)
+
+
+def test_the_profile_denies_writes_programs_network_and_the_home_folder() -> None:
+    profile = role_profile(OWN, [Path('/odd "name"')], Path("/Users/someone"))
+    for rule in ("(deny process-exec*)", "(deny network*)", "(deny file-write*)"):
+        assert rule in profile
+    assert '(deny file-read* (subpath "/Users/someone"))' in profile
+    assert profile.index('(deny file-read* (subpath "/Users/someone"))') < profile.rindex(f'(subpath "{OWN}")')
+    assert '(subpath "/odd \\"name\\"")' in profile
+    assert profile.count("(") == profile.count(")")
