@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.disk_full import write_error
-from p2prl.json_lines import read_json_lines, remove_unfinished_line
+from p2prl.json_lines import JsonLines, read_json_lines, remove_unfinished_line
+
+
+def read_results(path: Path) -> JsonLines:
+    """Results in the order they were made; none if the file is missing."""
+    return read_json_lines(path, required={"version": int, "tasks": dict})
 
 
 class ResultsFile:
@@ -19,7 +24,7 @@ class ResultsFile:
         """Read the file, and remove a line that a crash left unfinished. Unreadable lines are skipped and told."""
         self._path = path
         remove_unfinished_line(path)
-        found = read_json_lines(path, required={"version": int, "tasks": dict})
+        found = read_results(path)
         self._results = found.objects
         if notice := found.notice(path):
             on_notice(notice)
