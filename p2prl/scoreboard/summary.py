@@ -25,10 +25,10 @@ _EVALUATIONS = 20
 
 
 def summary(source: LedgerSource) -> dict[str, Any]:
-    """The current board: `format`, `run`, `people`, `validators`, `metrics`, `evaluations` (keys in docs/leaderboard.md).
+    """The current board: `format`, `run`, `people`, `validators`, `metrics`, `evaluations` (docs/leaderboard.md).
 
-    The first 20 rows of each table, at most 100 points of the curve and the newest 20 evaluations. Raises `NotReadyError` while the run
-    manifest is not known.
+    The first 20 rows of each table, at most 100 points of the curve and the newest 20 evaluations. Raises
+    `NotReadyError` while the run manifest is not known.
     """
     snapshot = source.snapshot()
     people = leaderboard_document(snapshot, by="people", limit=_ROWS)
