@@ -1,0 +1,100 @@
+"""Values of limits: every written form, its neighbors that are refused, and weekly hours against a calendar."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from p2prl.controls.quantities import (
+    WEEK_MINUTES,
+    battery_text,
+    duration_text,
+    is_scheduled,
+    minutes_until,
+    read_amount,
+    read_battery,
+    read_duration_s,
+    read_schedule,
+    read_size_gb,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("10min", 600), ("2h", 7_200), ("1h30m", 5_400), ("1d", 86_400)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert read_duration_s(text) == seconds
+    assert read_duration_s(duration_text(seconds)) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "2", "h", "-2h", "2 h 3", "2y", "0s", "inf", "367d", "2h later"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        read_duration_s(text)
+
+
+@pytest.mark.parametrize(("text", "gb"), [("8", 8), ("8GB", 8), ("500 MB", 0.5), ("1TB", 1_000), ("1GiB", 1.073741824)])
+def test_sizes(text: str, gb: float) -> None:
+    assert read_size_gb(text) == pytest.approx(gb)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1GB", "8 bananas", "1e9GB", "9999999999GB"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        read_size_gb(text)
+
+
+def test_amounts_and_their_units() -> None:
+    assert read_amount("200W", "W") == read_amount(" 200 ", "W") == 200
+    assert read_amount("75°C", "C", "°C") == 75
+    assert read_amount("off", "W") == 0
+    for text in ("200C", "0W", "W", "-3W"):
+        with pytest.raises(ValueError, match="in W"):
+            read_amount(text, "W")
+
+
+def test_battery() -> None:
+    assert [read_battery(text) for text in ("never", "always", "50%")] == [101, 0, 50]
+    assert [battery_text(read_battery(text)) for text in ("never", "always", "50%")] == ["never", "always", "50%"]
+    for text in ("50", "0%", "101%", "sometimes"):
+        with pytest.raises(ValueError, match="never"):
+            read_battery(text)
+
+
+def test_a_schedule_against_the_calendar() -> None:
+    """Every minute of a week, by the calendar's own weekday and hour."""
+    schedule = read_schedule("22:00-07:00, Sat-Sun, Wed 12:30-13:00")
+    monday = datetime(2026, 11, 23)
+    for minute in range(WEEK_MINUTES):
+        when = monday + timedelta(minutes=minute)
+        clock = (when.hour, when.minute)
+        expected = (
+            clock >= (22, 0)
+            or clock < (7, 0)
+            or when.weekday() >= 5
+            or (when.weekday() == 2 and (12, 30) <= clock < (13, 0))
+        )
+        assert is_scheduled(schedule, minute) == expected, when
+        wait = minutes_until(schedule, minute)
+        assert (wait == 0) == expected
+        assert is_scheduled(schedule, (minute + wait) % WEEK_MINUTES)
+
+
+def test_hours_over_midnight_belong_to_the_day_they_start_on() -> None:
+    schedule = read_schedule("Sun 22:00-07:00")
+    assert is_scheduled(schedule, 6 * 60 + 59), "Monday morning"
+    assert not is_scheduled(schedule, 7 * 60)
+    assert not is_scheduled(schedule, 6 * 1_440 + 6 * 60), "Sunday morning"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "22-7", "25:00-26:00", "22:61-23:00", "Foo", "Fri-Mon", "Sat 1:00", "a b c", "," * 40]
+)
+def test_no_schedules(text: str) -> None:
+    with pytest.raises(ValueError, match=r"hours|days|parts"):
+        read_schedule(text)
+
+
+def test_off_is_always() -> None:
+    assert is_scheduled(read_schedule("off"), 0)
