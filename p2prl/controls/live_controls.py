@@ -1,0 +1,213 @@
+"""The controls of a running worker: a thread that reads the sensors, obeys requests and gives the worker its orders.
+
+A thin shell: `rules` decides. Orders are given when they change, and at most a second after their cause.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from p2prl.controls import messages
+from p2prl.controls.control_socket import ControlSocket
+from p2prl.controls.limits import Limits
+from p2prl.controls.messages import Answer, LimitShown, Request
+from p2prl.controls.pause_file import load_pause, save_pause
+from p2prl.controls.quantities import DAY_MINUTES
+from p2prl.controls.rules import Order, Pause, Readings, Rules
+from p2prl.errors import P2PRLError
+
+PERIOD_S = 1.0
+"""Sensors are read this often: limits act within two of them."""
+
+
+class Worker(Protocol):
+    """What the controls steer. Each method returns at once, and is called from the controls' thread."""
+
+    def obey(self, order: Order) -> None:
+        """Follow this order from now on."""
+        ...
+
+    def limits_changed(self, limits: Limits) -> None:
+        """Use these limits where they bound the network and the disk."""
+        ...
+
+    def finish(self) -> None:
+        """Complete what is in flight, and end."""
+        ...
+
+    def stop(self) -> None:
+        """End now, and keep what is finished."""
+        ...
+
+
+class Sensors(Protocol):
+    """Reads the machine."""
+
+    def read(self) -> Readings:
+        """What can be read now; never raises."""
+        ...
+
+    def missing(self) -> Mapping[str, str]:
+        """By limit, a sentence why it cannot be kept on this machine."""
+        ...
+
+
+class LiveControls:
+    """Runs the rules of one worker. `start` begins the thread; until `attach` gives it a worker, orders wait."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits,
+        sensors: Sensors,
+        *,
+        listen: ControlSocket | None = None,
+        now: Callable[[], float] = time.time,
+        on_notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`listen` is None where no socket could be made: limits still hold. `on_notice` gets sentences to show."""
+        self._folder = folder
+        self._rules = Rules(limits, load_pause(folder))
+        self._sensors = sensors
+        self._socket = listen
+        self._now = now
+        self._on_notice = on_notice
+        self._worker: Worker | None = None
+        self._lock = threading.Lock()
+        self._order = Order()
+        self._readings = Readings()
+        self._ending = ""
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def order(self) -> Order:
+        """The order in force."""
+        return self._order
+
+    def start(self) -> None:
+        """Begin the thread."""
+        self._thread = threading.Thread(target=self._run, name="p2prl-controls", daemon=True)
+        self._thread.start()
+
+    def attach(self, worker: Worker) -> None:
+        """Steer this worker; it gets the order in force at once."""
+        with self._lock:
+            self._worker = worker
+            worker.obey(self._order)
+            self._end_worker()
+
+    def close(self) -> None:
+        """End the thread and remove the socket."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(3 * PERIOD_S)
+        if self._socket is not None:
+            self._socket.close()
+
+    def tick(self) -> None:
+        """Read the sensors and decide."""
+        readings = self._sensors.read()
+        with self._lock:
+            self._readings = readings
+            self._decide()
+
+    def answer(self, request: Request) -> Answer:
+        """Obey a request and say what the worker does now."""
+        with self._lock:
+            try:
+                self._take(request)
+            except P2PRLError as error:
+                return Answer(error=str(error), remedy=error.remedy)
+            self._decide()
+            return self._answer()
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._ended.is_set():
+            if time.monotonic() >= due:
+                self.tick()
+                due = time.monotonic() + PERIOD_S
+            wait_s = max(0.01, due - time.monotonic())
+            if self._socket is None:
+                self._ended.wait(wait_s)
+            else:
+                self._socket.serve(wait_s, self.answer)
+
+    def _take(self, request: Request) -> None:
+        match request:
+            case messages.PauseRequest(for_s=for_s, keep_relaying=keep):
+                if keep is None:
+                    keep = self._rules.limits.value("keep-relaying") == "yes"
+                self._set_pause(Pause(None if for_s is None else self._now() + for_s, keep))
+            case messages.ResumeRequest():
+                self._set_pause(None)
+            case messages.FinishRequest():
+                self._ending = self._ending or "finish"
+                self._set_pause(None, apply=False)
+                self._end_worker()
+            case messages.StopRequest():
+                self._ending = "stop"
+                self._set_pause(None, apply=False)
+                self._end_worker()
+            case messages.LimitsRequest(changes=changes):
+                self._rules.set_limits(self._rules.limits.changed(changes))
+                if self._worker is not None:
+                    self._worker.limits_changed(self._rules.limits)
+            case messages.StatusRequest():
+                pass
+
+    def _set_pause(self, pause: Pause | None, *, apply: bool = True) -> None:
+        """`apply` is False for a worker that ends: it would load its engine again, only to free it."""
+        if apply:
+            self._rules.set_pause(pause)
+        save_pause(self._folder, pause)
+
+    def _end_worker(self) -> None:
+        if self._worker is not None and self._ending:
+            (self._worker.stop if self._ending == "stop" else self._worker.finish)()
+
+    def _decide(self) -> None:
+        had_pause = self._rules.pause
+        order = self._rules.decide(self._now(), _minute_of_week(self._now()), self._readings)
+        if had_pause is not None and self._rules.pause is None:
+            save_pause(self._folder, None)
+        before, self._order = self._order, order
+        if self._worker is not None and order != before:
+            self._worker.obey(order)
+        if order.rests != before.rests:
+            self._on_notice(f"Resting: {order.reason}." if order.rests else "Working again.")
+
+    def _answer(self) -> Answer:
+        order, pause = self._order, self._rules.pause
+        if self._ending:
+            state = "ending"
+        elif order.rests:
+            state = "paused" if pause is not None else "resting"
+        elif self._worker is None:
+            state = "starting"
+        else:
+            state = "slowed" if order.duty < 1.0 else "working"
+        missing = self._sensors.missing()
+        return Answer(
+            state=state,
+            reason=order.reason,
+            until=None if pause is None else pause.until,
+            duty=order.duty,
+            relays=order.keeps_network,
+            engine_bytes=self._readings.gpu_memory_bytes,
+            limits={name: LimitShown(**shown) for name, shown in self._rules.limits.document().items()},
+            unread=[
+                f"{name} cannot be kept here: {missing.get(name, 'this machine has no sensor for it')}"
+                for name in self._rules.unread(self._readings)
+            ],
+        )
+
+
+def _minute_of_week(now: float) -> int:
+    local = time.localtime(now)
+    return local.tm_wday * DAY_MINUTES + local.tm_hour * 60 + local.tm_min

@@ -1,0 +1,41 @@
+"""The owner's pause on disk, so that a restart keeps it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from p2prl.controls.rules import Pause
+
+_MOST_BYTES = 4_096
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    until: float | None
+    keeps_relaying: bool
+
+
+def load_pause(folder: Path) -> Pause | None:
+    """The pause of a worker folder; None when there is none, or the file is damaged."""
+    try:
+        with (folder / "pause.json").open("rb") as file:
+            found = msgspec.json.decode(file.read(_MOST_BYTES), type=_Document)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return Pause(found.until, found.keeps_relaying)
+
+
+def save_pause(folder: Path, pause: Pause | None) -> None:
+    """Keep a pause, or forget it. A full disk loses it at a restart and no more."""
+    path = folder / "pause.json"
+    with suppress(OSError):
+        if pause is None:
+            path.unlink(missing_ok=True)
+            return
+        new = folder / ".pause.new"
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(_Document(pause.until, pause.keeps_relaying)))
+        new.replace(path)
