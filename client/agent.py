@@ -76,6 +76,7 @@ class Agent:
         self._loaded: LocalPolicy | None = None
         self._finished = False
         self._stopping = False
+        self._resting = ""
         self._draining = False
         self._in_demand = True
         self._sampled_version = sampled_version
@@ -162,6 +163,10 @@ class Agent:
         """Complete what is in flight, and submit nothing more."""
         self._stopping = True
 
+    def rest(self, reason: str) -> None:
+        """Load and submit nothing until this is called with an empty reason. What is in flight was dropped."""
+        self._resting = reason
+
     def next_action(
         self, *, outstanding: int, learner_in_reach: bool, busy: float = 0.0, room: int = 1, staged: bool = True
     ) -> Action:
@@ -174,6 +179,8 @@ class Agent:
             return Wait("the run is finished")
         if self._stopping:
             return self._go_on("stopping")
+        if self._resting:
+            return Wait(self._resting)
         if self._newest is None:
             return Wait("waiting for the first weights")
         if self._newest is self._loaded:

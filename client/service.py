@@ -19,10 +19,11 @@ from p2prl.client.sampler import FinishedGroup, SlotSampler
 from p2prl.client.slot_numbers import first_slot
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.clock import Clock
+from p2prl.controls.rules import Order
 from p2prl.errors import IntegrityError
 from p2prl.models.group_work import SamplingTools
 from p2prl.net.process import control
-from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.bridge import NetworkPort, Suspendable
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
@@ -37,6 +38,9 @@ from p2prl.protocol.wire_codec import decode
 
 _POLL_S = 0.5
 """Longest wait for messages when there is nothing to do."""
+
+_RESTING_POLL_S = 1.0
+"""As `_POLL_S`, while the owner's limits let it do nothing: a resting worker should cost nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +96,10 @@ class Volunteer:
         self._sampler = SlotSampler(identity, run, clock, on_notice)
         self._network: NetworkPort | None = None
         self._parked = False
+        self._order = Order()
+        self._is_freed = False  # the engine's memory
+        self._is_suspended = False  # the network
+        self._compute_from = 0.0  # clock time until which the duty cycle rests
 
     # --- lifecycle----------------------------------------------------------------------------------------------
 
@@ -108,6 +116,12 @@ class Volunteer:
         """Keep at most this much of groups, in bytes, that no learner has confirmed."""
         self._spool.limit(max_bytes)
 
+    def obey(self, order: Order) -> None:
+        """Follow the owner's order from now on. From any thread."""
+        self._order = order
+        if self._network is not None:
+            self._network.wake()
+
     def park(self) -> None:
         """Stop decoding now; finished groups stay in the spool."""
         self._parked = True
@@ -117,11 +131,13 @@ class Volunteer:
     def run(self, network: NetworkPort) -> bool:
         """Run until stopped. Returns True when the learner ended the run."""
         self.attach(network)
-        started = self._clock.now()
+        searched_s, before = 0.0, self._clock.now()
         try:
             while not self._parked and not self._agent.done and not self._is_over():
-                self.bootstrap.check_patience(self._clock.now() - started)
-                self.turn(wait_s=_POLL_S)
+                self.bootstrap.check_patience(searched_s)
+                self.turn(wait_s=_RESTING_POLL_S if self._order.rests else _POLL_S)
+                before, seconds = self._clock.now(), self._clock.now() - before
+                searched_s += 0.0 if self._is_suspended else seconds
             self._report(self._next_action(), final=True)
             return self._agent.finished
         finally:
@@ -134,16 +150,21 @@ class Volunteer:
 
     def turn(self, *, wait_s: float) -> Action:
         """Take messages, do the one action that is due, deliver groups. Waits only when idle."""
+        self._follow_order(self._order)
         action = self._next_action()
-        self._take_messages(wait_s if isinstance(action, Wait) else 0.0)
+        rest_s = max(0.0, self._compute_from - self._clock.now()) if isinstance(action, Sample) else 0.0
+        self._take_messages(wait_s if isinstance(action, Wait) else min(rest_s, wait_s))
         match action:
+            case Sample() if rest_s > 0.0:
+                pass
             case Load(policy=policy):
                 self._load(policy)
             case Sample(policy=policy, slots=slots):
                 self._sample(policy, slots)
             case Wait():
                 pass
-        for message in self._delivery.due(self._clock.now(), run_known=self.bootstrap.manifest is not None):
+        is_known = self.bootstrap.manifest is not None and not self._is_suspended
+        for message in self._delivery.due(self._clock.now(), run_known=is_known):
             self._net.send(message)
         self._report(action)
         return action
@@ -165,7 +186,7 @@ class Volunteer:
         prepared = self.bootstrap.prepared
         if prepared is None:
             return Wait("fetching the run's files" if self.bootstrap.manifest else "looking for the run")
-        waiting = self._agent.waiting
+        waiting = None if self._order.rests else self._agent.waiting
         return self._agent.next_action(
             staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
             outstanding=self._delivery.backlog(self._clock.now()),
@@ -173,6 +194,21 @@ class Volunteer:
             busy=prepared.sampler.in_flight / prepared.work.group_size,
             room=prepared.sampler.room // prepared.work.group_size,
         )
+
+    def _follow_order(self, order: Order) -> None:
+        """Free the engine and leave the network, or come back. Slots in flight are sampled again later."""
+        self._agent.rest(order.reason if order.rests else "")
+        tools = self.bootstrap.prepared
+        if not order.rests:
+            self._is_freed = False  # loading the next policy takes the memory again
+        elif tools is not None and not self._is_freed:
+            self._is_freed = True
+            self._sampler.drop(tools)
+            self._agent.emptied()
+            tools.sampler.sleep()
+        if order.keeps_network is self._is_suspended and isinstance(self._network, Suspendable):
+            self._is_suspended = not order.keeps_network
+            (self._network.suspend if self._is_suspended else self._network.resume)()
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -289,6 +325,8 @@ class Volunteer:
         rewards = [group.reward for group in made.groups if group.reward is not None]
         self._progress.add_decoding(rewards, tokens=made.tokens, seconds=made.seconds)
         self._agent.decoded(busy, tokens=made.tokens, steps=made.steps, seconds=made.seconds)
+        if self._order.duty < 1.0:
+            self._compute_from = self._clock.now() + made.seconds * (1.0 / self._order.duty - 1.0)
 
     def _report(self, action: Action, *, final: bool = False) -> None:
         loaded = self._agent.loaded

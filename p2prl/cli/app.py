@@ -11,6 +11,7 @@ import typer
 
 from p2prl.cli.commands.bench import bench_app
 from p2prl.cli.commands.board import board
+from p2prl.cli.commands.controls import config_app, config_init, config_show, finish, limits, pause, resume, stop
 from p2prl.cli.commands.demo import demo
 from p2prl.cli.commands.eval import eval_
 from p2prl.cli.commands.export import export
@@ -57,6 +58,11 @@ def root(
 app.command("join", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl join"))(make_join())
 app.command("seed", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl seed"))(seed)
 app.command("validate", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl validate"))(validate)
+for _name, _command in (("pause", pause), ("resume", resume), ("finish", finish), ("stop", stop), ("limits", limits)):
+    app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_command)
+config_app.command("show", epilog=epilog("p2prl config show"))(config_show)
+config_app.command("init", epilog=epilog("p2prl config init"))(config_init)
+app.add_typer(config_app, name="config", rich_help_panel=VOLUNTEER)
 app.add_typer(key_app, name="key", rich_help_panel=VOLUNTEER)
 app.command("init", rich_help_panel=OPERATE, epilog=epilog("p2prl init"))(init)
 app.command("learn", rich_help_panel=OPERATE, epilog=epilog("p2prl learn"))(make_learn())

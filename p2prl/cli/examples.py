@@ -11,6 +11,17 @@ _EXAMPLES = {
     ),
     "p2prl seed": ("p2prl seed LINK --upload-mbit 50 --monthly-gb 500",),
     "p2prl validate": ("p2prl validate LINK --rate 0.1", "p2prl validate LINK --run-scorer"),
+    "p2prl pause": ("p2prl pause", "p2prl pause --for 2h --keep-relaying"),
+    "p2prl resume": ("p2prl resume", "p2prl resume --seat seat-1"),
+    "p2prl finish": ("p2prl finish",),
+    "p2prl stop": ("p2prl stop",),
+    "p2prl limits": (
+        "p2prl limits",
+        "p2prl limits gpu.temp=75C gpu.power=200W idle=10m battery=never",
+        "p2prl limits schedule='22:00-07:00, Sat-Sun' ram=default",
+    ),
+    "p2prl config show": ("p2prl config show", "p2prl config show --no-origin"),
+    "p2prl config init": ("p2prl config init",),
     "p2prl init": (
         "p2prl init my-run --preset chain4",
         "p2prl init my-run --preset arithmetic",

@@ -18,6 +18,8 @@ class Interrupts:
         self._steps = [finish, stop_now]
         self._finishing = finishing
         self.count = 0
+        self.asked = False
+        """Whether a command asked for the end."""
 
     @contextmanager
     def handled(self) -> Iterator[Interrupts]:
@@ -28,6 +30,12 @@ class Interrupts:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def ask(self, *, stop: bool) -> None:
+        """End as a command asks: finish current work, or stop now. From any thread."""
+        self.asked = True
+        say("Stopping, as p2prl stop asks." if stop else "Finishing the current work, as p2prl finish asks.")
+        self._steps[1 if stop else 0]()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -93,14 +93,18 @@ def open_filter(machine: str) -> bytes:
     return deny_filter(ARCHITECTURES[machine].audit, HOST_CALLS[machine], _HOST_RULES, last=LAST_CALL)
 
 
-def role_filter(machine: str) -> bytes:
-    """Instructions for this process from now on, as a role that computes: threads, one socket pair, its own signals."""
+def role_filter(machine: str, accepts: int | None = None) -> bytes:
+    """Instructions for this process from now on, as a role that computes: threads, one socket pair, its own signals.
+
+    It may accept at the listening socket with the descriptor `accepts`, if any: a caller gets in, nothing gets out.
+    """
     itself = (0, os.getpid())
     rules = _HOST_RULES | {
         "clone": RULES["clone"],
         "socketpair": ArgumentRule(argument=1, one_of=_STREAMS),
         "sendto": RULES["sendto"],
         "prlimit64": ArgumentRule(argument=0, one_of=itself),
+        **({} if accepts is None else {"accept4": ArgumentRule(argument=0, one_of=(accepts,))}),
         **{name: ArgumentRule(argument=0, one_of=itself[1:]) for name in ("kill", "tgkill", "rt_tgsigqueueinfo")},
     }
     return deny_filter(

@@ -100,12 +100,15 @@ def confine_files(own: Path, readable: tuple[Path, ...] = (), *, is_open: bool =
     return Protection(files=_landlock(access), is_open=is_open)
 
 
-def confine_calls(protection: Protection) -> Protection:
-    """Second step: no programs, sockets, tracing or changes to the host from now on, in every thread."""
+def confine_calls(protection: Protection, accepts: int | None = None) -> Protection:
+    """Second step: no programs, sockets, tracing or changes to the host from now on, in every thread.
+
+    `accepts` as in `role_filter`.
+    """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ARCHITECTURES:
         return protection
-    program = open_filter(machine) if protection.is_open else role_filter(machine)
+    program = open_filter(machine) if protection.is_open else role_filter(machine, accepts)
     if not succeeds(lambda: linux.seccomp_install(program, every_thread=True)):
         return protection
     return Protection(protection.files, "seccomp", protection.is_open)

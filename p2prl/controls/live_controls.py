@@ -204,6 +204,7 @@ class LiveControls:
             unread=[
                 f"{name} cannot be kept here: {missing.get(name, 'this machine has no sensor for it')}"
                 for name in self._rules.unread(self._readings)
+                if self._rules.limits.settings[name].origin != "default"  # nobody asked for it
             ],
         )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
+from contextlib import suppress
 
 import torch
 
@@ -20,5 +23,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def release_memory() -> None:
     """Return what failed work left behind."""
     gc.collect()
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # a C library without it, as musl, returns large blocks by itself
+            ctypes.CDLL(None).malloc_trim(0)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.device import device_class
 from p2prl.models.exact_arithmetic import use_exact_arithmetic
+from p2prl.models.freed_weights import FreedWeights
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.replay_head import ReplayHead, find_replay_head
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
@@ -59,6 +60,7 @@ class PolicyModel:
         self.loads = 0
         """Policies loaded so far: keys and values computed before the last load are another policy's."""
         self._has_policy = True
+        self._freed = FreedWeights()
         use_exact_arithmetic()
         check_draw(self.device, self.vocabulary)
 
@@ -80,8 +82,9 @@ class PolicyModel:
             raise IntegrityError(f"version {staged.version} gives logits that are not finite")
 
     def drop_policy(self) -> None:
-        """Forget the policy: nothing is computed until the next one is loaded."""
+        """Forget the policy and free its memory: nothing is computed until the next one is loaded."""
         self._has_policy = False
+        self._freed.free(self.model)
 
     def check_ready(self, requests: Sequence[GenerationRequest]) -> None:
         """`IntegrityError` without a policy, `ConfigError` when a request does not fit the model."""
@@ -130,6 +133,7 @@ class PolicyModel:
     def _fill(self, staged: StagedWeights) -> None:
         self._has_policy = False
         self.loads += 1
+        self._freed.restore()
         copy_weights(self.model, self._layout, staged.weights)
         if held_digest(self.model, self._layout) != staged.answer:
             raise IntegrityError("the weights in the engine are not those it was given")

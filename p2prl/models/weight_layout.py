@@ -116,7 +116,7 @@ def check_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytea
     if view.nbytes != layout.size_bytes:
         raise IntegrityError(f"{view.nbytes} weight bytes do not fill a layout of {layout.size_bytes}")
     hasher = blake3()
-    for spec, destination, block in _blocks(targets, view):
+    for spec, destination, _, block in _blocks(targets, view):
         # A NaN would pass every later comparison and make the peer sample garbage in good faith.
         if not torch.isfinite(block).all():
             raise IntegrityError(f"weights of {spec.name!r} are not all finite")
@@ -127,8 +127,8 @@ def check_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytea
 def copy_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> None:
     """Write checked weights into the model's own memory, converted to its dtype. No second copy is made."""
     with torch.no_grad():
-        for _, destination, block in _blocks(_match(model, layout), memoryview(weights).cast("B")):
-            destination.copy_(block.view_as(destination))
+        for _, destination, start, block in _blocks(_match(model, layout), memoryview(weights).cast("B")):
+            destination.detach().view(-1)[start : start + block.numel()].copy_(block)
 
 
 def held_digest(model: nn.Module, layout: WeightLayout) -> Digest:
@@ -151,19 +151,23 @@ def weights_digest(weights: bytes | bytearray | memoryview) -> Digest:
     return chunk_digest(memoryview(weights))
 
 
-def _blocks(targets: list[tuple[TensorSpec, Tensor]], view: memoryview) -> Iterator[tuple[TensorSpec, Tensor, Tensor]]:
-    """(spec, the model's weights, the received weights) in pieces of at most `_BLOCK_WORDS`."""
+def _blocks(
+    targets: list[tuple[TensorSpec, Tensor]], view: memoryview
+) -> Iterator[tuple[TensorSpec, Tensor, int, Tensor]]:
+    """(spec, the model's tensor, first weight of the piece, the received weights), at most `_BLOCK_WORDS` a piece.
+
+    The model's tensor is not read: its memory may be free at the moment (`FreedWeights`).
+    """
     staging = np.empty(_BLOCK_WORDS, dtype=np.uint32)
     offset = 0
     for spec, tensor in targets:
-        flat = tensor.detach().view(-1)
         word = NUMPY_WORDS[spec.dtype]
-        for start in range(0, flat.numel(), _BLOCK_WORDS):
-            count = min(_BLOCK_WORDS, flat.numel() - start)
+        for start in range(0, tensor.numel(), _BLOCK_WORDS):
+            count = min(_BLOCK_WORDS, tensor.numel() - start)
             # Copied first: torch would wrap the received, read-only bytes in a tensor it believes it may write to.
             block = staging.view(word.newbyteorder("="))[:count]
             block[:] = np.frombuffer(view, dtype=word, count=count, offset=offset)
-            yield spec, flat[start : start + count], torch.from_numpy(block).view(TORCH_DTYPES[spec.dtype])
+            yield spec, tensor, start, torch.from_numpy(block).view(TORCH_DTYPES[spec.dtype])
             offset += count * word.itemsize
 
 

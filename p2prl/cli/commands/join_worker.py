@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2prl.cli.commands.owner_controls import OwnerControls
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
@@ -24,6 +25,7 @@ from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.config.machine_limits import DiskPlan, MachineLimits, sampling_memory
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder
+from p2prl.controls.limits import Limits
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import JoinLink
@@ -50,6 +52,7 @@ def join_run(
     slots: int,
     vram_gb: float,
     limits: MachineLimits,
+    owner_limits: Limits,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
     wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
@@ -57,7 +60,8 @@ def join_run(
     """Volunteer until interrupted or until the run ends."""
     link, worker, model = start.link, start.worker, start.base
     view = LiveView(quiet=as_json)
-    with view.shown():
+    controls = OwnerControls(worker.directory, owner_limits, start.control)
+    with view.shown(), controls.running():
         view.phase("importing torch")
 
         from p2prl.client.agent import AgentConfig
@@ -99,6 +103,7 @@ def join_run(
             memory, has_base = limits.network_memory_bytes, model is not None
             config = network(memory_bytes=memory, has_base=has_base, transport=transport)
             start.seal()
+            controls.steer(volunteer, interrupts, device=str(chosen))
             started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
             finished = volunteer.run(started if wrap_network is None else wrap_network(started))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."

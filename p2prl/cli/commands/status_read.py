@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from p2prl.cli.commands.controls_send import live_answer
 from p2prl.cli.role_files import read_status
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.status_view import worker_lines
@@ -56,5 +57,8 @@ def _workers(home: Path) -> list[dict[str, Any]]:
         folder = path.parent.parent
         status = read_status(path)
         holder = holder_of(folder)
-        workers.append({**status, "seat": folder.name, "running": holder is not None and holder == status.get("pid")})
+        worker = {**status, "seat": folder.name, "running": holder is not None and holder == status.get("pid")}
+        if worker["running"] and (now := live_answer(folder)) is not None:
+            worker["controls"] = now
+        workers.append(worker)
     return workers

@@ -137,7 +137,7 @@ def end_session(status: StatusFile, interrupts: Interrupts, *, finished: bool, a
         say("The learner has ended the run. Thank you.")
         if pending := pending_text(status.document):
             say(pending)
-    elif interrupts.count:
+    elif interrupts.count or interrupts.asked:
         say(kept)
     if as_json:  # last, so that a log of both streams ends with it
         emit(status.document)

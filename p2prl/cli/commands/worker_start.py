@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 
 from p2prl import errors
 from p2prl.cli import crash_log
+from p2prl.cli.commands.owner_controls import open_controls
 from p2prl.cli.views.console import say
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
+from p2prl.controls.control_socket import ControlSocket
 from p2prl.models.confined_tokenizer import tokenizer_program
 from p2prl.net.process.program import network_program
 from p2prl.net.transports.hivemind.daemon_folder import DaemonFolder
@@ -62,6 +64,8 @@ class WorkerRequest:
     engine: str = "transformers"
     device: str = "cpu"
     confine: bool = True
+    controlled: bool = False
+    """Whether it obeys its owner's commands while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +79,13 @@ class WorkerStart:
     launches: dict[str, Launch] = field(default_factory=dict)
     """Starts processes for a confined worker; empty for one that starts them itself."""
     protection: Protection
+    control: ControlSocket | None = None
+    """Where its owner's commands arrive."""
 
     def seal(self) -> None:
         """Refuse what is still needed while a worker starts, and say what confines it. Before any stranger's bytes."""
-        say(str(confine_calls(self.protection) if self.protection.asked else self.protection))
+        accepts = None if self.control is None else self.control.fileno()
+        say(str(confine_calls(self.protection, accepts) if self.protection.asked else self.protection))
 
 
 def start_worker(request: WorkerRequest) -> WorkerStart:
@@ -91,7 +98,9 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     worker = claim_worker_folder(request.home or default_home(), kind=request.kind)
     crash_log.keep_in(worker.directory)
     if not request.confine:
-        return WorkerStart(link=link, caps=caps, worker=worker, base=base, protection=Protection(asked=False))
+        control = open_controls(worker.directory) if request.controlled else None
+        protection = Protection(asked=False)
+        return WorkerStart(link=link, caps=caps, worker=worker, base=base, protection=protection, control=control)
     own = worker.directory.resolve()
     sockets = DaemonFolder()
     starter = Starter(
@@ -103,6 +112,8 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
         at_end=sockets.remove,
     )
     atexit.register(starter.close)
+    # After the starter's fork: a socket that it held too would seem alive when the worker is gone.
+    control = open_controls(worker.directory) if request.controlled else None
     readable = () if base is None else (base, *(path.resolve() for path in base.iterdir()))
     return WorkerStart(
         link=link,
@@ -110,6 +121,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
         worker=worker,
         base=base,
         launches={name: starter.launch(name) for name in (NETWORK, TOKENIZER, SCORERS)},
+        control=control,
         protection=confine_files(own, readable, is_open=_needs_programs(request.engine, request.device)),
     )
 

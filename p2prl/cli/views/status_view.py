@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from p2prl.cli.views.controls_view import answer_line
 from p2prl.cli.views.learner_view import evaluation_texts, warning_texts
 from p2prl.cli.views.quantities import (
     age_text,
@@ -30,6 +31,9 @@ def worker_lines(worker: Mapping[str, Any], *, now: float) -> list[str]:
     role, seat = worker.get("role", "worker"), worker.get("seat", "")
     heading = f"{worker.get('run', 'a run')}  {role}{f' {seat}' if seat else ''}  {_state(worker, now)}"
     rows = [("you are", _identity(worker)), *(_learner(worker) if role == "learner" else _worker(worker))]
+    if controls := worker.get("controls"):
+        rows.append(("now", answer_line(controls, now=now)))
+        rows += [("limit", line) for line in controls.get("unread", [])]
     rows.append(("memory", _memory(worker) if worker.get("running") else ""))
     return [heading, *(f"    {name:<9} {text}" for name, text in rows if text)]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from p2prl import errors
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
@@ -47,6 +47,19 @@ class NetworkPort(Protocol):
 
     def close(self) -> None:
         """Leave the network."""
+        ...
+
+
+@runtime_checkable
+class Suspendable(Protocol):
+    """A network that can be left for a while and joined again."""
+
+    def suspend(self) -> None:
+        """Leave the network; messages sent meanwhile are lost, and `poll` returns none."""
+        ...
+
+    def resume(self) -> None:
+        """Join it again, under the same key and on the same port."""
         ...
 
 

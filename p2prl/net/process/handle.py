@@ -67,6 +67,7 @@ class NetworkHandle:
         self._on_start = on_start
         self._restarts = 0
         self._closing = False
+        self._suspended = False
         self._inbox: queue.SimpleQueue[control.FromNetwork | _Wake | None] = queue.SimpleQueue()
         self._last_status: control.Status | None = None
         self._heard_at = time.monotonic()
@@ -132,9 +133,34 @@ class NetworkHandle:
         """See `NetworkPort.wake`."""
         self._inbox.put(_Wake())
 
+    def suspend(self) -> None:
+        """See `Suspendable`: end the network process."""
+        if self._suspended:
+            return
+        self._suspended = True
+        self._end_process()
+        if self._last_status is not None:
+            self._last_status = msgspec.structs.replace(self._last_status, peers=())
+            self._inbox.put(self._last_status)
+
+    def resume(self) -> None:
+        """See `Suspendable`: start another network process."""
+        if not self._suspended:
+            return
+        kept = [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
+        for message in kept:
+            if message is not None:  # the end of the process before
+                self._inbox.put(message)
+        self._suspended = False
+        self._start()
+
     def close(self) -> None:
         """Stop the network process and wait for it."""
         self._closing = True
+        self._end_process()
+        self._decoder.close(timeout_s=_CLOSE_S)
+
+    def _end_process(self) -> None:
         self._channel.hang_up(timeout_s=_CLOSE_S)
         try:
             self._process.wait(_EXIT_S)
@@ -142,7 +168,6 @@ class NetworkHandle:
             self._process.kill()
             self._process.wait()
         self._channel.join(5.0)
-        self._decoder.close(timeout_s=_CLOSE_S)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -154,7 +179,7 @@ class NetworkHandle:
             self._on_start(self)
 
     def _restart(self) -> None:
-        if self._closing:
+        if self._closing or self._suspended:
             return
         code = self._process.wait()
         self._restarts += 1

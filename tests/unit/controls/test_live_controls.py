@@ -158,6 +158,7 @@ def test_finish_and_stop_before_and_after_the_worker_is_there(rig: Rig) -> None:
 
 def test_limits_over_the_socket_act_at_the_next_reading(rig: Rig) -> None:
     rig.controls.attach(rig.worker)
+    rig.controls.tick()
     answer = rig.ask(messages.LimitsRequest(changes={"gpu.temp": "70C", "idle": "10m"}))
     assert answer.limits["gpu.temp"] == messages.LimitShown(value="70C", origin="command")
     assert answer.unread == [

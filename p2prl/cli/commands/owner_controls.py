@@ -1,0 +1,122 @@
+"""Put a volunteer under its owner's controls: limits from files and options, the socket, the sensors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from p2prl.cli.interrupts import Interrupts
+from p2prl.cli.views.console import say
+from p2prl.controls.control_socket import ControlSocket
+from p2prl.controls.limits import Figures, Limits, figures
+from p2prl.controls.live_controls import LiveControls
+from p2prl.controls.rules import Order
+from p2prl.controls.sensors import MachineSensors, find_card
+from p2prl.errors import MachineError
+
+if TYPE_CHECKING:
+    from p2prl.client.service import Volunteer
+
+_LEAST = 1e-6
+"""Least figure of an option that is not 0: what texts of limits can hold."""
+
+
+def option_texts(**options: float) -> dict[str, str]:
+    """Texts of the limits that options of the command line set; those that are 0 set none."""
+    names = {
+        "vram_gb": ("gpu.memory", "GB"),
+        "ram_gb": ("ram", "GB"),
+        "upload_mbit": ("net.up", "Mbit"),
+        "monthly_gb": ("net.month", "GB"),
+        "disk_gb": ("disk", "GB"),
+    }
+    found = {}
+    for option, value in options.items():
+        name, unit = names[option]
+        if value:
+            found[name] = f"{max(value, _LEAST):.6f}".rstrip("0").rstrip(".") + unit
+    return found
+
+
+def open_controls(folder: Path) -> ControlSocket | None:
+    """The worker's control socket, before it is confined; None, with a message, where there can be none."""
+    try:
+        return ControlSocket(folder)
+    except MachineError as error:
+        say(f"p2prl pause and its like will not reach this worker: {error}")
+        return None
+
+
+class VolunteerControls:
+    """A volunteer as the controls see it."""
+
+    def __init__(self, volunteer: Volunteer, interrupts: Interrupts) -> None:
+        self._volunteer = volunteer
+        self._interrupts = interrupts
+
+    def obey(self, order: Order) -> None:
+        """See `Worker`."""
+        self._volunteer.obey(order)
+
+    def limits_changed(self, limits: Limits) -> None:
+        """Bound the spool at once; the network and the disk of the run follow at the next start."""
+        wanted: Figures = figures(limits)
+        if wanted.disk_gb or wanted.up_mbit or wanted.month_gb:
+            say("Limits of disk and upload hold from the next start of this worker.")
+
+    def finish(self) -> None:
+        """See `Worker`."""
+        self._interrupts.ask(stop=False)
+
+    def stop(self) -> None:
+        """See `Worker`."""
+        self._interrupts.ask(stop=True)
+
+
+class OwnerControls:
+    """The controls of one `join`, from before torch is imported until its end."""
+
+    def __init__(self, folder: Path, limits: Limits, listen: ControlSocket | None) -> None:
+        self._sensors = MachineSensors()
+        self._live = LiveControls(folder, limits, self._sensors, listen=listen, on_notice=say)
+
+    @contextmanager
+    def running(self) -> Iterator[OwnerControls]:
+        """Obey inside this block."""
+        self._live.start()
+        try:
+            yield self
+        finally:
+            self._live.close()
+
+    def steer(self, volunteer: Volunteer, interrupts: Interrupts, *, device: str) -> None:
+        """Steer this volunteer, whose engine computes on `device`, a torch device's name."""
+        self._sensors.use(engine_bytes=_engine_memory(device), card=find_card(device))
+        self._live.attach(VolunteerControls(volunteer, interrupts))
+
+
+def _engine_memory(device: str) -> Callable[[], int | None]:
+    """Reader of what torch holds on a device; None on a CPU, where `ram` counts it."""
+    if not device.startswith("cuda"):
+        return lambda: None
+
+    def held() -> int | None:
+        torch = sys.modules.get("torch")
+        return None if torch is None else int(torch.cuda.memory_reserved(device))
+
+    return held
+
+
+def chosen_figures(limits: Limits) -> Mapping[str, float]:
+    """Figures that a start plans with, by their options' names."""
+    wanted = figures(limits)
+    return {
+        "vram_gb": wanted.gpu_memory_gb,
+        "ram_gb": wanted.ram_gb,
+        "upload_mbit": wanted.up_mbit,
+        "monthly_gb": wanted.month_gb,
+        "disk_gb": wanted.disk_gb,
+    }

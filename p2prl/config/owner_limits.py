@@ -1,0 +1,104 @@
+"""The owner's limits on disk: a file with comments, what commands have set, and options of a start, in layers.
+
+HOME/config.toml   written by hand: `[limits]`
+HOME/limits.json   limits that `p2prl limits` has set, for every worker under this home
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2prl.config.toml_tables import read_toml
+from p2prl.controls.limits import SPECS, Limits, limit_spec
+from p2prl.disk_full import write_error
+from p2prl.errors import ConfigError
+
+_MOST_BYTES = 64 * 1024
+
+
+def config_file(home: Path) -> Path:
+    """The owner's file, there or not."""
+    return home / "config.toml"
+
+
+def load_limits(home: Path, options: Mapping[str, str] | None = None) -> Limits:
+    """The limits in force for a worker that starts under `home` with these options.
+
+    `ConfigError` names the file and the key, and suggests the right one.
+    """
+    return Limits.layered({"file": _of_file(home), "command": _remembered(home), "option": options or {}})
+
+
+def remember_limits(home: Path, changes: Mapping[str, str]) -> None:
+    """Keep what a command has set; `default` forgets it. `ConfigError` for a wrong one, and nothing changes."""
+    Limits().changed(changes)
+    kept = {**_remembered(home), **changes}
+    kept = {name: text for name, text in kept.items() if text.strip().casefold() != "default"}
+    path, new = home / "limits.json", home / f".limits.{os.getpid()}"
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise write_error(error, path) from error
+
+
+def config_text() -> str:
+    """A file with every limit, its meaning, default and an example, all commented out."""
+    lines = [
+        "# Limits of p2prl on this machine. Take the # away to set one; p2prl config shows what holds.",
+        "",
+        "[limits]",
+    ]
+    for spec in SPECS:
+        lines += ["", f"# {spec.meaning} Default: {spec.default}.", f'# {spec.name} = "{spec.example}"']
+    return "\n".join(lines) + "\n"
+
+
+def _of_file(home: Path) -> dict[str, str]:
+    path = config_file(home)
+    if not path.exists():
+        return {}
+    tables = read_toml(path)
+    for key in tables:
+        if key != "limits":
+            near = difflib.get_close_matches(key, ["limits"], n=1)
+            remedy = "Did you mean [limits]?" if near else "It has one table: [limits]."
+            raise ConfigError(f"{path}: unknown key {key!r}", remedy=remedy)
+    found: dict[str, str] = {}
+    for name, value in _flat(tables.get("limits", {})):
+        try:
+            limit_spec(name)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}", remedy=error.remedy) from error
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigError(f"{path}: {name} must be a text or a number", remedy=f'Write {name} = "…".')
+        found[name] = str(value)
+    return found
+
+
+def _flat(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted keys of nested tables."""
+    if not isinstance(table, Mapping):
+        return [(prefix or "limits", table)]
+    return [pair for key, value in table.items() for pair in _flat(value, f"{prefix}.{key}" if prefix else str(key))]
+
+
+def _remembered(home: Path) -> dict[str, str]:
+    path = home / "limits.json"
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_MOST_BYTES), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}", remedy=f"Delete {path} and set the limits again.") from error
