@@ -122,6 +122,11 @@ class Volunteer:
         if self._network is not None:
             self._network.wake()
 
+    def limit_upload(self, *, bytes_s: float, monthly_bytes: int) -> None:
+        """Change what the network may upload, as `SetUploadCaps`. From any thread."""
+        if self._network is not None:
+            self._network.send(control.SetUploadCaps(bytes_s, monthly_bytes))
+
     def park(self) -> None:
         """Stop decoding now; finished groups stay in the spool."""
         self._parked = True

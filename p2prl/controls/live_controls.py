@@ -89,6 +89,11 @@ class LiveControls:
         """The order in force."""
         return self._order
 
+    @property
+    def limits(self) -> Limits:
+        """The limits in force."""
+        return self._rules.limits
+
     def start(self) -> None:
         """Begin the thread."""
         self._thread = threading.Thread(target=self._run, name="p2prl-controls", daemon=True)

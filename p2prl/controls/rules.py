@@ -128,9 +128,7 @@ class Rules:
         if self.pause is not None and self.pause.until is not None and now >= self.pause.until:
             self.pause = None
         if self.pause is not None:
-            until = self.pause.until
-            left = "until: p2prl resume" if until is None else f"for another {duration_text(until - now)}"
-            return Order(True, f"paused by you {left}", self.duty, self.pause.keeps_relaying)
+            return Order(True, "paused by you", self.duty, self.pause.keeps_relaying)
         for reason in self._reasons(now, minute_of_week, readings):
             return Order(True, reason, self.duty, self._figures.keeps_relaying)
         if self.duty < 1.0:

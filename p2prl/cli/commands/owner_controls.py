@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import say
+from p2prl.config.network_options import UploadCaps
 from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.limits import Figures, Limits, figures
 from p2prl.controls.live_controls import LiveControls
@@ -53,8 +54,9 @@ def open_controls(folder: Path) -> ControlSocket | None:
 class VolunteerControls:
     """A volunteer as the controls see it."""
 
-    def __init__(self, volunteer: Volunteer, interrupts: Interrupts) -> None:
+    def __init__(self, volunteer: Volunteer, interrupts: Interrupts, limits: Limits) -> None:
         self._volunteer = volunteer
+        self._figures: Figures = figures(limits)
         self._interrupts = interrupts
 
     def obey(self, order: Order) -> None:
@@ -62,10 +64,14 @@ class VolunteerControls:
         self._volunteer.obey(order)
 
     def limits_changed(self, limits: Limits) -> None:
-        """Bound the spool at once; the network and the disk of the run follow at the next start."""
-        wanted: Figures = figures(limits)
-        if wanted.disk_gb or wanted.up_mbit or wanted.month_gb:
-            say("Limits of disk and upload hold from the next start of this worker.")
+        """Bound the upload at once; what the run may store is settled at its start."""
+        before, self._figures = self._figures, figures(limits)
+        wanted = self._figures
+        if (before.up_mbit, before.month_gb) != (wanted.up_mbit, wanted.month_gb):
+            caps = UploadCaps(upload_mbit=wanted.up_mbit, monthly_gb=wanted.month_gb)
+            self._volunteer.limit_upload(bytes_s=caps.bytes_s, monthly_bytes=caps.monthly_bytes)
+        if before.disk_gb != wanted.disk_gb:
+            say("The limit of disk holds from the next start of this worker.")
 
     def finish(self) -> None:
         """See `Worker`."""
@@ -95,7 +101,7 @@ class OwnerControls:
     def steer(self, volunteer: Volunteer, interrupts: Interrupts, *, device: str) -> None:
         """Steer this volunteer, whose engine computes on `device`, a torch device's name."""
         self._sensors.use(engine_bytes=_engine_memory(device), card=find_card(device))
-        self._live.attach(VolunteerControls(volunteer, interrupts))
+        self._live.attach(VolunteerControls(volunteer, interrupts, self._live.limits))
 
 
 def _engine_memory(device: str) -> Callable[[], int | None]:

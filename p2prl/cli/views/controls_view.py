@@ -17,8 +17,10 @@ def answer_line(answer: Mapping[str, Any], *, now: float) -> str:
     if state == "ending":
         return "ending: finished groups are kept"
     parts = [state if not answer.get("reason") else str(answer["reason"])]
-    if (until := answer.get("until")) is not None and until > now:
-        parts.append(f"until {time.strftime('%H:%M', time.localtime(until))}, or p2prl resume")
+    if state == "paused":
+        until = answer.get("until")
+        ends = "" if until is None or until < now else f"{time.strftime('%a %H:%M', time.localtime(until))} or "
+        parts.append(f"until {ends}p2prl resume")
     if state in ("paused", "resting"):
         held = answer.get("engine_bytes")
         parts.append("memory freed" if not held else f"{size_text(held)} still held")

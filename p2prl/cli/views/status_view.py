@@ -97,6 +97,8 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _policy(worker: Mapping[str, Any]) -> str:
     version = worker.get("version", -1)
+    if version < 0 and worker.get("controls", {}).get("state") in ("paused", "resting"):
+        return "none in memory while it rests"
     text = version_text(version)
     if (announced := worker.get("announced_version", -1)) > version:
         text += f", v{announced} is out"

@@ -36,6 +36,12 @@ class UploadBudget:
         self._budget = _load(path, monthly_bytes)
         self.pacer = Pacer(clock, cap_bytes_s)
 
+    def set_caps(self, *, cap_bytes_s: float, monthly_bytes: int) -> None:
+        """Replace the caps; what was spent this month stays. A removed rate cap measures again."""
+        self._cap_bytes_s = cap_bytes_s
+        self._budget.limit_bytes = monthly_bytes
+        self.pacer.set_rate(self.rate_bytes_s)
+
     @property
     def rate_bytes_s(self) -> float:
         """Upload rate available to the relay: the cap, or the usable share of the measured uplink; 0 while unknown."""

@@ -91,8 +91,8 @@ def apply_message(node: Node, message: control.ToNetwork, now: float) -> control
             node.ask_ledger(height)
         case control.SendLedger(peer=peer, from_height=height, entries=entries):
             node.send_ledger(PeerId(peer), height, entries)
-        case control.Start():
-            pass
+        case control.Start() | control.SetUploadCaps():
+            pass  # for the process around the node
     return None
 
 

@@ -106,9 +106,20 @@ class SendLedger(Message, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
+class SetUploadCaps(Message, frozen=True, array_like=True, tag=True):
+    """The owner has changed what may be uploaded."""
+
+    bytes_s: float
+    """For chunks; 0 measures the uplink."""
+    monthly_bytes: int
+    """Per calendar month; 0 is no limit."""
+
+
 GroupOrder = HoldGroup | FetchGroup | ReleaseGroup
 PolicyOrder = FetchPolicy | StartFrom | VersionRebuilt
-ToNetwork = Start | RunAccepted | Publish | GroupOrder | PolicyOrder | SetLedgerHeight | AskLedger | SendLedger
+ToNetwork = (
+    Start | RunAccepted | Publish | GroupOrder | PolicyOrder | SetLedgerHeight | AskLedger | SendLedger | SetUploadCaps
+)
 
 
 # --- from the network process -------------------------------------------------------------------------------------

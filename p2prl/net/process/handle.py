@@ -100,6 +100,10 @@ class NetworkHandle:
         elif isinstance(message, control.RunAccepted):  # nor is this
             node = replace(self._config.node, awaits_consent=False, disk_bytes=message.disk_bytes)
             self._config = replace(self._config, node=node)
+        elif isinstance(message, control.SetUploadCaps):
+            relay = replace(self._config.node.relay, upload_bytes_s=message.bytes_s)
+            node = replace(self._config.node, relay=relay)
+            self._config = replace(self._config, node=node, monthly_bytes=message.monthly_bytes)
         self._channel.send(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:

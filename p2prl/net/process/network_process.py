@@ -234,6 +234,8 @@ class NetworkProcess:
     async def _handle_messages(self) -> None:
         """Apply the role's messages until it hangs up, then flush the last ones to the neighbors."""
         while (message := await self._next_message()) is not None:
+            if isinstance(message, control.SetUploadCaps):
+                self._budget.set_caps(cap_bytes_s=message.bytes_s, monthly_bytes=message.monthly_bytes)
             answer = bridge.apply_message(self._node, message, self._clock.now())
             if answer is not None:
                 self._report(answer)

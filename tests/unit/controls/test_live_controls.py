@@ -129,7 +129,7 @@ def test_pause_and_resume(rig: Rig) -> None:
     assert rig.worker.orders[-1].rests
     assert rig.ask(messages.ResumeRequest()).state == "working"
     assert rig.worker.orders[-1] == Order()
-    assert rig.notices == ["Resting: paused by you for another 2h.", "Working again."]
+    assert rig.notices == ["Resting: paused by you.", "Working again."]
 
 
 def test_a_pause_outlives_the_worker_and_ends_in_time(rig: Rig) -> None:

@@ -39,6 +39,11 @@ def test_start_carries_every_setting() -> None:
     assert control.parse_to_network(packed[control.LENGTH.size :]) == start
 
 
+def test_upload_caps_reach_the_network_process() -> None:
+    caps = control.SetUploadCaps(625_000.0, 50 * 10**9)
+    assert control.parse_to_network(control.pack(caps)[control.LENGTH.size :]) == caps
+
+
 def test_a_message_of_the_other_direction_is_refused() -> None:
     body = control.pack(control.Start(CONFIG, seed=1))[control.LENGTH.size :]
     with pytest.raises(msgspec.ValidationError):

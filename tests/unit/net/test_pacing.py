@@ -105,6 +105,21 @@ def test_the_months_bytes_survive_a_restart_and_a_damaged_file(tmp_path: Path) -
     run(scenario)
 
 
+def test_caps_change_while_it_runs_and_the_month_stays(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        budget = UploadBudget(LoopClock(), cap_bytes_s=1e6, monthly_bytes=0, path=tmp_path / "uploads.json")
+        budget.chunk_leaves(600)
+        assert not budget.is_spent()
+        budget.set_caps(cap_bytes_s=5e5, monthly_bytes=600)
+        assert budget.pacer.rate_bytes_s == budget.rate_bytes_s == 5e5
+        assert budget.is_spent()
+        budget.set_caps(cap_bytes_s=0.0, monthly_bytes=601)
+        assert budget.pacer.rate_bytes_s == 0.0
+        assert not budget.is_spent()
+
+    run(scenario)
+
+
 def test_without_a_cap_the_uplink_is_measured_and_80_percent_used(tmp_path: Path) -> None:
     class Clock:
         time = NOVEMBER
