@@ -134,14 +134,14 @@ def ask(folder: Path, request: Request) -> Answer | None:
 
 def peer_user(channel: socket.socket) -> int:
     """User id of the process at the other end, by the kernel; −1 where the system does not tell."""
-    if sys.platform == "linux":
-        data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", data)[1])
     if sys.platform == "darwin":
         local, peer_credentials = 0, 1  # SOL_LOCAL, LOCAL_PEERCRED: struct xucred, version and user id first
         data = channel.getsockopt(local, peer_credentials, 76)
         return int(struct.unpack_from("2I", data)[1])
-    return -1
+    if sys.platform != "linux":
+        return -1
+    data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", data)[1])
 
 
 def _read_line(channel: socket.socket, most_bytes: int, seconds: float) -> bytes:

@@ -57,7 +57,10 @@ class Sensors(Protocol):
 
 
 class LiveControls:
-    """Runs the rules of one worker. `start` begins the thread; until `attach` gives it a worker, orders wait."""
+    """Runs the rules of one worker. `start` begins the thread; until `attach` gives it a worker, orders wait.
+
+    It has 13 attributes because what both threads share is kept side by side, under one lock.
+    """
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ class Answer(_Message, frozen=True):
     """A sentence for each limit that is set and cannot be kept here."""
 
 
-_requests = msgspec.json.Decoder(Request)
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers = msgspec.json.Decoder(Answer)
 _T = TypeVar("_T")
 
@@ -101,7 +101,7 @@ def encode_line(message: Request | Answer) -> bytes:
 
 def read_request(line: bytes) -> Request:
     """A request of at most `MOST_REQUEST_BYTES`. `RemoteProtocolError` for anything else."""
-    request = _read(line, MOST_REQUEST_BYTES, _requests)
+    request: Request = _read(line, MOST_REQUEST_BYTES, _requests)
     if isinstance(request, PauseRequest) and request.for_s is not None and not 0 < request.for_s <= MOST_DURATION_S:
         raise RemoteProtocolError(f"a pause of {request.for_s:g} s is not within a year")
     if isinstance(request, LimitsRequest) and (

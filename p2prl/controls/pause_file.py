@@ -29,7 +29,7 @@ def load_pause(folder: Path) -> Pause | None:
 
 
 def save_pause(folder: Path, pause: Pause | None) -> None:
-    """Keep a pause, or forget it. A full disk loses it at a restart and no more."""
+    """Keep a pause, or forget it. With a full disk, a restart forgets it too."""
     path = folder / "pause.json"
     with suppress(OSError):
         if pause is None:

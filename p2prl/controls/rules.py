@@ -1,4 +1,4 @@
-"""What a worker may do now: the owner's pause and limits against the time and the sensors. A pure state machine.
+"""Rules for what a worker may do now: its owner's pause and limits, the time and the sensors. A pure state machine.
 
 Rules that rest the worker are asked in a fixed order, and the first that applies gives the sentence shown. Heat and
 power are kept by a duty cycle: the share of the time the engine computes. A rule that rested the worker for another

@@ -42,11 +42,13 @@ class NvmlCard:
 
     def power_w(self) -> float | None:
         """Watts, averaged by the driver."""
-        return self._read(lambda: self._nvml.nvmlDeviceGetPowerUsage(self._card) / 1e3)
+        value: float | None = self._read(lambda: self._nvml.nvmlDeviceGetPowerUsage(self._card) / 1e3)
+        return value
 
     def temperature_c(self) -> float | None:
         """Degrees of the chip."""
-        return self._read(lambda: float(self._nvml.nvmlDeviceGetTemperature(self._card, 0)))
+        value: float | None = self._read(lambda: float(self._nvml.nvmlDeviceGetTemperature(self._card, 0)))
+        return value
 
     def programs(self) -> tuple[str, ...] | None:
         """See `Card`. None where the driver counts processes otherwise than this system, as in a container."""
@@ -60,7 +62,9 @@ class NvmlCard:
 
     def _name(self, pid: int) -> str:
         name = self._read(lambda: self._nvml.nvmlSystemGetProcessName(pid))
-        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name or "another program")
+        if not name:
+            return "another program"
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         return os.path.basename(text.split(" ")[0])[:40] or "another program"
 
     def _read(self, read: Callable[[], Any]) -> Any:

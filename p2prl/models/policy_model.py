@@ -33,7 +33,10 @@ _KNOWN_PROMPT_TOKENS = 4
 
 
 class PolicyModel:
-    """A causal LM in evaluation mode, and the policy of `layout` in it."""
+    """A causal LM in evaluation mode, and the policy of `layout` in it.
+
+    It has 13 attributes because samplers and scorers read the model's facts from it.
+    """
 
     def __init__(self, model: Any, layout: WeightLayout) -> None:
         """`MachineError` when the model's device does not reproduce the sampling noise."""

@@ -67,28 +67,19 @@ def make_join(
 
         Downloads the policy, samples, signs and delivers groups, and uploads weights to other volunteers.
         """
-        from p2prl.cli.commands.owner_controls import chosen_figures, option_texts
+        from p2prl.cli.commands.owner_controls import plan_limits
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
-        from p2prl.config.machine_limits import MachineLimits
-        from p2prl.config.network_options import UploadCaps
-        from p2prl.config.owner_limits import load_limits
-        from p2prl.config.worker_folder import default_home
 
-        MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)  # refuses figures that no text of a limit could hold
-        UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
-        options = option_texts(
-            vram_gb=vram_gb, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb
+        planned = plan_limits(
+            home, vram_gb=vram_gb, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb
         )
-        owner_limits = load_limits(home or default_home(), options)
-        chosen = chosen_figures(owner_limits)
-        limits = MachineLimits(disk_gb=chosen["disk_gb"], ram_gb=chosen["ram_gb"])
         request = WorkerRequest(
             link=link,
             kind="seat",
             home=home,
             transport=transport,
-            upload_mbit=chosen["upload_mbit"],
-            monthly_gb=chosen["monthly_gb"],
+            upload_mbit=planned.caps.upload_mbit,
+            monthly_gb=planned.caps.monthly_gb,
             base=base,
             engine=engine,
             device=device,
@@ -107,9 +98,9 @@ def make_join(
             listen=listen,
             transport=transport,
             slots=slots,
-            vram_gb=chosen["vram_gb"],
-            limits=limits,
-            owner_limits=owner_limits,
+            vram_gb=planned.vram_gb,
+            limits=planned.machine,
+            owner_limits=planned.owner,
             as_json=as_json,
             wrap_sampler=wrap_sampler,
             wrap_network=wrap_network,

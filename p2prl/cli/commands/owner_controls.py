@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import say
+from p2prl.config.machine_limits import MachineLimits
 from p2prl.config.network_options import UploadCaps
+from p2prl.config.owner_limits import load_limits
+from p2prl.config.worker_folder import default_home
 from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.limits import Figures, Limits, figures
 from p2prl.controls.live_controls import LiveControls
@@ -116,13 +120,30 @@ def _engine_memory(device: str) -> Callable[[], int | None]:
     return held
 
 
-def chosen_figures(limits: Limits) -> Mapping[str, float]:
-    """Figures that a start plans with, by their options' names."""
-    wanted = figures(limits)
-    return {
-        "vram_gb": wanted.gpu_memory_gb,
-        "ram_gb": wanted.ram_gb,
-        "upload_mbit": wanted.up_mbit,
-        "monthly_gb": wanted.month_gb,
-        "disk_gb": wanted.disk_gb,
-    }
+@dataclass(frozen=True, slots=True)
+class PlannedLimits:
+    """What a start plans with: the owner's limits, and the figures that bound it from its first byte."""
+
+    owner: Limits
+    machine: MachineLimits
+    caps: UploadCaps
+    vram_gb: float
+
+
+def plan_limits(
+    home: Path | None, *, vram_gb: float, ram_gb: float, upload_mbit: float, monthly_gb: float, disk_gb: float
+) -> PlannedLimits:
+    """The owner's limits with these options of a start. `ConfigError` for a figure or a file that is wrong."""
+    MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)  # refuses figures that no text of a limit could hold
+    UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
+    options = option_texts(
+        vram_gb=vram_gb, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb
+    )
+    owner = load_limits(home or default_home(), options)
+    wanted = figures(owner)
+    return PlannedLimits(
+        owner,
+        MachineLimits(disk_gb=wanted.disk_gb, ram_gb=wanted.ram_gb),
+        UploadCaps(upload_mbit=wanted.up_mbit, monthly_gb=wanted.month_gb),
+        wanted.gpu_memory_gb,
+    )
