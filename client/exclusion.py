@@ -22,5 +22,5 @@ def exclusion_error() -> MachineError:
         "second replay confirmed it each time",
         remedy="If you changed nothing, this machine computes wrong numbers: undo overclocking, test its memory and "
         "graphics card, update the driver. The exclusion ends by itself, the first after an hour, each further one "
-        "after twice as long: start again then. What was credited before stays.",
+        "after twice as long: start again then. Credit that is final stays.",
     )

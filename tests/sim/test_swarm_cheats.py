@@ -15,7 +15,7 @@ import torch
 from p2prl.learner.intake import slot_accounts
 from p2prl.learner.journal.journal import Journal
 from p2prl.models.tiny_models import tiny_model
-from p2prl.protocol.envelope import open_envelope
+from p2prl.protocol import ledger_chain
 from p2prl.protocol.ledger_messages import Receipts, ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.sim import simulated_run
@@ -37,15 +37,16 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def outcomes(directory: Path, cheats: tuple[str, ...], *, updates: int, checks: bool = True) -> Outcomes:
-    """The ledger of a swarm of four honest volunteers and these cheats."""
-    config = SwarmConfig(volunteers=4 + len(cheats), updates=updates, sample_seconds=10.0, publish_every=4, seed=3)
+    """The ledger of a swarm of three honest volunteers and these cheats."""
+    config = SwarmConfig(volunteers=3 + len(cheats), updates=updates, sample_seconds=12.0, publish_every=4, seed=3)
     swarm = MixedSwarm(config, tiny_model("chain4", seed=1), directory, cheats=cheats, checks=checks)
     assert swarm.run(on_progress=lambda _: None).updates == updates
     journal, found = Journal(directory / "learner" / "journal.db"), {kind: Counter() for kind in ("", *cheats)}
-    for raw in journal.ledger.entries(0, 1_000_000):
-        body = open_envelope(raw, now=None).body
-        if isinstance(body, Receipts):
-            for receipt in body.receipts:
+    run, learner, head = swarm.simulated.run, swarm.simulated.key.public_key, ledger_chain.GENESIS
+    for height, raw in enumerate(journal.ledger.entries(0, 1_000_000)):
+        opened, head = ledger_chain.follow(raw, height=height, head=head, run=run, learner=learner)
+        if isinstance(opened.body, Receipts):
+            for receipt in opened.body.receipts:
                 found[swarm.kinds[receipt.peer]][ReceiptState(receipt.state), receipt.reason] += 1
     journal.close()
     return found
@@ -57,7 +58,7 @@ def credited(of: Counter[tuple[ReceiptState, str]]) -> int:
 
 def test_no_forged_group_is_credited_and_no_honest_one_is_lost(tmp_path: Path) -> None:
     forging = tuple(sorted(FORGED))
-    found = outcomes(tmp_path, forging, updates=3)
+    found = outcomes(tmp_path, forging, updates=1)
     assert set(found[""]) == {(ReceiptState.VERIFIED, "")}
     for kind in forging:
         assert sum(found[kind].values()) > 0, "it was judged"
@@ -66,7 +67,7 @@ def test_no_forged_group_is_credited_and_no_honest_one_is_lost(tmp_path: Path) -
 
 
 def test_a_learner_that_trusts_credits_what_is_forged(tmp_path: Path) -> None:
-    found = outcomes(tmp_path, ("fabricated", "copied"), updates=2, checks=False)
+    found = outcomes(tmp_path, ("fabricated", "copied"), updates=1, checks=False)
     for of in found.values():
         assert set(of) == {(ReceiptState.VERIFIED, "")}
     assert credited(found["copied"]) > credited(found["fabricated"]) > 0, "copies come in numbers"
@@ -77,10 +78,10 @@ def test_volunteers_that_leave_out_slots_lose_the_rest_too(tmp_path: Path, monke
     monkeypatch.setattr(slot_accounts, "MISSING_S", 40.0)
     monkeypatch.setattr(slot_accounts, "LATER_SLOTS", 4)
     monkeypatch.setattr(slot_accounts, "SLOTS_PER_FREE_LOSS", 2_048)
-    found = outcomes(tmp_path, ("selected", "withheld"), updates=6)
+    found = outcomes(tmp_path, ("selected", "withheld"), updates=4)
     assert set(found[""]) == {(ReceiptState.VERIFIED, "")}
     for kind in ("selected", "withheld"):
         withheld = ReceiptState.REJECTED, RejectionReason.WITHHELD_SLOTS
         assert set(found[kind]) <= {(ReceiptState.VERIFIED, ""), withheld}
         assert found[kind][withheld] > 0
-    assert credited(found["withheld"]) < credited(found[""]) / 8
+    assert found["withheld"][withheld] > credited(found["withheld"]), "nearly all, once it is found out"

@@ -4,7 +4,8 @@
 
 Learner, volunteers and nodes are the product's own, on virtual time (`p2prl.sim.mixed_swarm`). All runs of one seed
 start from the same policy, and their honest volunteers have the same keys and speeds. A sybil is a fresh key that
-delivers a few groups and is never seen again; it does valid work, and chooses, or forges.
+delivers a few groups and is never seen again; it does valid work, and chooses, or forges. Each finished run is kept
+under `--out`, so that a rerun does only what is missing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
+
+from p2prl.bench.results.result_version import result_version
+from p2prl.bench.results.seed_file import Line, SeedFile
 from p2prl.bench.trust.floods import Flood, FloodPlan, MakeGroup, Target, honest
 from p2prl.bench.trust.floods import fabricated as unsampled
 from p2prl.errors import require
@@ -60,6 +65,9 @@ _CHOICES = 2
 _GROUPS_PER_SYBIL = 7
 """One fewer than make a key known."""
 
+_VERSION = result_version(mixed_swarm=1)
+"""Incremented when a change moves the figures."""
+
 _STALL = 4.0
 """A run is given up after this many times the virtual time that its updates take."""
 
@@ -86,6 +94,20 @@ class MixedConfig:
         require("updates", self.updates, 1 <= self.updates <= 10_000, "1 to 10,000")
         require("seeds", self.seeds, 1 <= self.seeds <= 64, "1 to 64")
         require("sybil_seeds", self.sybil_seeds, 0 <= self.sybil_seeds <= self.seeds, "0 to seeds")
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything about a run except its seed. Many fields, because each changes its figures."""
+
+    scenario: str
+    checks: bool
+    honest: int
+    cheats: int
+    sybils: int
+    updates: int
+    evaluation_prompts: int
+    warm_steps: int
+    version: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,17 +175,46 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
 """Name → who takes part."""
 
 
-def run_mixed(config: MixedConfig, *, on_progress: Callable[[str, float], None]) -> Iterator[MixedRow]:
-    """One row for each run: all honest first, then each kind of cheats with checks and without, seed by seed."""
+def run_mixed(config: MixedConfig, out: Path, *, on_progress: Callable[[str, float], None]) -> Iterator[MixedRow]:
+    """One row for each run: all honest first, then each kind of cheats with checks and without, seed by seed.
+
+    Finished runs are kept under `out`.
+    """
+    file = SeedFile(out / "mixed_swarm.jsonl", Line[Setting, MixedRow])
     for seed in range(config.first_seed, config.first_seed + config.seeds):
-        warm = _warm_policy(seed, config.warm_steps)
-        reference = _row(config, warm, "all honest", seed, True, None, on_progress)
-        yield reference
-        for name, scenario in SCENARIOS.items():
-            if name == "all honest" or (scenario.sybils and seed >= config.first_seed + config.sybil_seeds):
-                continue
-            for checks in (True, False):
-                yield _row(config, warm, name, seed, checks, reference.final_reward, on_progress)
+        warm: LoadedModel | None = None
+        reference: float | None = None
+        for name, checks in _cases(with_sybils=seed < config.first_seed + config.sybil_seeds):
+            setting = _setting(config, name, checks)
+            if file.missing(setting, [seed]):
+                warm = warm or _warm_policy(seed, config.warm_steps)
+                file.add(setting, [_row(config, warm, name, seed, checks, reference, on_progress)])
+            (row,) = file.of(setting, [seed])
+            reference = row.final_reward if reference is None else reference
+            yield row
+
+
+def _cases(*, with_sybils: bool) -> Iterator[tuple[str, bool]]:
+    """(scenario, checks) of the runs of a seed; all honest is the first."""
+    for name, scenario in SCENARIOS.items():
+        if scenario.sybils is None or with_sybils:
+            yield name, True
+        if scenario.cheats or (scenario.sybils is not None and with_sybils):
+            yield name, False
+
+
+def _setting(config: MixedConfig, name: str, checks: bool) -> Setting:
+    return Setting(
+        scenario=name,
+        checks=checks,
+        honest=config.honest,
+        cheats=config.cheats,
+        sybils=config.sybils,
+        updates=config.updates,
+        evaluation_prompts=config.evaluation_prompts,
+        warm_steps=config.warm_steps,
+        version=_VERSION,
+    )
 
 
 def _warm_policy(seed: int, steps: int) -> LoadedModel:
@@ -309,13 +360,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print all rows, as one JSON object or as lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-mixed-swarm"), help="folder of the finished runs")
     for field in fields(MixedConfig):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
     given = vars(parser.parse_args(arguments))
-    as_json = given.pop("json")
+    as_json, out = given.pop("json"), given.pop("out")
     use_threads(1)  # a fixed order of summation keeps the figures reproducible
     began, rows = time.monotonic(), []
-    for row in run_mixed(MixedConfig(**given), on_progress=_say):
+    for row in run_mixed(MixedConfig(**given), out, on_progress=_say):
         rows.append(row)
         _say_line(f"\r{' '.join(f'{key}={value}' for key, value in asdict(row).items())}\n")
     summary = [asdict(each) for each in summarize(rows)]
