@@ -41,7 +41,8 @@ def outcomes(directory: Path, cheats: tuple[str, ...], *, updates: int, checks: 
     config = SwarmConfig(volunteers=3 + len(cheats), updates=updates, sample_seconds=12.0, publish_every=4, seed=3)
     swarm = MixedSwarm(config, tiny_model("chain4", seed=1), directory, cheats=cheats, checks=checks)
     assert swarm.run(on_progress=lambda _: None).updates == updates
-    journal, found = Journal(directory / "learner" / "journal.db"), {kind: Counter() for kind in ("", *cheats)}
+    journal = Journal(directory / "learner" / "journal.db")
+    found: Outcomes = {kind: Counter() for kind in ("", *cheats)}
     run, learner, head = swarm.simulated.run, swarm.simulated.key.public_key, ledger_chain.GENESIS
     for height, raw in enumerate(journal.ledger.entries(0, 1_000_000)):
         opened, head = ledger_chain.follow(raw, height=height, head=head, run=run, learner=learner)
