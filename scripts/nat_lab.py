@@ -2,6 +2,7 @@
 
     python scripts/nat_lab.py --json                                          # six homes, two public volunteers
     python scripts/nat_lab.py --homes preserving,symmetric --public 1 --samplers 1 --disturb learner-restart
+    python scripts/nat_lab.py --case network --weights-mb 4 --json            # network processes alone, random weights
     python scripts/nat_lab.py --case meeting --json                           # no swarm: do two homes meet? (3 s)
 
 Linux with `ip`, `unshare`, `nsenter` and /dev/net/tun; as root, or where users may make namespaces. Where that is not
@@ -99,13 +100,15 @@ def _config(arguments: argparse.Namespace) -> LabConfig:
         patience_s=arguments.patience_s,
         disturb=tuple(filter(None, arguments.disturb.split(","))),
         run=arguments.run,
+        weight_bytes=int(arguments.weights_mb * 1e6) // 4 * 4 if arguments.case == "network" else 0,
+        period_s=arguments.period_s,
         seed=arguments.seed,
     )
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=("swarm", "meeting"), default="swarm")
+    parser.add_argument("--case", choices=("swarm", "network", "meeting"), default="swarm")
     parser.add_argument("--homes", default=",".join(KINDS), help=f"kinds, of {', '.join(KINDS)}")
     parser.add_argument("--public", type=int, default=2, help="public volunteers beside the learner")
     parser.add_argument("--samplers", type=int, default=99, help="homes that sample; the others only seed")
@@ -117,6 +120,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steady-s", type=float, default=60.0)
     parser.add_argument("--patience-s", type=float, default=180.0)
     parser.add_argument("--disturb", default="learner-restart", help=f"of {', '.join(DISTURBANCES)}; in this order")
+    parser.add_argument("--weights-mb", type=float, default=4.0, help="random weights of each version (--case network)")
+    parser.add_argument("--period-s", type=float, default=10.0, help="time between versions (--case network)")
     parser.add_argument("--run", type=Path, help="a run folder of `p2prl init` to copy, instead of making one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="keep the run folder, homes and logs here")

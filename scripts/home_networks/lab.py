@@ -14,9 +14,11 @@ from p2prl.testing.swarm_processes import SwarmProcesses, go_on, stop_sending
 from scripts.home_networks import figures
 from scripts.home_networks.internet import Internet
 from scripts.home_networks.namespaces import Machine, machines_of
+from scripts.home_networks.network_swarm import NetworkSwarm
+from scripts.home_networks.real_swarm import RealSwarm
 from scripts.home_networks.router import RouterControl, running_router
+from scripts.home_networks.site_processes import LEARNER, SiteProcesses
 from scripts.home_networks.sites import KINDS, LineSpeed, Site, make_site
-from scripts.home_networks.swarm import LEARNER, HomeSwarm
 
 DISTURBANCES = ("learner-restart", "learner-moves", "home-moves", "home-offline", "home-asleep")
 """What may be done to a settled swarm: kill the learner and start it again, also at another address; give a home
@@ -49,6 +51,10 @@ class LabConfig:
     disturb: tuple[str, ...] = ("learner-restart",)
     run: Path | None = None
     """A run folder to copy; None makes one, in half a minute."""
+    weight_bytes: int = 0
+    """Size of random weights, sent by network processes alone; 0 runs the commands, with a model."""
+    period_s: float = 10.0
+    """Time between versions of random weights."""
     seed: int = 0
 
 
@@ -58,7 +64,7 @@ class Lab:
     def __init__(
         self,
         config: LabConfig,
-        swarm: HomeSwarm,
+        swarm: SiteProcesses,
         machines: dict[str, Machine],
         control: RouterControl,
         sites: list[Site],
@@ -75,6 +81,7 @@ class Lab:
     def measure(self) -> dict[str, Any]:
         """Run every phase and return the report."""
         joined_s, talked, first = self._join()
+        say(f"joined: {joined_s}")
         self._control.forget_traffic()
         received_before = self._weights_received()
         self._wait(self._config.steady_s, "steady")
@@ -85,6 +92,7 @@ class Lab:
         after = None
         for what in self._config.disturb:
             relinked_s[what] = self._disturb(what)
+            say(f"{what}: {relinked_s[what]}")
             if what in ("learner-restart", "learner-moves"):
                 self._control.forget_traffic()
                 self._wait(self._config.steady_s, f"steady after {what}")
@@ -212,9 +220,15 @@ def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
         running_router(Internet(sites, rng), machines) as control,
         processes.running(),
     ):
-        swarm = HomeSwarm(folder, machines, processes)
+        swarm: SiteProcesses
+        if config.weight_bytes:
+            swarm = NetworkSwarm(
+                folder, machines, processes, weight_bytes=config.weight_bytes, period_s=config.period_s
+            )
+        else:
+            swarm = RealSwarm(folder, machines, processes, config.run)
         say("making the run")
-        swarm.make_run(config.run)
+        swarm.prepare()
         return Lab(config, swarm, machines, control, sites).measure()
 
 

@@ -15,7 +15,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from scripts.home_networks.internet import Internet
@@ -80,6 +80,8 @@ def _serve(internet: Internet, machines: Mapping[str, Machine], control: socket.
     """Carry packets until killed, or until the lab's end of the control socket closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the lab, which then ends this process
     other.close()
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # a lab run at low priority would otherwise have slow lines
     commands = control.makefile("rwb")
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
@@ -124,7 +126,7 @@ def _carry_out(internet: Internet, message: list[str]) -> Any:
             {"sender": sender, "receiver": receiver, **dataclasses.asdict(traffic)}
             for (sender, receiver), traffic in internet.traffic.items()
         ]
-    commands = {
+    commands: dict[str, Callable[..., Any]] = {
         "cut": internet.cut,
         "heal": internet.heal,
         "move": internet.move,

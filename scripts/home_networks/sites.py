@@ -68,7 +68,8 @@ def make_site(name: str, kind: str, number: int, speed: LineSpeed, rng: random.R
     public, public6 = public_address(number), public_address6(number)
     router: str | None = _LAN_ROUTER
     gateways: tuple[Gateway, ...]
-    addresses, outside = (_LAN,), {public}
+    addresses: tuple[str, ...] = (_LAN,)
+    outside = {public}
     if kind == "public":
         addresses = (f"{ipaddress.ip_address(public)}/32", f"{ipaddress.ip_address(public6)}/128")
         router, gateways, outside = None, (), {public, public6}
