@@ -107,6 +107,10 @@ class TransportConfig:
     """Multiaddrs of the join link, each ending in `/p2p/<peer id>`; empty for the first peer of a run."""
     clock: Clock
     """Unix time."""
+    relays: tuple[str, ...] = ()
+    """Multiaddrs of peers that may relay to this one if it cannot be dialed; of the join link, reachable now or not."""
+    is_public: bool = False
+    """Whether others can dial this peer, for certain: it need not find out, and relays to those that cannot."""
     guard: PeerGuard | None = None
     """Tells strangers from linked peers; a transport without one treats all alike."""
     max_links: int = 1_024

@@ -177,6 +177,10 @@ class Node:
         self._core.relay.allow_uploads(allowed)
         self._core.groups.allow_relaying(allowed)
 
+    def relayed_links(self) -> int:
+        """Links whose newest connection passes a circuit."""
+        return self._core.connections.relayed_links()
+
     def note_address(self, peer: PeerId, address: str) -> None:
         """A connection of `peer` comes from this multiaddr. It decides whom the peer shares links with."""
         self._core.connections.subnets.note(peer, address)

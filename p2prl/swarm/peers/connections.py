@@ -24,7 +24,7 @@ from p2prl.swarm.peers.discovery import Discovery
 from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.standings import Standings
-from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet
+from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet, is_relayed
 from p2prl.swarm.ports import Randomness
 
 
@@ -102,6 +102,10 @@ class Connections:
         if linked:
             self._link(peer, now, dialed=dialed)
         return linked
+
+    def relayed_links(self) -> int:
+        """Links whose newest connection passes a circuit."""
+        return sum(is_relayed(self.subnets.of(peer)) for peer in self.links)
 
     def take_displaced(self) -> list[PeerId]:
         """Peers that have lost their links to others since the last call."""

@@ -72,6 +72,7 @@ class HivemindTransport:
         *,
         listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
         bootstrap: Sequence[str] = (),
+        relays: Sequence[str] | None = None,
         daemon_config: DaemonConfig | None = None,
         clock: Clock | None = None,
         pacer: Pacer | None = None,
@@ -81,13 +82,16 @@ class HivemindTransport:
         """Start the daemon, join the directory through `bootstrap` (none: start a new one) and listen.
 
         Raises `MachineError` (port in use, daemon missing), `ConfigError` (a malformed address) or `UnreachableError`
-        (no bootstrap peer answered), each with a remedy. A wrong clock is logged as a warning.
+        (no bootstrap peer answered), each with a remedy. `relays` are relay candidates, the bootstrap peers by default. A wrong clock is logged as a warning.
         """
         time_source = clock or SystemClock()
         for address in bootstrap:
             multiaddrs.split_peer(address)
         chosen = replace(
-            daemon_config or DaemonConfig(), listen=tuple(listen), relays=tuple(bootstrap), max_links=max_links
+            daemon_config or DaemonConfig(),
+            listen=tuple(listen),
+            relays=tuple(bootstrap if relays is None else relays),
+            max_links=max_links,
         )
         async with contextlib.AsyncExitStack() as cleanup:
             daemon = await Daemon.start(identity, chosen)
@@ -198,6 +202,8 @@ async def start_hivemind(config: TransportConfig) -> HivemindTransport:
         config.identity,
         listen=config.listen,
         bootstrap=config.bootstrap,
+        relays=config.relays,
+        daemon_config=DaemonConfig(is_public=config.is_public),
         clock=config.clock,
         pacer=config.pacer,
         guard=config.guard,
