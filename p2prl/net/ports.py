@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from p2prl.clock import Clock
 from p2prl.net.pacing import Pacer
@@ -92,6 +92,22 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """End every connection and process of this transport. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class MeetingTransport(Protocol):
+    """A transport whose peers can meet although their routers refuse strangers. Others do without."""
+
+    async def knock(self, address: str) -> None:
+        """Dial for a second from the port this peer listens on, in vain, so that its router lets the other dial in.
+
+        A circuit to the peer ends. Never fails.
+        """
+        ...
+
+    async def answer_knock(self, address: str) -> PeerId:
+        """Wait until the other has knocked, then dial it there. A circuit to it ends. Raises `TransportError`."""
         ...
 
 

@@ -22,6 +22,8 @@ from p2prl.protocol.link_messages import (
     Hello,
     LedgerPage,
     LedgerQuery,
+    Meeting,
+    MeetingRequest,
     Offer,
     Push,
     Want,
@@ -183,7 +185,7 @@ class Node:
 
     def note_address(self, peer: PeerId, address: str) -> None:
         """A connection of `peer` comes from this multiaddr. It decides whom the peer shares links with."""
-        self._core.connections.subnets.note(peer, address)
+        self._core.connections.note_address(peer, address)
 
     def set_networks(self, networks: Iterable[Network]) -> None:
         """Set the private networks of this machine."""
@@ -311,6 +313,10 @@ class Node:
         match message:
             case Hello():
                 self._on_hello(message, source, now)
+            case MeetingRequest():
+                core.connections.on_meeting_request(message, source, now)
+            case Meeting():
+                core.connections.on_meeting(message, now)
             case Offer():
                 core.gossip.on_offer(message, source)
                 core.groups.announced(message.digests, source)
