@@ -21,7 +21,7 @@ LEARNER = "learner"
 LEARNER_LISTEN = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")
 """The learner's. Workers get no such option: they run as a volunteer starts them, with the link alone."""
 
-_LEAVE_S = 40.0
+_LEAVE_S = 25.0
 _FRESH_S = 5.0
 """A status older than this says nothing of now."""
 

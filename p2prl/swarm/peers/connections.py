@@ -119,7 +119,7 @@ class Connections:
         if len(message.peer) != PUBLIC_KEY_BYTES:
             raise RemoteProtocolError("meeting: no public key")
         peer = peer_id_of(message.peer)
-        has_link = peer in self.links and not is_relayed(self.subnets.of(peer))
+        has_link = peer in self.links and not self.is_relayed(peer)
         if has_link or not is_direct_public(message.address) or not self._meetings.is_new(peer, now):
             return
         if self.discovery.may_dial(peer, message.address, now):
@@ -127,7 +127,11 @@ class Connections:
 
     def relayed_links(self) -> int:
         """Links whose newest connection passes a circuit."""
-        return sum(is_relayed(self.subnets.of(peer)) for peer in self.links)
+        return sum(map(self.is_relayed, self.links))
+
+    def is_relayed(self, peer: PeerId) -> bool:
+        """Whether the newest connection with a peer passes a circuit."""
+        return is_relayed(self.subnets.of(peer))
 
     def take_displaced(self) -> list[PeerId]:
         """Peers that have lost their links to others since the last call."""
@@ -240,9 +244,7 @@ class Connections:
 
     def _unmet(self) -> list[PeerId]:
         """Introduced peers behind routers, without a direct link to this node."""
-        return [
-            peer for peer in self.discovery.unreached() if peer not in self.links or is_relayed(self.subnets.of(peer))
-        ]
+        return [peer for peer in self.discovery.unreached() if peer not in self.links or self.is_relayed(peer)]
 
     def _hosts(self) -> list[PeerId]:
         """Peers to ask for meetings, the learner first, then seeders."""
