@@ -127,7 +127,6 @@ class NetworkPeer:
                     "weight_bytes_from_learner": status.received_from_source,
                     "weight_bytes_sent": status.sent,
                     "addresses": list(status.addresses),
-                    "relayed_links": status.relayed_links,
                 }
             case control.Warned(message=text):
                 print(text, flush=True)

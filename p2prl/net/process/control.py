@@ -250,8 +250,6 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """(bytes held, bytes in all) of the run's files and data."""
     addresses: tuple[str, ...] = ()
     """Where others may dial this peer now: they change as routers and relays do."""
-    relayed_links: int = 0
-    """Links whose newest connection passes a circuit."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):

@@ -282,7 +282,6 @@ class NetworkProcess:
             budget_spent=self._budget.is_spent(),
             files=self._node.file_progress(),
             addresses=self._transport.addresses,
-            relayed_links=self._node.relayed_links(),
         )
 
     def _on_key_shared(self, is_later: bool) -> None:

@@ -125,10 +125,6 @@ class Connections:
         if self.discovery.may_dial(peer, message.address, now):
             self.commands.append(Meet(peer, message.address, message.dials))
 
-    def relayed_links(self) -> int:
-        """Links whose newest connection passes a circuit."""
-        return sum(map(self.is_relayed, self.links))
-
     def is_relayed(self, peer: PeerId) -> bool:
         """Whether the newest connection with a peer passes a circuit."""
         return is_relayed(self.subnets.of(peer))

@@ -135,7 +135,7 @@ def test_an_introduced_peer_behind_a_router_is_asked_for_until_it_has_a_direct_l
     assert request in links.outbox
     links.connected(B.peer_id, NOW + 6)
     links.note_address(B.peer_id, CIRCUIT)
-    assert links.relayed_links() == 1
+    assert links.is_relayed(B.peer_id)
     links.outbox.clear()
     links.handle_timer(NOW + 17.5)
     assert request in links.outbox, "a circuit is no direct link"
@@ -143,7 +143,7 @@ def test_an_introduced_peer_behind_a_router_is_asked_for_until_it_has_a_direct_l
     links.outbox.clear()
     links.handle_timer(NOW + 30)
     assert request not in links.outbox
-    assert links.relayed_links() == 0
+    assert not links.is_relayed(B.peer_id)
 
 
 def test_a_peer_that_can_be_dialed_is_not_asked_for() -> None:
