@@ -41,6 +41,8 @@ from p2prl.protocol.link_messages import (
     LedgerPage,
     LedgerQuery,
     LinkRates,
+    Meeting,
+    MeetingRequest,
     Offer,
     Push,
     Want,
@@ -150,6 +152,8 @@ def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
         ChunkCancel(BLOB.chunks[0]),
         LedgerQuery(2),
         LedgerPage(0, (b"one", b"two")),
+        MeetingRequest(VOLUNTEER.public_key),
+        Meeting(VOLUNTEER.public_key, "/ip4/44.131.7.1/tcp/4001", True),
     )
 
 

@@ -31,6 +31,8 @@ from p2prl.protocol.link_messages import (
     LedgerPage,
     LedgerQuery,
     LinkRates,
+    Meeting,
+    MeetingRequest,
     Offer,
     Push,
     Want,
@@ -67,6 +69,8 @@ link_messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(ChunkGrant, names, st.binary(max_size=3)),
     st.builds(GrantDeclined, names, number),
     st.builds(ChunkCancel, names),
+    st.builds(MeetingRequest, names),
+    st.builds(Meeting, names, st.text(max_size=40), st.booleans()),
     st.builds(LedgerQuery, number),
     st.builds(LedgerPage, number, st.lists(st.binary(max_size=50), max_size=4).map(tuple)),
 )

@@ -25,6 +25,8 @@ from p2prl.protocol.link_messages import (
     LedgerPage,
     LedgerQuery,
     LinkRates,
+    Meeting,
+    MeetingRequest,
     Offer,
     Push,
     Want,
@@ -79,6 +81,8 @@ messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(ChunkGrant, names, st.binary(max_size=3)),
     st.builds(GrantDeclined, names, number),
     st.builds(ChunkCancel, names),
+    st.builds(MeetingRequest, names),
+    st.builds(Meeting, names, st.sampled_from(["/ip4/44.131.7.1/tcp/4001", "/ip4/127.0.0.1/tcp/1"]), st.booleans()),
     st.builds(LedgerQuery, number),
     st.builds(LedgerPage, number, st.lists(st.binary(max_size=9), max_size=80).map(tuple)),
 )
