@@ -188,7 +188,8 @@ def _dump(world: VectorWorld, folder: Path) -> Target:
         path.write_bytes(data)
         verify_dump(path, run=world.run)
 
-    examples = (dumped(list(world.ledger), world.envelopes[Kind.LEDGER_HEAD]), dumped(list(world.ledger[:1]), b""))
+    entries, head = world.ledger
+    examples = (dumped(list(entries), head), dumped(list(entries[:1]), b""))
     return Target(name="ledger dump", decode=decode, examples=examples, allowed=(*PROTOCOL_ERRORS, ConfigError))
 
 

@@ -15,6 +15,7 @@ from p2prl.protocol.envelope import DOMAINS, NO_RUN, SIGNED_MESSAGES, Envelope, 
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, append
+from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest, RunManifest, Sampling
 
@@ -81,13 +82,13 @@ class VectorWorld:
         return {kind: self.sealed(kind, body) for kind, body in self.bodies.items()}
 
     @cached_property
-    def ledger(self) -> tuple[bytes, ...]:
-        """Entries of a ledger, from the first on."""
+    def ledger(self) -> tuple[tuple[bytes, ...], bytes]:
+        """Entries of a ledger, from the first on, and the learner's signed head of it."""
         entries, head = [], GENESIS
         for height, kind in enumerate((Kind.RECEIPTS, Kind.VERDICT, Kind.VERDICT_CHECKS)):
             raw, head = append(height, head, self.envelopes[kind])
             entries.append(raw)
-        return tuple(entries)
+        return tuple(entries), self.sealed(Kind.LEDGER_HEAD, msgspec.msgpack.encode(LedgerHead(3, head, 1, True)))
 
     @cached_property
     def pool(self) -> tuple[bytes, ...]:
