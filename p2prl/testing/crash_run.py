@@ -170,7 +170,8 @@ class CrashRun:
             start("seeder", "seed", link, *LISTEN, home=self._swarm.folder / "homes" / "seeder")
         self._wait(lambda: _text(self._run / "metrics.jsonl"), seconds=180, what="a first update")
         if self._plan.storm_keys:
-            start(_STORM, link, "--keys", str(self._plan.storm_keys), module="p2prl.testing.storm")
+            storm = start(_STORM, link, "--keys", str(self._plan.storm_keys), module="p2prl.testing.storm")
+            self._wait(lambda: _last_line(storm.log).get("groups"), seconds=90, what="a first flood")
         return learner, link
 
     def _kill(self, role: RoleProcess) -> None:

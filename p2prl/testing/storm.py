@@ -87,7 +87,7 @@ class _Storm:
         """Flood until this process is killed."""
         clock, run = SystemClock(), self._link.run
         identity = Identity(os.urandom(16))
-        transport = await HivemindTransport.start(identity, listen=_LISTEN, bootstrap=self._link.bootstrap)
+        transport = await self._arrive(identity)
         config = NodeConfig(role=Role.VOLUNTEER)
         node = FloodingNode(identity, run, MemoryBlobs(), random.Random(1), config, clock.now())
 
@@ -110,6 +110,13 @@ class _Storm:
                 told_at = now
                 sys.stdout.write(json.dumps({"linked": len(node.linked), **self._sent}) + "\n")
                 sys.stdout.flush()
+
+    async def _arrive(self, identity: Identity) -> HivemindTransport:
+        """A transport of the run, as soon as a peer of it answers: the learner may be dead just now."""
+        while True:
+            with contextlib.suppress(P2PRLError, OSError):
+                return await HivemindTransport.start(identity, listen=_LISTEN, bootstrap=self._link.bootstrap)
+            await asyncio.sleep(_WAVE_S)
 
     def _on_event(self, node: Node, event: Event, now: float) -> None:
         match event:
