@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast check lint types tests docs floor-plan clean
+.PHONY: demo test test-fast check lint types tests fuzz docs floor-plan clean
 demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
 
@@ -31,6 +31,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/vulture
+
+# A million seeded inputs for every decoder of strangers' bytes. FUZZ_ARGS="--seed 1 --inputs 50000 --json"
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.fuzz $(FUZZ_ARGS)
 
 # Draw docs/floor_plan.md again from the code.
 floor-plan: $(VENV)/.installed-dev
