@@ -58,7 +58,7 @@ def dump_items(source: LedgerSource, *, snapshot: Snapshot | None = None) -> Ite
     def items() -> Iterator[bytes]:
         yield header
         height = board.height if snapshot.signed_height is None else snapshot.signed_height
-        yield from map(_pack, _all_entries(source, height))
+        yield from map(_pack, all_entries(source, height))
 
     return items()
 
@@ -119,10 +119,11 @@ def verify_source(source: LedgerSource) -> Recount:
     run, board = require_run(snapshot)
     if snapshot.incident is not None:
         raise IntegrityError(snapshot.incident, remedy="Compare it with another board's dump of the same run.")
-    return recount(run, _all_entries(source, board.height), head=snapshot.signed_head)
+    return recount(run, all_entries(source, board.height), head=snapshot.signed_head)
 
 
-def _all_entries(source: LedgerSource, height: int) -> Iterator[bytes]:
+def all_entries(source: LedgerSource, height: int) -> Iterator[bytes]:
+    """A source's entries below a height, a few hundred at a time."""
     done = 0
     while done < height and (page := source.entries(done, min(_READ_AT_ONCE, height - done))):
         yield from page
