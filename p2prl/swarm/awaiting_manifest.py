@@ -47,7 +47,7 @@ class AwaitingManifest:
         """Refuse versions and ledger heads: the learner's key is in the manifest."""
         if opened.kind in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):
             raise LocalProtocolError("a policy was published before its run manifest is known")
-        if opened.kind is Kind.LEDGER_HEAD:
+        if opened.kind in (Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE):
             raise RemoteProtocolError("a ledger head before the run manifest is known: its learner cannot be checked")
 
     def retry(self, now: float) -> None:  # noqa: ARG002 - any time will do

@@ -116,6 +116,10 @@ class LedgerFold:
         self._state = None
         return opened
 
+    def knows(self, validator: bytes) -> bool:
+        """Whether a validator has standing by the checks of its verdicts so far."""
+        return self._verdicts.knows(validator)
+
     def state(self) -> BoardState:
         """The totals so far."""
         if self._state is None:

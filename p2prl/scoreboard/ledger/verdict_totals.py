@@ -75,6 +75,11 @@ class VerdictTotals:
         """Verdicts on groups that have no receipt yet."""
         return sum(len(verdicts) for verdicts in self._waiting.values())
 
+    def knows(self, validator: bytes) -> bool:
+        """Whether a validator has standing, as of its newest check."""
+        row = self.validators.get(validator)
+        return row is not None and row.standing.is_known
+
     def by_owner(self) -> dict[bytes, dict[bytes, Validator]]:
         """The validators' totals by owner, then by machine."""
         return self._shares.rows(
