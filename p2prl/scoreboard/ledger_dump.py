@@ -25,7 +25,7 @@ from p2prl.scoreboard.ledger_recount import Recount, recount
 FORMAT = "p2prl/ledger-export/v2"
 """First field of the header."""
 
-_OLD_FORMAT = "p2prl/ledger-export/v1"
+_OLD_FORMAT = FORMAT.replace("v2", "v1")
 """Of dumps without countersignatures."""
 
 _MOST_COUNTERSIGNATURES = 1_024

@@ -19,7 +19,7 @@ class Countersigned:
     """How many have followed the same ledger and said so, one for each owner."""
 
     validators: int = 0
-    """Validators of standing, by the checks in this ledger, that countersigned a head which these entries fit."""
+    """Validators of standing, as of their newest check in this ledger, that countersigned a head of these entries."""
     whole: int = 0
     """Those of them whose head covers everything that the learner has signed here."""
     height: int = 0
@@ -126,7 +126,7 @@ def _countersigned(board: BoardState, signed_height: int, witnesses: Iterable[Wi
     for witness in witnesses:
         owner = owners.get(witness.author)
         row = None if owner is None else board.validator_machines[owner].get(witness.author)
-        if owner is None or row is None or not row.standing.after(witness.sent_ms / 1000).is_known:
+        if owner is None or row is None or not row.standing.is_known:
             others.add(witness.author)
         elif witness.head.height <= board.height:
             covered[owner] = max(covered.get(owner, 0), witness.head.height)

@@ -45,6 +45,8 @@ class VerifiedLedger:
         self.confirmed: SignedHead | None = None
         """The highest signed head that the chain agrees with."""
         self._heads: dict[int, SignedHead] = {}
+        self._doubt: SignedHead | None = None
+        """A signed head that entries above the last confirmed height contradict."""
         self._countersigned = {author: height for author, height, _ in store.countersignatures()}
         """Author → height of its newest countersignature."""
         self._agreeing: deque[int] = deque(maxlen=_HEADS_AHEAD)
@@ -80,6 +82,7 @@ class VerifiedLedger:
         for raw in entries[before - from_height :]:
             is_fork = self._is_contradicted(raw)
             if is_fork or not self._follow(raw):
+                is_fork = is_fork or self._doubt is not None
                 break
             accepted.append(raw)
         if accepted:
@@ -147,9 +150,15 @@ class VerifiedLedger:
             self._cut_back()
 
     def _is_contradicted(self, raw: bytes) -> bool:
-        """Whether a signed head has a different entry at the next height."""
+        """Whether a signed head has a different entry at the next height, and no later one can tell whose history this
+        is: an entry that only the lower of two heads contradicts is followed, since it may prove a fork."""
         expected = self._heads.get(self._fold.height + 1)
-        return expected is not None and expected.head != entry_digest(raw)
+        if expected is None or expected.head == entry_digest(raw):
+            return False
+        if expected.height == max(self._heads):
+            return True
+        self._doubt = self._doubt or expected
+        return False
 
     def _follow(self, raw: bytes) -> bool:
         """Fold one entry; False when it does not follow."""
@@ -157,12 +166,14 @@ class VerifiedLedger:
             self._fold.follow(raw)
         except (IntegrityError, RemoteProtocolError):
             return False
-        if (head := self._heads.get(self._fold.height)) is not None:
+        head = self._heads.get(self._fold.height)
+        if head is not None and head.head == self._fold.head:
             self._confirm(head)
         return True
 
     def _cut_back(self) -> None:
         """Drop the entries above the last confirmed height: they are not the learner's history."""
+        self._doubt = None
         self._store.truncate(0 if self.confirmed is None else self.confirmed.height)
         self._fold = self._new_chain(self.run)
         self.replay()
@@ -178,6 +189,9 @@ class VerifiedLedger:
         return f"the learner signed {what} ({heads}); they part {where}at entry {head.height - 1} or before it"
 
     def _confirm(self, head: SignedHead) -> None:
+        if self._doubt is not None:
+            self._store.keep_incident(self._fork_text(self._doubt, head), head.raw, self._doubt.raw)
+            self._doubt = None
         self._agreeing.append(head.height)
         known = self.confirmed
         if known is None or (head.height, head.sent_ms) > (known.height, known.sent_ms):
