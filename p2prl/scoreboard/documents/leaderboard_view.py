@@ -178,5 +178,5 @@ def _validator(board: BoardState, rank: int, key: bytes, finished: bool) -> Vali
         escrow_tokens=0 if finished else validator.escrow_tokens,
         last_verdict_at=time_text(validator.last_ms),
         machine_count=len(machines),
-        machines=[] if machines == [key] else sorted(map(_peer_id, machines))[:_MACHINES_LISTED],
+        machines=[] if machines == [key] else sorted(str(_peer_id(each)) for each in machines)[:_MACHINES_LISTED],
     )

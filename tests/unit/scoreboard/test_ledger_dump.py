@@ -58,7 +58,7 @@ def test_a_countersignature_of_another_history_is_a_fork(tmp_path: Path) -> None
     header = ["p2prl/ledger-export/v2", WRITER.manifest_raw, WRITER.signed_head(), [witness]]
     items = [msgspec.msgpack.encode(header), *WRITER.entries]
     (tmp_path / "x").write_bytes(b"".join(map(msgspec.msgpack.encode, items)))
-    with pytest.raises(IntegrityError, match="two different histories of 7 .* at entry 6 or before it"):
+    with pytest.raises(IntegrityError, match=r"two different histories of 7 .* at entry 6 or before it"):
         verify_dump(tmp_path / "x")
 
 

@@ -157,6 +157,6 @@ def test_any_history_pays_each_verdict_by_the_owners_of_its_time(history: list[o
         whole = merged(parts)
         assert whole.tokens == sum(part.tokens for part in parts.values()), owner
         assert 0 <= whole.escrow_tokens <= whole.tokens
-    for machine, row in totals.validators.items():
-        assert row.tokens == sum(parts[machine].tokens for parts in rows.values() if machine in parts)
-        assert row.failed_checks == sum(parts[machine].failed_checks for parts in rows.values() if machine in parts)
+    for machine, total in totals.validators.items():
+        assert total.tokens == sum(parts[machine].tokens for parts in rows.values() if machine in parts)
+        assert total.failed_checks == sum(parts[machine].failed_checks for parts in rows.values() if machine in parts)
