@@ -44,6 +44,7 @@ class Kind(IntEnum):
     DELEGATION = 43
     REVOCATION = 44
     VERDICT_CHECKS = 45
+    COUNTERSIGNATURE = 46
 
 
 TOMBSTONES: frozenset[int] = frozenset()

@@ -25,6 +25,7 @@ from p2prl.swarm.events import (
 from p2prl.swarm.gossip.entry_limits import EntryLimits, Traffic
 from p2prl.swarm.gossip.final_head import FinalHead
 from p2prl.swarm.gossip.forwarding import Gossip
+from p2prl.swarm.gossip.head_witnesses import HeadWitnesses
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
 from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.groups.group_bodies import GroupBodies
@@ -61,6 +62,7 @@ class NodeCore:
         self.ledger = LedgerSync(rng)
         self.entry = EntryLimits()
         self.final_head = FinalHead()
+        self.witnesses = HeadWitnesses()
         self.verdicts = VerdictGate()
         self.quota = DiskQuota(config.disk_bytes)
         self.relay = Relay(store, rng, config.relay, self.quota)
@@ -104,6 +106,7 @@ class NodeCore:
     def remove_peer(self, peer: PeerId) -> None:
         """Forget a peer whose link is gone."""
         self.final_head.remove_peer(peer)
+        self.witnesses.remove_peer(peer)
         self.gossip.remove_peer(peer)
         self.relay.remove_neighbor(peer)
         self.groups.remove_peer(peer)

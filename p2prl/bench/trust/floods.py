@@ -147,7 +147,7 @@ FLOODS: Mapping[str, MakeGroup] = MappingProxyType(
 """Name → how the groups of a flood are made."""
 
 
-class _Flood:
+class Flood:
     """The keys of a flood and the nodes they send through."""
 
     def __init__(self, swarm: Swarm, plan: FloodPlan, make: MakeGroup, directory: Path) -> None:
@@ -160,6 +160,7 @@ class _Flood:
         self._store = DiskBlobStore(directory)
         self._newest: VersionReady | None = None
         self._left = self._work()
+        self._sent = 0
 
     def start(self) -> None:
         """Begin at the plan's time."""
@@ -194,8 +195,9 @@ class _Flood:
         if version is not None:
             weights = self._store.path(version.manifest.weights.root).read_bytes()
             target = Target(self._swarm.simulated, version, weights)
-            size = int(plan.keys * plan.groups_per_key * _WAVE_S / plan.lasts_s)
-            for number, (key, slot) in zip(range(size), self._left, strict=False):
+            share = min(1.0, 1.0 - (left_s - _WAVE_S) / plan.lasts_s)
+            due, self._sent = self._sent, int(share * plan.keys * plan.groups_per_key)
+            for number, (key, slot) in zip(range(due, self._sent), self._left, strict=False):
                 group = self._make(target, key, slot, self._rng)
                 raw = seal(key, group, run=self._swarm.simulated.run, now=network.now)
                 link = self._links[number % _LINKS].peer_id
@@ -218,7 +220,7 @@ def trained_groups(plan: FloodPlan, loaded: LoadedModel, directory: Path, flood:
     )
     swarm = Swarm(config, loaded, directory)
     if flood:
-        _Flood(swarm, plan, FLOODS[flood], directory / "flood").start()
+        Flood(swarm, plan, FLOODS[flood], directory / "flood").start()
     swarm.run(on_progress=lambda _: None)
     paths = LearnerPaths(directory / "learner")
     journal, trained = Journal(paths.journal), []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from p2prl.errors import P2PRLError, RemoteProtocolError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
+
+if TYPE_CHECKING:
+    from p2prl.scoreboard.ledger.signed_head import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Snapshot:
     run: KnownRun | None
     """None while the board has not received the run manifest."""
     board: BoardState | None
-    """None exactly when `run` is."""
+    """None when `run` is, and for a ledger followed without totals."""
     policy_version: int | None
     """Newest version known to the source."""
     learner_step: int | None
@@ -69,6 +72,10 @@ class LedgerSource(Protocol):
 
     def entries(self, from_height: int, limit: int) -> list[bytes]:
         """Consecutive entries from a height on, as bytes."""
+        ...
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        """Countersignatures of heads that the ledger agrees with, one of each author."""
         ...
 
     def failure(self) -> P2PRLError | None:
