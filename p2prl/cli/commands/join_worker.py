@@ -91,7 +91,7 @@ def join_run(
             on_notice=say,
         )
         mirror = LedgerMirror(worker, link)
-        screen.on_plan = lambda plan: (volunteer.limit_spool(plan.spool_bytes), mirror.begin(plan))
+        screen.on_plan += [lambda plan: volunteer.limit_spool(plan.spool_bytes), mirror.begin]
         interrupts = Interrupts(
             volunteer.finish,
             volunteer.park,
@@ -147,8 +147,8 @@ class _Screen:
         self._limits = limits
         self._has_base = has_base
         self._mirrors = mirrors
-        self.on_plan: Callable[[DiskPlan], object] = lambda _: None
-        """Gets the shares of the disk once they are settled."""
+        self.on_plan: list[Callable[[DiskPlan], None]] = []
+        """Get the shares of the disk once they are settled."""
         self._speed = SmoothRate()
 
     def introduce(self, manifest: RunManifest) -> int:
@@ -166,7 +166,8 @@ class _Screen:
             has_base=self._has_base,
             mirrors=self._mirrors,
         )
-        self.on_plan(plan)
+        for settle in self.on_plan:
+            settle(plan)
         return plan.network_bytes
 
     def on_progress(self, progress: Progress) -> None:
