@@ -122,9 +122,9 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     """Verify and decode one envelope.
 
     `now` bounds its age (replay window, but for `AGELESS` kinds) and its lead (clock skew); `None` skips both, for
-    envelopes from our own disk. Raises `RemoteProtocolError` for anything but a well-formed, correctly signed envelope, and `StaleWorkError`
-    for one that is too old or dated in the future, which is nobody's fault: an honest relay may hold it a second too
-    long.
+    envelopes from our own disk. Raises `RemoteProtocolError` for anything but a well-formed, correctly signed envelope,
+    and `StaleWorkError` for one that is too old or dated in the future, which is nobody's fault: an honest relay may
+    hold it a second too long.
     """
     envelope = decode(raw, Envelope, limit_bytes=limits.MAX_ENVELOPE_BYTES)
     # msgpack can write one value in several ways, and the signature does not cover the envelope's own framing. Without

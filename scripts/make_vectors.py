@@ -176,6 +176,15 @@ def slot(run: Digest, beacon: bytes, policy: bytes) -> dict[str, object]:
     }
 
 
+def ledger_heads(run: Digest, head: LedgerHead) -> dict[str, bytes]:
+    """A ledger head, and a countersignature of it."""
+    signed = seal(LEARNER, head, run=run, now=NOW)
+    return {
+        "ledger_head": signed,
+        "countersignature": seal(VOLUNTEER, Countersignature(signed), run=run, now=NOW),
+    }
+
+
 def vectors() -> dict[str, object]:
     """Every vector, as JSON values; bytes are hexadecimal."""
     run_envelope = seal(LEARNER, RUN_MANIFEST, run=NO_RUN, now=NOW)
@@ -197,7 +206,6 @@ def vectors() -> dict[str, object]:
     second, middle = append(1, head, verdict)
     checks = seal(LEARNER, VerdictChecks((VerdictCheck(VOLUNTEER.public_key, name, 1, 4),)), run=run, now=NOW)
     third, top = append(2, middle, checks)
-    ledger_head = seal(LEARNER, LedgerHead(3, top, 1, True), run=run, now=NOW)
     record = PeerRecord(int(Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0, 1_799_999_999_000)
     term = {"serial": 1_800_000_000_000, "expires_ms": 1_863_000_000_000}
     delegation = sign_delegation(LEARNER, VOLUNTEER.public_key, name="attic", **term)
@@ -211,8 +219,7 @@ def vectors() -> dict[str, object]:
         "verdict": verdict,
         "verdict_checks": checks,
         "storage_receipt": seal(LEARNER, StorageReceipt((name,)), run=run, now=NOW),
-        "ledger_head": ledger_head,
-        "countersignature": seal(VOLUNTEER, Countersignature(ledger_head), run=run, now=NOW),
+        **ledger_heads(run, LedgerHead(3, top, 1, True)),
         "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
         "group_header": seal_group(VOLUNTEER, large_group(envelope_digest(policy_envelope)), run=run, now=NOW)[0],

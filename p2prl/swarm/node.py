@@ -75,15 +75,11 @@ class Node:
         running.hold(policies, self._born)
 
     def publish(self, raw: bytes, now: float) -> None:
-        """Spread an own envelope, again if it was spread before. Ledger heads and countersignatures may come from
-        disk."""
+        """Spread an own envelope, again if it was spread before, or a ledger head or countersignature from disk."""
         opened = open_envelope(raw, now=None)
         own = opened.author == self._core.local.identity.public_key
         if not own and opened.kind not in (Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE):
-            raise LocalProtocolError(
-                "a node publishes only envelopes signed with its own key, its learner's ledger heads and their "
-                "countersignatures"
-            )
+            raise LocalProtocolError("a node publishes only its own envelopes, and the ledger's signed heads")
         try:
             self._phase.admit_own(opened, now)
         except StaleWorkError:

@@ -91,12 +91,7 @@ def join_run(
             on_notice=say,
         )
         mirror = LedgerMirror(worker, link)
-
-        def on_plan(plan: DiskPlan) -> None:
-            volunteer.limit_spool(plan.spool_bytes)
-            mirror.begin(plan)
-
-        screen.on_plan = on_plan
+        screen.on_plan = lambda plan: (volunteer.limit_spool(plan.spool_bytes), mirror.begin(plan))
         interrupts = Interrupts(
             volunteer.finish,
             volunteer.park,
@@ -152,7 +147,7 @@ class _Screen:
         self._limits = limits
         self._has_base = has_base
         self._mirrors = mirrors
-        self.on_plan: Callable[[DiskPlan], None] = lambda _: None
+        self.on_plan: Callable[[DiskPlan], object] = lambda _: None
         """Gets the shares of the disk once they are settled."""
         self._speed = SmoothRate()
 

@@ -1,4 +1,4 @@
-"""When to countersign a ledger head: not every one, and the final one at once. Pure."""
+"""Schedule of countersignatures of ledger heads: one a minute, and the final head at once. Pure."""
 
 from __future__ import annotations
 

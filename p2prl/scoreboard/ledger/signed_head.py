@@ -43,7 +43,7 @@ class Witness:
     """A countersignature: another key has followed the ledger up to a signed head."""
 
     author: bytes
-    """Public key of whoever countersigned."""
+    """Public key of the peer that countersigned."""
     head: SignedHead
     raw: bytes
     sent_ms: int

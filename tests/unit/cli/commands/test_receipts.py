@@ -182,7 +182,7 @@ def test_a_replay_is_compared_with_the_learners_receipt(
     assert document["tokens"] == sum(len(c.tokens) // 4 for c in home.run.group(home.policy, ME, 0).completions)
 
 
-def refusal(home: Home, *arguments: object) -> P2PRLError:
+def refusal(home: Home, *arguments: str) -> P2PRLError:
     error = home.command(*arguments).exception
     assert isinstance(error, P2PRLError)
     assert error.remedy
