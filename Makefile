@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast check docs floor-plan clean
+.PHONY: demo test test-fast check docs figures floor-plan clean
 demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
 
@@ -27,6 +27,10 @@ check: $(VENV)/.installed-dev
 # Draw docs/floor_plan.md again from the code.
 floor-plan: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.floor_plan
+
+# Draw the figures of docs/benchmarks/trust.md again from the rows beside it.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.trust_figures
 
 # The documentation site, in build/site; any warning is an error.
 docs: $(VENV)/.installed-dev

@@ -243,27 +243,27 @@ def _with_logprobs(
 
 def rounded_weights(bits: int, weights: Weights) -> bytes:
     """Float32 weights rounded to `bits` bits, in blocks with a scale of their own, as quantized models are."""
-    words = np.frombuffer(weights, dtype="<f4")
-    padded = np.pad(words, (0, -len(words) % _ROUNDED_TOGETHER)).reshape(-1, _ROUNDED_TOGETHER)
+    values = np.frombuffer(weights, dtype="<f4")
+    padded = np.pad(values, (0, -len(values) % _ROUNDED_TOGETHER)).reshape(-1, _ROUNDED_TOGETHER)
     most = 2 ** (bits - 1) - 1
     scales = np.maximum(np.abs(padded).max(axis=1, keepdims=True), 1e-30) / most
-    rounded: bytes = (np.round(padded / scales) * scales).ravel()[: len(words)].astype("<f4").tobytes()
+    rounded: bytes = (np.round(padded / scales) * scales).ravel()[: len(values)].astype("<f4").tobytes()
     return rounded
 
 
 def moved_weights(distance: float, weights: Weights) -> bytes:
     """Float32 weights that `distance` away from their own, up or down: what Adam's updates do to a policy."""
-    words = np.frombuffer(weights, dtype="<f4")
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], len(words))
-    moved: bytes = (words + distance * signs).astype("<f4").tobytes()
+    values = np.frombuffer(weights, dtype="<f4")
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], len(values))
+    moved: bytes = (values + distance * signs).astype("<f4").tobytes()
     return moved
 
 
 def other_checkpoint(weights: Weights) -> bytes:
     """Float32 weights half of whose variance is another model's."""
-    words = np.frombuffer(weights, dtype="<f4")
-    noise = np.random.default_rng(1).normal(0.0, float(words.std()), len(words))
-    mixed: bytes = ((words + noise) / math.sqrt(2.0)).astype("<f4").tobytes()
+    values = np.frombuffer(weights, dtype="<f4")
+    noise = np.random.default_rng(1).normal(0.0, float(values.std()), len(values))
+    mixed: bytes = ((values + noise) / math.sqrt(2.0)).astype("<f4").tobytes()
     return mixed
 
 

@@ -32,6 +32,8 @@ class AttackRow:
     credited: int
     forged_credited: int
     """Credited groups with a token that the class's noise does not explain, as a replay in float32 sees it."""
+    worst_margin: float
+    """Nats that a token of a credited group lies below its seeded draw, at most, in the same replay."""
     trained_on: int
     reasons: dict[str, int]
     """Why the others were not credited."""
@@ -39,9 +41,9 @@ class AttackRow:
 
 def groups_of(attack: Attack, tokens: int, *, groups: int, cell_tokens: int) -> int:
     """Groups to try an attack with: at most `groups`, and `cell_tokens` tokens, or a part of them where it has to
-    sample. 0 for no limit. At least 1."""
-    if not cell_tokens:
-        return groups
+    sample. 0 for no limit. At least 1, and those that the attack takes."""
+    if not cell_tokens or attack.least_groups:
+        return max(groups, attack.least_groups)
     most = cell_tokens // (tokens * max(1, attack.samples * SAMPLED_SHARE))
     return max(1, min(groups, most))
 
@@ -53,6 +55,7 @@ def attack_row(run: AttackRun, name: str, groups: int) -> AttackRow:
         learner = AttackedLearner(run, Path(folder), groups=groups)
         settled = learner.settle(attack.forge(run, groups), wait_s=attack.wait_s)
     credited = [each for each in settled if each.credited]
+    forged, worst = _forged(run, [each.entry for each in credited])
     return AttackRow(
         attack=name,
         dtype=run.size.dtype,
@@ -60,24 +63,27 @@ def attack_row(run: AttackRun, name: str, groups: int) -> AttackRow:
         temperature=run.size.temperature,
         delivered=len(settled),
         credited=len(credited),
-        forged_credited=_forged(run, [each.entry for each in credited]),
+        forged_credited=forged,
+        worst_margin=worst,
         trained_on=sum(each.trained_on for each in settled),
         reasons=_reasons(settled),
     )
 
 
-def _forged(run: AttackRun, entries: list[Entry]) -> int:
-    """Groups with a token farther from its draw than the class's noise explains, by a replay that is no part of the
-    learner's check: in float32, at the noise that the class has at most, instead of the band that the check allows."""
+def _forged(run: AttackRun, entries: list[Entry]) -> tuple[int, float]:
+    """Groups with a token farther from its draw than the class's noise explains, and the farthest of all, in nats.
+
+    By a replay that is no part of the learner's check: in float32, at the noise that honest engines of the class have,
+    instead of the band that the check allows.
+    """
     noise = CLASS_NOISE[run.size.dtype] / run.size.temperature
     allowed = largest_margin(run.size.tokens, noise)
-    forged = 0
+    worst = [0.0]
     for key, group in entries:
         requests = run.assign(key, group.slot).requests
         ids = [tuple(np.frombuffer(each.tokens, dtype="<u4").tolist()) for each in group.completions]
-        scored = run.reference.replay(requests, ids)
-        forged += any(margin > allowed for each in scored for margin in each.margins)
-    return forged
+        worst.append(max(max(each.margins) for each in run.reference.replay(requests, ids)))
+    return sum(margin > allowed for margin in worst), max(worst)
 
 
 def _reasons(settled: list[Settled]) -> dict[str, int]:

@@ -19,8 +19,8 @@ from p2prl.bench.results.result_version import result_version
 from p2prl.bench.results.seed_file import Line, SeedFile
 from p2prl.bench.trust.attack_run import CLASS_NOISE, SHAPES, AttackRun, RunSize
 from p2prl.bench.trust.attacks import attack_row, groups_of
-from p2prl.bench.trust.flood_rows import flood_rows, table_rows
-from p2prl.bench.trust.floods import FLOODS, FloodPlan
+from p2prl.bench.trust.flood_rows import TableRow, flood_rows, table_rows
+from p2prl.bench.trust.floods import FLOODS, FloodPlan, FloodRow
 from p2prl.bench.trust.forged_groups import ATTACKS
 from p2prl.bench.trust.model_groups import model_rows
 from p2prl.bench.trust.replay_power import POLICIES, FalseRejects, cells
@@ -222,16 +222,18 @@ def _floods(config: TrustConfig) -> Iterator[_Job]:
     plan = replace(config.plan, seed=config.seed)
     case = f"{plan.volunteers} volunteers, {plan.keys} keys of {plan.groups_per_key}, {plan.lasts_s:g} s"
     for flood, make in flood_rows(plan, config.floods):
-        yield _Job(Setting(part="floods", case=f"{flood}: {case}"), lambda make=make: {"floods": [asdict(make())]})
+        yield _Job(Setting(part="floods", case=f"{flood}: {case}"), partial(_only_row, "floods", make))
     for table, make_table in table_rows(config.seed):
-        yield _Job(
-            Setting(part="floods", case=f"table of {table}"), lambda make=make_table: {"tables": [asdict(make())]}
-        )
+        yield _Job(Setting(part="floods", case=f"table of {table}"), partial(_only_row, "tables", make_table))
     validators = ValidatorBenchConfig(seed=config.seed)
     yield _Job(
         Setting(part="floods", case="validators"),
         lambda: {"validators": [asdict(row) for row in run_validator_bench(validators)]},
     )
+
+
+def _only_row(table: str, make: Callable[[], FloodRow | TableRow]) -> Rows:
+    return {table: [asdict(make())]}
 
 
 def _cost() -> Iterable[_Job]:

@@ -46,9 +46,9 @@ def draw_power(rows: Sequence[Row], path: Path) -> None:
             axis.plot(*zip(*points, strict=True), label=f"{size:,} tokens", color=color, marker="o", markersize=3)
         axis.axvline(1.0, color="#999999", linewidth=0.8, linestyle=":")
         axis.set_title(f"{dtype}, noise {mine[0]['noise']:g} logits", fontsize=10)
-        axis.set_xlabel("nats that the token lies below the seeded draw")
         axis.set_xscale("log", base=2)
         axis.set_xticks([0.25, 0.5, 1.0, 2.0, 4.0], ["¼", "½", "1", "2", "4"])
+    figure.supxlabel("nats that the token lies below the seeded draw", fontsize=10)
     _finish(figure, axes, "share of groups found", path)
 
 
@@ -64,7 +64,11 @@ def draw_roc(rows: Sequence[Row], path: Path) -> None:
             axis = axes[line, column]
             for color, cheat in zip(_COLORS, LAUNDERED, strict=False):
                 curve = [row for row in rows if (row["engines"], row["tokens"], row["cheat"]) == (engines, size, cheat)]
-                points = sorted((max(least, row["false_rejects"]), row["found"]) for row in curve)
+                best: dict[float, float] = {1.0: 1.0}
+                for row in curve:
+                    place = max(least, row["false_rejects"])
+                    best[place] = max(best.get(place, 0.0), row["found"])
+                points = sorted(best.items())
                 axis.plot(*zip(*points, strict=True), label=cheat, color=color, drawstyle="steps-post")
                 here = next(row for row in curve if row["threshold"] == 1.0)
                 axis.plot(
@@ -73,6 +77,8 @@ def draw_roc(rows: Sequence[Row], path: Path) -> None:
                 )  # fmt: skip
             axis.set_xscale("log")
             axis.set_xlim(least / 1.5, 1.0)
+            axis.set_xticks([least, 1e-3, 1e-2, 1e-1, 1.0], ["0", ".001", ".01", ".1", "1"])
+            axis.minorticks_off()
             axis.set_title(f"{engines}, {size} tokens", fontsize=9)
     for axis in axes[-1]:
         axis.set_xlabel("share of honest groups rejected")
@@ -87,7 +93,8 @@ def _panels(lines: int, columns: int) -> tuple[Any, Any]:
     from matplotlib import pyplot
 
     size = (3.3 * columns + 1.7, 2.5 * lines + 0.4)
-    return pyplot.subplots(lines, columns, figsize=size, sharey=True, squeeze=False, constrained_layout=True)
+    figure, axes = pyplot.subplots(lines, columns, figsize=size, sharey=True, squeeze=False, constrained_layout=True)
+    return figure, axes
 
 
 def _finish(figure: Any, axes: Any, label: str, path: Path) -> None:

@@ -91,8 +91,8 @@ class Target:
     weights: bytes
 
 
-Make = Callable[[Target, Identity, int, random.Random], Wire]
-"""What a key of a flood signs and sends, at its turn with this number."""
+MakeGroup = Callable[[Target, Identity, int, random.Random], Wire]
+"""The group of a key and a slot, as a flood makes it, or what else it signs at that turn."""
 
 
 def fabricated(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
@@ -171,7 +171,7 @@ def owners_statement(target: Target, key: Identity, slot: int, rng: random.Rando
     return sign_delegation(owner, key.public_key, serial=signed_ms, expires_ms=signed_ms + _STATEMENT_LASTS_MS)
 
 
-FLOODS: Mapping[str, Make] = MappingProxyType(
+FLOODS: Mapping[str, MakeGroup] = MappingProxyType(
     {
         "fabricated": fabricated,
         "newcomers": honest,
@@ -185,10 +185,10 @@ FLOODS: Mapping[str, Make] = MappingProxyType(
 """Name → what the keys of a flood sign. Newcomers do honest work, and are no attack unless they are sybils."""
 
 
-class _Flood:
+class Flood:
     """The keys of a flood and the nodes they send through."""
 
-    def __init__(self, swarm: Swarm, plan: FloodPlan, make: Make, directory: Path) -> None:
+    def __init__(self, swarm: Swarm, plan: FloodPlan, make: MakeGroup, directory: Path) -> None:
         self._swarm = swarm
         self._plan = plan
         self._make = make
@@ -234,8 +234,8 @@ class _Flood:
             target = Target(self._swarm.simulated, version, weights)
             size = int(plan.keys * plan.groups_per_key * _WAVE_S / plan.lasts_s)
             for number, (key, slot) in zip(range(size), self._left, strict=False):
-                body = self._make(target, key, slot, self._rng)
-                raw = seal(key, body, run=self._swarm.simulated.run, now=network.now)
+                group = self._make(target, key, slot, self._rng)
+                raw = seal(key, group, run=self._swarm.simulated.run, now=network.now)
                 link = self._links[number % _LINKS].peer_id
                 # Not published by its node, which would announce it first, and only what its own key signed.
                 network.inject(link, self._swarm.simulated.key.peer_id, frames.pack(Push(raw)))
@@ -256,7 +256,7 @@ def trained_groups(plan: FloodPlan, loaded: LoadedModel, directory: Path, flood:
     )
     swarm = Swarm(config, loaded, directory)
     if flood:
-        _Flood(swarm, plan, FLOODS[flood], directory / "flood").start()
+        Flood(swarm, plan, FLOODS[flood], directory / "flood").start()
     swarm.run(on_progress=lambda _: None)
     paths = LearnerPaths(directory / "learner")
     journal, trained = Journal(paths.journal), []

@@ -1,7 +1,7 @@
 """Groups that a cheat forges, from honest ones and from cheating samplers: every way to be paid for work not done.
 
 Each forgery makes groups of fresh keys, except where several groups of one key are the attack. Most change the honest
-group of the very slot, so that nothing but the forgery is wrong with them.
+group of their slot, so that nothing but the forgery is wrong with them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Attack:
     """Times it samples each group beyond the honest one: sampling is what takes the time."""
     most_tokens: int = 16_384
     """Largest groups that it is tried on."""
+    least_groups: int = 0
+    """Groups that it takes to show what the attack gains."""
     wait_s: float = 0.0
     """Time between two groups; all at once for 0."""
 
@@ -266,7 +268,7 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
         "duplicates": Attack(forge=_duplicates),
         "other prompt": Attack(forge=_other_prompt, samples=1, most_tokens=512),
         "withhold a completion": Attack(forge=_withheld_members),
-        "withhold 7 of 8 slots": Attack(forge=_withheld_slots, samples=8, most_tokens=40, wait_s=120.0),
+        "withhold 7 of 8 slots": Attack(forge=_withheld_slots, most_tokens=8, least_groups=96, wait_s=120.0),
         "forge rewards": Attack(forge=_forged_rewards),
         "unknown policy": Attack(forge=_unknown_policy),
     }

@@ -16,7 +16,7 @@ def as_markdown(rows: Rows) -> str:
     """One table for each kind of rows that there are."""
     made = (
         (
-            "Attacks: credited, forged among these, and trained on, of the groups delivered",
+            "Attacks: credited of the groups delivered (forged among these: their worst margin, nats)",
             attack_table(rows["attacks"]),
         ),
         ("Honest groups rejected", reject_table(rows["false_rejects"])),
@@ -29,8 +29,31 @@ def as_markdown(rows: Rows) -> str:
     return "\n\n".join(f"{title}\n\n{table}" for title, table in made if table)
 
 
+def summary_table(rows: Sequence[Row]) -> str:
+    """A line for each attack, and for each number type what is credited of all sizes together, forged ones among it,
+    and the nats that their worst token lies below the draw."""
+    usual = [row for row in rows if row["temperature"] == 1.0]
+    if not usual:
+        return ""
+    dtypes = list(dict.fromkeys(row["dtype"] for row in usual))
+    lines = []
+    for attack in dict.fromkeys(row["attack"] for row in usual):
+        line = [attack]
+        for dtype in dtypes:
+            mine = [row for row in usual if (row["attack"], row["dtype"]) == (attack, dtype)]
+            counted, forged = (sum(row[key] for row in mine) for key in ("credited", "forged_credited"))
+            worst = max((row["worst_margin"] for row in mine), default=0.0)
+            line += [f"{counted}/{sum(row['delivered'] for row in mine)}", str(forged), f"{worst:.2g}"]
+        lines.append(line)
+    head = ["attack", *(name for dtype in dtypes for name in (f"{dtype}: credited", "forged", "worst, nats"))]
+    return _table(head, lines, left=1)
+
+
 def attack_table(rows: Sequence[Row]) -> str:
-    """A line for each attack and number type, a column for each size: `credited/delivered`, and what else there is."""
+    """A line for each attack and number type, a column for each size: credited/delivered.
+
+    Where some of the credited are forged: their number, and the nats that their worst token lies below the draw.
+    """
     if not rows:
         return ""
     sizes = sorted({row["tokens"] for row in rows})
@@ -51,7 +74,7 @@ def _credited(row: Row | None) -> str:
     if row is None:
         return _MISSING
     text = f"{row['credited']}/{row['delivered']}"
-    return text + (f" ({row['forged_credited']} forged)" if row["forged_credited"] else "")
+    return text + (f" ({row['forged_credited']}: {row['worst_margin']:.2g})" if row["forged_credited"] else "")
 
 
 def reject_table(rows: Sequence[Row]) -> str:

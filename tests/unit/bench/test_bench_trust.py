@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from p2prl.bench.trust.charts import draw_charts
 from p2prl.bench.trust.flood_rows import table_rows
 from p2prl.bench.trust.floods import FloodPlan, flood_row
 from p2prl.bench.trust.forged_groups import ATTACKS, INVENTED_NATS, Attack
+from p2prl.bench.trust.model_groups import model_rows
 from p2prl.bench.trust.report import as_markdown, attack_table
 from p2prl.bench.trust.roc import CLASSES, LAUNDERED, roc_points
 from p2prl.errors import ConfigError
@@ -50,6 +52,7 @@ def run() -> AttackRun:
 def test_in_float32_nothing_forged_is_credited(name: str, run: AttackRun) -> None:
     row = attack_row(run, name, 4)
     assert row.delivered == 4
+    assert 0.0 <= row.worst_margin < 0.02
     assert row.forged_credited == 0
     if name in HONEST_WORK:
         assert row.credited == (2 if name == "duplicates" else 4)
@@ -67,6 +70,7 @@ def test_a_forged_group_that_is_credited_would_show(run: AttackRun, monkeypatch:
     monkeypatch.setattr("p2prl.learner.intake.replaying.is_worthwhile", lambda _: False)
     row = attack_row(run, "invented token", 4)
     assert row.credited == row.forged_credited == row.trained_on == 4
+    assert 1.0 < row.worst_margin < 2.0
 
 
 def _look_away(*_: object) -> object:
@@ -94,6 +98,7 @@ def test_groups_of_an_attack_are_bounded() -> None:
     assert groups_of(attack, 512, groups=20, cell_tokens=5_120) == 10
     assert groups_of(replace(attack, samples=1), 512, groups=20, cell_tokens=8 * 5_120) == 10
     assert groups_of(attack, 16_384, groups=20, cell_tokens=10) == 1
+    assert groups_of(replace(attack, least_groups=30), 512, groups=20, cell_tokens=10) == 30
 
 
 def test_curves_rise_to_all_and_the_product_stands_on_each() -> None:
@@ -132,6 +137,7 @@ def test_tables_keep_a_place_for_a_newcomer() -> None:
 def test_benchmark_resumes_and_its_rows_are_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_power, "_POOL", 1 << 10)
     monkeypatch.setattr(benchmark, "POLICIES", ("usual",))
+    monkeypatch.setattr(benchmark, "model_rows", partial(model_rows, temperatures=(1.0,)))
     config = TrustConfig(
         parts=("attacks", "false_rejects"), dtypes=("bfloat16",), tokens=(8,), groups=3, attack_groups=1,
         attacks=("honest", "fabricate"),
@@ -161,9 +167,9 @@ def test_benchmark_resumes_and_its_rows_are_documented(tmp_path: Path, monkeypat
 def test_forged_groups_stand_out_in_the_table() -> None:
     row = {
         "attack": "any", "dtype": "float32", "tokens": 8, "temperature": 1.0, "delivered": 4, "credited": 2,
-        "forged_credited": 1, "trained_on": 0, "reasons": {},
+        "forged_credited": 1, "worst_margin": 0.75, "trained_on": 0, "reasons": {},
     }  # fmt: skip
-    assert "| any | float32 | 1 | 2/4 (1 forged) |" in attack_table([row])
+    assert "| any | float32 | 1 | 2/4 (1: 0.75) |" in attack_table([row])
 
 
 @pytest.mark.parametrize(
