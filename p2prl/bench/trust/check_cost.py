@@ -134,6 +134,10 @@ class _NormalizerTime:
         return max(0.0, both - alone) / _NORMALIZED_ROWS
 
 
+def _tell(text: str, share: float) -> None:
+    sys.stderr.write(f"{share:4.0%} {text}\n")
+
+
 def _timed(work: Callable[[], object]) -> float:
     began = time.process_time()
     work()
@@ -150,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args(arguments)
     config = CheckCostConfig(model=given.model, groups=given.groups, tokens=given.tokens, repeats=given.repeats)
-    cost = measure_check_cost(config, on_progress=lambda text, share: sys.stderr.write(f"{share:4.0%} {text}\n"))
+    cost = measure_check_cost(config, on_progress=_tell)
     document = asdict(cost) | {"met": cost.met}
     lines = "\n".join(f"{name} {value}" for name, value in document.items())
     sys.stdout.write((json.dumps(document) if given.json else lines) + "\n")
