@@ -13,6 +13,7 @@ from pathlib import Path
 
 from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.client.delivery import Delivery
+from p2prl.client.exclusion import COUNTED_FOR_S, RECEIPTS_TO_STOP, exclusion_error
 from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.sampler import FinishedGroup, SlotSampler
@@ -92,6 +93,7 @@ class Volunteer:
         self._sampler = SlotSampler(identity, run, clock, on_notice)
         self._network: NetworkPort | None = None
         self._parked = False
+        self._excluded = False
 
     # --- lifecycle----------------------------------------------------------------------------------------------
 
@@ -115,7 +117,8 @@ class Volunteer:
         self._sampler.stop()
 
     def run(self, network: NetworkPort) -> bool:
-        """Run until stopped. Returns True when the learner ended the run."""
+        """Run until stopped. Returns True when the learner ended the run. `MachineError` once it has excluded this
+        machine's key."""
         self.attach(network)
         started = self._clock.now()
         try:
@@ -123,6 +126,8 @@ class Volunteer:
                 self.bootstrap.check_patience(self._clock.now() - started)
                 self.turn(wait_s=_POLL_S)
             self._report(self._next_action(), final=True)
+            if self._excluded and not self._parked:
+                raise exclusion_error()
             return self._agent.finished
         finally:
             network.close()
@@ -222,6 +227,11 @@ class Volunteer:
         self._on_notice(f"slot {receipt.slot} of version {receipt.version} was rejected: {explain(receipt.reason)}")
         if receipt.reason == RejectionReason.DUPLICATE_SLOT and receipt.slot >= self._numbered_from:
             self._skip_used_slots()
+        elif receipt.reason == RejectionReason.EXCLUDED:
+            since = self._clock.now() - COUNTED_FOR_S
+            self._excluded = self._spool.rejected_since(receipt.reason, since) >= RECEIPTS_TO_STOP
+            if self._excluded:
+                self._agent.stop()
 
     def _skip_used_slots(self) -> None:
         """Go on with a slot that this key cannot have used, on this machine before its disk was lost or on another."""

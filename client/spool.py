@@ -292,6 +292,14 @@ class Spool:
         rows = self._db.execute("SELECT reason, COUNT(*) FROM groups WHERE reason != '' GROUP BY reason")
         return {str(reason): int(count) for reason, count in rows}
 
+    def rejected_since(self, reason: str, moment: float) -> int:
+        """Groups sampled after `moment` that were rejected for this reason."""
+        row = self._db.execute(
+            "SELECT COUNT(*) FROM groups WHERE state = ? AND reason = ? AND created >= ?",
+            (SpoolState.REJECTED, reason, moment),
+        ).fetchone()
+        return int(row[0])
+
     def verified_tokens(self) -> int:
         """Completion tokens of verified groups."""
         return int(self._db.execute("SELECT TOTAL(tokens) FROM groups WHERE state = 'verified'").fetchone()[0])

@@ -1,4 +1,4 @@
-"""Read the files that running roles write: `status.json` and `metrics.jsonl`."""
+"""Read the status file that a running role writes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,3 @@ def read_status(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a JSON-lines file, without a last line that is still being written."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return []
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]

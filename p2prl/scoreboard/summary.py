@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.evaluation_view import evaluations_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 
@@ -19,12 +20,15 @@ _ROWS = 20
 _POINTS = 100
 """Points of the reward curve."""
 
+_EVALUATIONS = 20
+"""Newest evaluations, oldest first."""
+
 
 def summary(source: LedgerSource) -> dict[str, Any]:
-    """The current board: `format`, `run`, `people`, `validators`, `metrics` (keys in docs/leaderboard.md).
+    """The current board: `format`, `run`, `people`, `validators`, `metrics`, `evaluations` (docs/leaderboard.md).
 
-    The first 20 rows of each table and at most 100 points of the curve. Raises `NotReadyError` while the run
-    manifest is not known.
+    The first 20 rows of each table, at most 100 points of the curve and the newest 20 evaluations. Raises
+    `NotReadyError` while the run manifest is not known.
     """
     snapshot = source.snapshot()
     people = leaderboard_document(snapshot, by="people", limit=_ROWS)
@@ -36,4 +40,5 @@ def summary(source: LedgerSource) -> dict[str, Any]:
         "people": msgspec.to_builtins(people.people),
         "validators": msgspec.to_builtins(validators.validators),
         "metrics": msgspec.to_builtins(metrics),
+        "evaluations": msgspec.to_builtins(evaluations_document(snapshot, limit=_EVALUATIONS).evaluations),
     }

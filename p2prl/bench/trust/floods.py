@@ -198,6 +198,7 @@ class Flood:
         self._store = DiskBlobStore(directory)
         self._newest: VersionReady | None = None
         self._left = self._work()
+        self._sent = 0
 
     def start(self) -> None:
         """Begin at the plan's time."""
@@ -232,8 +233,9 @@ class Flood:
         if version is not None:
             weights = self._store.path(version.manifest.weights.root).read_bytes()
             target = Target(self._swarm.simulated, version, weights)
-            size = int(plan.keys * plan.groups_per_key * _WAVE_S / plan.lasts_s)
-            for number, (key, slot) in zip(range(size), self._left, strict=False):
+            share = min(1.0, 1.0 - (left_s - _WAVE_S) / plan.lasts_s)
+            due, self._sent = self._sent, int(share * plan.keys * plan.groups_per_key)
+            for number, (key, slot) in zip(range(due, self._sent), self._left, strict=False):
                 group = self._make(target, key, slot, self._rng)
                 raw = seal(key, group, run=self._swarm.simulated.run, now=network.now)
                 link = self._links[number % _LINKS].peer_id

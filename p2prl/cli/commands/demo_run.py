@@ -9,13 +9,13 @@ from pathlib import Path
 from p2prl.cli.commands.demo_processes import DemoProcesses
 from p2prl.cli.commands.demo_summary import demo_summary
 from p2prl.cli.commands.eval_checkpoint import evaluate_checkpoint
-from p2prl.cli.role_files import read_json_lines
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.demo_view import demo_line, demo_panel, summary_lines
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.cli.views.reward_plot import plot_run
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import RunFolder, init_run, open_run
+from p2prl.json_lines import read_json_lines
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.device import use_threads
 
@@ -47,7 +47,7 @@ def demo_command(*, volunteers: int, cheats: int, updates: int, out: Path | None
         view.phase("starting the learner")
         learner = processes.start_all(volunteers=volunteers, cheats=cheats)
         while learner.process.poll() is None:
-            metrics = read_json_lines(directory / "metrics.jsonl")
+            metrics = read_json_lines(directory / "metrics.jsonl").objects
             statuses = [(role.name, role.status()) for role in processes.roles]
             view.update(
                 lambda statuses=statuses, metrics=metrics: demo_panel(statuses, metrics, updates),  # type: ignore[misc]
@@ -63,7 +63,9 @@ def demo_command(*, volunteers: int, cheats: int, updates: int, out: Path | None
         )
     document = demo_summary(processes.roles, folder, before.reward, after.reward, wall_s=time.monotonic() - began)
     (directory / "summary.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-    plot_run(read_json_lines(directory / "metrics.jsonl"), before.reward, after.reward, directory / "reward.png")
+    plot_run(
+        read_json_lines(directory / "metrics.jsonl").objects, before.reward, after.reward, directory / "reward.png"
+    )
     for line in summary_lines(document, directory, prompts=_PROMPTS):
         say(line)
     if as_json:

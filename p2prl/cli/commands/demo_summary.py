@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2prl.cli.commands.demo_processes import RoleProcess
-from p2prl.cli.role_files import read_json_lines
 from p2prl.config.run_settings import RunFolder
+from p2prl.json_lines import read_json_lines
 from p2prl.learner.journal.journal import Journal
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.ledger.leaderboard_totals import Person
@@ -18,7 +18,7 @@ def demo_summary(
     roles: Sequence[RoleProcess], folder: RunFolder, before: float, after: float, *, wall_s: float
 ) -> dict[str, Any]:
     """Build the document. `before` and `after` are rewards measured on fresh prompts."""
-    metrics = read_json_lines(folder.paths.metrics)
+    metrics = read_json_lines(folder.paths.metrics).objects
     statuses = [role.status() for role in roles if role.name.startswith("volunteer")]
     from_learner = sum(status.get("weight_bytes_from_learner", 0) for status in statuses)
     from_peers = sum(status.get("weight_bytes_from_peers", 0) for status in statuses)

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from p2prl.cli import crash_log
-from p2prl.cli.role_files import read_json_lines, read_status
+from p2prl.cli.role_files import read_status
 from p2prl.clock import SystemClock
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import claim_worker_folder, default_home, holder_of
 from p2prl.errors import UnreachableError
+from p2prl.learner.evaluation.results_file import read_results
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import SCHEME, parse_link
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
@@ -82,7 +83,7 @@ def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
         join_link=link,
         planned_updates=folder.planned_updates,
         offline_since=LearnerWatch(directory),
-        evaluations=lambda: read_json_lines(folder.paths.evaluations),
+        evaluations=lambda: read_results(folder.paths.evaluations).objects,
     )
     try:
         yield source

@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from p2prl.cli.role_files import read_json_lines, read_status
+from p2prl.cli.role_files import read_status
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.status_view import worker_lines
 from p2prl.config.worker_folder import default_home, holder_of
 from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.json_lines import read_json_lines
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import RunManifest
 
@@ -32,7 +33,7 @@ def status_command(run: Path | None, *, home: Path | None, as_json: bool) -> Non
 def _learner(run: Path) -> dict[str, Any]:
     """A run folder's learner: its status file and the newest line of its metrics."""
     name = _run_name(run)
-    metrics = read_json_lines(run / "metrics.jsonl")
+    metrics = read_json_lines(run / "metrics.jsonl").objects
     status = {**read_status(run / "status.json"), **(metrics[-1] if metrics else {})}
     holder = holder_of(run)
     if holder is not None:  # the file's state may come from an earlier process

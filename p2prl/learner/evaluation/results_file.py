@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.disk_full import write_error
+from p2prl.json_lines import JsonLines, read_json_lines, remove_unfinished_line
 
-_NAMED = 8
-"""Unreadable lines that a notice names."""
+
+def read_results(path: Path) -> JsonLines:
+    """Results in the order they were made; none if the file is missing."""
+    return read_json_lines(path, required={"version": int, "tasks": dict})
 
 
 class ResultsFile:
@@ -20,13 +23,11 @@ class ResultsFile:
     def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
         """Read the file, and remove a line that a crash left unfinished. Unreadable lines are skipped and told."""
         self._path = path
-        self._results, unreadable = _read(path)
-        if unreadable:
-            numbers = ", ".join(map(str, unreadable[:_NAMED])) + (" …" if len(unreadable) > _NAMED else "")
-            on_notice(
-                f"{path}: skipped {len(unreadable)} unreadable line(s), as a power failure leaves them: {numbers}."
-                " Delete them to end this notice."
-            )
+        remove_unfinished_line(path)
+        found = read_results(path)
+        self._results = found.objects
+        if notice := found.notice(path):
+            on_notice(notice)
 
     @property
     def versions(self) -> frozenset[int]:
@@ -49,29 +50,3 @@ class ResultsFile:
         except OSError as error:
             raise write_error(error, self._path) from error
         self._results.append(result)
-
-
-def _read(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The results, and the numbers of the lines, from 1, that hold none."""
-    if not path.exists():
-        return [], []
-    data = path.read_bytes()
-    complete = data[: data.rfind(b"\n") + 1]
-    if len(complete) < len(data):
-        path.write_bytes(complete)
-    results, unreadable = [], []
-    for number, line in enumerate(complete.splitlines(), start=1):
-        if (result := _result(line)) is None:
-            unreadable.append(number)
-        else:
-            results.append(result)
-    return results, unreadable
-
-
-def _result(line: bytes) -> dict[str, Any] | None:
-    try:
-        result = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    usable = isinstance(result, dict) and type(result.get("version")) is int and isinstance(result.get("tasks"), dict)
-    return result if usable else None

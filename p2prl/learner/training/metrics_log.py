@@ -9,6 +9,7 @@ from typing import Any
 
 from p2prl.clock import Clock
 from p2prl.disk_full import write_error
+from p2prl.json_lines import read_json_lines, remove_unfinished_line
 
 
 class MetricsLog:
@@ -26,7 +27,11 @@ class MetricsLog:
         self._clock = clock
         self._on_metrics = on_metrics
         self._on_notice = on_notice
-        self._logged_step = _last_logged_step(path)
+        remove_unfinished_line(path)
+        found = read_json_lines(path, required={"step": float})
+        if notice := found.notice(path):
+            on_notice(notice)
+        self._logged_step = int(max((document["step"] for document in found.objects), default=0))
         self._updated_at = clock.now()
 
     @property
@@ -50,15 +55,3 @@ class MetricsLog:
         self._on_metrics(document)
         for notice in notices:
             self._on_notice(f"update {step}: {notice}")
-
-
-def _last_logged_step(path: Path) -> int:
-    """The last update in a metrics file, after removing a line that a crash left unfinished."""
-    if not path.exists():
-        return 0
-    data = path.read_bytes()
-    complete = data[: data.rfind(b"\n") + 1]
-    if len(complete) < len(data):
-        path.write_bytes(complete)
-    lines = complete.splitlines()
-    return int(json.loads(lines[-1])["step"]) if lines else 0

@@ -8,6 +8,7 @@ import pytest
 
 from p2prl.scoreboard.documents.api_views import NotReadyError
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
+from p2prl.scoreboard.summary import summary
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.page import PageRequest, render_page
 from p2prl.tasks.evaluation_report import CompletionOutcome, PromptOutcome, task_report
@@ -63,6 +64,11 @@ def test_served_and_shown() -> None:
     assert "&lt;b&gt;sums" in page
     assert "<b>sums" not in page
     assert page.index("v10") < page.index('<td data-label="version">v0')
+
+
+def test_the_summary_has_the_newest_twenty() -> None:
+    source = MemorySource(WRITER, evaluations=tuple(line(version) for version in range(21)))
+    assert [each["version"] for each in summary(source)["evaluations"]] == list(range(1, 21))
 
 
 def test_a_board_without_them_shows_none() -> None:

@@ -15,7 +15,7 @@ from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.rollout_group import RolloutGroup
 
 STRETCH = 8
-"""Groups of which one is delivered."""
+"""Groups of which one is delivered, unless a port is made with another number."""
 
 Choice = Callable[[RolloutGroup], float]
 """The group of a stretch with the lowest value is delivered."""
@@ -44,9 +44,10 @@ CHOICES: Mapping[str, Choice] = MappingProxyType(
 class SelectingPort:
     """Publishes one group of each stretch; everything else passes."""
 
-    def __init__(self, port: NetworkPort, choice: Choice) -> None:
+    def __init__(self, port: NetworkPort, choice: Choice, stretch: int = STRETCH) -> None:
         self._port = port
         self._choice = choice
+        self._stretch = stretch
         self._held: dict[Digest, tuple[control.Publish, RolloutGroup]] = {}
         self._chosen: set[Digest] = set()
         self._withheld: set[Digest] = set()
@@ -76,7 +77,7 @@ class SelectingPort:
             self._port.send(message)
         elif opened.digest not in self._withheld:
             self._held[opened.digest] = message, opened.body
-            if len(self._held) == STRETCH:
+            if len(self._held) == self._stretch:
                 self._decide()
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
@@ -100,6 +101,6 @@ class SelectingPort:
         self._port.send(message)
 
 
-def selecting(name: str) -> Callable[[NetworkPort], SelectingPort]:
-    """The wrapper of a volunteer's network that chooses by this value."""
-    return lambda port: SelectingPort(port, CHOICES[name])
+def selecting(name: str, *, stretch: int = STRETCH) -> Callable[[NetworkPort], SelectingPort]:
+    """The wrapper of a volunteer's network that delivers one of `stretch` groups, chosen by this value."""
+    return lambda port: SelectingPort(port, CHOICES[name], stretch)
