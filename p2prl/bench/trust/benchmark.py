@@ -160,8 +160,6 @@ def _attacks(config: TrustConfig) -> Iterator[_Job]:
 
 def _false_rejects(config: TrustConfig) -> Iterator[_Job]:
     for policy, dtype, tokens, temperature in itertools.product(POLICIES, config.dtypes, config.tokens, (1.0, COLD)):
-        if temperature == COLD and policy != "usual":
-            continue
         groups = config.groups if policy == "usual" else -(-config.groups // 3)
 
         def make(
