@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast check lint types tests fuzz docs floor-plan clean
+.PHONY: demo test test-fast check lint types tests fuzz docs figures floor-plan clean
 demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
 
@@ -39,6 +39,10 @@ fuzz: $(VENV)/.installed-dev
 # Draw docs/floor_plan.md again from the code.
 floor-plan: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.floor_plan
+
+# Draw the figures of docs/benchmarks/trust.md again from the rows beside it.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.trust_figures
 
 # The documentation site, in build/site; any warning is an error.
 docs: $(VENV)/.installed-dev
