@@ -77,7 +77,10 @@ class CheckCostConfig:
 
 
 class LearnerChecks:
-    """A learner's update and checks, without its threads and files."""
+    """A learner's update and checks, without its threads and files.
+
+    It has many attributes because every part of an update and of a check is one.
+    """
 
     def __init__(self, config: CheckCostConfig) -> None:
         self._config = config
