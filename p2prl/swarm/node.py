@@ -322,9 +322,7 @@ class Node:
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
                     core.events.append(LedgerArrived(source, height, entries))
-            case _ if _is_of_group(core, message, source, now) or _is_of_meeting(core, message, source, now):
-                pass
-            case _:
+            case _ if not (_is_of_group(core, message, source, now) or _is_of_meeting(core, message, source, now)):
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
