@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -149,7 +150,8 @@ def test_little_entropy_may_double() -> None:
 @pytest.mark.parametrize("name", ["grad_norm", "entropy", "length"])
 def test_a_figure_that_is_not_finite_is_a_collapse_at_once(name: str) -> None:
     evaluations = run(norm=[0, 0.5, 0.5, 0.5])
-    evaluations[2] = dataclasses.replace(evaluations[2], **{name: storable(math.nan)})
+    damaged: dict[str, Any] = {name: storable(math.nan)}
+    evaluations[2] = dataclasses.replace(evaluations[2], **damaged)
     assert collapsed_at(evaluations) == 40
 
 
