@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.ledger_messages import Receipt, Receipts, Verdict, VerdictChecks
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun
+from p2prl.scoreboard.ledger.known_run import KnownRun
 
 MOST_VERDICTS = 64
 """Verdicts remembered of one group: a learner lets 16 into its ledger, and only a hostile one lets in more."""

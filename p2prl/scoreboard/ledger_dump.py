@@ -18,7 +18,8 @@ from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtoc
 from p2prl.protocol import limits
 from p2prl.protocol.wire_codec import Wire, decode, encode
 from p2prl.scoreboard.documents.api_views import require_run
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun, LedgerSource, Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.known_run import KnownRun, open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import LedgerSource, Snapshot
 from p2prl.scoreboard.ledger.signed_head import Witness, open_witness
 from p2prl.scoreboard.ledger_recount import Recount, recount
 

@@ -9,8 +9,9 @@ from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.scoreboard.documents.api_schema import ContributorDocument, Totals, ValidatorDocument
 from p2prl.scoreboard.documents.api_views import run_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.ledger.known_run import KnownRun
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.signed_head import Witness, open_signed_head
 
 

@@ -28,7 +28,8 @@ from p2prl.protocol.ledger_messages import (
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import Wire
-from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.known_run import open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.signed_head import Witness
 
 START_S = 1_790_000_000.0

@@ -24,8 +24,8 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.protocol.join_link import SCHEME
 from p2prl.scoreboard.group_record import GroupRecord, record_of
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
+from p2prl.scoreboard.ledger.known_run import open_run_manifest
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS
-from p2prl.scoreboard.ledger.ledger_sources import open_run_manifest
 from p2prl.scoreboard.ledger_dump import all_entries
 
 _READ_AT_ONCE = 256

@@ -14,7 +14,8 @@ from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
 from p2prl.protocol.run_end import RunEnd
 from p2prl.scoreboard.ledger.countersigner import Countersigner
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.known_run import KnownRun, open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
 from p2prl.scoreboard.ledger.plain_chain import Chain
 from p2prl.scoreboard.ledger.signed_head import Witness

@@ -16,8 +16,8 @@ from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
+from p2prl.scoreboard.ledger.known_run import KnownRun
 from p2prl.scoreboard.ledger.ledger_follower import LedgerFollower
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
 from p2prl.scoreboard.ledger.plain_chain import PlainChain
 

@@ -10,7 +10,8 @@ from typing import Any
 from p2prl.errors import IntegrityError, P2PRLError, RemoteProtocolError
 from p2prl.protocol.ledger_chain import entry_digest
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
-from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.known_run import open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.signed_head import SignedHead, Witness, open_signed_head
 
 _READ_AT_ONCE = 256

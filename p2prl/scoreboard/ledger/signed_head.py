@@ -12,7 +12,7 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.countersignature import countersigned_head
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
 from p2prl.protocol.ledger_messages import LedgerHead
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun
+from p2prl.scoreboard.ledger.known_run import KnownRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from p2prl.protocol.countersignature import countersigned_head
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.ledger_chain import entry_digest
 from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.scoreboard.ledger.known_run import KnownRun
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
 from p2prl.scoreboard.ledger.plain_chain import Chain
 from p2prl.scoreboard.ledger.signed_head import SignedHead, Witness, open_witness, signed_head_of

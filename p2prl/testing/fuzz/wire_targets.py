@@ -26,8 +26,9 @@ from p2prl.protocol.policy_head import PolicyHead
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, largest_group_bytes
 from p2prl.protocol.signed_group import read_group
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.ledger.known_run import KnownRun, open_run_manifest
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.signed_head import signed_head_of
 from p2prl.swarm.gossip.validation import check_envelope
 from p2prl.tasks.scorers.spec import parse_spec
