@@ -77,7 +77,10 @@ class CheckCostConfig:
 
 
 class LearnerChecks:
-    """A learner's update and checks, without its threads and files."""
+    """A learner's update and checks, without its threads and files.
+
+    It has more than twelve attributes because training, replay and the signed envelopes of one run meet here.
+    """
 
     def __init__(self, config: CheckCostConfig) -> None:
         self._config = config
