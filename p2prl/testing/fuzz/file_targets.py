@@ -15,7 +15,7 @@ from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.golden_groups import GOLDEN_FILE, GoldenGroups, golden_files, read_golden
 from p2prl.models.noise_baselines import NoiseBaselines, NoiseEvidence
 from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_file_checks import json_file, read_end_tokens
+from p2prl.models.run_file_checks import check_config, json_file, read_end_tokens
 from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import read_run_model
 from p2prl.models.text_codec import library_panics
@@ -126,6 +126,12 @@ def _run_files(
                 raise RemoteProtocolError(str(error)) from error
 
     config = files["config.json"]
+    yield Target(
+        name="config.json: checks",
+        decode=lambda data: check_config(json_file({"config.json": data}, "config.json")),
+        examples=(config, _with_ropes(config)),
+        changes=_JSON,
+    )
     yield Target(name="config.json", decode=with_config, examples=(config,), changes=_JSON, share=_MODEL_SHARE)
     yield Target(
         name="tokenizer.json",
@@ -145,6 +151,13 @@ def _run_files(
         examples=(files["generation_config.json"],),
         changes=_JSON,
     )
+
+
+def _with_ropes(config: bytes) -> bytes:
+    """The configuration with every setting that the checks look into."""
+    ropes = {"rope_type": "linear", "factor": 2.0, "full_attention": {"rope_type": "yarn"}}
+    settings = {"rope_parameters": ropes, "rope_scaling": {"type": "linear"}, "layer_types": ["full_attention"]}
+    return msgspec.json.encode(msgspec.json.decode(config) | settings | {"num_experts": 4, "num_key_value_heads": None})
 
 
 def _packed(folder: Path) -> Iterator[Target]:

@@ -97,7 +97,7 @@ def test_other_errors_slow_and_hungry_inputs_are_failures(monkeypatch: pytest.Mo
     slow = run_target(ok, 5, seed=1, timer=lambda: 3.0 * next(ticks))
     assert slow.failures == 5
     assert slow.slowest_s == 3.0
-    held = iter(campaign.MOST_BYTES * n + n for n in range(10))
+    held = iter(campaign.MOST_BYTES * n + n for n in range(20))
     monkeypatch.setattr(campaign, "_peak_bytes", lambda: next(held))
     assert run_target(ok, 5, seed=1).failures == 5
 
