@@ -217,7 +217,7 @@ class Volunteer:
         if opened.kind is Kind.STORAGE_RECEIPT:
             self._delivery.on_storage_receipt(body_of(opened, StorageReceipt))
         elif opened.kind is Kind.RECEIPTS:
-            self._delivery.on_receipts(body_of(opened, Receipts))
+            self._delivery.on_receipts(body_of(opened, Receipts), opened.sent_ms)
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 

@@ -26,7 +26,7 @@ _DIGITS = 10
 """Token ids below this are digits in every small model of the project."""
 
 _CLAIMED_LOGPROB = -6.0
-"""What a liar claims for each token: so unlikely a sample weighs most in training."""
+"""What a liar claims for each token: an unlikely sample weighs most in training."""
 
 _COPIES = 8
 """Times that a flood publishes each of its groups."""
@@ -43,7 +43,7 @@ class Cheat:
     run: bytes
     rng: random.Random
     heard: deque[RolloutGroup] = field(default_factory=lambda: deque(maxlen=_HEARD))
-    """Newest groups of others: everybody hears everything."""
+    """Newest groups of others: every volunteer gets all messages."""
 
 
 Rewrite = Callable[[Cheat, RolloutGroup], Iterator[RolloutGroup]]
@@ -92,7 +92,7 @@ class PublishingPort:
 
 
 def fabricated(group: RolloutGroup, rng: random.Random) -> RolloutGroup:
-    """The group with tokens out of nothing, every second completion said to be right."""
+    """The group with tokens out of nothing, every second completion claimed right."""
     completions = []
     for number, honest in enumerate(group.completions):
         tokens = _tokens(honest)
@@ -106,7 +106,7 @@ def _fabricated(cheat: Cheat, group: RolloutGroup) -> Iterator[RolloutGroup]:
 
 
 def _edited(cheat: Cheat, group: RolloutGroup) -> Iterator[RolloutGroup]:
-    """The last token before the end is changed; what was right is said to be wrong, and the other way round."""
+    """The last token before the end is changed; what was right is claimed wrong, and the reverse."""
     completions = []
     for honest in group.completions:
         tokens = _tokens(honest)

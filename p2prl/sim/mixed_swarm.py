@@ -70,7 +70,7 @@ class MixedSwarm(Swarm):
         return CHEATS[kind](port, cheat)
 
     def _overheard(self, opened: Opened, group: RolloutGroup) -> Iterator[bytes]:
-        """The envelope as it was, which everybody hears."""
+        """The envelope as it was, which every volunteer gets."""
         for heard in self._heard:
             heard.append(group)
         yield opened.raw

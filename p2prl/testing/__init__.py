@@ -3,7 +3,7 @@
 In one process, without sockets:
 
 * `memory_transport` — transports that share an event loop, for tests of code that drives a transport.
-* `protocol_swarm`, `memory_blobs` — a simulated swarm (`p2prl.sim`) of nodes without models, and their disks.
+* `protocol_swarm` — a simulated swarm (`p2prl.sim`) of nodes without models, and their disks.
 * `patched_swarm` — the same swarm with a learner that publishes real patches.
 * `delayed_port` — a network port that delays rollout groups, so that training gets stale data.
 * `adversaries` — engines of dishonest volunteers.

@@ -41,10 +41,10 @@ from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import Event, PatchesReady, RunKnown, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.memory_blobs import MemoryBlobs
 
 _LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 _WAVE_S = 0.5

@@ -79,7 +79,7 @@ class CheckCostConfig:
 class LearnerChecks:
     """A learner's update and checks, without its threads and files.
 
-    It has more than twelve attributes because training, replay and the signed envelopes of one run meet here.
+    It has many attributes because every part of an update and of a check is one.
     """
 
     def __init__(self, config: CheckCostConfig) -> None:

@@ -10,11 +10,11 @@ from p2prl.protocol import frames, limits
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.link_messages import Hello
+from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.fuzz.vector_world import LEARNER, NOW, VectorWorld
-from p2prl.testing.memory_blobs import MemoryBlobs
 
 _INPUTS_PER_NODE = 48
 """A node keeps what earlier inputs did to it, so that later ones meet it in odd states. Its successor plays another
