@@ -79,11 +79,7 @@ class CheckCostConfig:
 class LearnerChecks:
     """A learner's update and checks, without its threads and files.
 
-<<<<<<< HEAD
     It has many attributes because every part of an update and of a check is one.
-=======
-    It has more than twelve attributes because training, replay and the signed envelopes of one run meet here.
->>>>>>> t-storm
     """
 
     def __init__(self, config: CheckCostConfig) -> None:

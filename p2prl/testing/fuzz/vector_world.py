@@ -15,7 +15,7 @@ from p2prl.protocol.envelope import DOMAINS, NO_RUN, SIGNED_MESSAGES, Envelope, 
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, append
-from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest, RunManifest, Sampling
 
@@ -69,9 +69,12 @@ class VectorWorld:
             sampling=Sampling(1.0, limits.MAX_COMPLETION_TOKENS, 2),
         )
         bodies[Kind.RUN_MANIFEST] = msgspec.msgpack.encode(fitted)
+        run = envelope_digest(_sealed(Kind.RUN_MANIFEST, bodies[Kind.RUN_MANIFEST], NO_RUN))
+        head = _sealed(Kind.LEDGER_HEAD, bodies[Kind.LEDGER_HEAD], run)
+        bodies[Kind.COUNTERSIGNATURE] = msgspec.msgpack.encode(Countersignature(head))
         return cls(
             bodies=bodies,
-            run=envelope_digest(_sealed(Kind.RUN_MANIFEST, bodies[Kind.RUN_MANIFEST], NO_RUN)),
+            run=run,
             frames={k: bytes.fromhex(vectors["frames"][body.__name__]) for k, body in LINK_MESSAGES.items()},
             link=str(vectors["link"]),
         )

@@ -18,7 +18,7 @@ from p2prl.protocol.envelope import SIGNED_MESSAGES, Opened, open_envelope
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import append
-from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.manifests import PolicyManifest, RunManifest, blob_of
 from p2prl.protocol.peer_messages import PeerRecord
@@ -97,6 +97,9 @@ def _maker(world: VectorWorld, kind: Kind) -> Callable[[random.Random], bytes]:
     body, pool = (LINK_MESSAGES | SIGNED_MESSAGES)[kind], world.pool
     if kind is Kind.CHUNK:
         return lambda rng: rng.randbytes(rng.choice((0, 1, 4096, 5_000)))
+    if kind is Kind.COUNTERSIGNATURE:
+        of_head = _maker(world, Kind.LEDGER_HEAD)
+        return lambda rng: msgspec.msgpack.encode(Countersignature(world.sealed(Kind.LEDGER_HEAD, of_head(rng))))
     if kind in (Kind.DELEGATION, Kind.REVOCATION):
         return lambda rng: msgspec.msgpack.encode(_statement(kind, rng) or value_of(body, rng, pool))
     return lambda rng: msgspec.msgpack.encode(value_of(body, rng, pool))
