@@ -39,6 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     """Run the lab. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without it
     arguments = _arguments()
     inside = os.environ.get(_INSIDE)
     if inside:
