@@ -17,6 +17,7 @@ import numpy as np
 
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.passing_port import PassingPort
 from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
@@ -50,23 +51,13 @@ Rewrite = Callable[[Cheat, RolloutGroup], Iterator[RolloutGroup]]
 """What is published instead of an honest group."""
 
 
-class PublishingPort:
+class PublishingPort(PassingPort):
     """A network port that publishes something else in place of each group; everything else passes."""
 
     def __init__(self, port: NetworkPort, publish: Callable[[Opened, RolloutGroup], Iterator[bytes]]) -> None:
         """`publish` gets the envelope of each group and the group in it, and gives envelopes."""
-        self._port = port
+        super().__init__(port)
         self._publish = publish
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """See `NetworkPort`."""
-        return self._port.addresses
-
-    @property
-    def status(self) -> control.Status | None:
-        """See `NetworkPort`."""
-        return self._port.status
 
     def send(self, message: control.ToNetwork) -> None:
         """Send a message, or what replaces it."""
@@ -74,21 +65,9 @@ class PublishingPort:
             opened = open_envelope(message.envelope, now=None)
             if isinstance(opened.body, RolloutGroup):
                 for envelope in self._publish(opened, opened.body):
-                    self._port.send(control.Publish(envelope))
+                    super().send(control.Publish(envelope))
                 return
-        self._port.send(message)
-
-    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
-        """See `NetworkPort`."""
-        return self._port.poll(timeout_s)
-
-    def wake(self) -> None:
-        """See `NetworkPort`."""
-        self._port.wake()
-
-    def close(self) -> None:
-        """See `NetworkPort`."""
-        self._port.close()
+        super().send(message)
 
 
 def fabricated(group: RolloutGroup, rng: random.Random) -> RolloutGroup:

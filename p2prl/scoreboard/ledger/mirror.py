@@ -14,6 +14,7 @@ from p2prl.clock import Clock
 from p2prl.errors import P2PRLError, RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.passing_port import PassingPort
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.scoreboard.ledger.known_run import KnownRun
@@ -27,14 +28,14 @@ _WANTED = frozenset({Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE})
 """Envelopes that concern a mirror, by the byte after the array's head; entries come by pages."""
 
 
-class MirroringPort:
+class MirroringPort(PassingPort):
     """A role's network port that also mirrors the ledger, from `begin` on. Close it."""
 
     def __init__(
         self, port: NetworkPort, store: Path, *, run: bytes, clock: Clock, signer: Identity | None = None
     ) -> None:
         """`store` is the file of the mirror; `signer` is the key that countersigns, if any."""
-        self._port = port
+        super().__init__(port)
         self._file = store
         self._run = run
         self._clock = clock
@@ -58,35 +59,17 @@ class MirroringPort:
         if self._known is not None:
             self._take(self._known)
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """See `NetworkPort`."""
-        return self._port.addresses
-
-    @property
-    def status(self) -> control.Status | None:
-        """See `NetworkPort`."""
-        return self._port.status
-
-    def send(self, message: control.ToNetwork) -> None:
-        """See `NetworkPort`."""
-        self._port.send(message)
-
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         """See `NetworkPort`; the mirror has taken what concerns it."""
-        messages = self._port.poll(timeout_s)
+        messages = super().poll(timeout_s)
         for message in messages:
             self._take(message)
         self._do(lambda follower, now: follower.handle_timer(now))
         return messages
 
-    def wake(self) -> None:
-        """See `NetworkPort`."""
-        self._port.wake()
-
     def close(self) -> None:
         """See `NetworkPort`; closes the mirror's file too."""
-        self._port.close()
+        super().close()
         self._end()
 
     def _take(self, message: control.FromNetwork) -> None:
