@@ -40,7 +40,13 @@ _PR_SET_PDEATHSIG = 1
 def main() -> int:
     """Run the lab. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without it
-    arguments = _arguments()
+    try:
+        return _run(_arguments())
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
     inside = os.environ.get(_INSIDE)
     if inside:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -72,8 +78,6 @@ def _run_inside(folder: Path) -> int:
     )
     try:
         return process.wait()
-    except KeyboardInterrupt:
-        return 130
     finally:
         process.kill()
         process.wait()
