@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast check docs floor-plan clean
+.PHONY: demo test test-fast check lint types tests fuzz docs figures floor-plan clean
 demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
 
-test: check
+# The type checker uses one core for a minute: the tests begin beside it.
+test: lint
+	$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --durations=20 $(PYTEST_ARGS)
 
 # Linters, and the tests without processes, sockets and training runs: under two minutes on two cores.
@@ -17,16 +21,28 @@ test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --durations=20 -m "not slow" $(PYTEST_ARGS)
 
 # Linters, types and layers.
-check: $(VENV)/.installed-dev
+check: lint types
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vulture
+
+# A million seeded inputs for every decoder of strangers' bytes. FUZZ_ARGS="--seed 1 --inputs 50000 --json"
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.fuzz $(FUZZ_ARGS)
 
 # Draw docs/floor_plan.md again from the code.
 floor-plan: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.floor_plan
+
+# Draw the figures of docs/benchmarks/trust.md again from the rows beside it.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.trust_figures
 
 # The documentation site, in build/site; any warning is an error.
 docs: $(VENV)/.installed-dev

@@ -105,9 +105,9 @@ class Delivery:
         self._redelivered -= self._spool.stored(receipt.groups)
         self._redeliver_more()
 
-    def on_receipts(self, receipts: Receipts) -> None:
-        """The learner has judged these groups, some of them ours."""
-        self._settle(receipts)
+    def on_receipts(self, receipts: Receipts, sent_ms: int) -> None:
+        """The learner has judged these groups, some of them ours; signed at `sent_ms`, Unix milliseconds."""
+        self._settle(receipts, sent_ms)
         self._redeliver_more()
 
     def on_ledger(self, from_height: int, entries: tuple[bytes, ...], *, learner: bytes, now: float) -> None:
@@ -121,7 +121,7 @@ class Delivery:
                 opened, head = ledger_chain.follow(raw, height=height, head=head, run=self._run, learner=learner)
                 height += 1
                 if opened.kind is Kind.RECEIPTS:
-                    self._settle(body_of(opened, Receipts))
+                    self._settle(body_of(opened, Receipts), opened.sent_ms)
         except RemoteProtocolError:
             return  # another peer will be asked next time
         except IntegrityError:
@@ -175,9 +175,11 @@ class Delivery:
         if self._has_more and self._redelivered <= 0:
             self._redeliver_at = 0.0
 
-    def _settle(self, receipts: Receipts) -> None:
+    def _settle(self, receipts: Receipts, sent_ms: int) -> None:
         for receipt in receipts.receipts:
-            if receipt.peer == self._author and self._spool.settle(receipt) and receipt.reason:
+            if receipt.peer != self._author:
+                continue
+            if self._spool.settle(receipt, step=receipts.step, sent_ms=sent_ms) and receipt.reason:
                 self._on_rejected(receipt)
 
 

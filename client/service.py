@@ -13,6 +13,7 @@ from pathlib import Path
 
 from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.client.delivery import Delivery
+from p2prl.client.exclusion import COUNTED_FOR_S, RECEIPTS_TO_STOP, exclusion_error
 from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.sampler import FinishedGroup, SlotSampler
@@ -100,6 +101,7 @@ class Volunteer:
         self._is_freed = False  # the engine's memory
         self._is_suspended = False  # the network
         self._compute_from = 0.0  # clock time until which the duty cycle rests
+        self._excluded = False
 
     # --- lifecycle----------------------------------------------------------------------------------------------
 
@@ -134,7 +136,8 @@ class Volunteer:
         self._sampler.stop()
 
     def run(self, network: NetworkPort) -> bool:
-        """Run until stopped. Returns True when the learner ended the run."""
+        """Run until stopped. Returns True when the learner ended the run. `MachineError` once it has excluded this
+        machine's key."""
         self.attach(network)
         searched_s, before = 0.0, self._clock.now()
         try:
@@ -144,6 +147,8 @@ class Volunteer:
                 before, seconds = self._clock.now(), self._clock.now() - before
                 searched_s += 0.0 if self._is_suspended else seconds
             self._report(self._next_action(), final=True)
+            if self._excluded and not self._parked:
+                raise exclusion_error()
             return self._agent.finished
         finally:
             network.close()
@@ -253,7 +258,7 @@ class Volunteer:
         if opened.kind is Kind.STORAGE_RECEIPT:
             self._delivery.on_storage_receipt(body_of(opened, StorageReceipt))
         elif opened.kind is Kind.RECEIPTS:
-            self._delivery.on_receipts(body_of(opened, Receipts))
+            self._delivery.on_receipts(body_of(opened, Receipts), opened.sent_ms)
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
@@ -263,6 +268,11 @@ class Volunteer:
         self._on_notice(f"slot {receipt.slot} of version {receipt.version} was rejected: {explain(receipt.reason)}")
         if receipt.reason == RejectionReason.DUPLICATE_SLOT and receipt.slot >= self._numbered_from:
             self._skip_used_slots()
+        elif receipt.reason == RejectionReason.EXCLUDED:
+            since = self._clock.now() - COUNTED_FOR_S
+            self._excluded = self._spool.rejected_since(receipt.reason, since) >= RECEIPTS_TO_STOP
+            if self._excluded:
+                self._agent.stop()
 
     def _skip_used_slots(self) -> None:
         """Go on with a slot that this key cannot have used, on this machine before its disk was lost or on another."""

@@ -8,12 +8,14 @@ repeating any step after a crash is harmless, and SIGKILL loses at most the slot
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from p2prl.client.kept_groups import KeptGroups
 from p2prl.client.slot_numbers import SlotNumbers
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
@@ -98,6 +100,7 @@ class Spool:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
+            self._kept = KeptGroups(self._db)
             if "scored" not in {row[1] for row in self._db.execute("PRAGMA table_info(groups)")}:  # an older release
                 self._db.execute("ALTER TABLE groups ADD COLUMN scored INTEGER NOT NULL DEFAULT 1")
         except (OSError, sqlite3.Error) as error:
@@ -234,24 +237,56 @@ class Spool:
         return self.delivered() + int(row[0])
 
     def stored(self, digests: Iterable[bytes]) -> int:
-        """Delete our copies of groups that the learner has on disk. Returns how many were ours and open."""
+        """The learner has these groups on disk: resend them no more. Returns how many were ours and open."""
         return sum(
-            self._write(
+            self._release(
+                digest,
                 "UPDATE groups SET state = ?, raw = NULL WHERE digest = ? AND state = ?",
                 (SpoolState.DELIVERED, digest, SpoolState.GENERATED),
             )
             for digest in digests
         )
 
-    def settle(self, receipt: Receipt) -> bool:
-        """Record the learner's receipt of a group and delete its bytes. Returns whether the group was ours and open."""
+    def settle(self, receipt: Receipt, *, step: int = 0, sent_ms: int = 0) -> bool:
+        """Record the learner's receipt of a group, signed at a learner step and a time (Unix milliseconds).
+
+        Returns whether the group was ours and open.
+        """
         if receipt.state not in _RECEIPT_STATES:  # a state of a newer release: the group stays open, and expires later
             return False
-        changed = self._write(
+        changed = self._release(
+            receipt.group,
             "UPDATE groups SET state = ?, reason = ?, raw = NULL WHERE digest = ? AND state IN (?, ?)",
             (_RECEIPT_STATES[receipt.state], receipt.reason, receipt.group, *_OPEN),
+            on_change=lambda: self._kept.note(receipt, step=step, sent_ms=sent_ms),
         )
         return changed > 0
+
+    def _release(
+        self, digest: bytes, statement: str, values: Sequence[object], on_change: Callable[[], None] = lambda: None
+    ) -> int:
+        """Change a group that needs no delivery any more, and keep its bytes aside while there is room for them."""
+        with contextlib.suppress(MachineError):
+            return self._in_transaction(lambda: self._kept.take(digest), statement, values, on_change)
+        return self._in_transaction(self._kept.drop_all, statement, values, on_change)
+
+    def _in_transaction(
+        self, before: Callable[[], None], statement: str, values: Sequence[object], on_change: Callable[[], None]
+    ) -> int:
+        """Change rows in one transaction with what belongs to it. Returns how many."""
+        self._write("BEGIN IMMEDIATE", ())
+        try:
+            before()
+            if changed := self._write(statement, values):
+                on_change()
+            self._write("COMMIT", ())
+        except BaseException as error:
+            if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise write_error(error, "the spool", kept="finished work is safe") from error
+            raise
+        return changed
 
     def expire(self, *, now: float) -> int:
         """Expire groups that are too old for any learner or exceed the spool's size. Returns how many."""
@@ -262,6 +297,7 @@ class Spool:
         row = self._db.execute(
             "SELECT (SELECT TOTAL(LENGTH(raw)) FROM groups) + (SELECT TOTAL(size) FROM bodies)"
         ).fetchone()
+        self._kept.trim(max_bytes=self._config.max_bytes, undelivered_bytes=row[0])
         excess = row[0] - self._config.max_bytes
         for digest, size in self._db.execute(
             "SELECT g.digest, LENGTH(g.raw) + COALESCE(b.size, 0) FROM groups AS g LEFT JOIN bodies AS b"
@@ -291,6 +327,14 @@ class Spool:
         """Groups that earned nothing, by the reason given."""
         rows = self._db.execute("SELECT reason, COUNT(*) FROM groups WHERE reason != '' GROUP BY reason")
         return {str(reason): int(count) for reason, count in rows}
+
+    def rejected_since(self, reason: str, moment: float) -> int:
+        """Groups sampled after `moment` that were rejected for this reason."""
+        row = self._db.execute(
+            "SELECT COUNT(*) FROM groups WHERE state = ? AND reason = ? AND created >= ?",
+            (SpoolState.REJECTED, reason, moment),
+        ).fetchone()
+        return int(row[0])
 
     def verified_tokens(self) -> int:
         """Completion tokens of verified groups."""

@@ -35,10 +35,28 @@ class Registry(Generic[T]):
         self._builtin = dict(builtin)
         self._expected = expected
         self._loaded: dict[str, T] = {}
+        self._offered: dict[str, str] = {}
+        """Origin of each part that this process itself offered, by name."""
+
+    def offer(self, name: str, part: T, *, origin: str) -> None:
+        """Add a part for the life of this process, such as one from a file; `origin` identifies its source.
+
+        The same name may be offered again. ConfigError when p2prl or an installed package has this name.
+        """
+        if name in self._builtin or name in self._plugins():
+            raise ConfigError(
+                f"the {self._kind} {name[:_SHOWN_NAME_CHARS]!r} exists already", remedy="Give yours another name."
+            )
+        self._check_type(part, origin)
+        self._loaded[name], self._offered[name] = part, origin
+
+    def origin(self, name: str) -> str:
+        """The origin of an offered part; empty for others."""
+        return self._offered.get(name, "")
 
     def names(self) -> tuple[str, ...]:
         """Every name, the built-in ones first. Imports nothing."""
-        return (*self._builtin, *sorted(set(self._plugins()) - set(self._builtin)))
+        return (*self._builtin, *sorted((set(self._plugins()) | set(self._offered)) - set(self._builtin)))
 
     def check(self, name: str) -> None:
         """Raise `ConfigError` when no part has this name. Imports nothing."""
@@ -65,12 +83,15 @@ class Registry(Generic[T]):
                 f"{self._kind} {name!r} cannot be loaded from {plugin.value}: {error}",
                 remedy="Reinstall the package that provides it, or remove it.",
             ) from error
+        self._check_type(part, plugin.value)
+        return cast(T, part)
+
+    def _check_type(self, part: Any, source: str) -> None:
         if self._expected is not None and not isinstance(part, self._expected):
             raise ConfigError(
-                f"{plugin.value} is not a {self._kind}: expected {self._expected.__name__}, got {type(part).__name__}",
+                f"{source} is not a {self._kind}: expected {self._expected.__name__}, got {type(part).__name__}",
                 remedy="See docs/extending.md.",
             )
-        return cast(T, part)
 
     def _plugins(self) -> dict[str, EntryPoint]:
         return {plugin.name: plugin for plugin in entry_points(group=self._group)}

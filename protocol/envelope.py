@@ -17,7 +17,14 @@ from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt, Verdict, VerdictChecks
+from p2prl.protocol.ledger_messages import (
+    Countersignature,
+    LedgerHead,
+    Receipts,
+    StorageReceipt,
+    Verdict,
+    VerdictChecks,
+)
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
@@ -41,6 +48,7 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.DELEGATION: Delegation,
     Kind.REVOCATION: Revocation,
     Kind.VERDICT_CHECKS: VerdictChecks,
+    Kind.COUNTERSIGNATURE: Countersignature,
 }
 """The struct of each signed message."""
 
@@ -59,8 +67,12 @@ DOMAINS: dict[Kind, str] = {
     Kind.DELEGATION: "p2prl/delegation-consent/v1",
     Kind.REVOCATION: "p2prl/revocation-notice/v1",
     Kind.VERDICT_CHECKS: "p2prl/verdict-checks/v1",
+    Kind.COUNTERSIGNATURE: "p2prl/countersignature/v1",
 }
 """The versioned domain of each signature. A new meaning takes a new string."""
+
+AGELESS = frozenset({Kind.RUN_MANIFEST, Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE})
+"""Kinds that are never too old: a ledger can be verified however long its learner has been away."""
 
 NO_RUN = bytes(DIGEST_BYTES)
 """The run field of a run manifest's own envelope: it cannot contain its own digest."""
@@ -109,10 +121,10 @@ def seal(identity: Identity, body: Wire, *, run: bytes, now: float) -> bytes:
 def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     """Verify and decode one envelope.
 
-    `now` bounds its age (replay window) and its lead (clock skew); `None` skips both, for envelopes from our own
-    disk. Raises `RemoteProtocolError` for anything but a well-formed, correctly signed envelope, and `StaleWorkError`
-    for one that is too old or dated in the future, which is nobody's fault: an honest relay may hold it a second too
-    long.
+    `now` bounds its age (replay window, but for `AGELESS` kinds) and its lead (clock skew); `None` skips both, for
+    envelopes from our own disk. Raises `RemoteProtocolError` for anything but a well-formed, correctly signed envelope,
+    and `StaleWorkError` for one that is too old or dated in the future, which is nobody's fault: an honest relay may
+    hold it a second too long.
     """
     envelope = decode(raw, Envelope, limit_bytes=limits.MAX_ENVELOPE_BYTES)
     # msgpack can write one value in several ways, and the signature does not cover the envelope's own framing. Without
@@ -133,7 +145,7 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
         raise RemoteProtocolError(f"envelope: wrong signature on a {kind.name.lower()}")
     if now is not None and kind is not Kind.RUN_MANIFEST:
         age_s = now - envelope.sent_ms / 1000
-        if age_s > limits.MAX_ENVELOPE_AGE_S:
+        if age_s > limits.MAX_ENVELOPE_AGE_S and kind not in AGELESS:
             raise StaleWorkError(f"envelope: {age_s / 86400:.1f} days old, past the replay window")
         if age_s < -limits.MAX_CLOCK_SKEW_S:
             raise StaleWorkError(f"envelope: dated {-age_s:.0f} s in the future; one of the two clocks is off")

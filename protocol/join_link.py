@@ -73,7 +73,7 @@ def parse_link(text: str) -> JoinLink:
 def _is_complete(address: str) -> bool:
     """Whether a multiaddr ends in a complete peer id (a truncated id is invalid)."""
     match = _MULTIADDR.fullmatch(address)
-    if match is None:
+    if match is None or not address.isprintable():  # bytes of a terminal that are no UTF-8 arrive as surrogates
         return False
     try:
         for peer in match.group(2, 4):

@@ -27,6 +27,8 @@ class Kind(IntEnum):
     CHUNK_GRANT = 13
     GRANT_DECLINED = 14
     CHUNK_CANCEL = 15
+    MEETING_REQUEST = 16
+    MEETING = 17
 
     RUN_MANIFEST = 32
     POLICY_MANIFEST = 33
@@ -42,6 +44,7 @@ class Kind(IntEnum):
     DELEGATION = 43
     REVOCATION = 44
     VERDICT_CHECKS = 45
+    COUNTERSIGNATURE = 46
 
 
 TOMBSTONES: frozenset[int] = frozenset()

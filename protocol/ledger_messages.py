@@ -170,6 +170,16 @@ class LedgerHead(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
     """The run is over: no more groups will be used."""
 
 
+class Countersignature(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A peer has followed the run's ledger from its first entry up to a head that the learner signed.
+
+    It holds that head, so two countersignatures prove a fork when the learner signed two histories.
+    """
+
+    head: bytes
+    """The envelope of the learner's `LedgerHead`."""
+
+
 _STATES = frozenset(int(state) for state in ReceiptState)
 _OUTCOMES = frozenset(int(outcome) for outcome in CheckOutcome)
 _REASONS = frozenset({"", *(str(reason) for reason in RejectionReason)})

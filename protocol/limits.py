@@ -134,6 +134,9 @@ MAX_VERDICT_CHECKS_PER_MESSAGE = 512
 MAX_VERDICT_PROBES = 64
 """Probes in one verdict: one for each completion of the largest group."""
 
+MAX_LEDGER_HEAD_BYTES = 512
+"""Envelope of a ledger head inside a countersignature: it has about 210 bytes."""
+
 MAX_LEDGER_ENTRIES_PER_REPLY = 64
 """Ledger entries sent in one reply while a reader catches up."""
 

@@ -1,7 +1,7 @@
 """Link messages: the structs that two linked peers exchange. The connection authenticates them.
 
-Greeting (`Hello`, `LinkRates`), gossip (`Offer`, `Want`, `Push`), chunk relay (`BlobQuery` to `ChunkCancel`) and ledger
-synchronization (`LedgerQuery`, `LedgerPage`). `frames` packs them into bytes.
+Greeting (`Hello`, `LinkRates`), meetings (`MeetingRequest`, `Meeting`), gossip (`Offer`, `Want`, `Push`), chunk relay
+(`BlobQuery` to `ChunkCancel`) and ledger synchronization (`LedgerQuery`, `LedgerPage`). `frames` packs them into bytes.
 """
 
 from __future__ import annotations
@@ -119,6 +119,23 @@ class LedgerPage(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
     entries: tuple[bytes, ...]
 
 
+class MeetingRequest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Request to arrange a meeting with a peer that the receiver is linked with, by its public key."""
+
+    peer: bytes
+
+
+class Meeting(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Invitation to meet a peer whose router, like the receiver's own, refuses strangers."""
+
+    peer: bytes
+    """Its public key."""
+    address: str
+    """Multiaddr that its connections come from, as the sender sees it."""
+    dials: bool
+    """True: wait until the other has knocked, then dial. False: knock at once, so that the own router lets it in."""
+
+
 LINK_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.HELLO: Hello,
     Kind.OFFER: Offer,
@@ -135,5 +152,7 @@ LINK_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.CHUNK_GRANT: ChunkGrant,
     Kind.GRANT_DECLINED: GrantDeclined,
     Kind.CHUNK_CANCEL: ChunkCancel,
+    Kind.MEETING_REQUEST: MeetingRequest,
+    Kind.MEETING: Meeting,
 }
 """The struct of each link message."""

@@ -72,6 +72,11 @@ class Ownership:
         """Whether any delegation of a machine was taken in, in force or not."""
         return machine in self._delegations
 
+    def related(self, machine: bytes) -> frozenset[bytes]:
+        """Keys that may ever share an owner with a machine, itself included: its owners and all their machines."""
+        owners = {machine, *(delegation.owner for delegation in self._delegations.get(machine, ()))}
+        return frozenset(owners.union(*(self._machines.get(owner, ()) for owner in owners)))
+
     def ends_at(self, machine: bytes, owner: bytes) -> int | None:
         """When the newest delegation of this pair ends or was revoked, Unix milliseconds; None without one."""
         mine = [d for d in self._delegations.get(machine, ()) if d.owner == owner]

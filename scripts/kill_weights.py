@@ -37,8 +37,8 @@ from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
+from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.testing.protocol_swarm import run_manifest_of
 
 WORDS = SEGMENT_WORDS + 300_000
 KINDS = 4

@@ -19,6 +19,7 @@ from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import GENESIS, append
 from p2prl.protocol.ledger_messages import (
+    Countersignature,
     LedgerHead,
     Receipt,
     Receipts,
@@ -41,6 +42,8 @@ from p2prl.protocol.link_messages import (
     LedgerPage,
     LedgerQuery,
     LinkRates,
+    Meeting,
+    MeetingRequest,
     Offer,
     Push,
     Want,
@@ -150,6 +153,8 @@ def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
         ChunkCancel(BLOB.chunks[0]),
         LedgerQuery(2),
         LedgerPage(0, (b"one", b"two")),
+        MeetingRequest(VOLUNTEER.public_key),
+        Meeting(VOLUNTEER.public_key, "/ip4/44.131.7.1/tcp/4001", True),
     )
 
 
@@ -168,6 +173,15 @@ def slot(run: Digest, beacon: bytes, policy: bytes) -> dict[str, object]:
             slot_work(SlotKey(run, beacon, policy, peer, number), tasks, 1).task for number in range(16)
         ],
         "rows_of_sort_0_to_15": [row_of(RowOrderKey(run, peer, "sort"), number, 1_000) for number in range(16)],
+    }
+
+
+def ledger_heads(run: Digest, head: LedgerHead) -> dict[str, bytes]:
+    """A ledger head, and a countersignature of it."""
+    signed = seal(LEARNER, head, run=run, now=NOW)
+    return {
+        "ledger_head": signed,
+        "countersignature": seal(VOLUNTEER, Countersignature(signed), run=run, now=NOW),
     }
 
 
@@ -205,7 +219,7 @@ def vectors() -> dict[str, object]:
         "verdict": verdict,
         "verdict_checks": checks,
         "storage_receipt": seal(LEARNER, StorageReceipt((name,)), run=run, now=NOW),
-        "ledger_head": seal(LEARNER, LedgerHead(3, top, 1, True), run=run, now=NOW),
+        **ledger_heads(run, LedgerHead(3, top, 1, True)),
         "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
         "group_header": seal_group(VOLUNTEER, large_group(envelope_digest(policy_envelope)), run=run, now=NOW)[0],

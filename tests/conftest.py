@@ -1,13 +1,21 @@
-"""Settings for every test: generous timeouts, the fast selection, and the split over two workers."""
+"""Settings for every test: compiled modules, generous timeouts, the fast selection, and the split over two workers."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+# Hundreds of processes import the program: none of them compiles it again, whatever the caller's environment says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Two workers on two cores: a second thread of torch's would only spin beside the other worker's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The duration of an example depends on the machine's load; each test has its own timeout.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,8 +1,10 @@
 """Disputes between the learner and another validator: find the group, so that this validator can replay it and decide.
 
 The learner signs the outcome of its check of every verdict. Where it says that learner and validator have both replayed
-a group and disagree, a third validator is needed (docs/protocol.md, section 12). The groups that were not selected for
-replay are kept for a while for this. Pure, bounded in bytes and in replays a minute.
+a group and disagree, a third validator is needed (docs/protocol.md, section 12). Where it rejects a group because the
+engines differ too much, a validator of the group's own class can tell whether the machine or the pair of classes is the
+cause. The groups that were not selected for replay are kept for a while for this. Pure, bounded in bytes and in replays
+a minute.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from collections.abc import Iterator
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
-from p2prl.protocol.ledger_messages import CheckOutcome, VerdictCheck
+from p2prl.protocol.ledger_messages import CheckOutcome, Receipt, VerdictCheck
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _RECENT_BYTES = 32 * 1024 * 1024
@@ -47,6 +51,23 @@ class Disputes:
             group = Digest(check.group)
             is_dispute = check.outcome == CheckOutcome.CONTRADICTED and check.validator != self._own_key
             if is_dispute and group in self._recent and self._budget.take(None, now):
-                opened = self._recent.pop(group)
-                self._bytes -= len(opened.raw)
-                yield opened
+                yield self._take(group)
+
+    def groups_of_class(self, receipts: tuple[Receipt, ...], mine: EngineClass, now: float) -> Iterator[Opened]:
+        """The groups rejected as `engine_mismatch` that this validator has kept, may replay now, and can judge better
+        than the learner, since they declare its own class. A group too large for an envelope declares it in its body,
+        which is not here: it is judged whatever its class."""
+        for receipt in receipts:
+            kept = self._recent.get(Digest(receipt.group))
+            if kept is None or receipt.reason != RejectionReason.ENGINE_MISMATCH:
+                continue
+            body = kept.body
+            if isinstance(body, RolloutGroup) and not body.engine.matches(mine):
+                continue
+            if self._budget.take(None, now):
+                yield self._take(kept.digest)
+
+    def _take(self, group: Digest) -> Opened:
+        opened = self._recent.pop(group)
+        self._bytes -= len(opened.raw)
+        return opened

@@ -208,8 +208,13 @@ class Validator:
             for group in self._disputes.groups_to_replay(checks, self._clock.now()):
                 self._select(group, network)
         elif opened.kind is Kind.RECEIPTS:
-            for receipt in body_of(opened, Receipts).receipts:
+            receipts = body_of(opened, Receipts).receipts
+            for receipt in receipts:
                 self._tell_dispute(self._counts.rewards.receipt(receipt), receipt.group)
+            if (prepared := self._bootstrap.prepared) is not None:
+                mine = prepared.scorer.engine_class
+                for group in self._disputes.groups_of_class(receipts, mine, self._clock.now()):
+                    self._select(group, network)
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 

@@ -20,6 +20,7 @@ from p2prl.cli.commands.join import make_join
 from p2prl.cli.commands.key import key_app
 from p2prl.cli.commands.learn import make_learn
 from p2prl.cli.commands.ledger import ledger_app
+from p2prl.cli.commands.receipts import receipts_app
 from p2prl.cli.commands.seed import seed
 from p2prl.cli.commands.sim import sim
 from p2prl.cli.commands.status import status
@@ -73,4 +74,5 @@ app.command("board", rich_help_panel=INSPECT, epilog=epilog("p2prl board"))(boar
 app.command("status", rich_help_panel=INSPECT, epilog=epilog("p2prl status"))(status)
 app.command("eval", rich_help_panel=INSPECT, epilog=epilog("p2prl eval"))(eval_)
 app.command("export", rich_help_panel=INSPECT, epilog=epilog("p2prl export"))(export)
+app.add_typer(receipts_app, name="receipts", rich_help_panel=INSPECT)
 app.add_typer(ledger_app, name="ledger", rich_help_panel=INSPECT)

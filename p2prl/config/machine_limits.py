@@ -28,6 +28,13 @@ FREE_SHARE = 0.9
 SMALL_FILES_BYTES = 32_000_000
 """Set aside for logs, the status file and the manifests beside the weights, of which each has at most 254 kB."""
 
+MIRROR_BYTES = 256_000_000
+"""Most disk for a mirror of the run's ledger, for which 256 MB hold some two million receipts. A hostile learner's
+ledger must not fill the disk."""
+
+MIRROR_SHARE = 4
+"""A mirror takes at most one part in this many of what the run leaves of the disk."""
+
 LEAST_SPOOL_BYTES = 16_000_000
 """Finished work for which there must be room: one group of the largest size and a little more."""
 
@@ -81,12 +88,21 @@ class DiskPlan:
     """For what the network process stores: weights, patches, files, data and group bodies."""
     spool_bytes: int
     """For finished work that no learner has confirmed."""
+    mirror_bytes: int = 0
+    """For a mirror of the ledger."""
 
 
 def plan_disk(
-    needs: Requirements, role: Role, limits: MachineLimits, directory: Path, *, has_base: bool = False
+    needs: Requirements,
+    role: Role,
+    limits: MachineLimits,
+    directory: Path,
+    *,
+    has_base: bool = False,
+    mirrors: bool = False,
 ) -> DiskPlan:
     """Divide the disk of a worker; `directory` is its folder of the run, `has_base` as in `peer_network`.
+    With `mirrors` it keeps a copy of the ledger, as far as there is room.
 
     `ConfigError` when the owner's figure is too small for the run, `MachineError` when the free disk is.
     """
@@ -105,14 +121,18 @@ def plan_disk(
         total = min(total, room)
     else:
         spool = SpoolConfig().max_bytes if spools else 0
-        total = min(needs.disk_bytes + needs.weights_bytes + others + spool, int(FREE_SHARE * room))
+        wanted = needs.disk_bytes + needs.weights_bytes + others + spool + (MIRROR_BYTES if mirrors else 0)
+        total = min(wanted, int(FREE_SHARE * room))
     if total < least + least_spool:
         raise MachineError(
             f"this run needs {size_text(least + least_spool)} of disk in {directory} and {size_text(room)} are free",
             remedy="Free some, or set P2PRL_HOME to a folder on a larger disk.",
         )
-    spool = max(least_spool, min(SpoolConfig().max_bytes, total // 4, total - least)) if spools else 0
-    return DiskPlan(total_bytes=total, network_bytes=total - spool - SMALL_FILES_BYTES, spool_bytes=spool)
+    mirror = min(MIRROR_BYTES, (total - least - least_spool) // MIRROR_SHARE) if mirrors else 0
+    rest = total - mirror
+    spool = max(least_spool, min(SpoolConfig().max_bytes, rest // 4, rest - least)) if spools else 0
+    network = rest - spool - SMALL_FILES_BYTES
+    return DiskPlan(total_bytes=total, network_bytes=network, spool_bytes=spool, mirror_bytes=mirror)
 
 
 def check_memory(needs: Requirements, limits: MachineLimits, *, on_cpu: bool, available_bytes: int) -> None:

@@ -97,6 +97,7 @@ def prepare_replay(
     *,
     run: Digest,
     device: torch.device,
+    scores: bool = True,
     runs_scorer: bool = False,
     baselines: Path | None = None,
     launch_tokenizer: Launch | None = None,
@@ -104,12 +105,13 @@ def prepare_replay(
 ) -> ReplayTools:
     """A scorer without weights and the run's slots and checks, from the files a run ships.
 
+    `scores` says that the answers of the run's data are among the files: a volunteer has none, and replays tokens.
     `runs_scorer` says that this machine's owner agreed to run the run's third-party scorers, in the sandbox.
     `baselines` is where the measured noise of engines is kept; None to forget it at the end. The launches start the
     processes of the tokenizer and the scorers, where this one may start none.
     """
     model = _read_model(manifest, files, launch_tokenizer)
-    data = downloaded_data(manifest, files, scores=True, runs_scorer=runs_scorer)
+    data = downloaded_data(manifest, files, scores=scores, runs_scorer=runs_scorer)
     with ExitStack() as unfinished:
         work = GroupWork(manifest, run, model.codec(), data.tasks, data.start_scorers(launch=launch_scorers))
         unfinished.callback(work.close)

@@ -53,6 +53,18 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judges:
+    """The parts that decide which groups are credited and trained on. No setting names them: only simulations of a
+    learner that does without replace them."""
+
+    admission: type[Admission] = Admission
+    replayer: type[Replayer] = Replayer
+    prices: type[SlotPrices] = SlotPrices
+    standings: type[PeerStandings] = PeerStandings
+
+
 _GROUPS_PER_CHECK = 64
 """Groups checked at once, so that messages are answered in between."""
 
@@ -90,6 +102,7 @@ class LearnerParts:
     `replaying`."""
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
     """How often, and how much of the time."""
+    judges: Judges = field(default_factory=Judges)
     threads: int = 0
     """CPU threads of the training thread, as torch counts them; 0 runs training and replay in the caller's thread."""
 
@@ -99,7 +112,8 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     manifest, config, clock = parts.manifest, parts.config, parts.clock
     storage = LearnerStorage(parts.paths, manifest)
     owners = Owners(storage.journal, clock)
-    standings = PeerStandings(clock, identity_of=owners.identity_of)
+    judges = parts.judges
+    standings = judges.standings(clock, identity_of=owners.identity_of)
     standings.restore(storage.journal.groups.history(), storage.journal.forgeries.times())
     buffer = RolloutBuffer(
         staleness_bound=manifest.staleness_bound,
@@ -112,7 +126,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     pacing = _pacing(parts, storage, step=training.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, standings)
     has_work = slots_with_work(parts.replaying.work, storage)
-    prices = SlotPrices(storage.journal, secret=parts.identity.secret_seed, has_work=has_work)
+    prices = judges.prices(storage.journal, secret=parts.identity.secret_seed, has_work=has_work)
     verdicts = VerdictIntake(storage.journal, sender, clock)
     intake = Intake(storage, decoded, buffer, backlog, prices, owners, standings, sender, clock, verdicts)
     intake.refill()
@@ -121,12 +135,13 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         on_verified=pacing.group_verified,
     )  # fmt: skip
     # In virtual time nothing is measured, so that a simulation depends on its seed alone.
-    replayer = Replayer(parts.replaying, timer=perf_counter) if parts.threads else Replayer(parts.replaying)
+    replaying = parts.replaying
+    replayer = judges.replayer(replaying, timer=perf_counter) if parts.threads else judges.replayer(replaying)
     checks = GroupChecks(
         journal=storage.journal,
         backlog=backlog,
         buffer=buffer,
-        admission=Admission(storage, decoded),
+        admission=judges.admission(storage, decoded),
         replayer=replayer,
         settlement=settlement,
         standings=standings,

@@ -106,7 +106,7 @@ def check_config(config: dict[str, Any]) -> None:
     _check_counts(config)
     for key in ("rope_parameters", "rope_scaling"):
         for rope in _rope_types(config.get(key)):
-            if rope not in ROPE_TYPES:
+            if not isinstance(rope, str) or rope not in ROPE_TYPES:
                 raise RemoteProtocolError(f"run files: rotary scaling {str(rope)[:64]!r} depends on the batch")
 
 

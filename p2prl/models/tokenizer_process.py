@@ -6,13 +6,13 @@ stranger when it confines itself. Each request has a limit of processor time, af
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import warnings
 from typing import Any
 
 from p2prl.confinement.calculator import confine_calculator
+from p2prl.confinement.pipe_io import read_exactly, write_all
 from p2prl.errors import RemoteProtocolError
 from p2prl.models import tokenizer_messages as messages
 from p2prl.models.text_codec import library_panics
@@ -39,7 +39,7 @@ def main() -> None:
     descriptor = int(sys.argv[-1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
-    header = _read(descriptor, messages.HEADER.size)
+    header = read_exactly(descriptor, messages.HEADER.size)
     if not header:
         return
     kind, length = messages.HEADER.unpack(header)
@@ -48,7 +48,7 @@ def main() -> None:
     backend: Any = None
     try:
         with _limited(build_seconds(length)):
-            special, vocabulary, rules = messages.read_build(_read(descriptor, length))
+            special, vocabulary, rules = messages.read_build(read_exactly(descriptor, length))
             backend = read_backend(rules, list(special.values()), vocabulary)
             eos = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
             del rules
@@ -56,9 +56,9 @@ def main() -> None:
     except (RemoteProtocolError, MemoryError) as error:
         _refuse(descriptor, error)
         return
-    while header := _read(descriptor, messages.HEADER.size):
+    while header := read_exactly(descriptor, messages.HEADER.size):
         kind, length = messages.HEADER.unpack(header)
-        payload = _read(descriptor, length)
+        payload = read_exactly(descriptor, length)
         try:
             with _limited(REQUEST_S), library_panics():
                 answer = _answer(backend, kind, payload)
@@ -94,22 +94,8 @@ class _limited:  # noqa: N801  # reads as a word in a `with`
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _read(descriptor: int, count: int) -> bytes:
-    """Exactly `count` bytes; empty at the end of the stream."""
-    parts, missing = [], count
-    while missing:
-        part = os.read(descriptor, min(missing, 1 << 20))
-        if not part:
-            return b""
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
-
-
 def _write(descriptor: int, kind: bytes, payload: bytes) -> None:
-    data = memoryview(messages.message(kind, payload))
-    while data:
-        data = data[os.write(descriptor, data) :]
+    write_all(descriptor, messages.message(kind, payload))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def check_tables(tokenizer: dict[str, Any]) -> None:
     if not isinstance(model, dict):
         raise _refused("it has no model")
     kind = model.get("type")
-    if kind not in _MODELS:
+    if not isinstance(kind, str) or kind not in _MODELS:
         raise _refused(f"model {str(kind)[:64]!r} is not supported")
     check_tokens(_pieces(model.get("vocab")) if kind == "Unigram" else _words(model.get("vocab")))
     if kind == "WordPiece" and not 0 < _integer(model.get("max_input_chars_per_word", 100)) <= MAX_WORD:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from p2prl.clock import Clock
 from p2prl.net.pacing import Pacer
@@ -95,6 +95,22 @@ class Transport(Protocol):
         ...
 
 
+@runtime_checkable
+class MeetingTransport(Protocol):
+    """A transport whose peers can meet although their routers refuse strangers. Others do without."""
+
+    async def knock(self, address: str) -> None:
+        """Dial for a second from the port this peer listens on, in vain, so that its router lets the other dial in.
+
+        A circuit to the peer ends. Never fails.
+        """
+        ...
+
+    async def answer_knock(self, address: str) -> PeerId:
+        """Wait until the other has knocked, then dial it there. A circuit to it ends. Raises `TransportError`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransportConfig:
     """Arguments of a `TransportFactory`."""
@@ -107,6 +123,10 @@ class TransportConfig:
     """Multiaddrs of the join link, each ending in `/p2p/<peer id>`; empty for the first peer of a run."""
     clock: Clock
     """Unix time."""
+    relays: tuple[str, ...] = ()
+    """Multiaddrs of peers that may relay to this one if it cannot be dialed; of the join link, reachable now or not."""
+    is_public: bool = False
+    """Whether others can dial this peer, for certain: it need not find out, and relays to those that cannot."""
     guard: PeerGuard | None = None
     """Tells strangers from linked peers; a transport without one treats all alike."""
     max_links: int = 1_024

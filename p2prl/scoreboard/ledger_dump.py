@@ -1,8 +1,8 @@
 """A whole ledger in one file: write it, read it back, and recount it from the first entry.
 
-The file is a msgpack stream of byte strings: first a header (the msgpack array of format, run manifest envelope and
-the learner's signed ledger head or nothing), then one per ledger entry. Everything in it is signed, so the peer that
-wrote it need not be trusted.
+The file is a msgpack stream of byte strings: first a header (the msgpack array of format, run manifest envelope, the
+learner's signed ledger head or nothing, and countersignatures of heads), then one per ledger entry. Everything in it is
+signed, so the peer that wrote it need not be trusted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtoc
 from p2prl.protocol import limits
 from p2prl.protocol.wire_codec import Wire, decode, encode
 from p2prl.scoreboard.documents.api_views import require_run
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun, LedgerSource, Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.known_run import KnownRun, open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import LedgerSource, Snapshot
+from p2prl.scoreboard.ledger.signed_head import Witness, open_witness
 from p2prl.scoreboard.ledger_recount import Recount, recount
 
-FORMAT = "p2prl/ledger-export/v1"
+FORMAT = "p2prl/ledger-export/v2"
 """First field of the header."""
+
+_OLD_FORMAT = FORMAT.replace("v2", "v1")
+"""Of dumps without countersignatures."""
+
+_MOST_COUNTERSIGNATURES = 1_024
+"""Countersignatures read from a dump: four times those that a board keeps."""
 
 _REMEDY = "Use a run folder, or a file written by `p2prl ledger dump`."
 
@@ -40,6 +48,7 @@ class _Header(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     format: str
     manifest: bytes
     head: bytes
+    countersignatures: tuple[bytes, ...] = ()
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -53,12 +62,13 @@ def dump_items(source: LedgerSource, *, snapshot: Snapshot | None = None) -> Ite
     """
     snapshot = snapshot or source.snapshot()
     run, board = require_run(snapshot)
-    header = _pack(encode(_Header(FORMAT, run.raw, snapshot.signed_head)))
+    witnesses = tuple(witness.raw for witness in source.witnesses())
+    header = _pack(encode(_Header(FORMAT, run.raw, snapshot.signed_head, witnesses)))
 
     def items() -> Iterator[bytes]:
         yield header
         height = board.height if snapshot.signed_height is None else snapshot.signed_height
-        yield from map(_pack, _all_entries(source, height))
+        yield from map(_pack, all_entries(source, height))
 
     return items()
 
@@ -98,12 +108,12 @@ def verify_dump(path: Path, *, run: bytes | None = None) -> Recount:
     try:
         with path.open("rb") as file:
             items = _items(file)
-            known_run, head = _header(next(items, None))
+            known_run, head, witnesses = _header(next(items, None))
             if run is not None and known_run.run != run:
                 raise IntegrityError(
                     "this is the ledger of another run", remedy="Compare its run id with the join link's."
                 )
-            return recount(known_run, items, head=head)
+            return recount(known_run, items, head=head, witnesses=witnesses)
     except OSError as error:
         raise MachineError(
             f"{path} cannot be read: {error}", remedy="Use a file written by `p2prl ledger dump`."
@@ -119,10 +129,12 @@ def verify_source(source: LedgerSource) -> Recount:
     run, board = require_run(snapshot)
     if snapshot.incident is not None:
         raise IntegrityError(snapshot.incident, remedy="Compare it with another board's dump of the same run.")
-    return recount(run, _all_entries(source, board.height), head=snapshot.signed_head)
+    entries = all_entries(source, board.height)
+    return recount(run, entries, head=snapshot.signed_head, witnesses=source.witnesses())
 
 
-def _all_entries(source: LedgerSource, height: int) -> Iterator[bytes]:
+def all_entries(source: LedgerSource, height: int) -> Iterator[bytes]:
+    """A source's entries below a height, a few hundred at a time."""
     done = 0
     while done < height and (page := source.entries(done, min(_READ_AT_ONCE, height - done))):
         yield from page
@@ -154,11 +166,12 @@ def _not_a_dump() -> ConfigError:
     return ConfigError(f"this file is not a ledger dump ({FORMAT})", remedy=_REMEDY)
 
 
-def _header(item: bytes | None) -> tuple[KnownRun, bytes]:
+def _header(item: bytes | None) -> tuple[KnownRun, bytes, tuple[Witness, ...]]:
     try:
         header = decode(item or b"", _Header, limit_bytes=_MAX_ITEM_BYTES)
     except RemoteProtocolError as error:
         raise _not_a_dump() from error
-    if header.format != FORMAT:
+    if header.format not in (FORMAT, _OLD_FORMAT) or len(header.countersignatures) > _MOST_COUNTERSIGNATURES:
         raise _not_a_dump()
-    return open_run_manifest(header.manifest), header.head
+    run = open_run_manifest(header.manifest)
+    return run, header.head, tuple(open_witness(run, raw) for raw in header.countersignatures)

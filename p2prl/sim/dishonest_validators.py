@@ -14,6 +14,7 @@ import numpy as np
 from p2prl.models.group_work import Inspection, ReplayTools
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.passing_port import PassingPort
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.manifests import PolicyManifest
@@ -87,41 +88,19 @@ class CopyingJudge:
         return [(self._heard.get(verdict.group, verdict), seen) for verdict, seen in made]
 
 
-class HearingPort:
+class HearingPort(PassingPort):
     """A network port that lets a judge hear every message that arrives."""
 
     def __init__(self, port: NetworkPort, hear: Callable[[control.FromNetwork], None]) -> None:
-        self._port = port
+        super().__init__(port)
         self._hear = hear
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """See `NetworkPort`."""
-        return self._port.addresses
-
-    @property
-    def status(self) -> control.Status | None:
-        """See `NetworkPort`."""
-        return self._port.status
-
-    def send(self, message: control.ToNetwork) -> None:
-        """See `NetworkPort`."""
-        self._port.send(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         """See `NetworkPort`."""
-        messages = self._port.poll(timeout_s)
+        messages = super().poll(timeout_s)
         for message in messages:
             self._hear(message)
         return messages
-
-    def wake(self) -> None:
-        """See `NetworkPort`."""
-        self._port.wake()
-
-    def close(self) -> None:
-        """See `NetworkPort`."""
-        self._port.close()
 
 
 def _opposite(verdict: Verdict) -> Verdict:

@@ -88,10 +88,10 @@ class SimulatedRun:
         del manifest, files
         return SamplingTools(SharedSampler(self.model), self.work)
 
-    def reward_now(self) -> float:
-        """Mean reward of the policy as trained so far, on fresh prompts."""
+    def reward_now(self, prompts: int = 0) -> float:
+        """Mean reward of the policy as trained so far, on fresh prompts; 0 for the usual number of them."""
         sampler = TransformersSampler(PolicyModel(_copy(self.loaded), self.layout))
-        return evaluate(sampler, self.work, prompts=_EVALUATION_PROMPTS, seed=self.seed).reward
+        return evaluate(sampler, self.work, prompts=prompts or _EVALUATION_PROMPTS, seed=self.seed).reward
 
 
 def _copy(loaded: LoadedModel) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.client.agent import AgentConfig, Sample
 from p2prl.client.service import Volunteer, VolunteerConfig
-from p2prl.learner.assembly import LearnerParts, assemble_learner
+from p2prl.learner.assembly import Judges, LearnerParts, assemble_learner
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.published_policies import versions_kept
@@ -28,6 +28,7 @@ from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.models.group_work import ReplayTools, SamplingTools
 from p2prl.models.pretrained import LoadedModel
+from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
@@ -201,12 +202,17 @@ class Swarm:
                 random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated
                 on_metrics=self._metrics.append,
                 on_notice=lambda _: None,
+                judges=self._judges(),
             )
         )
         port = self._host(run.key, Role.LEARNER, blobs, versions_kept(run.manifest))
         learner.attach(port)
         self._turns(port, lambda: self._learner_turn(learner))
         return learner
+
+    def _judges(self) -> Judges:
+        """What decides on arriving groups."""
+        return Judges()
 
     def _learner_turn(self, learner: Learner) -> float:
         if self._finished:
@@ -227,7 +233,7 @@ class Swarm:
         blobs = DiskBlobStore(self._directory / f"volunteer-{number}" / "blobs")
         port = self._host(identity, Role.VOLUNTEER, blobs, keep_versions=4)
         role = self._make_volunteer(identity, number)
-        role.attach(port)
+        role.attach(self._network_of(number, identity, port))
         host = self._volunteers[identity.peer_id] = _VolunteerHost(identity, number, port, blobs, role)
         self._turns(port, lambda: self._volunteer_turn(host, pace))
 
@@ -236,16 +242,24 @@ class Swarm:
             identity=identity,
             run=self._run.run,
             spool_path=self._directory / f"volunteer-{number}" / "spool.db",
-            # Delayed groups are neither lost nor refused: they are not resent, and do not block anyone.
-            config=VolunteerConfig(
-                redeliver_s=4 * 3600.0,
-                agent=AgentConfig(slots_in_flight=2, backlog=1_000_000),
-            ),
+            config=self._volunteer_config(number),
             clock=self.network.loop_clock,
             bootstrap=RunBootstrap(self._prepare_of(number), lambda *_: None),
             on_progress=lambda _: None,
             on_notice=lambda _: None,
         )
+
+    def _volunteer_config(self, number: int) -> VolunteerConfig:
+        """Settings of a volunteer. Delayed groups are neither lost nor refused: they are not resent, and do not block
+        anyone."""
+        del number
+        agent = AgentConfig(slots_in_flight=2, backlog=1_000_000)
+        return VolunteerConfig(redeliver_s=4 * 3600.0, agent=agent)
+
+    def _network_of(self, number: int, identity: Identity, port: SimulatedPort) -> NetworkPort:
+        """What a volunteer sends and receives through."""
+        del number, identity
+        return port
 
     def _prepare_of(self, number: int) -> Prepare[SamplingTools]:
         """How a volunteer prepares its sampler."""
@@ -302,7 +316,7 @@ class Swarm:
         host = self._volunteers[peer]
         host.role.close()  # releases the spool before the new role opens it
         host.role = self._make_volunteer(host.identity, host.number)
-        host.role.attach(host.port)
+        host.role.attach(self._network_of(host.number, host.identity, host.port))
         self.network.restart(peer)
         self.network.connect(peer, self._run.key.peer_id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2prl.errors import LocalProtocolError, RemoteProtocolError
+from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, envelope_digest, open_envelope
 from p2prl.protocol.identity import PeerId
@@ -15,12 +15,21 @@ from p2prl.swarm.node_phase import Phase
 from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.running import Running
 
+MOST_EARLY = 128
+"""Ledger heads and countersignatures kept until the manifest says who their learner is."""
+
+MOST_EARLY_BYTES = 1_024
+"""Of one of them: a countersignature has about 400 bytes, and nothing of it has been verified yet."""
+
+_EARLY = frozenset({bytes([Kind.LEDGER_HEAD]), bytes([Kind.COUNTERSIGNATURE])})
+
 
 class AwaitingManifest:
     """Asks every peer for the run manifest and accepts nothing else."""
 
     def __init__(self, core: NodeCore) -> None:
         self._core = core
+        self._early: dict[Digest, tuple[bytes, PeerId]] = {}
 
     def on_link(self, peer: PeerId) -> None:
         """Ask the peer for the manifest."""
@@ -35,19 +44,33 @@ class AwaitingManifest:
         if name == self._core.local.run:
             opened = open_envelope(raw, now=now)
             try:
-                return Running(self._core, opened, now)
+                running = Running(self._core, opened, now)
             except RemoteProtocolError as error:  # the link names it by its digest: no other peer has a better one
                 self._core.events.append(RunRefused(str(error)))
                 return self
+            self._take_early(running, now)
+            return running
         if not self._core.gossip.is_new(name):
             self._core.on_repeated(name, raw, source, now)
+        elif raw[1:2] in _EARLY and len(raw) <= MOST_EARLY_BYTES and len(self._early) < MOST_EARLY:
+            self._early[name] = raw, source
         return self
+
+    def _take_early(self, running: Running, now: float) -> None:
+        """Take in the ledger heads that came before the manifest: peers push them once, at the first hello."""
+        for raw, source in self._early.values():
+            try:
+                running.on_push(raw, source, now)
+            except StaleWorkError:
+                continue
+            except RemoteProtocolError as error:
+                self._core.punish(source, error, now)
 
     def admit_own(self, opened: Opened, now: float) -> None:  # noqa: ARG002 - nothing to compare with yet
         """Refuse versions and ledger heads: the learner's key is in the manifest."""
         if opened.kind in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):
             raise LocalProtocolError("a policy was published before its run manifest is known")
-        if opened.kind is Kind.LEDGER_HEAD:
+        if opened.kind in (Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE):
             raise RemoteProtocolError("a ledger head before the run manifest is known: its learner cannot be checked")
 
     def retry(self, now: float) -> None:  # noqa: ARG002 - any time will do

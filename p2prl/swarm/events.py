@@ -213,6 +213,15 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
+class Meet:
+    """Knock at the address of `peer`, so that our router lets its dial in; or wait for its knock, and dial."""
+
+    peer: PeerId
+    address: str
+    dials: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Register:
     """Publish this signed peer record in the directory until `expires_at`."""
 
@@ -225,4 +234,4 @@ class LookUp:
     """Fetch the run's peer records from the directory."""
 
 
-Command = Send | Dial | Register | LookUp
+Command = Send | Dial | Meet | Register | LookUp

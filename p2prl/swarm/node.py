@@ -22,6 +22,8 @@ from p2prl.protocol.link_messages import (
     Hello,
     LedgerPage,
     LedgerQuery,
+    Meeting,
+    MeetingRequest,
     Offer,
     Push,
     Want,
@@ -73,13 +75,11 @@ class Node:
         running.hold(policies, self._born)
 
     def publish(self, raw: bytes, now: float) -> None:
-        """Spread an own envelope, again if it was spread before. A ledger head of the learner may come from disk."""
+        """Spread an own envelope, again if it was spread before, or a ledger head or countersignature from disk."""
         opened = open_envelope(raw, now=None)
         own = opened.author == self._core.local.identity.public_key
-        if not own and opened.kind is not Kind.LEDGER_HEAD:
-            raise LocalProtocolError(
-                "a node publishes only envelopes signed with its own key, and its learner's ledger heads"
-            )
+        if not own and opened.kind not in (Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE):
+            raise LocalProtocolError("a node publishes only its own envelopes, and the ledger's signed heads")
         try:
             self._phase.admit_own(opened, now)
         except StaleWorkError:
@@ -179,7 +179,7 @@ class Node:
 
     def note_address(self, peer: PeerId, address: str) -> None:
         """A connection of `peer` comes from this multiaddr. It decides whom the peer shares links with."""
-        self._core.connections.subnets.note(peer, address)
+        self._core.connections.note_address(peer, address)
 
     def set_networks(self, networks: Iterable[Network]) -> None:
         """Set the private networks of this machine."""
@@ -322,9 +322,7 @@ class Node:
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
                     core.events.append(LedgerArrived(source, height, entries))
-            case _ if _is_of_group(core, message, source, now):
-                pass
-            case _:
+            case _ if not (_is_of_group(core, message, source, now) or _is_of_meeting(core, message, source, now)):
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
@@ -343,6 +341,18 @@ class Node:
             core.register_role(source, link.role)
             core.report_roles()
         self._phase.on_hello(source, link.role, message.newest_version, now)
+
+
+def _is_of_meeting(core: NodeCore, message: Wire, source: PeerId, now: float) -> bool:
+    """Handle a message about a meeting; False for every other message."""
+    match message:
+        case MeetingRequest():
+            core.connections.on_meeting_request(message, source, now)
+        case Meeting():
+            core.connections.on_meeting(message, now)
+        case _:
+            return False
+    return True
 
 
 def _is_of_group(core: NodeCore, message: Wire, source: PeerId, now: float) -> bool:

@@ -25,6 +25,7 @@ from p2prl.swarm.events import (
 from p2prl.swarm.gossip.entry_limits import EntryLimits, Traffic
 from p2prl.swarm.gossip.final_head import FinalHead
 from p2prl.swarm.gossip.forwarding import Gossip
+from p2prl.swarm.gossip.head_witnesses import HeadWitnesses
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
 from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.groups.group_bodies import GroupBodies
@@ -61,9 +62,11 @@ class NodeCore:
         self.ledger = LedgerSync(rng)
         self.entry = EntryLimits()
         self.final_head = FinalHead()
+        self.witnesses = HeadWitnesses()
         self.verdicts = VerdictGate()
         self.quota = DiskQuota(config.disk_bytes)
         self.relay = Relay(store, rng, config.relay, self.quota)
+        self.relay.use_circuits_last(lambda peer: self.connections.is_relayed(peer))
         self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner, quota=self.quota)
         self._bulk: dict[PeerId, deque[bool]] = {}
         """Bulk frames that the shell is sending to each peer: whether it is a part of a group."""
@@ -103,6 +106,7 @@ class NodeCore:
     def remove_peer(self, peer: PeerId) -> None:
         """Forget a peer whose link is gone."""
         self.final_head.remove_peer(peer)
+        self.witnesses.remove_peer(peer)
         self.gossip.remove_peer(peer)
         self.relay.remove_neighbor(peer)
         self.groups.remove_peer(peer)

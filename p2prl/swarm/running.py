@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
+from p2prl.protocol.countersignature import countersigned_head
 from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
@@ -39,7 +40,7 @@ _LOOPBACK = subnet_of("/ip4/127.0.0.1")
 
 _POLICY_KINDS = (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD)
 
-_CHECKED_KINDS = GROUP_KINDS | {Kind.LEDGER_HEAD, Kind.DELEGATION, Kind.REVOCATION}
+_CHECKED_KINDS = GROUP_KINDS | {Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE, Kind.DELEGATION, Kind.REVOCATION}
 """Kinds checked as if a peer had sent them before this node publishes them: a folder may hold anything."""
 
 
@@ -87,6 +88,9 @@ class Running:
             self._core.send(peer, Push(newest.raw))
         if final_head := self._core.final_head.for_peer(peer, role, now):
             self._core.send(peer, Push(final_head))
+        for envelope in self._core.witnesses.for_peer(peer, role):
+            if envelope != final_head:
+                self._core.send(peer, Push(envelope))
 
     def on_push(self, raw: bytes, source: PeerId, now: float) -> Phase:
         """Check a new envelope, then forward it and report it if it is meant for this node's role."""
@@ -99,6 +103,9 @@ class Running:
             raise StaleWorkError("too many owners' statements; this one will be sent again")
         self._admit(opened, now)
         if opened.kind is Kind.VERDICT and not core.verdicts.admits(opened, source, now):
+            core.gossip.set_aside(name)
+            return self
+        if opened.kind is Kind.COUNTERSIGNATURE and not self._is_witness(opened, now):
             core.gossip.set_aside(name)
             return self
         if opened.kind is Kind.GROUP_HEADER:
@@ -117,6 +124,8 @@ class Running:
             self._admit_policy(opened, now, own=True)
         elif opened.kind in _CHECKED_KINDS:
             self._admit(opened, now)
+            if opened.kind is Kind.COUNTERSIGNATURE:
+                self._is_witness(opened, now)
         else:
             self._note_receipts(opened, now)
             self._core.verdicts.note(opened)
@@ -193,6 +202,12 @@ class Running:
         if core.config.role in AUDIENCE[opened.kind]:
             core.events.append(EnvelopeArrived(opened, source))
 
+    def _is_witness(self, opened: Opened, now: float) -> bool:
+        """Keep a checked countersignature, unless its author or those without standing send too many."""
+        head = countersigned_head(opened, run=self._core.local.run, learner=self._learner_key)
+        known = self._core.verdicts.is_known(opened.author, now)
+        return self._core.witnesses.admits(opened, head, now, is_known=known)
+
     def _release_verdicts(self) -> None:
         """Pass on the verdicts that waited for their group."""
         for opened, source in self._core.verdicts.take_released():
@@ -210,6 +225,7 @@ class Running:
         core = self._core
         check_envelope(opened, run=core.local.run, learner=self._learner_key, group_bytes=self._group_bytes)
         core.final_head.note_head(opened, now)
+        core.witnesses.note_head(opened)
         self._note_receipts(opened, now)
         core.verdicts.note(opened)
         if opened.kind in _POLICY_KINDS:

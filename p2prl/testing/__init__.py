@@ -3,10 +3,11 @@
 In one process, without sockets:
 
 * `memory_transport` — transports that share an event loop, for tests of code that drives a transport.
-* `protocol_swarm`, `memory_blobs` — a simulated swarm (`p2prl.sim`) of nodes without models, and their disks.
+* `protocol_swarm` — a simulated swarm (`p2prl.sim`) of nodes without models, and their disks.
 * `patched_swarm` — the same swarm with a learner that publishes real patches.
 * `delayed_port` — a network port that delays rollout groups, so that training gets stale data.
 * `adversaries` — engines of dishonest volunteers.
+* `fuzz` — a seeded campaign over every decoder that a stranger's bytes reach (`python -m scripts.fuzz`).
 * `patch_properties` — strategies for weights with any bit pattern, and properties of the patch codec (needs
   hypothesis).
 
@@ -14,6 +15,7 @@ With real processes and sockets on this machine:
 
 * `swarm_processes` — start, kill and find the processes of a swarm; one process tree per role.
 * `crash_run`, `disconnect_run` — one swarm whose roles are killed at random, or one of whose volunteers is cut off.
+* `python -m p2prl.testing.storm` — floods of strangers against a run, until it is killed.
 * `run_audit` — check a finished run from its files alone: ledger, spools, journal, weights.
 * `shaped_swarm`, `shaped_peer` — peers with a chosen uplink and downlink, one of which may serve corrupt chunks.
 * `python -m p2prl.testing.cheating_volunteer`, `python -m p2prl.testing.delayed_learner` — `p2prl join` and

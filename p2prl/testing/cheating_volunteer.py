@@ -15,8 +15,8 @@ import typer
 
 from p2prl.cli.commands.join import make_join
 from p2prl.cli.entry import run_app
+from p2prl.sim.selecting_port import CHOICES, selecting
 from p2prl.testing.adversaries import ADVERSARIES
-from p2prl.testing.slot_selection import CHOICES, selecting
 
 _PROGRAM = "p2prl.testing.cheating_volunteer"
 

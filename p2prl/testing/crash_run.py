@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,11 @@ from p2prl.testing.swarm_processes import (
 _ORPHANS_END_S = 12.0
 """A network process notices at once that its role ended; its daemon gets three seconds to exit before it is killed."""
 
+_STORM = "storm"
+
+_UPDATES_AFTER = 10
+"""Updates after the last kill, at least."""
+
 _RESUMED = re.compile(r"resuming at step (\d+)")
 
 
@@ -43,12 +48,20 @@ class CrashPlan:
 
     kills: int
     updates: int
+    """Of the run; with `every_role` it has more if the kills take longer."""
     seed: int
     volunteers: int = 3
     pause_s: tuple[float, float] = (1.0, 3.0)
     """Time between two kills, drawn evenly from this range."""
     finish_s: float = 300.0
     """Longest time from the last kill to the end of the run."""
+    every_role: bool = False
+    """Kill learner, volunteers, validator and seeder equally often; else the learner in two of five kills, any other
+    role in the rest, and there is no seeder."""
+    patience: float = 1.0
+    """Multiplies every other limit on waiting: more on a machine that others keep busy."""
+    storm_keys: int = 0
+    """Keys of the floods that go on all the time (`storm`); 0 for none."""
 
 
 @dataclass(slots=True)
@@ -63,6 +76,8 @@ class CrashReport:
     audit: RunAudit | None = None
     reward: float = 0.0
     wall_s: float = 0.0
+    flood: dict[str, int] = field(default_factory=dict)
+    """Messages that the floods sent, by kind."""
 
     def summary(self) -> dict[str, Any]:
         """The figures, for JSON."""
@@ -81,9 +96,18 @@ class CrashReport:
             "expired": audit.expired,
             "rejected": audit.rejected,
             "spooled": audit.spooled,
+            "flood": self.flood,
             "reward": round(self.reward, 4),
             "wall_s": round(self.wall_s, 1),
         }
+
+
+def dealt_roles(rng: random.Random) -> Iterator[str]:
+    """The roles of a swarm in random order, all of them before one comes again."""
+    while True:
+        deck = ["learner", "volunteer", "validator", "seeder"]
+        rng.shuffle(deck)
+        yield from deck
 
 
 class CrashRun:
@@ -96,6 +120,7 @@ class CrashRun:
         self._say = say
         self._rng = random.Random(plan.seed)
         self._homes = [swarm.folder / "homes" / f"volunteer-{n}" for n in range(1, plan.volunteers + 1)]
+        self._dealt = dealt_roles(self._rng)
         self._folders: set[Path] = set()
         self._resumes: list[tuple[int, int]] = []
         self._pause = threading.Event()
@@ -106,14 +131,13 @@ class CrashRun:
         began = time.monotonic()
         record_everything(self._run)
         learner, link = self._start_all()
-        victims = [role for role in self._swarm.roles.values() if role is not learner]
         for _ in range(self._plan.kills):
             self._pause.wait(self._rng.uniform(*self._plan.pause_s))
             assert learner.is_alive, f"the learner exited unexpectedly:\n{learner.log[-2000:]}"
-            self._kill(learner if self._rng.random() < 0.4 else self._rng.choice(victims))
+            self._kill(self._next_victim(learner))
             if self._rng.random() < 0.5:  # else the next kill meets a swarm that is still recovering
                 done = recorded_steps(self._run)
-                wait_until(lambda done=done: recorded_steps(self._run) > done, seconds=90, what="an update")  # type: ignore[misc]
+                self._wait(lambda done=done: recorded_steps(self._run) > done, seconds=90, what="an update")  # type: ignore[misc]
         self._last_learner_kill(learner)
         self._await_end(learner, link)
         self.report.audit = audit_run(self._run, [path for home in self._homes for path in spools(home)])
@@ -122,15 +146,32 @@ class CrashRun:
         self.report.wall_s = time.monotonic() - began
         return self.report
 
+    def _next_victim(self, learner: RoleProcess) -> RoleProcess:
+        roles = self._swarm.roles
+        if not self._plan.every_role:
+            others = [role for role in roles.values() if role is not learner and role.name != _STORM]
+            return learner if self._rng.random() < 0.4 else self._rng.choice(others)
+        kind = next(self._dealt)
+        return roles[self._rng.choice(self._homes).name if kind == "volunteer" else kind]
+
+    def _learn(self, updates: int) -> tuple[str, ...]:
+        """The learner's command; 0 updates for a run that does not end before all kills, however long they take."""
+        return ("learn", str(self._run), "--updates", str(updates), *LISTEN)
+
     def _start_all(self) -> tuple[RoleProcess, str]:
         start = self._swarm.start
-        learner = start("learner", "learn", str(self._run), "--updates", str(self._plan.updates), *LISTEN)
-        link = str(wait_until(lambda: _text(self._run / "link"), seconds=60, what="a join link"))
+        learner = start("learner", *self._learn(0 if self._plan.every_role else self._plan.updates))
+        link = str(self._wait(lambda: _text(self._run / "link"), seconds=60, what="a join link"))
         for home in self._homes:
             start(home.name, "join", link, "--threads", "1", *LISTEN, home=home)
         start("validator", "validate", link, "--threads", "1", *LISTEN, home=self._swarm.folder / "homes" / "validator")
         start("board", "board", link, "--port", "0", *LISTEN, home=self._swarm.folder / "homes" / "board")
-        wait_until(lambda: _text(self._run / "metrics.jsonl"), seconds=90, what="a first update")
+        if self._plan.every_role:
+            start("seeder", "seed", link, *LISTEN, home=self._swarm.folder / "homes" / "seeder")
+        self._wait(lambda: _text(self._run / "metrics.jsonl"), seconds=180, what="a first update")
+        if self._plan.storm_keys:
+            storm = start(_STORM, link, "--keys", str(self._plan.storm_keys), module="p2prl.testing.storm")
+            self._wait(lambda: _last_line(storm.log).get("groups"), seconds=90, what="a first flood")
         return learner, link
 
     def _kill(self, role: RoleProcess) -> None:
@@ -150,7 +191,7 @@ class CrashRun:
             assert daemon is not None
             network.kill()
             self._await_orphans([daemon], killed_at, role)
-            wait_until(lambda: role.network() not in (None, network), seconds=20, what=f"a network for {role.name}")
+            self._wait(lambda: role.network() not in (None, network), seconds=20, what=f"a network for {role.name}")
             assert role.is_alive, role.log[-2000:]
             return
         orphans: list[psutil.Process] = []
@@ -169,33 +210,41 @@ class CrashRun:
 
     def _await_orphans(self, orphans: list[psutil.Process], killed_at: float, role: RoleProcess) -> None:
         if orphans:
-            wait_until(lambda: have_ended(orphans), seconds=_ORPHANS_END_S, what=f"the end of {role.name}'s orphans")
+            self._wait(lambda: have_ended(orphans), seconds=_ORPHANS_END_S, what=f"the end of {role.name}'s orphans")
             self.report.orphans_ended_s.append(time.monotonic() - killed_at)
 
     def _last_learner_kill(self, learner: RoleProcess) -> None:
         """Kill the learner once more, to measure the time until volunteers deliver again."""
-        wait_until(lambda: learner.daemon(), seconds=60, what="a learner that is up")
+        self._wait(lambda: learner.daemon(), seconds=60, what="a learner that is up")
         if (daemon := learner.daemon()) is not None:
             self._folders.add(daemon_folder(daemon))
         kill_tree(learner)
         self._resumes.append((len(learner.log), recorded_steps(self._run)))
+        if self._plan.every_role:
+            learner.arguments = self._learn(max(self._plan.updates, recorded_steps(self._run) + _UPDATES_AFTER))
         known, links = _groups(self._run), learner.log.count("Join link")
         self._swarm.start_again(learner)
-        wait_until(lambda: learner.log.count("Join link") > links, seconds=90, what="a learner that is up again")
+        self._wait(lambda: learner.log.count("Join link") > links, seconds=90, what="a learner that is up again")
         began = time.monotonic()
-        wait_until(lambda: _groups(self._run) > known, seconds=60, what="a group for the restarted learner")
+        self._wait(lambda: _groups(self._run) > known, seconds=60, what="a group for the restarted learner")
         self.report.learner_back_s = time.monotonic() - began
 
     def _await_end(self, learner: RoleProcess, link: str) -> None:
-        assert learner.wait(self._plan.finish_s) == 0, learner.log[-3000:]
+        assert learner.wait(self._plan.finish_s * self._plan.patience) == 0, learner.log[-3000:]
+        if (storm := self._swarm.roles.pop(_STORM, None)) is not None:
+            assert storm.is_alive, f"the floods ended early:\n{storm.log[-2000:]}"
+            kill_tree(storm)
+            self.report.flood = _last_line(storm.log)
         assert _text(self._run / "link").strip() == link.strip(), "the link changed over the restarts"
         for role in self._swarm.roles.values():
             if role.name == "board":
                 role.process.send_signal(signal.SIGINT)
-                assert role.wait(30) == 0, role.log[-2000:]
+                assert role.wait(30 * self._plan.patience) == 0, role.log[-2000:]
             elif role is not learner:
-                assert role.wait(60) == 9, f"{role.name}: {role.process.returncode}\n{role.log[-2000:]}"
-        wait_until(lambda: not self._swarm.survivors(), seconds=15, what="an end of every process")
+                assert role.wait(60 * self._plan.patience) == 9, (
+                    f"{role.name}: {role.process.returncode}\n{role.log[-2000:]}"
+                )
+        self._wait(lambda: not self._swarm.survivors(), seconds=15, what="an end of every process")
         left = [folder for folder in self._folders if folder.exists()]
         assert not left, f"left behind: {left}"
 
@@ -212,13 +261,32 @@ class CrashRun:
         """Check the ledger and the checkpoint with the project's own commands."""
         environment = self._swarm.environment()
         assert self.report.audit is not None
-        verified = command("ledger", "verify", str(self._run), "--json", environment=environment)
+        verified = command(
+            "ledger", "verify", str(self._run), "--json", environment=environment, timeout_s=120 * self._plan.patience
+        )
         assert verified.returncode == 0, verified.stderr
         totals = json.loads(verified.stdout)["totals"]
         assert totals["verified_groups"] == self.report.audit.verified, totals
-        result = command("eval", str(self._run), "--threads", "1", "--json", environment=environment)
+        result = command(
+            "eval",
+            str(self._run),
+            "--threads",
+            "1",
+            "--json",
+            environment=environment,
+            timeout_s=120 * self._plan.patience,
+        )
         assert result.returncode == 0, result.stderr
         self.report.reward = float(json.loads(result.stdout)["reward"])
+
+    def _wait(self, condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
+        return wait_until(condition, seconds=seconds * self._plan.patience, what=what)
+
+
+def _last_line(log: str) -> dict[str, int]:
+    """The newest JSON object in a log; empty without one."""
+    lines = [line for line in log.splitlines() if line.startswith("{") and line.endswith("}")]
+    return json.loads(lines[-1]) if lines else {}
 
 
 def _text(path: Path) -> str:

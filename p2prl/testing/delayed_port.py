@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterator
 
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.passing_port import PassingPort
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, open_envelope
 from p2prl.protocol.signed_group import GROUP_KINDS
 
 
-class DelayedPort:
-    """A network port that delays rollout groups; everything else passes at once."""
+class DelayedPort(PassingPort):
+    """A network port that delays rollout groups; everything else passes at once.
+
+    Groups held when it is closed are lost; their authors offer them again.
+    """
 
     def __init__(self, port: NetworkPort, draw_groups: Callable[[], int]) -> None:
         """`draw_groups` gives each group's delay: how many others must arrive after it, 0 or more."""
-        self._port = port
+        super().__init__(port)
         self._draw_groups = draw_groups
         self._arrived = 0
         self._held: list[tuple[int, int, Opened]] = []
@@ -29,40 +33,18 @@ class DelayedPort:
         self._released: set[Digest] = set()
 
     @property
-    def addresses(self) -> tuple[str, ...]:
-        """Addresses at which this node can be dialed."""
-        return self._port.addresses
-
-    @property
-    def status(self) -> control.Status | None:
-        """The last status of the network process, if any."""
-        return self._port.status
-
-    @property
     def held(self) -> int:
         """Number of groups being held."""
         return len(self._held)
 
-    def send(self, message: control.ToNetwork) -> None:
-        """Send a message to the node."""
-        self._port.send(message)
-
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:
         """Messages that arrived, without the groups being held, and the groups that are due."""
         passed: list[control.FromNetwork] = []
-        for message in self._port.poll(timeout_s):
+        for message in super().poll(timeout_s):
             if not isinstance(message, control.EnvelopeArrived) or not self._hold(message.envelope):
                 passed.append(message)
             passed += self._due()
         return passed
-
-    def wake(self) -> None:
-        """End a poll that waits."""
-        self._port.wake()
-
-    def close(self) -> None:
-        """Leave the network. Groups being held are lost; their authors offer them again."""
-        self._port.close()
 
     def _hold(self, envelope: bytes) -> bool:
         """Hold a group that is not due yet; returns whether it was held. A group offered again is not held again."""

@@ -26,8 +26,8 @@ from p2prl.protocol.manifests import (
     blob_of,
     chunk_bytes_for,
 )
+from p2prl.sim.bare_run import run_manifest_of
 from p2prl.testing.hostile_learner import HostileRun
-from p2prl.testing.protocol_swarm import run_manifest_of
 
 _CHUNK_BYTES = 1 << 18
 _GIB = 1 << 30

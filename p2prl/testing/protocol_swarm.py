@@ -18,16 +18,17 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import StorageReceipt
-from p2prl.protocol.manifests import Patch, PolicyManifest, RunManifest, Sampling, TaskShare, blob_of
+from p2prl.protocol.manifests import Patch, PolicyManifest, RunManifest, blob_of
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.wire_codec import Wire
+from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import EnvelopeArrived, Event, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.memory_blobs import MemoryBlobs
 
 
 @dataclass(slots=True)
@@ -165,29 +166,6 @@ class ProtocolSwarm:
             receipt = seal(member.identity, StorageReceipt((group,)), run=self.run, now=self.network.now)
             self.network.node(member.peer).publish(receipt, self.network.now)
             self.network.wake(member.peer)
-
-
-def run_manifest_of(learner: Identity, *, weight_bytes: int = 4) -> RunManifest:
-    """The manifest of a run without a model, whose versions have weights of this size, a multiple of four."""
-    return RunManifest(
-        name="rehearsal",
-        goal="Move random bytes and agree on them.",
-        learner=learner.public_key,
-        created_ms=int(START * 1000),
-        base_model="none",
-        parameters=weight_bytes // 4,
-        layout=bytes(32),
-        dtype="float32",
-        files=(),
-        tokenizer=bytes(32),
-        tasks=(TaskShare("chain4", 1.0),),
-        sampling=Sampling(1.0, 8, 4),
-        staleness_bound=8,
-        publish_every=1,
-        reward="success",
-        licence="Apache-2.0",
-        content_policy="Arithmetic.",
-    )
 
 
 def group_of(slot: int, *, version: int = 0, policy: bytes = bytes(32)) -> RolloutGroup:

@@ -28,7 +28,9 @@ from p2prl.protocol.ledger_messages import (
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import Wire
-from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.known_run import open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.scoreboard.ledger.signed_head import Witness
 
 START_S = 1_790_000_000.0
 """Start of every sample run, seconds since the epoch."""
@@ -275,6 +277,9 @@ class MemorySource:
 
     def entries(self, from_height: int, limit: int) -> list[bytes]:
         return self.writer.entries[from_height : from_height + limit]
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        return ()
 
     def failure(self) -> P2PRLError | None:
         return None

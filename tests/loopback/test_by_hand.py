@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import urllib.request
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.testing.run_audit import audit_run, record_everything, recorded_steps
-from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, command, rows, spools, wait_until
+from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, rows, spools, wait_until
 from tests.command_doc import json_keys
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
@@ -19,11 +20,9 @@ pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 UPDATES = 14
 
 
-def test_a_run_by_hand_with_ctrl_c_in_the_middle(tmp_path: Path) -> None:
+def test_a_run_by_hand_with_ctrl_c_in_the_middle(warm_run: Path, tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "terminals")
-    home, run = tmp_path / "home", tmp_path / "runs" / "mine"
-    made = command("init", "mine", "--in", str(run.parent), environment=swarm.environment(home))
-    assert made.returncode == 0, made.stderr
+    home, run = tmp_path / "home", shutil.copytree(warm_run, tmp_path / "runs" / "mine")
     record_everything(run)
     with swarm.running():
         learner = swarm.start("learner", "learn", str(run), "--updates", str(UPDATES), "--json", home=home)

@@ -15,12 +15,14 @@ pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def made_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder that has not been started yet."""
+def made_run(warm_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder that has not been started yet, with the preset's own model and settings."""
     root = tmp_path_factory.mktemp("made")
     options = ("--preset", "chain4", "--in", str(root), "--staleness", "1024", "--publish-every", "5")
-    made = command("init", "run", *options, environment=SwarmProcesses(root).environment())
+    model = ("--model", str(warm_run / "model"), "--probe", "off")
+    made = command("init", "run", *options, *model, environment=SwarmProcesses(root).environment())
     assert made.returncode == 0, made.stderr
+    shutil.copyfile(warm_run / "run.toml", root / "run" / "run.toml")
     return root / "run"
 
 

@@ -24,10 +24,11 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import Sampling
 from p2prl.protocol.rollout_group import Completion
 from p2prl.protocol.signed_group import read_group, seal_group
+from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
-from p2prl.testing.protocol_swarm import group_of, run_manifest_of
+from p2prl.testing.protocol_swarm import group_of
 
 pytestmark = pytest.mark.loopback
 

@@ -31,13 +31,16 @@ from p2prl.protocol.link_messages import (
     LedgerPage,
     LedgerQuery,
     LinkRates,
+    Meeting,
+    MeetingRequest,
     Offer,
     Push,
     Want,
 )
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import Wire, decode, encode
-from p2prl.testing.protocol_swarm import group_of, run_manifest_of
+from p2prl.sim.bare_run import run_manifest_of
+from p2prl.testing.protocol_swarm import group_of
 
 KEY = Identity(b"k" * 16)
 NOW = 1_800_000_000.0
@@ -66,6 +69,8 @@ link_messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(ChunkGrant, names, st.binary(max_size=3)),
     st.builds(GrantDeclined, names, number),
     st.builds(ChunkCancel, names),
+    st.builds(MeetingRequest, names),
+    st.builds(Meeting, names, st.text(max_size=40), st.booleans()),
     st.builds(LedgerQuery, number),
     st.builds(LedgerPage, number, st.lists(st.binary(max_size=50), max_size=4).map(tuple)),
 )

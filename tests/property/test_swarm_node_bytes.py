@@ -25,6 +25,8 @@ from p2prl.protocol.link_messages import (
     LedgerPage,
     LedgerQuery,
     LinkRates,
+    Meeting,
+    MeetingRequest,
     Offer,
     Push,
     Want,
@@ -32,13 +34,14 @@ from p2prl.protocol.link_messages import (
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.wire_codec import Wire
+from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.memory_blobs import MemoryBlobs
-from p2prl.testing.protocol_swarm import group_of, run_manifest_of
+from p2prl.testing.protocol_swarm import group_of
 
 LEARNER, LIAR = identity_of("learner"), identity_of("liar")
 MANIFEST = seal(LEARNER, run_manifest_of(LEARNER, weight_bytes=25_600), run=bytes(32), now=START)
@@ -78,6 +81,8 @@ messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(ChunkGrant, names, st.binary(max_size=3)),
     st.builds(GrantDeclined, names, number),
     st.builds(ChunkCancel, names),
+    st.builds(MeetingRequest, names),
+    st.builds(Meeting, names, st.sampled_from(["/ip4/44.131.7.1/tcp/4001", "/ip4/127.0.0.1/tcp/1"]), st.booleans()),
     st.builds(LedgerQuery, number),
     st.builds(LedgerPage, number, st.lists(st.binary(max_size=9), max_size=80).map(tuple)),
 )

@@ -45,6 +45,6 @@ def test_fabricated_groups_of_fresh_keys_cost_no_update(tmp_path: Path, monkeypa
     )
     row = flood_row(PLAN, "fabricated", quiet, flooded)
     assert len(quiet) > 80
-    assert row.honest_share_during >= 0.66, "one of three updates may fall on the other side of a border"
-    assert row.honest_share_after == 1.0
+    assert row.honest_share_during >= 0.95
+    assert row.honest_share_after == pytest.approx(1.0, abs=0.02)
     assert row.newcomer_share_during == 0.0

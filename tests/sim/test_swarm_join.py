@@ -9,7 +9,9 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunFile, blob_of
+from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import (
@@ -20,8 +22,7 @@ from p2prl.swarm.events import (
     VersionReady,
     WireMismatch,
 )
-from p2prl.testing.memory_blobs import MemoryBlobs
-from p2prl.testing.protocol_swarm import ProtocolSwarm, run_manifest_of
+from p2prl.testing.protocol_swarm import ProtocolSwarm
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 

@@ -16,7 +16,7 @@ from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
 CONFIG = SwarmConfig(volunteers=6, updates=6, step_seconds=20.0, seed=11)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -29,8 +29,13 @@ def simulate(config: SwarmConfig, folder: Path) -> SwarmResult:
     return Swarm(config, tiny_model("chain4", seed=1), folder).run(on_progress=lambda _: None)
 
 
-def test_trace_depends_on_the_seed_only(tmp_path: Path) -> None:
-    first = simulate(CONFIG, tmp_path / "first")
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> SwarmResult:
+    """The run of `CONFIG`."""
+    return simulate(CONFIG, tmp_path_factory.mktemp("first") / "run")
+
+
+def test_trace_depends_on_the_seed_only(first: SwarmResult, tmp_path: Path) -> None:
     again = simulate(CONFIG, tmp_path / "again")
     other = simulate(replace(CONFIG, seed=12), tmp_path / "other")
     assert first == again
@@ -40,13 +45,12 @@ def test_trace_depends_on_the_seed_only(tmp_path: Path) -> None:
     assert first.groups_verified >= CONFIG.updates * 16
 
 
-def test_delayed_groups_raise_staleness(tmp_path: Path) -> None:
-    prompt = simulate(CONFIG, tmp_path / "prompt")
+def test_delayed_groups_raise_staleness(first: SwarmResult, tmp_path: Path) -> None:
     slow = simulate(replace(CONFIG, delay="const:90"), tmp_path / "slow")
     assert slow.updates == CONFIG.updates
     # 90 s are four and a half updates of 20 s: no group can be fresher once the first ones have arrived.
     assert slow.staleness[2] >= 4
-    assert slow.staleness[0] > prompt.staleness[0]
+    assert slow.staleness[0] > first.staleness[0]
 
 
 def test_partition_heals(tmp_path: Path) -> None:

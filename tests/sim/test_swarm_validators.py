@@ -11,7 +11,7 @@ import torch
 from p2prl.models.tiny_models import tiny_model
 from p2prl.sim.swarm import SwarmConfig
 from p2prl.sim.validated_swarm import ValidatedSwarm
-from p2prl.testing.adversaries import FabricatingSampler
+from p2prl.testing.adversaries import ADVERSARIES
 
 CONFIG = SwarmConfig(volunteers=4, updates=3, step_seconds=20.0, seed=5)
 
@@ -27,7 +27,7 @@ def one_thread() -> Iterator[None]:
 def test_lazy_lying_and_copying_validators_are_paid_nothing_beside_an_honest_one(tmp_path: Path) -> None:
     kinds = ["honest", "lazy", "lying", "copying"]
     swarm = ValidatedSwarm(
-        CONFIG, tiny_model("chain4", seed=1), tmp_path, validators=kinds, cheats=1, cheat=FabricatingSampler
+        CONFIG, tiny_model("chain4", seed=1), tmp_path, validators=kinds, cheats=1, cheat=ADVERSARIES["fabricate"]
     )
     result = swarm.run(on_progress=lambda _: None)
     board = swarm.board()

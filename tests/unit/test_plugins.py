@@ -67,3 +67,19 @@ def test_unknown_name_suggests_the_nearest(installed: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         registry().get("goood")
     assert "good" in (caught.value.remedy or "")
+
+
+def test_an_offered_part_is_found_by_name_and_overrides_nothing(installed: Path) -> None:
+    parts = registry()
+    assert parts.origin("mine") == ""
+    parts.offer("mine", "first", origin="a")
+    parts.offer("mine", "second", origin="b")
+    assert (parts.get("mine"), parts.origin("mine")) == ("second", "b")
+    assert parts.names() == ("built", "broken", "good", "mine", "number")
+    for taken in ("built", "good"):
+        with pytest.raises(ConfigError, match="exists already"):
+            parts.offer(taken, "third", origin="c")
+    assert parts.get("built") == "0123456789"
+    with pytest.raises(ConfigError, match="expected str, got int"):
+        parts.offer("other", 3, origin="c")  # type: ignore[arg-type]
+    assert registry().names() == ("built", "broken", "good", "number")

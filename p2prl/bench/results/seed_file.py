@@ -38,11 +38,12 @@ class SeedFile(Generic[S, R]):
     """A results file, read once and then appended to."""
 
     def __init__(
-        self, path: Path, line: type[Line[S, R]], *, read_line: Callable[[bytes], Line[S, R]] | None = None
+        self, path: Path, line: type[Line[S, R]], *, read_line: Callable[[bytes], Line[S, R] | None] | None = None
     ) -> None:
         """Read `path`, which need not exist. A last line truncated by a crash is dropped; IntegrityError on others.
 
-        `read_line` decodes one line and may raise `msgspec.MsgspecError`; without it lines have the schema `line`.
+        `read_line` decodes one line, None for one to ignore, and may raise `msgspec.MsgspecError`; without it lines
+        have the schema `line`.
         """
         self._path = path
         self._results: dict[S, dict[int, R]] = {}
@@ -63,7 +64,8 @@ class SeedFile(Generic[S, R]):
                 raise IntegrityError(
                     f"{path}, line {number}: {error}", remedy="Delete the line or the file."
                 ) from error
-            self._results.setdefault(entry.setting, {})[entry.result.seed] = entry.result
+            if entry is not None:
+                self._results.setdefault(entry.setting, {})[entry.result.seed] = entry.result
 
     def missing(self, setting: S, seeds: Iterable[int]) -> list[int]:
         """The seeds that have no result yet."""
@@ -84,3 +86,7 @@ class SeedFile(Generic[S, R]):
         """The existing results of these seeds, in the order given."""
         known = self._results.get(setting, {})
         return [known[seed] for seed in seeds if seed in known]
+
+    def settings(self) -> list[S]:
+        """Every setting with a result, in the order first seen."""
+        return list(self._results)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from p2prl.bench.staleness.bases import BASELINE
 from p2prl.bench.staleness.results import ResultFile, Setting
-from p2prl.bench.staleness.summary import BASELINE, on_policy_last
+from p2prl.bench.staleness.summary import on_policy_last
 from p2prl.bench.training.training_plan import TrainingPlan
 
 CRITERIA_TASK = "chain4"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from p2prl.bench.staleness.delay_laws import DelayLaw
 from p2prl.bench.staleness.delayed_training import DelayedTraining
 from p2prl.bench.staleness.methods import Method
-from p2prl.bench.staleness.staleness_distributions import StalenessDistribution
 from p2prl.bench.training.environments import Environment
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.patches.dead_band import hold_back
@@ -30,7 +30,7 @@ class BandedTraining(DelayedTraining):
         self,
         environment: Environment,
         method: Method,
-        delay: StalenessDistribution,
+        delay: DelayLaw,
         plan: TrainingPlan,
         seeds: Sequence[int],
         start_MW: Tensor,

@@ -9,16 +9,22 @@ from pathlib import Path
 
 from p2prl.bench.staleness.acceptance import CRITERIA_TASK, Verdict, judge, runs_needed
 from p2prl.bench.staleness.banded_training import BandedTraining
+from p2prl.bench.staleness.bases import BASELINE, ON_POLICY
 from p2prl.bench.staleness.charts import plot_curves
+from p2prl.bench.staleness.delay_laws import is_steady, parse_law, steady_updates
 from p2prl.bench.staleness.delayed_training import DelayedTraining
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting
-from p2prl.bench.staleness.staleness_distributions import parse_staleness
-from p2prl.bench.staleness.summary import BASELINE, Row, as_csv, as_markdown, rows_of
+from p2prl.bench.staleness.summary import Row, as_csv, as_markdown, rows_of
+from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS, Choice, SweepPlan, settle
+from p2prl.bench.training.environment_checks import check_environment
 from p2prl.bench.training.environments import Environment, environment_by_name
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import UNWRITABLE, require_first_seed, warm_start_of
 from p2prl.errors import ConfigError, MachineError, require
+
+Run = tuple[str, str, str, TrainingPlan]
+"""Task, method, delay law and plan."""
 
 _SEEDS_AT_ONCE = 5
 """Seeds trained side by side; with more, the old policies' weights no longer fit a core's caches."""
@@ -31,7 +37,7 @@ class StalenessConfig:
     methods: tuple[str, ...]
     """See `methods.parse_method`."""
     delays: tuple[str, ...]
-    """See `delays.parse_staleness`."""
+    """See `delay_laws.parse_law`."""
     step_s: float | None = None
     """Seconds per update; needed by distributions in seconds, unless each gives its own."""
     seeds: int
@@ -42,6 +48,10 @@ class StalenessConfig:
     plan: TrainingPlan = field(default_factory=TrainingPlan)
     check: bool = False
     """Also run the cases of the acceptance criteria, and judge them."""
+    sweep: bool = False
+    """Choose each method's learning rate and clip on `sweep.DEVELOPMENT_SEEDS`, and report on the seeds above."""
+    steady_state: bool = False
+    """Accept only plans of at least five times as many updates as the longest delay of every law."""
 
     def __post_init__(self) -> None:
         require("seeds", self.seeds, 1 <= self.seeds <= 1000, "1 to 1000")
@@ -49,18 +59,37 @@ class StalenessConfig:
         if not self.methods or not self.delays:
             raise ConfigError("nothing to compare", remedy="Give at least one method and one delay distribution.")
         environment = environment_by_name(self.task)
+        if environment.origin:
+            check_environment(environment)
         for method in self.methods:
             parse_method(method, max_completion_tokens=environment.max_new_tokens)
-        self.delay_texts()
+        texts = self.delay_texts()
+        if self.steady_state:
+            self._require_steady(texts)
+        if self.sweep and set(self.seed_range) & set(DEVELOPMENT_SEEDS):
+            raise ConfigError(
+                f"seeds {self.seed_range[0]} to {self.seed_range[-1]} include development seeds",
+                remedy=f"Report on seeds outside {DEVELOPMENT_SEEDS[0]} to {DEVELOPMENT_SEEDS[-1]}.",
+            )
+
+    def _require_steady(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            law = parse_law(text)
+            if not is_steady(law, self.plan.updates):
+                raise ConfigError(
+                    f"{self.plan.updates} updates are no steady state under {text}, whose longest delay is "
+                    f"{law.longest} updates",
+                    remedy=f"Set --updates {steady_updates(law, self.plan.evaluate_every)} or more.",
+                )
 
     def delay_texts(self) -> list[str]:
         """The delay distributions in full text form. ConfigError for one whose text does not parse back to it."""
         return [self._full_text(delay) for delay in self.delays]
 
     def _full_text(self, delay: str) -> str:
-        text = parse_staleness(delay, step_s=self.step_s).text
+        text = parse_law(delay, step_s=self.step_s).text
         try:
-            again = parse_staleness(text).text
+            again = parse_law(text).text
         except ConfigError:
             again = ""
         if again != text:  # results are stored under this text, and each run parses it again
@@ -83,6 +112,8 @@ class StalenessReport:
     rows: list[Row]
     verdicts: list[Verdict]
     """Empty unless requested."""
+    choices: list[Choice] = field(default_factory=list)
+    """Settings chosen by the sweep; empty without one."""
 
 
 def run_staleness(
@@ -90,44 +121,76 @@ def run_staleness(
 ) -> StalenessReport:
     """Run the cases missing from `out/results.jsonl` and write `staleness.csv`, `.md` and `.png` beside it.
 
-    On-policy GRPO is always run, because every loss is relative to it. `on_progress` receives the stage and the
-    fraction of all work done. After an interruption the next call continues after the last finished batch of seeds.
+    On-policy GRPO and every method on policy are always run, because losses are relative to them. `on_progress`
+    receives the stage and the fraction of all work done. After an interruption the next call continues after the last
+    finished batch of seeds. With a sweep, `out/sweep.json` records the choices before the reporting runs begin.
     """
-    results = ResultFile(out / "results.jsonl")
-    seeds = config.seed_range
-    pairs = [BASELINE, *itertools.product(config.methods, config.delay_texts())]
-    runs = dict.fromkeys((config.task, method, delay, config.plan) for method, delay in pairs)
-    if config.check:
-        runs |= dict.fromkeys((CRITERIA_TASK, *run) for run in runs_needed())
-    batches = [
-        (task, method, delay, plan, batch)
-        for task, method, delay, plan in runs
-        for batch in _batches(results.missing(Setting.of(task, method, delay, plan), seeds))
+    results, tell = ResultFile(out / "results.jsonl"), on_progress or (lambda *_: None)
+    methods, delays, choices, swept = list(config.methods), config.delay_texts(), list[Choice](), 0.0
+    on_policy = methods
+    if config.sweep:
+        sweep = SweepPlan(
+            task=config.task,
+            delays=tuple(delays),
+            plan=config.plan,
+            max_completion_tokens=environment_by_name(config.task).max_new_tokens,
+        )
+        runs = sweep.runs(methods)
+        ahead = len(methods) * (len(delays) + 2) * config.seeds
+        swept = (tuned := len(runs) * len(DEVELOPMENT_SEEDS)) / (tuned + ahead)
+        _run_missing(results, runs, DEVELOPMENT_SEEDS, out, lambda stage, share: tell(f"sweep: {stage}", swept * share))
+        choices = [sweep.choose(results, method) for method in methods]
+        settle(out / "sweep.json", sweep, choices)
+        methods = [choice.chosen for choice in choices]
+        on_policy = [*methods, *(choice.on_policy for choice in choices)]
+    pairs = [
+        BASELINE,
+        *((method, ON_POLICY) for method in on_policy),
+        *itertools.product(methods, delays),
     ]
-    work = sum(plan.updates for *_, plan, _ in batches)
-    done = 0
-    for task, method, delay, plan, batch in batches:
-        stage = f"{method} under {delay}, seeds {batch[0]}–{batch[-1]}"
+    reported: list[Run] = [(config.task, method, delay, config.plan) for method, delay in pairs]
+    if config.check:
+        reported += [(CRITERIA_TASK, *run) for run in runs_needed()]
+    seeds = config.seed_range
+    _run_missing(results, reported, seeds, out, lambda stage, share: tell(stage, swept + (1 - swept) * share))
+    shown = list(dict.fromkeys((BASELINE[0], *on_policy, *methods)))
+    rows = rows_of(results, config.task, shown, list(dict.fromkeys((ON_POLICY, *delays))), config.plan, seeds)
+    _write(results, config, rows, out)
+    return StalenessReport(rows=rows, verdicts=judge(results, seeds) if config.check else [], choices=choices)
 
-        def tell(
-            share: float, prefix: str = "", stage: str = stage, before: int = done, updates: int = plan.updates
-        ) -> None:
-            if on_progress is not None:
-                on_progress(prefix + stage, (before + share * updates) / work)
 
-        tell(0.0)
-        _run_batch(results, environment_by_name(task), method, delay, plan, batch, out, tell)
-        done += plan.updates
-    shown = list(dict.fromkeys(method for method, _ in pairs))
-    delays = list(dict.fromkeys(delay for _, delay in pairs))
-    rows = rows_of(results, config.task, shown, delays, config.plan, seeds)
+def _write(results: ResultFile, config: StalenessConfig, rows: list[Row], out: Path) -> None:
+    shown, delays = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("method", "delay"))
     try:
         (out / "staleness.csv").write_text(as_csv(rows), encoding="utf-8")
         (out / "staleness.md").write_text(as_markdown(rows), encoding="utf-8")
-        plot_curves(results, config.task, shown, delays, config.plan, seeds, out / "staleness.png")
+        for name, measure in (("staleness.png", "sampled"), ("staleness_greedy.png", "greedy")):
+            chart = out / name
+            plot_curves(results, config.task, shown, delays, config.plan, config.seed_range, chart, measure=measure)
     except OSError as error:
         raise MachineError(f"cannot write to {out}: {error.strerror}", remedy=UNWRITABLE) from error
-    return StalenessReport(rows=rows, verdicts=judge(results, seeds) if config.check else [])
+
+
+def _run_missing(
+    results: ResultFile, runs: Sequence[Run], seeds: Sequence[int], out: Path, on_progress: Callable[[str, float], None]
+) -> None:
+    """Train each run once on every seed without a result; a batch of seeds is kept when it is done."""
+    batches = [
+        (task, method, delay, plan, batch)
+        for task, method, delay, plan in dict.fromkeys(runs)
+        for batch in _batches(results.missing(Setting.of(task, method, delay, plan), seeds))
+    ]
+    work = sum(plan.updates * len(batch) for *_, plan, batch in batches)
+    done = 0
+    for task, method, delay, plan, batch in batches:
+        stage, size = f"{method} under {delay}, seeds {batch[0]}–{batch[-1]}", plan.updates * len(batch)
+
+        def tell(share: float, prefix: str = "", stage: str = stage, before: int = done, size: int = size) -> None:
+            on_progress(prefix + stage, (before + share * size) / work)
+
+        tell(0.0)
+        _run_batch(results, environment_by_name(task), method, delay, plan, batch, out, tell)
+        done += size
 
 
 def _batches(seeds: Sequence[int]) -> list[list[int]]:
@@ -147,5 +210,5 @@ def _run_batch(
     parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
     start_MW = warm_start_of(environment, seeds, out, on_step=lambda _: tell(0.0, "warm start for "))
     kind = BandedTraining if "band" in parsed.additions else DelayedTraining
-    training = kind(environment, parsed, parse_staleness(delay), plan, seeds, start_MW)
+    training = kind(environment, parsed, parse_law(delay), plan, seeds, start_MW)
     results.add(Setting.of(environment.task.name, method, delay, plan), training.run(on_progress=tell))

@@ -20,8 +20,10 @@ def plot_curves(
     plan: TrainingPlan,
     seeds: range,
     path: Path,
+    *,
+    measure: str = "greedy",
 ) -> None:
-    """Plot to `path`, skipping combinations that were not run."""
+    """Plot one of `MEASURES` to `path`, skipping combinations that were not run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -40,8 +42,8 @@ def plot_curves(
             found = results.of(Setting.of(task, method, delay, plan), seeds)
             if not found:
                 continue
-            updates = [update for update, _ in found[0].curve]
-            rewards = [[reward for _, reward in result.curve] for result in found]
+            updates = [update for update, _ in found[0].curve(measure)]
+            rewards = [[reward for _, reward in result.curve(measure)] for result in found]
             means = [sum(column) / len(column) for column in zip(*rewards, strict=True)]
             color = colors[index % len(colors)]
             axis.plot(updates, means, label=method, linewidth=1.6, color=color)
@@ -57,7 +59,7 @@ def plot_curves(
         axis.set_xlabel("learner update")
         axis.set_ylim(0, 1)
         axis.spines[["top", "right"]].set_visible(False)
-    axes.flat[0].set_ylabel("reward on fresh prompts")
+    axes.flat[0].set_ylabel(f"{measure} reward on fresh prompts")
     # A method may be missing from some panels, so collect the legend from all of them.
     lines_by_method = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
     figure.legend(

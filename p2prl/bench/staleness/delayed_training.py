@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
+from p2prl.bench.staleness.delay_laws import SAMPLERS, DelayLaw
 from p2prl.bench.staleness.methods import Method
+from p2prl.bench.staleness.policy_evaluation import evaluate
 from p2prl.bench.staleness.seed_log import SeedLog, SeedResult
-from p2prl.bench.staleness.staleness_distributions import StalenessDistribution
 from p2prl.bench.training.environments import Environment
 from p2prl.bench.training.grading import success_rewards
 from p2prl.bench.training.seeded_noise import seeded_uniforms
 from p2prl.bench.training.stacked_adam import BETA2, StackedAdam
 from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.bench.training.stacked_sampling import Completions, sample
-from p2prl.bench.training.training_plan import MOST_EVALUATED, TrainingPlan
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import SEED_LIMIT
 from p2prl.errors import require
 
@@ -33,14 +34,12 @@ RESULT_VERSION = 1
 """Incremented when a change here, or in code all losses share (guards, advantages, aggregation, the decoder, the
 optimizer), affects figures: results of an older version are not reused."""
 
-_SAMPLERS = 4
 _PROMPTS = 16
 _GROUP = 8
 _WARMUP_UPDATES = 10
-_EVALUATION_CHUNK = 256
-_EVALUATION_SEEDS = 1 << 62
 _SEEDS_PER_RUN = 1 << 40
-_DELAYS, _SAMPLING, _EVALUATING = range(3)
+_DELAYS, _SAMPLING = range(2)
+"""Purposes of the noise; `policy_evaluation` has the next ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class DelayedTraining:
         self,
         environment: Environment,
         method: Method,
-        delay: StalenessDistribution,
+        delay: DelayLaw,
         plan: TrainingPlan,
         seeds: Sequence[int],
         start_MW: Tensor,
@@ -94,7 +93,10 @@ class DelayedTraining:
         return self._log.results()
 
     def _update(self, update: int) -> None:
-        delays = [[self._delay.draw(rng.random(), update) for _ in range(_SAMPLERS)] for rng in self._delay_rngs]
+        delays = [
+            [self._delay.delay(rng.random(), update, sampler) for sampler in range(SAMPLERS)]
+            for rng in self._delay_rngs
+        ]
         prompts = [
             [self._environment.task.prompt(seed * _SEEDS_PER_RUN + update * _PROMPTS + i) for i in range(_PROMPTS)]
             for seed in self._seeds
@@ -110,7 +112,7 @@ class DelayedTraining:
             loss = (loss + self._loss(replayed, update, logged=False)[0]) / 2
         # Seeds share no weights, so each row of the summed loss's gradient belongs to one seed.
         (gradient_MW,) = torch.autograd.grad(loss, self._weights_MW)
-        rate = self._plan.learning_rate * min(1.0, (update + 1) / _WARMUP_UPDATES)
+        rate = self._method.learning_rate(self._plan) * min(1.0, (update + 1) / _WARMUP_UPDATES)
         rate_M = rate * torch.tensor(factors)
         norms_M = self._optimizer.step(self._weights_MW.detach(), gradient_MW, number=update + 1, rate_M=rate_M)
         self._log.stepped(norms_M)
@@ -139,27 +141,38 @@ class DelayedTraining:
         self._history.pop(done - self._delay.longest - 1, None)
 
     def _rollouts(self, update: int, delays: list[list[int]], tokens_MBP: Tensor) -> Completions:
-        """Completions (M, B, G, T): each sampler completes a quarter of the prompts with its own old policy."""
-        seeds = len(self._seeds)
+        """Completions (M, B, G, T): each sampler, with its own old policy, completes a quarter of the prompts or, under
+        a law within groups, a quarter of every group."""
+        seeds, within = len(self._seeds), self._delay.within_groups
         old_MSW = torch.stack(
             [self._history[update - delay][index] for index, row in enumerate(delays) for delay in row]
         )
-        per_sampler = tokens_MBP.reshape(seeds * _SAMPLERS, _PROMPTS // _SAMPLERS, -1)
+        if within:
+            per_sampler = tokens_MBP.repeat_interleave(SAMPLERS, dim=0)
+        else:
+            per_sampler = tokens_MBP.reshape(seeds * SAMPLERS, _PROMPTS // SAMPLERS, -1)
         sampled = sample(
             self._environment.shape,
             old_MSW,
             per_sampler,
-            group_size=_GROUP,
+            group_size=_GROUP // SAMPLERS if within else _GROUP,
             max_new_tokens=self._environment.max_new_tokens,
             end_token=self._environment.end_token,
             uniforms=seeded_uniforms(self._seeds, _SAMPLING, update),
         )
-        rows = (seeds, _PROMPTS, _GROUP)
+        shape = (seeds, _PROMPTS, _GROUP)
+
+        def together(values: Tensor) -> Tensor:
+            if not within:
+                return values.view(*shape, *values.shape[3:])
+            parts = values.view(seeds, SAMPLERS, _PROMPTS, _GROUP // SAMPLERS, *values.shape[3:])
+            return parts.transpose(1, 2).reshape(*shape, *values.shape[3:])
+
         return Completions(
-            tokens_MBGT=sampled.tokens_MBGT.view(*rows, -1),
-            logprobs_MBGT=sampled.logprobs_MBGT.view(*rows, -1),
-            mask_MBGT=sampled.mask_MBGT.view(*rows, -1),
-            finished_MBG=sampled.finished_MBG.view(*rows),
+            tokens_MBGT=together(sampled.tokens_MBGT),
+            logprobs_MBGT=together(sampled.logprobs_MBGT),
+            mask_MBGT=together(sampled.mask_MBGT),
+            finished_MBG=together(sampled.finished_MBG),
         )
 
     def _loss(self, batch: _Batch, update: int, *, logged: bool = True) -> tuple[Tensor, list[float]]:
@@ -184,31 +197,20 @@ class DelayedTraining:
         mask_BGT, behavior_BGT = batch.completions.mask_MBGT[index], batch.completions.logprobs_MBGT[index]
         objective = self._method.objective
         advantages = objective.advantages(batch.rewards_MBG[index], mask_BGT.sum(dim=-1))
-        per_prompt = torch.tensor(batch.delays[index]).repeat_interleave(_PROMPTS // _SAMPLERS)
+        delays_S = torch.tensor(batch.delays[index])
+        if self._delay.within_groups:
+            staleness_BG = delays_S.repeat_interleave(_GROUP // SAMPLERS).expand(_PROMPTS, _GROUP)
+        else:
+            staleness_BG = delays_S.repeat_interleave(_PROMPTS // SAMPLERS).unsqueeze(1).expand(_PROMPTS, _GROUP)
         rollouts = RolloutBatch(
             behavior_logprobs_BGT=behavior_BGT,
             mask_BGT=mask_BGT,
             advantages_BG=advantages.advantages_BG,
-            staleness_BG=per_prompt.unsqueeze(1).expand(_PROMPTS, _GROUP),
+            staleness_BG=staleness_BG,
         )
         output = objective.loss(logprobs_BGT, rollouts)
         return output, torch.where(mask_BGT, logprobs_BGT.detach() - behavior_BGT, 0.0), mask_BGT
 
     def _evaluate(self, update: int) -> None:
         count = self._plan.prompts_at(update)
-        totals = torch.zeros(len(self._seeds))
-        firsts = [_EVALUATION_SEEDS + seed * _SEEDS_PER_RUN + update * MOST_EVALUATED for seed in self._seeds]
-        for start in range(0, count, _EVALUATION_CHUNK):
-            chunk = range(start, min(count, start + _EVALUATION_CHUNK))
-            prompts = [[self._environment.task.prompt(first + i) for i in chunk] for first in firsts]
-            completions = sample(
-                self._environment.shape,
-                self._average_MW,
-                torch.tensor([[self._environment.prompt_tokens(p) for p in row] for row in prompts]),
-                group_size=1,
-                max_new_tokens=self._environment.max_new_tokens,
-                end_token=self._environment.end_token,
-                uniforms=seeded_uniforms(self._seeds, _EVALUATING, update, start),
-            )
-            totals += success_rewards(self._environment, prompts, completions).sum(dim=(1, 2))
-        self._log.evaluated(update, [total / count for total in totals.tolist()])
+        self._log.evaluated(evaluate(self._environment, self._average_MW, self._seeds, update=update, prompts=count))

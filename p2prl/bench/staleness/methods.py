@@ -16,9 +16,13 @@ from p2prl.algorithms.guards import kl_brake, vcpo_factor
 from p2prl.algorithms.loss_registry import loss_by_name
 from p2prl.algorithms.objective import Objective, build_objective
 from p2prl.bench.staleness.rejected_losses import REJECTED_LOSSES
+from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.errors import ConfigError
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import BF16
+
+REQUIRED = math.nan
+"""In place of a default value: the value must be given."""
 
 ADDITIONS: Mapping[str, float | None] = MappingProxyType(
     {
@@ -30,6 +34,7 @@ ADDITIONS: Mapping[str, float | None] = MappingProxyType(
         "decay": 0.1,
         "beta2": 0.999,
         "band": 1.0,
+        "lr": REQUIRED,
     }
 )
 """Additions to any loss, with their default values (None: takes no value).
@@ -42,9 +47,10 @@ replay: half of every gradient comes from the batch `value` updates ago.
 decay: the learning rate falls to the fraction `value` along a half cosine.
 beta2: Adam's β₂, instead of .99.
 band: samplers use bf16 weights, each updated only when it differs from the learner's by more than `value` ulp; 0 only
-rounds."""
+rounds.
+lr: the method's own learning rate, instead of the plan's."""
 
-_BELOW_ONE = ("average", "published", "decay", "beta2")
+_BELOW_ONE = ("average", "published", "decay", "beta2", "lr")
 _WHOLE = {"replay": range(1, 1001), "band": range(widest_band_ulp(BF16) + 1)}
 """Legal values of additions that take an integer."""
 
@@ -61,6 +67,10 @@ class Method:
     objective: Objective
     additions: Mapping[str, float]
     """Value of each addition; 1 for those without a value. See ADDITIONS."""
+
+    def learning_rate(self, plan: TrainingPlan) -> float:
+        """The learning rate of this method in a run of this plan."""
+        return self.additions.get("lr", plan.learning_rate)
 
     def rate_factor(self, kl_per_token: Tensor, sequence_log_ratios: Tensor, *, done: float = 0.0) -> float:
         """Factor on the learning rate, in (0, 1], after a fraction `done` of the updates (product over additions)."""
@@ -116,6 +126,8 @@ def _additions(text: str, added: list[str]) -> Mapping[str, float]:
         legal = value is not None and value > 0 and (name not in _BELOW_ONE or value < 1)
         if name in _WHOLE:
             legal = value in _WHOLE[name]
+        if default is not None and math.isnan(default) and not (equals and legal):
+            raise ConfigError(f"{text!r}: invalid value in {part!r}", remedy=f"Write +{name}=VALUE, such as +lr=1e-3.")
         if equals and (default is None or not legal):
             raise ConfigError(f"{text!r}: invalid value in {part!r}", remedy=f"Omit the value of +{name}.")
         found[name] = value if equals and value is not None else (1.0 if default is None else default)

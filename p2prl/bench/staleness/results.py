@@ -9,7 +9,7 @@ import msgspec
 from p2prl.bench.results.result_version import result_version
 from p2prl.bench.results.seed_file import Line, SeedFile
 from p2prl.bench.staleness import banded_training, delayed_training
-from p2prl.bench.staleness.digest_results import DigestSetting
+from p2prl.bench.staleness.measures import MEASURES_VERSION
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.training import warm_start
@@ -56,22 +56,35 @@ class ResultFile(SeedFile[Setting, SeedResult]):
 
 
 def version_of(task: str, method: str) -> str:
-    """Result version of a method on a task, covering all code that affects its figures."""
+    """Result version of a method on a task, covering all code that affects its figures and what they mean."""
     environment = environment_by_name(task)
     parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
-    return result_version(
+    version = result_version(
+        measures=MEASURES_VERSION,
         training=delayed_training.RESULT_VERSION,
         warm_start=warm_start.RESULT_VERSION,
         environment=environment.result_version,
         loss=parsed.objective.spec.result_version,
         **({"band": banded_training.RESULT_VERSION} if "band" in parsed.additions else {}),
     )
+    return f"{version} file={environment.origin}" if environment.origin else version
 
 
-def _read_line(text: bytes) -> Line[Setting, SeedResult]:
-    if b'"code":' not in text:
-        return msgspec.json.decode(text, type=Line[Setting, SeedResult])
-    earlier = msgspec.json.decode(text, type=Line[DigestSetting, SeedResult])
-    fields = msgspec.structs.asdict(earlier.setting)
-    del fields["code"]
-    return Line(setting=Setting(**fields, version=earlier.setting.version()), result=earlier.result)
+class _Versioned(msgspec.Struct, frozen=True):
+    """The part of a setting that says what its figures mean."""
+
+    version: str = ""
+
+
+class _AnyLine(msgspec.Struct, frozen=True):
+    """A line of any version."""
+
+    setting: _Versioned
+
+
+def _read_line(text: bytes) -> Line[Setting, SeedResult] | None:
+    # Lines of other measures stay in the file, for the version of p2prl that wrote them.
+    meaning = msgspec.json.decode(text, type=_AnyLine).setting.version.split(" ")[0]
+    if meaning != result_version(measures=MEASURES_VERSION):
+        return None
+    return msgspec.json.decode(text, type=Line[Setting, SeedResult])

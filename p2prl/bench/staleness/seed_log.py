@@ -6,12 +6,15 @@ Shape legend: M seeds, N completions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 
 from torch import Tensor
 
 from p2prl.algorithms.batch import LossOutput
 from p2prl.algorithms.ratios import effective_sample_size
+from p2prl.bench.staleness.collapse import collapsed_at
+from p2prl.bench.staleness.measures import Evaluation, storable
 from p2prl.bench.training.training_plan import FINAL_EVALUATIONS
 
 
@@ -20,8 +23,8 @@ class SeedResult:
     """Result of one seed."""
 
     seed: int
-    curve: tuple[tuple[int, float], ...]
-    """(update, reward on fresh prompts), from update 0."""
+    evaluations: tuple[Evaluation, ...]
+    """From update 0."""
     grad_norm_max: float
     """Largest gradient norm before the clip."""
     weight_max: float
@@ -33,15 +36,28 @@ class SeedResult:
     kl_max: float
     """The same, at the worst update."""
 
+    def curve(self, measure: str) -> tuple[tuple[int, float], ...]:
+        """(update, value) of one of `MEASURES`."""
+        return tuple((evaluation.update, float(getattr(evaluation, measure))) for evaluation in self.evaluations)
+
+    def last_of(self, measure: str) -> float:
+        """Mean of one of `MEASURES` over the last three evaluations."""
+        return sum(value for _, value in self.curve(measure)[-FINAL_EVALUATIONS:]) / FINAL_EVALUATIONS
+
     @property
     def last(self) -> float:
-        """Mean reward of the last three evaluations."""
-        return sum(reward for _, reward in self.curve[-FINAL_EVALUATIONS:]) / FINAL_EVALUATIONS
+        """Mean sampled reward of the last three evaluations."""
+        return self.last_of("sampled")
 
     @property
     def best(self) -> float:
-        """Best evaluation."""
-        return max(reward for _, reward in self.curve)
+        """Best sampled reward of an evaluation."""
+        return max(evaluation.sampled for evaluation in self.evaluations)
+
+    @property
+    def collapsed_at(self) -> int | None:
+        """See `collapse.collapsed_at`; None for a run that did not collapse."""
+        return collapsed_at(self.evaluations)
 
 
 class SeedLog:
@@ -49,14 +65,21 @@ class SeedLog:
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._seeds = tuple(seeds)
-        self._curves: list[list[tuple[int, float]]] = [[] for _ in seeds]
+        self._evaluations: list[list[Evaluation]] = [[] for _ in seeds]
         self._grad_norms: list[Tensor] = []
         self._figures: list[list[tuple[float, float, float]]] = [[] for _ in seeds]
+        self._seen = 0
+        """Updates before the last evaluation."""
 
-    def evaluated(self, update: int, rewards: Sequence[float]) -> None:
-        """Add one evaluation: the mean reward of each seed."""
-        for curve, reward in zip(self._curves, rewards, strict=True):
-            curve.append((update, reward))
+    def evaluated(self, evaluations: Sequence[Evaluation]) -> None:
+        """Add one evaluation of each seed, and to it the training figures since the last one."""
+        for index, evaluation in enumerate(evaluations):
+            norms = [float(norms_M[index]) for norms_M in self._grad_norms[self._seen :]]
+            kls = [kl for _, _, kl in self._figures[index][self._seen :]]
+            if norms:
+                evaluation = replace(evaluation, grad_norm=storable(median(norms)), kl=storable(fmean(kls)))
+            self._evaluations[index].append(evaluation)
+        self._seen = len(self._grad_norms)
 
     def stepped(self, grad_norms_M: Tensor) -> None:
         """Add the gradient norms of one update."""
@@ -75,10 +98,10 @@ class SeedLog:
         weights, ess, kl = zip(*self._figures[index], strict=True)
         return SeedResult(
             seed=self._seeds[index],
-            curve=tuple(self._curves[index]),
-            grad_norm_max=max(float(norms_M[index]) for norms_M in self._grad_norms),
-            weight_max=max(weights),
-            ess_min=min(ess),
-            kl_mean=sum(kl) / len(kl),
-            kl_max=max(kl),
+            evaluations=tuple(self._evaluations[index]),
+            grad_norm_max=max(storable(float(norms_M[index])) for norms_M in self._grad_norms),
+            weight_max=max(map(storable, weights)),
+            ess_min=min(map(storable, ess)),
+            kl_mean=storable(sum(kl) / len(kl)),
+            kl_max=max(map(storable, kl)),
         )

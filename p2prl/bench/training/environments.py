@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from p2prl.bench.training.decoder_shape import DecoderShape
 from p2prl.errors import ConfigError
 from p2prl.tasks.task import Task
-from p2prl.tasks.task_registry import task_by_name
+from p2prl.tasks.task_registry import TASKS, task_by_name
 from p2prl.tasks.task_spec import Demonstration, TurnsDemonstration
 
 _SPECIAL_TOKENS = 2
@@ -37,6 +37,8 @@ class Environment:
     """Peak learning rate of the warm start."""
     result_version: int = 1
     """Incremented when the task, its scoring or anything above changes: results of an older version are not reused."""
+    origin: str = ""
+    """Digest of the file the task comes from; empty for an installed task. Results of another digest are not reused."""
 
     @property
     def begin_token(self) -> int:
@@ -94,4 +96,5 @@ def environment_by_name(name: str) -> Environment:
             heads=model.heads,
         ),
         result_version=spec.result_version,
+        origin=TASKS.origin(name),
     )

@@ -29,6 +29,8 @@ class Completions:
     """Bool: true up to and including the end token."""
     finished_MBG: Tensor
     """Bool: the end token was sampled within the limit."""
+    entropies_MBGT: Tensor | None = None
+    """Nats: entropy of the distribution each token was drawn from; 0 off the mask. None unless requested."""
 
 
 @torch.no_grad()
@@ -40,12 +42,13 @@ def sample(
     group_size: int,
     max_new_tokens: int,
     end_token: int,
-    uniforms: Callable[[tuple[int, ...]], Tensor],
+    uniforms: Callable[[tuple[int, ...]], Tensor] | None,
+    entropies: bool = False,
 ) -> Completions:
     """Sample `group_size` completions of every prompt at temperature 1.
 
-    `uniforms` returns numbers within [0, 1) of the shape (M, B, G, V) for each token. ConfigError when the context is
-    too short.
+    `uniforms` returns numbers within [0, 1) of the shape (M, B, G, V) for each token; None decodes greedily.
+    ConfigError when the context is too short.
     """
     if prompts_MBP.shape[-1] + max_new_tokens > shape.context:
         raise ConfigError(f"prompt and completion exceed the context of {shape.context} tokens")
@@ -56,12 +59,17 @@ def sample(
     rows = (policies, prompts, group_size)
     ended = torch.zeros(rows, dtype=torch.bool)
     cache = BranchCache()
-    tokens, logprobs, masks = [], [], []
+    tokens, logprobs, masks, spreads = [], [], [], []
     for step in range(max_new_tokens):
         logits = decoder.logits(features.reshape(policies, -1, shape.width)).view(*rows, shape.vocabulary)
-        gumbel = -torch.log(-torch.log(uniforms((*rows, shape.vocabulary)).clamp(1e-20, 1 - 1e-7)))
-        token = torch.where(ended, end_token, (logits + gumbel).argmax(dim=-1))
-        logprob = torch.log_softmax(logits, dim=-1).gather(-1, token.unsqueeze(-1)).squeeze(-1)
+        noisy = logits
+        if uniforms is not None:
+            noisy = logits - torch.log(-torch.log(uniforms((*rows, shape.vocabulary)).clamp(1e-20, 1 - 1e-7)))
+        token = torch.where(ended, end_token, noisy.argmax(dim=-1))
+        every = torch.log_softmax(logits, dim=-1)
+        logprob = every.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+        if entropies:
+            spreads.append(torch.where(ended, 0.0, -(every.exp() * every).sum(dim=-1)))
         tokens.append(token)
         logprobs.append(torch.where(ended, 0.0, logprob))
         masks.append(~ended)
@@ -74,4 +82,5 @@ def sample(
         logprobs_MBGT=torch.stack(logprobs, dim=-1),
         mask_MBGT=torch.stack(masks, dim=-1),
         finished_MBG=ended,
+        entropies_MBGT=torch.stack(spreads, dim=-1) if entropies else None,
     )

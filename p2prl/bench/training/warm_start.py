@@ -120,7 +120,8 @@ def warm_path(environment: Environment, seed: int, cache: Path) -> Path:
     version = RESULT_VERSION, environment.result_version
     stem = f"{environment.task.name}-{seed}"
     earlier = cache / f"{stem}-{_DIGEST_NAMES.get(version, 'none')}.safetensors"
-    return earlier if earlier.exists() else cache / f"{stem}-v{version[0]}.{version[1]}.safetensors"
+    named = f"{stem}-v{version[0]}.{version[1]}" + (f"-{environment.origin}" if environment.origin else "")
+    return earlier if earlier.exists() else cache / f"{named}.safetensors"
 
 
 def _load(environment: Environment, path: Path) -> Tensor:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,12 +23,16 @@ from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.sampling import sample_all
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.protocol import frames
+from p2prl.protocol import frames, limits
+from p2prl.protocol.delegation import Delegation, sign_delegation
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.link_messages import Push
-from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+from p2prl.protocol.manifests import blob_of
+from p2prl.protocol.rollout_group import Completion, EngineClass, GroupHeader, RolloutGroup
+from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_run import SimulatedRun
 from p2prl.sim.swarm import Swarm, SwarmConfig
@@ -41,6 +46,8 @@ _LINKS = 4
 
 _WAVE_S = 5.0
 """Time between two waves of a flood."""
+
+_STATEMENT_LASTS_MS = 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,8 +91,8 @@ class Target:
     weights: bytes
 
 
-MakeGroup = Callable[[Target, Identity, int, random.Random], RolloutGroup]
-"""The group of a key and a slot, as a flood makes it."""
+MakeGroup = Callable[[Target, Identity, int, random.Random], Wire]
+"""The group of a key and a slot, as a flood makes it, or what else it signs at that turn."""
 
 
 def fabricated(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
@@ -141,13 +148,44 @@ def honest(target: Target, key: Identity, slot: int, rng: random.Random) -> Roll
     )
 
 
+def unknown_verdict(target: Target, key: Identity, slot: int, rng: random.Random) -> Verdict:
+    """A verdict on a group that nobody has sent."""
+    del slot
+    version = target.version.manifest.version
+    return Verdict(rng.randbytes(32), key.public_key, version, True, "", 48, 0, 0.0, rng.randbytes(64))
+
+
+def header_without_body(target: Target, key: Identity, slot: int, rng: random.Random) -> GroupHeader:
+    """The header of a large group whose parts nobody has."""
+    del key
+    version = target.version
+    parts = blob_of(rng.randbytes(limits.MAX_ENVELOPE_BYTES + 1), limits.GROUP_PART_BYTES)
+    return GroupHeader(version.manifest.version, version.digest, slot, parts)
+
+
+def owners_statement(target: Target, key: Identity, slot: int, rng: random.Random) -> Delegation:
+    """The statement of one of any number of owners that the key's work is its own."""
+    del target
+    signed_ms = int(START * 1000) + slot
+    owner = Identity(rng.randbytes(16))
+    return sign_delegation(owner, key.public_key, serial=signed_ms, expires_ms=signed_ms + _STATEMENT_LASTS_MS)
+
+
 FLOODS: Mapping[str, MakeGroup] = MappingProxyType(
-    {"fabricated": fabricated, "duplicates": one_slot, "evidence": with_evidence, "newcomers": honest}
+    {
+        "fabricated": fabricated,
+        "newcomers": honest,
+        "duplicates": one_slot,
+        "evidence": with_evidence,
+        "verdicts": unknown_verdict,
+        "headers": header_without_body,
+        "statements": owners_statement,
+    }
 )
-"""Name → how the groups of a flood are made."""
+"""Name → what the keys of a flood sign. Newcomers do honest work, and are no attack unless they are sybils."""
 
 
-class _Flood:
+class Flood:
     """The keys of a flood and the nodes they send through."""
 
     def __init__(self, swarm: Swarm, plan: FloodPlan, make: MakeGroup, directory: Path) -> None:
@@ -160,6 +198,7 @@ class _Flood:
         self._store = DiskBlobStore(directory)
         self._newest: VersionReady | None = None
         self._left = self._work()
+        self._sent = 0
 
     def start(self) -> None:
         """Begin at the plan's time."""
@@ -194,8 +233,9 @@ class _Flood:
         if version is not None:
             weights = self._store.path(version.manifest.weights.root).read_bytes()
             target = Target(self._swarm.simulated, version, weights)
-            size = int(plan.keys * plan.groups_per_key * _WAVE_S / plan.lasts_s)
-            for number, (key, slot) in zip(range(size), self._left, strict=False):
+            share = min(1.0, 1.0 - (left_s - _WAVE_S) / plan.lasts_s)
+            due, self._sent = self._sent, int(share * plan.keys * plan.groups_per_key)
+            for number, (key, slot) in zip(range(due, self._sent), self._left, strict=False):
                 group = self._make(target, key, slot, self._rng)
                 raw = seal(key, group, run=self._swarm.simulated.run, now=network.now)
                 link = self._links[number % _LINKS].peer_id
@@ -218,7 +258,7 @@ def trained_groups(plan: FloodPlan, loaded: LoadedModel, directory: Path, flood:
     )
     swarm = Swarm(config, loaded, directory)
     if flood:
-        _Flood(swarm, plan, FLOODS[flood], directory / "flood").start()
+        Flood(swarm, plan, FLOODS[flood], directory / "flood").start()
     swarm.run(on_progress=lambda _: None)
     paths = LearnerPaths(directory / "learner")
     journal, trained = Journal(paths.journal), []
@@ -238,9 +278,7 @@ def flood_row(
     ends_s = plan.begins_s + plan.lasts_s
 
     def share(begin_s: float, end_s: float) -> float:
-        without, with_it = (
-            sum(begin_s <= at < end_s and peer not in keys for at, peer in groups) for groups in (quiet, flooded)
-        )
+        without, with_it = (_rate(groups, keys, begin_s, end_s) for groups in (quiet, flooded))
         return with_it / without if without else 0.0
 
     during = [peer in keys for at, peer in flooded if plan.begins_s <= at < ends_s]
@@ -250,3 +288,13 @@ def flood_row(
         share(ends_s + plan.recovery_s, ends_s + plan.recovery_s + plan.after_s),
         sum(during) / max(1, len(during)),
     )
+
+
+def _rate(groups: Sequence[tuple[float, bytes]], keys: AbstractSet[bytes], begin_s: float, end_s: float) -> float:
+    """Groups of other peers than `keys` that are trained on a second, from the first update of a span to its last.
+
+    Not over the whole span: on which side of its ends an update falls is chance.
+    """
+    inside = [(at, peer not in keys) for at, peer in groups if begin_s <= at < end_s]
+    first, last = (min(inside)[0], max(inside)[0]) if inside else (0.0, 0.0)
+    return sum(is_honest for at, is_honest in inside if at > first) / (last - first) if last > first else 0.0

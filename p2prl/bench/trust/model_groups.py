@@ -55,10 +55,17 @@ class ModelRow:
     """Of these."""
 
 
-def model_rows(groups: int, seed: int = 0, temperatures: Sequence[float] = (0.6, 1.0, 1.5)) -> Iterator[ModelRow]:
+def model_rows(
+    groups: int,
+    seed: int = 0,
+    temperatures: Sequence[float] = (0.6, 1.0, 1.5),
+    *,
+    dtypes: Sequence[str] = tuple(NOISES),
+) -> Iterator[ModelRow]:
     """Every model, type, noise and temperature."""
     for name in MODELS:
-        for dtype, noises in NOISES.items():
+        for dtype in dtypes:
+            noises = NOISES[dtype]
             scored, sampled = _engine(name, dtype), _engine(name, dtype)
             scorer = TransformersScorer(scored)
             for noise in noises:

@@ -7,7 +7,6 @@ place before an honest newcomer comes, and asks again for each one that it loses
 from __future__ import annotations
 
 import random
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from p2prl.net.transports import framing
@@ -19,9 +18,10 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
-from p2prl.protocol.manifests import BlobRef, RunManifest, Sampling, TaskShare
 from p2prl.protocol.peer_messages import PeerRecord
+from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Dial, Event
@@ -68,7 +68,7 @@ def flood_links(
     `same_subnet` puts the volunteer into the attackers' subnet, as on one machine.
     """
     network, key = VirtualNetwork(seed), identity_of("learner")
-    manifest = seal(key, _manifest(key.public_key), run=bytes(32), now=START)
+    manifest = seal(key, run_manifest_of(key), run=bytes(32), now=START)
     run = envelope_digest(manifest)
 
     def add(name: str, role: Role, *, dialable: bool = True) -> PeerId:
@@ -76,7 +76,7 @@ def flood_links(
 
         def make(now: float, rng: random.Random) -> Node:
             config = NodeConfig(role=role, connections=ConnectionsConfig(max_links=max_links))
-            node = Node(identity, run, _NoBlobs(), rng, config, now)
+            node = Node(identity, run, MemoryBlobs(), rng, config, now)
             if role is Role.LEARNER:
                 node.begin(manifest)
             return node
@@ -283,44 +283,3 @@ def _address(subnet: int) -> str:
 
 def _ignore(event: Event) -> None:
     pass
-
-
-def _manifest(learner: bytes) -> RunManifest:
-    return RunManifest(
-        name="flood",
-        goal="Keep a place for newcomers.",
-        learner=learner,
-        created_ms=int(START * 1000),
-        base_model="none",
-        parameters=1,
-        layout=bytes(32),
-        dtype="float32",
-        files=(),
-        tokenizer=bytes(32),
-        tasks=(TaskShare("chain4", 1.0),),
-        sampling=Sampling(1.0, 8, 4),
-        staleness_bound=8,
-        publish_every=1,
-        reward="success",
-        licence="Apache-2.0",
-        content_policy="Arithmetic.",
-    )
-
-
-class _NoBlobs:
-    """The store of a run without files and weights."""
-
-    def begin(self, ref: BlobRef) -> AbstractSet[int]:
-        raise NotImplementedError
-
-    def write(self, ref: BlobRef, index: int, data: bytes) -> None:
-        raise NotImplementedError
-
-    def read(self, ref: BlobRef, index: int) -> bytes:
-        raise NotImplementedError
-
-    def finish(self, ref: BlobRef) -> None:
-        raise NotImplementedError
-
-    def drop(self, root: Digest) -> None:
-        """Nothing is kept."""

@@ -14,6 +14,7 @@ from p2prl.cli.commands.bench_spread import bench_spread
 from p2prl.cli.commands.bench_staleness import bench_staleness
 from p2prl.cli.commands.bench_step import bench_step
 from p2prl.cli.commands.bench_swap import bench_swap
+from p2prl.cli.commands.bench_trust import bench_trust
 from p2prl.cli.examples import epilog
 
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks that anyone can rerun.")
@@ -27,3 +28,4 @@ bench_app.command("step", epilog=epilog("p2prl bench step"))(bench_step)
 bench_app.command("draw", epilog=epilog("p2prl bench draw"))(bench_draw)
 bench_app.command("engine", epilog=epilog("p2prl bench engine"))(bench_engine)
 bench_app.command("replay", epilog=epilog("p2prl bench replay"))(bench_replay)
+bench_app.command("trust", epilog=epilog("p2prl bench trust"))(bench_trust)

@@ -16,28 +16,56 @@ from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.errors import P2PRLError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from p2prl.bench.staleness.benchmark import StalenessConfig, StalenessReport
+    from p2prl.bench.staleness.sweep import Choice
+
+_Methods = Annotated[
+    str,
+    typer.Option("--methods", help="Losses to compare, each `loss[:option=value…]`, and `+addition[=value]` after it."),
+]
+_Delays = Annotated[
+    str,
+    typer.Option(
+        "--delays",
+        help="Laws of delay in updates: const:K, lognorm:M, weibull:M, exp:M, unif:M; in seconds: lognorm:L:Us, "
+        "weibull:L:Us, const:Ks; by peer: peers:LAW/LAW; in bursts: burst:K; within groups: within:LAW.",
+    ),
+]
+_TaskFile = Annotated[
+    str | None,
+    typer.Option(
+        "--task-file",
+        metavar="FILE[:NAME]",
+        help="A Python file of your own that defines a TaskSpec, instead of --task. It is imported. Default: none.",
+    ),
+]
+_Sweep = Annotated[
+    bool,
+    typer.Option(
+        "--sweep",
+        help="Choose each method's learning rate and clip or cap on seeds 100 to 104; report on the seeds given.",
+    ),
+]
+_SteadyState = Annotated[
+    bool,
+    typer.Option("--steady-state", help="Refuse fewer updates than five times the longest delay of a law."),
+]
+_Seeds = Annotated[
+    int | None,
+    typer.Option("--seeds", min=1, help="Seeds per method and law. Default: 5, and 10 with --sweep."),
+]
 
 
 def bench_staleness(
-    methods: Annotated[
-        str,
-        typer.Option(
-            "--methods", help="Losses to compare, each `loss[:option=value…]`, and `+addition[=value]` after it."
-        ),
-    ] = "grpo, gspo, gepo, gepo_t, gex",
-    delays: Annotated[
-        str,
-        typer.Option(
-            "--delays",
-            help="Staleness distributions in updates: const:K, lognorm:M, weibull:M, exp:M, unif:M; "
-            "in seconds: lognorm:L:Us, weibull:L:Us, const:Ks.",
-        ),
-    ] = "const:0, lognorm:64, weibull:256, const:64, const:128",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per method and distribution.")] = 5,
+    methods: _Methods = "grpo, gspo, gepo, gepo_t, gex",
+    delays: _Delays = "const:0, lognorm:64, weibull:256, const:64, const:128",
+    seeds: _Seeds = None,
     updates: Annotated[int, typer.Option("--updates", min=60, help="Updates per run, a multiple of 20.")] = 200,
     learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
     task: Annotated[str, typer.Option("--task", help="chain4 or walk12.")] = "chain4",
+    task_file: _TaskFile = None,
     step_s: Annotated[
         float | None,
         typer.Option("--step-s", help="Seconds an update takes, for distributions in seconds. Default: none."),
@@ -46,12 +74,15 @@ def bench_staleness(
         Path, typer.Option("--out", help="Folder for the results; a rerun resumes where it stopped.")
     ] = Path("runs/bench-staleness"),
     check: Annotated[bool, typer.Option("--check", help="Also run and check the acceptance criteria.")] = False,
+    sweep: _Sweep = False,
+    steady_state: _SteadyState = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare losses under delay on a small model: table, curves and JSON."""
     from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
-    from p2prl.bench.staleness.summary import as_markdown
+    from p2prl.bench.staleness.sweep import REPORTING_SEEDS
+    from p2prl.bench.training.task_file import offer_task_file
     from p2prl.bench.training.training_plan import TrainingPlan
     from p2prl.models.device import use_threads
 
@@ -59,30 +90,39 @@ def bench_staleness(
     config = StalenessConfig(
         methods=listed(methods),
         delays=listed(delays),
-        seeds=seeds,
+        seeds=seeds or (REPORTING_SEEDS if sweep else 5),
         first_seed=seed,
-        task=task,
+        task=task if task_file is None else offer_task_file(task_file),
         step_s=step_s,
         plan=TrainingPlan(updates=updates, learning_rate=learning_rate),
         check=check,
+        sweep=sweep,
+        steady_state=steady_state,
     )
     use_threads(1)  # matrix products this small are slower on more threads
     with progress_bar("benchmark", quiet=as_json) as on_progress:
         report = run_staleness(config, out, on_progress=on_progress)
-    wall_s = time.monotonic() - began
     if as_json:
-        emit(_document(config, report, wall_s=wall_s))
+        emit(_document(config, report, wall_s=time.monotonic() - began))
     else:
-        print_table(as_markdown(report.rows))
-        for verdict in report.verdicts:
-            say(verdict_line(verdict.criterion.text, verdict.criterion.bound, verdict.measured, verdict.met))
-        say(f"written to {out}: results.jsonl, staleness.csv, staleness.md, staleness.png")
+        _print(report, out)
     failed = sum(verdict.met is not True for verdict in report.verdicts)
     if failed:
         raise P2PRLError(
             f"{failed} of {len(report.verdicts)} criteria are not met or not measured",
             remedy="Criteria need 5 seeds or more: see docs/benchmarks/staleness.md.",
         )
+
+
+def _print(report: StalenessReport, out: Path) -> None:
+    from p2prl.bench.staleness.summary import as_markdown
+
+    print_table(as_markdown(report.rows))
+    for verdict in report.verdicts:
+        say(verdict_line(verdict.criterion.text, verdict.criterion.bound, verdict.measured, verdict.met))
+    for choice in report.choices:
+        say(f"{choice.method}: {choice.chosen} under delay, {choice.on_policy} on policy, of {len(choice.tried)}")
+    say(f"written to {out}: results.jsonl, staleness.csv, staleness.md, staleness.png, staleness_greedy.png")
 
 
 def _document(config: StalenessConfig, report: StalenessReport, *, wall_s: float) -> dict[str, object]:
@@ -94,6 +134,7 @@ def _document(config: StalenessConfig, report: StalenessReport, *, wall_s: float
         "learning_rate": config.plan.learning_rate,
         "seeds": list(config.seed_range),
         "results": as_documents(report.rows),
+        "sweep": _sweep_document(report.choices) if config.sweep else None,
         "demands": [
             {
                 "demand": verdict.criterion.text,
@@ -107,3 +148,11 @@ def _document(config: StalenessConfig, report: StalenessReport, *, wall_s: float
         ],
         "wall_s": wall_s,
     }
+
+
+def _sweep_document(choices: Sequence[Choice]) -> dict[str, object]:
+    import msgspec
+
+    from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS
+
+    return {"development_seeds": list(DEVELOPMENT_SEEDS), "choices": msgspec.to_builtins(choices)}

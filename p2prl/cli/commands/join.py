@@ -36,6 +36,10 @@ VramGb = Annotated[
     float,
     typer.Option("--vram-gb", min=0.0, help="Most memory of the device for weights and samples, GB; 0: what is free."),
 ]
+MirrorLedger = Annotated[
+    bool,
+    typer.Option("--mirror-ledger", help="Keep a copy of the run's ledger and serve it, up to 256 MB of disk."),
+]
 
 
 def make_join(
@@ -60,6 +64,7 @@ def make_join(
         disk_gb: DiskGb = 0.0,
         ram_gb: RamGb = 0.0,
         base: Base = "",
+        mirror_ledger: MirrorLedger = False,
         no_confinement: NoConfinement = False,
         as_json: AsJson = False,
     ) -> None:
@@ -101,6 +106,7 @@ def make_join(
             vram_gb=planned.vram_gb,
             limits=planned.machine,
             owner_limits=planned.owner,
+            mirrors=mirror_ledger,
             as_json=as_json,
             wrap_sampler=wrap_sampler,
             wrap_network=wrap_network,

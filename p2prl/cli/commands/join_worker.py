@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2prl.cli.commands.ledger_mirror import LedgerMirror
 from p2prl.cli.commands.owner_controls import OwnerControls
 from p2prl.cli.commands.worker_session import (
     StatusFile,
@@ -53,6 +54,7 @@ def join_run(
     vram_gb: float,
     limits: MachineLimits,
     owner_limits: Limits,
+    mirrors: bool,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
     wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
@@ -73,7 +75,8 @@ def join_run(
         chosen = choose_device(device)
         use_threads(threads)
         chosen_engine = choose_engine(engine, chosen)
-        screen = _Screen(view, link, worker, str(chosen), chosen_engine, limits, has_base=model is not None)
+        has_base = model is not None
+        screen = _Screen(view, link, worker, str(chosen), chosen_engine, limits, has_base=has_base, mirrors=mirrors)
         sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
         granted = int(vram_gb * 1e9) or sampling_bytes
         prepare = partial(
@@ -91,7 +94,8 @@ def join_run(
             on_progress=screen.on_progress,
             on_notice=say,
         )
-        screen.on_plan = lambda plan: volunteer.limit_spool(plan.spool_bytes)
+        mirror = LedgerMirror(worker, link)
+        screen.on_plan += [lambda plan: volunteer.limit_spool(plan.spool_bytes), mirror.begin]
         interrupts = Interrupts(
             volunteer.finish,
             volunteer.park,
@@ -100,11 +104,11 @@ def join_run(
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
             network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), start.caps)
-            memory, has_base = limits.network_memory_bytes, model is not None
-            config = network(memory_bytes=memory, has_base=has_base, transport=transport)
+            config = network(memory_bytes=limits.network_memory_bytes, has_base=has_base, transport=transport)
             start.seal()
             controls.steer(volunteer, interrupts, device=str(chosen))
             started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
+            started = mirror.around(started) if mirrors else started
             finished = volunteer.run(started if wrap_network is None else wrap_network(started))
     kept = "Stopped. Finished groups are kept and will be delivered at the next start."
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
@@ -137,6 +141,7 @@ class _Screen:
         limits: MachineLimits,
         *,
         has_base: bool = False,
+        mirrors: bool = False,
     ) -> None:
         self.status = StatusFile(worker, link, "volunteer")
         self._view = view
@@ -146,8 +151,9 @@ class _Screen:
         self._engine = engine
         self._limits = limits
         self._has_base = has_base
-        self.on_plan: Callable[[DiskPlan], None] = lambda _: None
-        """Gets the shares of the disk once they are settled."""
+        self._mirrors = mirrors
+        self.on_plan: list[Callable[[DiskPlan], None]] = []
+        """Get the shares of the disk once they are settled."""
         self._speed = SmoothRate()
 
     def introduce(self, manifest: RunManifest) -> int:
@@ -163,8 +169,10 @@ class _Screen:
             self._limits,
             on_cpu=self._device == "cpu",
             has_base=self._has_base,
+            mirrors=self._mirrors,
         )
-        self.on_plan(plan)
+        for settle in self.on_plan:
+            settle(plan)
         return plan.network_bytes
 
     def on_progress(self, progress: Progress) -> None:

@@ -80,6 +80,7 @@ def _show(result: Recount, what: str) -> None:
     say(f"Source     {what}, of run {result.name} ({result.run_id[:16]}…)")
     say(f"Chain      {result.height:,} entries; hash chain and every signature verified")
     say(f"Head       {_head_line(result)}")
+    say(f"Seen by    {_witness_line(result)}")
     say(f"Root       {result.root}", unwrapped=True)
     for person in result.people:
         groups, tokens = person.verified_groups, person.verified_tokens
@@ -95,6 +96,17 @@ def _head_line(result: Recount) -> str:
     return f"the learner has signed all {result.height:,} entries" + (", and the end of the run" * result.finished)
 
 
+def _witness_line(result: Recount) -> str:
+    """How many validators have countersigned the ledger."""
+    seen = result.countersigned
+    others = f"; {seen.others:,} keys without standing did too, which proves nothing" if seen.others else ""
+    if not seen.validators:
+        return f"no validator of standing has countersigned these entries{others}"
+    who = f"{seen.validators} validator{'s' if seen.validators > 1 else ''} of standing"
+    whole = f"{seen.whole} of them all that the learner has signed" if seen.whole else "none of them the newest"
+    return f"{who} countersigned these entries, {whole}, up to entry {seen.height:,}{others}"
+
+
 def _recount_document(result: Recount) -> dict[str, object]:
     return {
         "run": result.run_id,
@@ -104,6 +116,7 @@ def _recount_document(result: Recount) -> dict[str, object]:
         "signed_height": result.signed_height,
         "whole": result.is_whole,
         "finished": result.finished,
+        "countersigned": msgspec.to_builtins(result.countersigned),
         "totals": msgspec.to_builtins(result.totals),
         "people": msgspec.to_builtins(result.people),
         "validators": msgspec.to_builtins(result.validators),

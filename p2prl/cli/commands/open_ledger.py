@@ -144,5 +144,7 @@ def _no_ledger(*, reached: bool, kept: int | None) -> UnreachableError:
     what = "no ledger arrived" if reached else "no peer of the run answered"
     old = "" if kept is None else f"; the {kept:,} entries stored here may be out of date"
     return UnreachableError(
-        f"{what} within {_FIRST_LEDGER_S:.0f} s{old}", remedy="Check that the run's learner is running."
+        f"{what} within {_FIRST_LEDGER_S:.0f} s{old}",
+        remedy="If the learner is away, use a link with the address of another peer that is up: "
+        "every validator and seeder mirrors the ledger.",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from p2prl.cli.commands.ledger_mirror import LedgerMirror
 from p2prl.cli.commands.worker_session import StatusFile, end_session, introduce_run
 from p2prl.cli.commands.worker_start import NETWORK, WorkerStart
 from p2prl.cli.interrupts import Interrupts
@@ -35,11 +36,19 @@ def seed_run(
     status = StatusFile(worker, link, "seeder")
     view = LiveView(quiet=as_json)
 
+    mirror = LedgerMirror(worker, link)
+
     def on_manifest(manifest: RunManifest, raw: bytes) -> int:
         plan = introduce_run(
-            manifest, Role.SEEDER, directory, lambda needs, disk: seeder_introduction(manifest, needs, disk), limits
+            manifest,
+            Role.SEEDER,
+            directory,
+            lambda needs, disk: seeder_introduction(manifest, needs, disk),
+            limits,
+            mirrors=True,
         )
         remember_run(directory, raw)
+        mirror.begin(plan)
         return plan.network_bytes
 
     def on_progress(seeding: Seeding) -> None:
@@ -60,7 +69,8 @@ def seed_run(
             transport=transport,
         )
         start.seal()
-        finished = seeder.run(NetworkHandle(network, launch=start.launches.get(NETWORK)))
+        handle = NetworkHandle(network, launch=start.launches.get(NETWORK))
+        finished = seeder.run(mirror.around(handle))
     status.write(seeding_document(seeder.progress()))
     end_session(status, interrupts, finished=finished, as_json=as_json, kept="Stopped. The weights on disk are kept.")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from p2prl.cli.commands.ledger_mirror import LedgerMirror
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
@@ -94,7 +95,8 @@ def validate_run(
             memory = limits.network_memory_bytes
             started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
             start.seal()
-            finished = validator.run(NetworkHandle(started, launch=start.launches.get(NETWORK)))
+            handle = NetworkHandle(started, launch=start.launches.get(NETWORK))
+            finished = validator.run(screen.mirror.around(handle))
     end_session(
         screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
     )
@@ -116,6 +118,7 @@ class _Screen:
         has_base: bool = False,
     ) -> None:
         self.status = StatusFile(worker, link, "validator")
+        self.mirror = LedgerMirror(worker, link, countersigns=True)
         self._view = view
         self._link = link
         self._worker = worker
@@ -139,7 +142,9 @@ class _Screen:
             runs_code=self._run_scorer,
             on_cpu=self._device == "cpu",
             has_base=self._has_base,
+            mirrors=True,
         )
+        self.mirror.begin(plan)
         self._view.phase("downloading the run's files and a policy")
         return plan.network_bytes
 

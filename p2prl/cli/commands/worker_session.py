@@ -73,17 +73,18 @@ def introduce_run(
     on_cpu: bool = True,
     runs_code: bool = False,
     has_base: bool = False,
+    mirrors: bool = False,
 ) -> DiskPlan:
     """Show the run and what it takes of this machine, before any of it is downloaded; raise when it takes too much.
 
     `lines` builds the introduction from the requirements and the most disk in bytes; `on_cpu` as in `check_memory`,
-    `runs_code` as in `blobs_for`, `has_base` as in `plan_disk`.
+    `runs_code` as in `blobs_for`, `has_base` and `mirrors` as in `plan_disk`.
     """
     needs = requirements_of(manifest, role, runs_code=runs_code)
     plan, refusal = None, None
     try:
         check_memory(needs, limits, on_cpu=on_cpu, available_bytes=available_memory())
-        plan = plan_disk(needs, role, limits, directory, has_base=has_base)
+        plan = plan_disk(needs, role, limits, directory, has_base=has_base, mirrors=mirrors)
     except (ConfigError, MachineError) as error:
         refusal = error
     for line in lines(needs, plan.total_bytes if plan else needs.disk_bytes):

@@ -8,26 +8,47 @@ from contextlib import contextmanager
 
 from p2prl.cli.views.console import PLAIN_PERIOD_S, console, say
 
+_TOLD_AFTER_S = 30.0
+"""Before this the pace is that of loading and warming up, and an estimate would mislead."""
+
+
+def remaining(elapsed_s: float, share: float) -> str:
+    """Time left at the pace so far, such as `, 12 min left`; empty too early to tell."""
+    if elapsed_s < _TOLD_AFTER_S or not 0.0 < share < 1.0:
+        return ""
+    minutes = elapsed_s * (1 - share) / share / 60
+    if minutes < 90:
+        return f", {max(1, round(minutes))} min left"
+    return f", {minutes / 60:.1f} h left"
+
 
 @contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[str, float], None]]:
     """Yield a function that takes (stage, fraction done). Without a terminal it prints occasional lines."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     if quiet or not console.is_terminal:
-        last_stage, next_at = "", 0.0
+        last_stage, next_at, began = "", 0.0, time.monotonic()
 
         def print_stage(stage: str, share: float) -> None:
             nonlocal last_stage, next_at
             now = time.monotonic()
             if quiet or (stage == last_stage and now < next_at):
                 return
-            say(f"{label}: {stage} …" if stage != last_stage else f"{label}: {stage} {share:.0%}")
+            left = remaining(now - began, share)
+            say(f"{label}: {stage} …{left}" if stage != last_stage else f"{label}: {stage} {share:.0%}{left}")
             last_stage, next_at = stage, now + PLAIN_PERIOD_S
 
         yield print_stage
         return
-    bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
     with bar:
         task = bar.add_task(label, total=1.0)
         yield lambda stage, share: bar.update(task, description=f"{label}: {stage}", completed=share)

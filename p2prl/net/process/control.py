@@ -259,6 +259,8 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """Whether the monthly upload limit is reached."""
     files: tuple[int, int] = (0, 0)
     """(bytes held, bytes in all) of the run's files and data."""
+    addresses: tuple[str, ...] = ()
+    """Where others may dial this peer now: they change as routers and relays do."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):

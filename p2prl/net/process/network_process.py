@@ -29,7 +29,7 @@ from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
-from p2prl.net.transports.interface_addresses import private_networks
+from p2prl.net.transports.interface_addresses import has_public_address, private_networks
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
@@ -40,6 +40,10 @@ from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.dial_rules import is_numeric_loopback
 
 _STATUS_S = 2.0
+
+_DIALABLE = frozenset({Role.LEARNER, Role.SEEDER})
+"""Roles that others dial: with a public address on an interface of its own, one is reachable, or of little use. A
+volunteer may have such an address behind a firewall; its daemon finds out."""
 
 _FLUSH_S = 3.0
 """How long neighbors get to receive the role's last messages. A link that needs longer counts as dead."""
@@ -132,7 +136,7 @@ class NetworkProcess:
         self._before_sweep = 0 if config.node.role is Role.LEARNER else len(held) + 1
         if config.manifest:
             self._node.begin(config.manifest, held)
-        transport = await self._start_transport(identity, config)
+        transport = self._transport = await self._start_transport(identity, config)
         # Bodies that an earlier process left are resumed when their volunteers announce them again, or deleted.
         sweep = asyncio.get_running_loop().call_later(
             config.node.groups.patience_s, self._groups.keep_only, frozenset()
@@ -199,6 +203,8 @@ class NetworkProcess:
                 identity=identity,
                 listen=config.listen,
                 bootstrap=bootstrap,
+                relays=config.bootstrap,
+                is_public=config.node.role in _DIALABLE and has_public_address(),
                 clock=self._clock,
                 guard=self._guard,
                 max_links=self._max_links,
@@ -277,6 +283,7 @@ class NetworkProcess:
             uploaded_bytes_month=self._budget.spent_bytes,
             budget_spent=self._budget.is_spent(),
             files=self._node.file_progress(),
+            addresses=self._transport.addresses,
         )
 
     def _on_key_shared(self, is_later: bool) -> None:

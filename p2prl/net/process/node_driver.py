@@ -13,14 +13,14 @@ from typing import Any
 
 from p2prl.clock import Clock
 from p2prl.errors import P2PRLError, TransportError
-from p2prl.net.ports import Transport
+from p2prl.net.ports import MeetingTransport, Transport
 from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.dial_resolution import resolved
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.run_directory import RunDirectory
 from p2prl.net.process.send_queues import SendQueues
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.events import Dial, Event, LookUp, Register, Send
+from p2prl.swarm.events import Dial, Event, LookUp, Meet, Register, Send
 from p2prl.swarm.node import Node
 
 log = logging.getLogger("p2prl.net")
@@ -108,6 +108,8 @@ class NodeDriver:
                     self._queues.add(peer, frame, bulk=bulk)
                 case Dial(peer=peer, addresses=addresses):
                     self._spawn(self._dial(peer, addresses))
+                case Meet(peer=peer, address=address, dials=dials):
+                    self._spawn(self._meet(peer, address, dials=dials))
                 case Register(record=record, expires_at=expires_at):
                     self._spawn(self._directory.write(record, expires_at))
                 case LookUp() if self._directory.begin_read():
@@ -141,6 +143,22 @@ class NodeDriver:
                 self.wake()
                 return
         self._node.dial_failed(peer, self._clock.now())
+        self.wake()
+
+    async def _meet(self, peer: PeerId, address: str, *, dials: bool) -> None:
+        """Knock, or answer a knock. Who knocks learns of the connection by the other's first frame."""
+        transport, where = self._transport, f"{address}/p2p/{peer}"
+        if not isinstance(transport, MeetingTransport):
+            return
+        if not dials:
+            await transport.knock(where)
+            return
+        try:
+            await transport.answer_knock(where)
+        except TransportError as error:
+            log.debug("no meeting with %s at %s: %s", peer, address, error)
+            return
+        self._node.connected(peer, self._clock.now())
         self.wake()
 
     async def _look_up(self) -> None:

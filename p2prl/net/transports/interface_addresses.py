@@ -1,9 +1,10 @@
-"""This machine's interfaces: dialable addresses for a socket that listens on all of them, and private networks."""
+"""This machine's interfaces: dialable addresses for a socket that listens on all, public ones, private networks."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Iterable
 
 import psutil
 
@@ -42,6 +43,25 @@ def private_networks() -> tuple[ipaddress.IPv4Network, ...]:
             if not (network.is_global or network.is_loopback or network.is_link_local):
                 found.append(network if network.prefixlen >= _BROADEST_BITS else _narrowed(entry.address))
     return tuple(found)
+
+
+def has_public_address() -> bool:
+    """Whether an interface of this machine has a public IPv4 address: there is no router that translates it."""
+    return any_public(entry.address for entries in psutil.net_if_addrs().values() for entry in entries)
+
+
+def any_public(hosts: Iterable[str]) -> bool:
+    """Whether one of these interface addresses is public IPv4.
+
+    IPv6 says nothing: behind a home router each machine has a public address, and the router refuses connections.
+    """
+    for host in hosts:
+        try:
+            if ipaddress.IPv4Address(host).is_global:
+                return True
+        except ValueError:
+            continue  # IPv6, or a hardware address
+    return False
 
 
 def _narrowed(address: str) -> ipaddress.IPv4Network:

@@ -173,10 +173,11 @@ class ContributorDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidatorDocument:
-    """One validator's counted verdicts."""
+    """Counted verdicts of one owner's validators. Many fields, because each is a figure of the page."""
 
     rank: int
     id: str
+    """The peer id of the owner's public key: the validator's own unless a delegation names another."""
     handle: str
     credit: float
     passed_groups: int
@@ -191,6 +192,10 @@ class ValidatorDocument:
     escrow_tokens: int
     """Part of rechecked_tokens that a failed check would void; it becomes final with further verdicts."""
     last_verdict_at: str | None
+    machine_count: int
+    """Machines with a counted verdict in this row, the owner's own key among them if it has one."""
+    machines: list[str]
+    """Their peer ids, at most 16. Empty when the only machine is the owner's own key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,9 +15,10 @@ from p2prl.scoreboard.documents.api_schema import (
     Totals,
     VersionUse,
 )
+from p2prl.scoreboard.ledger.known_run import KnownRun
 from p2prl.scoreboard.ledger.leaderboard_totals import Step, summed
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun, Snapshot
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 
 ACTIVE_STEPS = 20
 """Steps that count as current: enough to smooth out a slow volunteer, few enough to notice when one leaves."""

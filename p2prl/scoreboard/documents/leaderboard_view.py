@@ -90,7 +90,8 @@ def contributor_document(snapshot: Snapshot, contributor_id: str) -> Contributor
 
 def _row_matches(board: BoardState, by: str, key: bytes, words: list[str]) -> bool:
     """Whether a search finds a row: by the owner's key, or by that of one of its machines."""
-    keys = {key, *board.machines.get(key, ())} if by == "people" else {key}
+    machines = board.machines if by == "people" else board.validator_machines
+    keys = {key, *machines.get(key, ())}
     return any(_matches(each, words) for each in keys)
 
 
@@ -162,7 +163,7 @@ def _machines(board: BoardState, machines: Mapping[bytes, Person]) -> list[Machi
 
 
 def _validator(board: BoardState, rank: int, key: bytes, finished: bool) -> ValidatorDocument:
-    validator = board.validators[key]
+    validator, machines = board.validators[key], list(board.validator_machines[key])
     return ValidatorDocument(
         rank=rank,
         id=_peer_id(key),
@@ -176,4 +177,6 @@ def _validator(board: BoardState, rank: int, key: bytes, finished: bool) -> Vali
         rechecked_tokens=validator.tokens,
         escrow_tokens=0 if finished else validator.escrow_tokens,
         last_verdict_at=time_text(validator.last_ms),
+        machine_count=len(machines),
+        machines=[] if machines == [key] else sorted(str(_peer_id(each)) for each in machines)[:_MACHINES_LISTED],
     )

@@ -9,8 +9,9 @@ excluded forfeits them.
 verdict that precedes its receipt waits for it, so the order in which the two reach the ledger does not matter.
 * A verdict earns tokens when the learner's check of it passes, or when a third validator confirms it against the
 learner; those of the newest eight are in escrow, and a failed check voids them. `verdict_totals` has the rules.
-* A receipt counts for the owner of its machine when the learner signed it, whenever the delegation or the revocation
-that says so reaches the ledger (`owner_totals`).
+* A receipt counts for the owner of its machine when the learner signed it, and a verdict for that of its machine when
+the learner signed its check, whenever the delegation or the revocation that says so reaches the ledger
+(`owner_totals`). A verdict on work of one's own owner earns nothing.
 * An invalid line (an impossible number, an unknown state) is ignored and counted, never an error: one bad line from
 one peer must not take down every board of the run.
 """
@@ -28,6 +29,7 @@ from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
 from p2prl.scoreboard.ledger.leaderboard_totals import Person, Step, Validator
 from p2prl.scoreboard.ledger.receipt_totals import ReceiptTotals
+from p2prl.scoreboard.ledger.validator_shares import merged
 from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
 
 
@@ -46,7 +48,9 @@ class BoardState:
     machines: Mapping[bytes, Mapping[bytes, Person]]
     """The parts of the same totals: by owner, then by the machine's public key."""
     validators: Mapping[bytes, Validator]
-    """By public key."""
+    """By the owner's public key."""
+    validator_machines: Mapping[bytes, Mapping[bytes, Validator]]
+    """The parts of the same totals: by owner, then by the machine's public key."""
     steps: Mapping[int, Step]
     """By learner step, in the order of their first receipt."""
     ignored: Mapping[str, int]
@@ -75,7 +79,7 @@ class LedgerFold:
         self._height = 0
         self._head = ledger_chain.GENESIS
         self._receipts = ReceiptTotals()
-        self._verdicts = VerdictTotals(self._receipts.groups)
+        self._verdicts = VerdictTotals(self._receipts.groups, self._receipts.owners.ownership)
         self._ignored: dict[str, int] = {}
         self._state: BoardState | None = None
 
@@ -98,6 +102,8 @@ class LedgerFold:
         opened, head = ledger_chain.follow(
             raw, height=self._height, head=self._head, run=self._run, learner=self._learner
         )
+        if opened.author == self._learner:
+            self._verdicts.on_learner_time(opened.sent_ms)
         if isinstance(opened.body, Receipts):
             self._add_receipts(opened.body, opened.sent_ms)
         elif isinstance(opened.body, Verdict):
@@ -105,21 +111,27 @@ class LedgerFold:
         elif isinstance(opened.body, VerdictChecks):
             self._ignore(*(self._verdicts.add_check(check, opened.sent_ms) for check in opened.body.checks))
         elif isinstance(opened.body, (Delegation, Revocation)):
-            self._ignore(self._receipts.owners.take(opened.body))
+            self._take(opened.body)
         self._height, self._head = self._height + 1, head
         self._state = None
         return opened
 
+    def knows(self, validator: bytes) -> bool:
+        """Whether a validator has standing by the checks of its verdicts so far."""
+        return self._verdicts.knows(validator)
+
     def state(self) -> BoardState:
         """The totals so far."""
         if self._state is None:
+            validators = self._verdicts.by_owner()
             self._state = BoardState(
                 parameters=self._parameters,
                 height=self._height,
                 head=self._head,
                 people=MappingProxyType(dict(self._receipts.owners.people)),
                 machines=MappingProxyType(dict(self._receipts.owners.machines)),
-                validators=MappingProxyType(dict(self._verdicts.validators)),
+                validators=MappingProxyType({owner: merged(parts) for owner, parts in validators.items()}),
+                validator_machines=MappingProxyType(validators),
                 steps=MappingProxyType(dict(self._receipts.steps)),
                 ignored=MappingProxyType(dict(sorted(self._ignored.items()))),
                 waiting_verdicts=self._verdicts.waiting,
@@ -133,6 +145,12 @@ class LedgerFold:
             self._ignore(rule)
             if rule is None:
                 self._ignore(*self._verdicts.on_receipt(receipt.group))
+
+    def _take(self, statement: Delegation | Revocation) -> None:
+        rule = self._receipts.owners.take(statement)
+        self._ignore(rule)
+        if rule is None:
+            self._verdicts.on_statement(statement.delegate)
 
     def _ignore(self, *rules: str | None) -> None:
         for rule in rules:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from p2prl.errors import RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
+from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import page_of
-from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
 from p2prl.protocol.run_end import RunEnd
-from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
+from p2prl.scoreboard.ledger.countersigner import Countersigner
+from p2prl.scoreboard.ledger.known_run import KnownRun, open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
+from p2prl.scoreboard.ledger.plain_chain import Chain
+from p2prl.scoreboard.ledger.signed_head import Witness
 from p2prl.scoreboard.ledger.verified_ledger import VerifiedLedger
 
 ASK_S = 5.0
@@ -49,10 +56,27 @@ class LearnerContact:
 
 
 class LedgerFollower:
-    """Follows one run's ledger. The owner passes in messages of the network process and sends those returned."""
+    """Follows one run's ledger. The owner passes in messages of the network process and sends those returned.
 
-    def __init__(self, store: LedgerStore, *, run: bytes, join_link: str = "") -> None:
+    It has more than twelve attributes because a board, a mirror and a validator's mirror differ in them alone.
+    """
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        *,
+        run: bytes,
+        join_link: str = "",
+        new_chain: Callable[[KnownRun], Chain] = KnownRun.new_fold,
+        max_bytes: int | None = None,
+        signer: Identity | None = None,
+    ) -> None:
+        """`new_chain` as for `VerifiedLedger`. No further entries are asked for beyond `max_bytes`. `signer` is the key
+        that countersigns the learner's heads once their entries are verified here."""
         self._store = store
+        self._new_chain = new_chain
+        self._room = None if max_bytes is None else max_bytes - store.size_bytes
+        self._signer = None if signer is None else Countersigner(signer, run)
         self._run_digest = run
         self._join_link = join_link
         self._ledger: VerifiedLedger | None = None
@@ -97,10 +121,13 @@ class LedgerFollower:
         """Request the next entries when a request is due."""
         self._now = now
         self._learner_contact.tick(now)
-        if self._ledger is None or now < max(self._ask_at, self._asked_at + _MIN_ASK_S):
+        if self._ledger is None:
             return []
+        signed = self._countersign(self._ledger, now)
+        if now < max(self._ask_at, self._asked_at + _MIN_ASK_S) or (self._room is not None and self._room <= 0):
+            return signed
         self._asked_at, self._ask_at = now, now + ASK_S
-        return [control.AskLedger(self._ledger.height)]
+        return [control.AskLedger(self._ledger.height), *signed]
 
     def introduce(self) -> list[control.ToNetwork]:
         """Messages for a fresh network process: the height served here, and a final ledger head.
@@ -110,6 +137,10 @@ class LedgerFollower:
         head = self._ledger.confirmed if self._ledger is not None else None
         final = [control.Publish(head.raw)] if head is not None and head.finished and self._run_end.is_announced else []
         return [*self._height_served(), *final]
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        """Countersignatures of heads that the chain here agrees with."""
+        return () if self._ledger is None else self._ledger.countersignatures()
 
     def snapshot(self) -> Snapshot:
         """The state shown on the page."""
@@ -136,13 +167,13 @@ class LedgerFollower:
         if self._ledger is None:
             self._begin(raw)
             self._store.keep_manifest(raw)
-        return self._height_served()
+        return [*self._height_served(), *self._heads_to_show()]
 
     def _begin(self, raw: bytes) -> None:
         run = open_run_manifest(raw)
         if run.run != self._run_digest:
             raise RemoteProtocolError("run manifest does not match the join link")
-        self._ledger = VerifiedLedger(self._store, run)
+        self._ledger = VerifiedLedger(self._store, run, self._new_chain)
         for head in self._store.heads():
             opened = open_envelope(head, now=None)
             self._on_head(self._ledger, opened, opened.sent_ms / 1000)  # verified on arrival
@@ -152,13 +183,17 @@ class LedgerFollower:
         if self._ledger is None:
             return []
         before = self._ledger.height
-        if self._ledger.append(from_height, entries):
+        if added := self._ledger.append(from_height, entries):
+            if self._room is not None:
+                self._room -= sum(map(len, entries[-added:]))
             self._ask_at = now  # there may be more
         return self._height_served() if self._ledger.height != before else []
 
     def _on_envelope(self, opened: Opened, now: float) -> None:
         if isinstance(opened.body, LedgerHead) and self._ledger is not None:
             self._on_head(self._ledger, opened, now)
+        elif isinstance(opened.body, Countersignature) and self._ledger is not None:
+            self._ledger.add_countersignature(opened)
         self._ask_at = min(self._ask_at, now)
 
     def _on_head(self, ledger: VerifiedLedger, opened: Opened, now: float) -> None:
@@ -167,6 +202,23 @@ class LedgerFollower:
         self._run_end.on_head(body, opened.sent_ms, now=now)
         self._learner_contact.heard(opened.sent_ms / 1000, now)
         self._learner_step = max(body.step, self._learner_step or 0)
+
+    def _heads_to_show(self) -> list[control.ToNetwork]:
+        """Heads and countersignatures for a node that has just begun: it shows them to late readers."""
+        head = None if self._ledger is None else self._ledger.confirmed
+        shown = [] if head is None else [head.raw]
+        shown += [*self._store.proofs, *(raw for _, _, raw in self._store.countersignatures())]
+        return [control.Publish(raw) for raw in dict.fromkeys(shown)]
+
+    def _countersign(self, ledger: VerifiedLedger, now: float) -> list[control.ToNetwork]:
+        """Countersign the newest head whose entries are here, unless the learner has contradicted itself."""
+        if self._signer is None or ledger.confirmed is None or self._store.incident is not None:
+            return []
+        signed = self._signer.sign(ledger.confirmed, now)
+        if not signed:
+            return []
+        ledger.add_countersignature(open_envelope(signed, now=None))
+        return [control.Publish(signed)]
 
     def _height_served(self) -> list[control.ToNetwork]:
         return [control.SetLedgerHeight(self._ledger.height)] if self._ledger is not None else []

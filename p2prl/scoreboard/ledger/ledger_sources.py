@@ -6,25 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from p2prl.errors import P2PRLError, RemoteProtocolError
-from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.manifests import RunManifest
-from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
-
-
-@dataclass(frozen=True, slots=True)
-class KnownRun:
-    """A run manifest that was opened and checked."""
-
-    manifest: RunManifest
-    run: Digest
-    """Digest of the manifest's envelope: the run's identity."""
-    raw: bytes
-
-    def new_fold(self) -> LedgerFold:
-        """A fold before the run's first entry."""
-        return LedgerFold(run=self.run, learner=self.manifest.learner, parameters=self.manifest.parameters)
+from p2prl.errors import P2PRLError
+from p2prl.scoreboard.ledger.known_run import KnownRun
+from p2prl.scoreboard.ledger.ledger_fold import BoardState
+from p2prl.scoreboard.ledger.signed_head import Witness
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +19,7 @@ class Snapshot:
     run: KnownRun | None
     """None while the board has not received the run manifest."""
     board: BoardState | None
-    """None exactly when `run` is."""
+    """None when `run` is, and for a ledger followed without totals."""
     policy_version: int | None
     """Newest version known to the source."""
     learner_step: int | None
@@ -71,19 +56,10 @@ class LedgerSource(Protocol):
         """Consecutive entries from a height on, as bytes."""
         ...
 
+    def witnesses(self) -> tuple[Witness, ...]:
+        """Countersignatures of heads that the ledger agrees with, one of each author."""
+        ...
+
     def failure(self) -> P2PRLError | None:
         """The error that ended this source for good, if there was one."""
         ...
-
-
-def open_run_manifest(raw: bytes) -> KnownRun:
-    """Open and check a run manifest's envelope. Raises `RemoteProtocolError` for anything else.
-
-    The signer must be the learner it names: every other signature of the run is checked against this manifest.
-    """
-    opened = open_envelope(raw, now=None)
-    manifest = body_of(opened, RunManifest)
-    if opened.author != manifest.learner:
-        raise RemoteProtocolError("run manifest: not signed by its learner")
-    manifest.check()
-    return KnownRun(manifest, opened.digest, raw)

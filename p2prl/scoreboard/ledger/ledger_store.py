@@ -18,6 +18,8 @@ CREATE TABLE IF NOT EXISTS ledger (height INTEGER PRIMARY KEY, raw BLOB NOT NULL
 CREATE TABLE IF NOT EXISTS heads (height INTEGER PRIMARY KEY, raw BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS manifest (run BLOB PRIMARY KEY, raw BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS incidents (message TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS proofs (raw BLOB PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS countersignatures (author BLOB PRIMARY KEY, height INTEGER NOT NULL, raw BLOB NOT NULL);
 """
 
 _HEADS_KEPT = 64
@@ -64,6 +66,11 @@ class LedgerStore:
         self._write("INSERT OR IGNORE INTO manifest (run, raw) VALUES (?, ?)", [(self._run, raw)])
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of all stored entries."""
+        return int(self._db.execute("SELECT TOTAL(LENGTH(raw)) FROM ledger").fetchone()[0])
+
+    @property
     def height(self) -> int:
         """Entries stored."""
         return int(self._db.execute("SELECT COALESCE(MAX(height) + 1, 0) FROM ledger").fetchone()[0])
@@ -90,9 +97,29 @@ class LedgerStore:
         """Stored signed heads, lowest first."""
         return [bytes(row[0]) for row in self._db.execute("SELECT raw FROM heads ORDER BY height")]
 
-    def keep_incident(self, message: str) -> None:
-        """Store permanently why the ledger cannot be trusted."""
+    def keep_countersignature(self, author: bytes, height: int, raw: bytes) -> None:
+        """Store the newest countersignature of an author."""
+        self._write("INSERT OR REPLACE INTO countersignatures VALUES (?, ?, ?)", [(author, height, raw)])
+
+    def drop_countersignature(self, author: bytes) -> None:
+        """Delete an author's countersignature."""
+        self._write("DELETE FROM countersignatures WHERE author = ?", [(author,)])
+
+    def countersignatures(self) -> list[tuple[bytes, int, bytes]]:
+        """Author, height and envelope of the stored countersignatures, those of the greatest heights first."""
+        rows = self._db.execute("SELECT author, height, raw FROM countersignatures ORDER BY height DESC, author")
+        return [(bytes(author), int(height), bytes(raw)) for author, height, raw in rows]
+
+    def keep_incident(self, message: str, *proofs: bytes) -> None:
+        """Store permanently why the ledger cannot be trusted, and the first incident's signed proofs."""
+        if self.incident is None:
+            self._write("INSERT OR IGNORE INTO proofs (raw) VALUES (?)", [(proof,) for proof in proofs])
         self._write("INSERT OR IGNORE INTO incidents (message) VALUES (?)", [(message,)])
+
+    @property
+    def proofs(self) -> list[bytes]:
+        """Envelopes that prove the first incident to anybody."""
+        return [bytes(row[0]) for row in self._db.execute("SELECT raw FROM proofs ORDER BY rowid")]
 
     @property
     def incident(self) -> str | None:

@@ -53,14 +53,15 @@ class OwnerTotals:
         """By the owner's public key."""
         self.machines: dict[bytes, Mapping[bytes, Person]] = {}
         """The same by owner, then by machine; an inner mapping is replaced and never changed."""
-        self._ownership = Ownership()
+        self.ownership = Ownership()
+        """Who owned which machine when."""
         self._receipts: dict[bytes, array[int]] = {}
         """By machine, `_COLUMNS` numbers a receipt."""
 
     def add(self, machine: bytes, receipt: CountedReceipt) -> None:
         """Count a receipt of a machine."""
         self._receipts.setdefault(machine, array("q")).extend(receipt)
-        owner = self._ownership.owner_at(machine, receipt.sent_ms)
+        owner = self.ownership.owner_at(machine, receipt.sent_ms)
         machines = self.machines.get(owner, {})
         before, after = machines.get(machine), _added(machines.get(machine), receipt)
         self.machines[owner] = {**machines, machine: after}
@@ -68,7 +69,7 @@ class OwnerTotals:
 
     def take(self, statement: Delegation | Revocation) -> str | None:
         """Take in a checked statement and count its machine's receipts again. Returns the rule that ignores it."""
-        ownership = self._ownership
+        ownership = self.ownership
         rule = ownership.delegate(statement) if isinstance(statement, Delegation) else ownership.revoke(statement)
         if rule is None:
             self._count_again(statement.delegate)
@@ -77,7 +78,7 @@ class OwnerTotals:
     def _count_again(self, machine: bytes) -> None:
         shares: dict[bytes, Person] = {}
         for receipt in self._receipts_of(machine):
-            owner = self._ownership.owner_at(machine, receipt.sent_ms)
+            owner = self.ownership.owner_at(machine, receipt.sent_ms)
             shares[owner] = _added(shares.get(owner), receipt)
         before = {owner for owner, machines in self.machines.items() if machine in machines}
         for owner in before | set(shares):

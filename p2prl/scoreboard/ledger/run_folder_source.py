@@ -10,8 +10,9 @@ from typing import Any
 from p2prl.errors import IntegrityError, P2PRLError, RemoteProtocolError
 from p2prl.protocol.ledger_chain import entry_digest
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
-from p2prl.scoreboard.ledger.ledger_sources import Snapshot, open_run_manifest
-from p2prl.scoreboard.ledger.signed_head import SignedHead, open_signed_head
+from p2prl.scoreboard.ledger.known_run import open_run_manifest
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.scoreboard.ledger.signed_head import SignedHead, Witness, open_signed_head
 
 _READ_AT_ONCE = 256
 """Entries per query: a long read would keep the learner from truncating its write-ahead log."""
@@ -81,6 +82,10 @@ class RunFolderSource:
         """Verified entries from a height on."""
         with self._lock:
             return self._reader.entries(from_height, min(limit, max(0, self._board.height - from_height)))
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        """None: a learner's journal keeps no countersignatures."""
+        return ()
 
     def failure(self) -> P2PRLError | None:
         """None: a journal that cannot be read now may be readable later."""

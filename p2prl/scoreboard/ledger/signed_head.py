@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.protocol.countersignature import countersigned_head
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
 from p2prl.protocol.ledger_messages import LedgerHead
-from p2prl.scoreboard.ledger.ledger_sources import KnownRun
+from p2prl.scoreboard.ledger.known_run import KnownRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,24 @@ class SignedHead:
         if height < self.height:
             return f"the ledger ends at entry {height}, but the learner signed {self.height}"
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A countersignature: another key has followed the ledger up to a signed head."""
+
+    author: bytes
+    """Public key of the peer that countersigned."""
+    head: SignedHead
+    raw: bytes
+    sent_ms: int
+
+
+def open_witness(run: KnownRun, raw: bytes) -> Witness:
+    """Open a countersignature's envelope. Raises `RemoteProtocolError` unless this run's learner signed its head."""
+    opened = open_envelope(raw, now=None)
+    head = countersigned_head(opened, run=run.run, learner=run.manifest.learner)
+    return Witness(opened.author, signed_head_of(run, head), raw, opened.sent_ms)
 
 
 def open_signed_head(run: KnownRun, raw: bytes) -> SignedHead:

@@ -16,6 +16,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.scoreboard.ledger.ledger_follower import LedgerFollower
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
+from p2prl.scoreboard.ledger.signed_head import Witness
 from p2prl.swarm.node_config import NodeConfig
 
 log = logging.getLogger("p2prl.scoreboard")
@@ -81,6 +82,11 @@ class SwarmSource:
         """Verified entries from a height on."""
         with self._lock:
             return self._store.entries(from_height, limit)
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        """Countersignatures received so far."""
+        with self._lock:
+            return self._follower.witnesses()
 
     def failure(self) -> P2PRLError | None:
         """The error that ended this board's connection to the swarm, if there was one."""

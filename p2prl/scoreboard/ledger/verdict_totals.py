@@ -2,29 +2,34 @@
 
 The learner checks each verdict against its own replay and signs the outcome (`VerdictCheck`):
 
-* agreed: the verdict earns the lesser of its own tokens and the check's. The tokens stay in escrow until
-  `ESCROW_VERDICTS` further verdicts of the validator have passed.
+* agreed: the verdict earns the lesser of its own tokens and the check's, unless the validator and the sampler have the
+  same owner when the check is signed (`verdict_pay`). The tokens stay in escrow until `ESCROW_VERDICTS` further
+  verdicts of the validator have passed.
 * failed: what is in escrow is void.
 * unclear: nothing either way.
 * contradicted: learner and validator have both replayed the group and disagree. A third validator decides: of the
-  known ones, without the volunteer and the validator that contradicted first, the `DECIDERS` with the smallest hash of
-  group and key may, and the first of them with a checked verdict on the group does. If it contradicts the learner as
-  well, the receipt counts as overruled, and all verdicts against it as agreed; if not, they count as failed. Until then
-  they earn nothing.
+  known ones, without those of the volunteer's owner and of the owner of the validator that contradicted first, the
+  `DECIDERS` with the smallest hash of group and key may, and the first of them with a checked verdict on the group
+  does. If it contradicts the learner as well, the receipt counts as overruled, and all verdicts against it as agreed;
+  if not, they count as failed. Until then they earn nothing.
 
 A verdict without a check earns nothing. Everybody with the ledger computes the same.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from p2prl.protocol.digests import DIGEST_BYTES, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.ledger_messages import CheckOutcome, Verdict, VerdictCheck
+from p2prl.protocol.ownership import Ownership
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS, Validator
 from p2prl.scoreboard.ledger.receipt_totals import MAX_GROUP_TOKENS, CountedGroup
+from p2prl.scoreboard.ledger.validator_shares import Change, ValidatorShares
+from p2prl.scoreboard.ledger.verdict_pay import PayRecord, VerdictPay
 
 DECIDERS = 3
 """Known validators that may decide a dispute: more than one, as any of them may be away; few, so that who has made
@@ -46,13 +51,19 @@ class _CheckedGroup:
 class VerdictTotals:
     """Totals verdicts. A verdict waits for its group's receipt, so their order in the ledger does not matter."""
 
-    def __init__(self, groups: Mapping[bytes, CountedGroup]) -> None:
-        """`groups` is the growing table of groups that have a receipt."""
+    def __init__(self, groups: Mapping[bytes, CountedGroup], ownership: Ownership) -> None:
+        """`groups` is the growing table of groups that have a receipt, `ownership` that of owners."""
         self.validators: dict[bytes, Validator] = {}
-        """By public key."""
+        """By public key of the machine."""
         self.overruled = 0
         """Receipts that a third validator decided against."""
         self._groups = groups
+        self._ownership = ownership
+        self._pay = VerdictPay(ownership)
+        self._shares = ValidatorShares(ownership)
+        self._escrow: dict[bytes, deque[PayRecord]] = {}
+        """By validator, the newest verdicts that passed their check."""
+        self._learner_ms = 0
         self._seen: set[tuple[bytes, bytes]] = set()
         self._waiting: dict[bytes, list[tuple[bytes, int, Verdict]]] = {}
         self._unchecked: dict[tuple[bytes, bytes], int] = {}
@@ -63,6 +74,27 @@ class VerdictTotals:
     def waiting(self) -> int:
         """Verdicts on groups that have no receipt yet."""
         return sum(len(verdicts) for verdicts in self._waiting.values())
+
+    def knows(self, validator: bytes) -> bool:
+        """Whether a validator has standing, as of its newest check."""
+        row = self.validators.get(validator)
+        return row is not None and row.standing.is_known
+
+    def by_owner(self) -> dict[bytes, dict[bytes, Validator]]:
+        """The validators' totals by owner, then by machine."""
+        return self._shares.rows(
+            self.validators, lambda machine: list(map(self._pay.paid, self._escrow.get(machine, ())))
+        )
+
+    def on_learner_time(self, sent_ms: int) -> None:
+        """The learner signed an entry at this time: what is counted from now on counts as of then."""
+        self._learner_ms = max(self._learner_ms, sent_ms)
+
+    def on_statement(self, machine: bytes) -> None:
+        """A delegation or revocation of a machine was taken in: pay and owners of verdicts may change."""
+        for validator, at_ms, tokens in self._pay.recount(machine):
+            self._change(validator, at_ms, Change(tokens=tokens))
+        self._shares.recount(machine)
 
     def add(self, validator: bytes, sent_ms: int, verdict: Verdict) -> str | None:
         """Count a verdict, or keep it until its receipt arrives. Returns the rule that ignores it, if any."""
@@ -88,19 +120,19 @@ class VerdictTotals:
         claimed = self._unchecked.pop((check.validator, check.group), None)
         if claimed is None:
             return "check_without_verdict"
-        at, tokens = sent_ms / 1000, min(claimed, check.tokens)
+        tokens = min(claimed, check.tokens)
         checked = self._checked.setdefault(check.group, _CheckedGroup())
         if check.outcome == CheckOutcome.FAILED:
-            self._fail(check.validator, at)
+            self._fail(check.validator, sent_ms)
         elif check.outcome == CheckOutcome.AGREED:
             checked.agreed[check.validator] = None
-            self._pass(check.validator, tokens, at)
+            self._pass(check.validator, check.group, tokens, sent_ms)
         elif check.outcome == CheckOutcome.CONTRADICTED:
             checked.against[check.validator] = tokens
             if checked.is_overruled is not None:
-                self._close(check.validator, tokens, at, upheld=checked.is_overruled)
+                self._close(check.validator, check.group, tokens, sent_ms, upheld=checked.is_overruled)
         if checked.against and checked.is_overruled is None:
-            self._decide(check.group, checked, at)
+            self._decide(check.group, checked, sent_ms)
         return None
 
     def _count(self, validator: bytes, sent_ms: int, verdict: Verdict) -> str | None:
@@ -109,24 +141,24 @@ class VerdictTotals:
             return "verdict_on_own_work"
         if (verdict.peer, verdict.version) != (group.peer, group.version):
             return "verdict_on_another_group"
-        before = self.validators.get(validator) or Validator(last_ms=sent_ms)
-        self.validators[validator] = replace(
-            before,
-            last_ms=max(before.last_ms, sent_ms),
-            passed_groups=before.passed_groups + verdict.passed,
-            failed_groups=before.failed_groups + (not verdict.passed),
-            disputed_groups=before.disputed_groups + (group.credited and not verdict.passed),
+        change = Change(
+            verdict_ms=sent_ms,
+            passed_groups=int(verdict.passed),
+            failed_groups=int(not verdict.passed),
+            disputed_groups=int(group.credited and not verdict.passed),
         )
+        self._change(validator, self._learner_ms, change)
         self._unchecked[validator, verdict.group] = verdict.tokens
         return None
 
-    def _decide(self, name: bytes, checked: _CheckedGroup, at: float) -> None:
+    def _decide(self, name: bytes, checked: _CheckedGroup, at_ms: int) -> None:
         """Close a dispute if one of its deciders has replayed the group."""
-        parties = {self._groups[name].peer, next(iter(checked.against))}
+        owner_at, first = self._ownership.owner_at, next(iter(checked.against))
+        parties = {owner_at(self._groups[name].peer, at_ms), owner_at(first, at_ms)}
         known = [
             validator
             for validator, row in self.validators.items()
-            if validator not in parties and row.standing.after(at).is_known
+            if row.standing.after(at_ms / 1000).is_known and owner_at(validator, at_ms) not in parties
         ]
         known.sort(key=lambda validator: digest("p2prl/dispute-decider/v1", name, validator))
         for validator in known[:DECIDERS]:
@@ -134,36 +166,42 @@ class VerdictTotals:
                 checked.is_overruled = validator in checked.against
                 self.overruled += checked.is_overruled
                 for each, tokens in checked.against.items():
-                    self._close(each, tokens, at, upheld=checked.is_overruled)
+                    self._close(each, name, tokens, at_ms, upheld=checked.is_overruled)
                 return
 
-    def _close(self, validator: bytes, tokens: int, at: float, *, upheld: bool) -> None:
+    def _close(self, validator: bytes, group: bytes, tokens: int, at_ms: int, *, upheld: bool) -> None:
         """A verdict against the learner was decided."""
         if upheld:
-            self._pass(validator, tokens, at)
-            row = self.validators[validator]
-            self.validators[validator] = replace(row, upheld_disputes=row.upheld_disputes + 1)
+            self._pass(validator, group, tokens, at_ms)
+            self._change(validator, at_ms, Change(upheld_disputes=1))
         else:
-            self._fail(validator, at)
+            self._fail(validator, at_ms)
 
-    def _pass(self, validator: bytes, tokens: int, at: float) -> None:
-        row = self.validators[validator]
-        self.validators[validator] = replace(
-            row,
-            tokens=row.tokens + tokens,
-            escrow=(*row.escrow, tokens)[-ESCROW_VERDICTS:],
-            standing=row.standing.after(at, passed=1.0),
-        )
+    def _pass(self, validator: bytes, group: bytes, tokens: int, at_ms: int) -> None:
+        record = self._pay.earn(validator, self._groups[group].peer, at_ms, tokens)
+        self._escrow.setdefault(validator, deque(maxlen=ESCROW_VERDICTS)).append(record)
+        self._change(validator, at_ms, Change(tokens=self._pay.paid(record)[1]))
+        self._set_standing(validator, at_ms, passed=1.0)
 
-    def _fail(self, validator: bytes, at: float) -> None:
+    def _fail(self, validator: bytes, at_ms: int) -> None:
+        for record in self._escrow.pop(validator, ()):
+            earned_ms, paid = self._pay.paid(record)
+            self._pay.void(record)
+            self._change(validator, earned_ms, Change(tokens=-paid))
+        self._change(validator, at_ms, Change(failed_checks=1))
+        self._set_standing(validator, at_ms, failed=1.0)
+
+    def _set_standing(self, validator: bytes, at_ms: int, *, passed: float = 0.0, failed: float = 0.0) -> None:
         row = self.validators[validator]
-        self.validators[validator] = replace(
-            row,
-            tokens=row.tokens - row.escrow_tokens,
-            escrow=(),
-            failed_checks=row.failed_checks + 1,
-            standing=row.standing.after(at, failed=1.0),
-        )
+        standing = row.standing.after(at_ms / 1000, passed=passed, failed=failed)
+        self.validators[validator] = replace(row, standing=standing)
+
+    def _change(self, validator: bytes, at_ms: int, change: Change) -> None:
+        """Count a change of a validator's totals, for its owner at a time."""
+        before = self.validators.get(validator) or Validator(last_ms=change.verdict_ms)
+        escrow = tuple(self._pay.paid(record)[1] for record in self._escrow.get(validator, ()))
+        self.validators[validator] = replace(change.added_to(before), escrow=escrow)
+        self._shares.add(validator, at_ms, change)
 
 
 def _is_possible(check: VerdictCheck) -> bool:

@@ -13,6 +13,7 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.VERDICT: frozenset({Role.LEARNER, Role.VALIDATOR, Role.BOARD}),
     Kind.VERDICT_CHECKS: frozenset({Role.VALIDATOR, Role.BOARD}),
     Kind.LEDGER_HEAD: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD, Role.SEEDER}),
+    Kind.COUNTERSIGNATURE: frozenset(Role),
     Kind.POLICY_HEAD: frozenset(Role),
     Kind.PEER_RECORD: frozenset(),
     Kind.INTRODUCTION: frozenset(),

@@ -6,6 +6,7 @@ Policy manifests and heads are also checked against the versions already known, 
 from __future__ import annotations
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.protocol.countersignature import countersigned_head
 from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.kinds import Kind
@@ -37,6 +38,8 @@ def check_envelope(opened: Opened, *, run: bytes, learner: bytes, group_bytes: i
         opened.body.check()
     elif isinstance(opened.body, (Delegation, Revocation)):
         opened.body.check_sent_by(opened.author)
+    elif opened.kind is Kind.COUNTERSIGNATURE:
+        countersigned_head(opened, run=run, learner=learner)
     elif opened.kind is Kind.VERDICT:
         body_of(opened, Verdict).check()
     elif opened.kind not in (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD):

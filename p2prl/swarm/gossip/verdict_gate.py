@@ -80,12 +80,16 @@ class VerdictGate:
         validator = opened.author
         if not self._rates.take(validator, now):
             return False
-        if not self._is_known(validator, now) and not self._newcomers.take(_ALL, now):
+        if not self.is_known(validator, now) and not self._newcomers.take(_ALL, now):
             return False
         if body_of(opened, Verdict).group in self._groups:
             return True
         self._hold(opened, source, now)
         return False
+
+    def is_known(self, validator: bytes, now: float) -> bool:
+        """Whether a validator has standing by the checks of its verdicts that this node has seen."""
+        return self._standings.get(validator, Standing()).after(now).is_known
 
     def take_released(self) -> list[tuple[Opened, PeerId]]:
         """Verdicts whose group has become known, and the peers they came from."""
@@ -98,7 +102,7 @@ class VerdictGate:
         if len(of_same) >= _HELD_PER_VALIDATOR:
             del self._held[of_same[0]]
         elif len(self._held) >= _HELD:
-            newcomers = (name for name, (other, _) in self._held.items() if not self._is_known(other.author, now))
+            newcomers = (name for name, (other, _) in self._held.items() if not self.is_known(other.author, now))
             del self._held[next(newcomers, next(iter(self._held)))]
         self._held[opened.digest] = opened, source
 
@@ -112,6 +116,3 @@ class VerdictGate:
         if new and self._held:
             ready = [name for name, (held, _) in self._held.items() if body_of(held, Verdict).group in new]
             self._ready.extend(self._held.pop(name) for name in ready)
-
-    def _is_known(self, validator: bytes, now: float) -> bool:
-        return self._standings.get(validator, Standing()).after(now).is_known

@@ -12,19 +12,20 @@ from dataclasses import dataclass, field
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.identity import PeerId
+from p2prl.protocol.identity import PUBLIC_KEY_BYTES, PeerId, peer_id_of
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.link_messages import Hello
+from p2prl.protocol.link_messages import Hello, Meeting, MeetingRequest
 from p2prl.protocol.wire_codec import Wire
-from p2prl.swarm.events import Command
+from p2prl.swarm.events import Command, Meet
 from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.clock_estimate import PeerClock, Vote, clock_error_s
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.peers.discovery import Discovery
 from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
 from p2prl.swarm.peers.local_peer import LocalPeer
+from p2prl.swarm.peers.meetings import Meetings, is_direct_public
 from p2prl.swarm.peers.standings import Standings
-from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet
+from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet, is_relayed
 from p2prl.swarm.ports import Randomness
 
 
@@ -68,6 +69,7 @@ class Connections:
         self.outbox: list[tuple[PeerId, Wire]] = []
         self.subnets = PeerSubnets(config.max_known)
         self.standings = Standings(config.max_known)
+        self._meetings = Meetings(local.identity.peer_id, capacity=config.max_known)
         self._admission = LinkAdmission(rng, config.max_links)
         self._displaced: list[PeerId] = []
         self._clock_heard = False
@@ -102,6 +104,30 @@ class Connections:
         if linked:
             self._link(peer, now, dialed=dialed)
         return linked
+
+    def note_address(self, peer: PeerId, address: str) -> None:
+        """A connection of a peer comes from this multiaddr."""
+        self.subnets.note(peer, address)
+        self._meetings.note(peer, address)
+
+    def on_meeting_request(self, message: MeetingRequest, source: PeerId, now: float) -> None:
+        """Invite two peers that are linked here to meet."""
+        self.outbox.extend(self._meetings.on_request(message, source, self.links, now))
+
+    def on_meeting(self, message: Meeting, now: float) -> None:
+        """Meet a peer at the address that a neighbor has seen, unless it has a direct link already."""
+        if len(message.peer) != PUBLIC_KEY_BYTES:
+            raise RemoteProtocolError("meeting: no public key")
+        peer = peer_id_of(message.peer)
+        has_link = peer in self.links and not self.is_relayed(peer)
+        if has_link or not is_direct_public(message.address) or not self._meetings.is_new(peer, now):
+            return
+        if self.discovery.may_dial(peer, message.address, now):
+            self.commands.append(Meet(peer, message.address, message.dials))
+
+    def is_relayed(self, peer: PeerId) -> bool:
+        """Whether the newest connection with a peer passes a circuit."""
+        return is_relayed(self.subnets.of(peer))
 
     def take_displaced(self) -> list[PeerId]:
         """Peers that have lost their links to others since the last call."""
@@ -200,6 +226,7 @@ class Connections:
         if now >= self._admission.next_deadline():
             self._admit_waiting(now)
         self.discovery.dial(now)
+        self.outbox.extend(self._meetings.take_requests(self._unmet(), self._hosts(), now))
         return silent
 
     def refresh(self, now: float) -> None:
@@ -210,6 +237,16 @@ class Connections:
         """When `handle_timer` is due."""
         due = min(self.discovery.next_refresh, self._next_hello, self._admission.next_deadline())
         return min(due, self._greeted_all_at) if self._local.changed else due
+
+    def _unmet(self) -> list[PeerId]:
+        """Introduced peers behind routers, without a direct link to this node."""
+        return [peer for peer in self.discovery.unreached() if peer not in self.links or self.is_relayed(peer)]
+
+    def _hosts(self) -> list[PeerId]:
+        """Peers to ask for meetings, the learner first, then seeders."""
+        if self._local.learner in self.links:
+            return [self._local.learner]
+        return [peer for peer, link in self.links.items() if link.role is Role.SEEDER]
 
     def _learner_linked(self) -> bool:
         link = None if self._local.learner is None else self.links.get(self._local.learner)

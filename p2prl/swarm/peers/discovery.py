@@ -26,6 +26,7 @@ from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.peers.dial_rules import DialBudget, DialRules, Network, rules_for
 from p2prl.swarm.peers.local_peer import LocalPeer
+from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.subnets import UNKNOWN, Subnet, provider_of, subnet_of
 from p2prl.swarm.ports import Randomness
 
@@ -238,6 +239,20 @@ class Discovery:
             if granted:
                 entry.dialing_until = now + self._config.dial_s
                 self.commands.append(Dial(peer, granted))
+
+    def may_dial(self, peer: PeerId, address: str, now: float) -> bool:
+        """Whether to dial an address that a neighbor has named for `peer`, and take it from the budget of dials."""
+        if self._bans.is_banned(peer, now) or not self.rules.allows(address, peer):
+            return False
+        return bool(self._budget.take((address,), now))
+
+    def unreached(self) -> list[PeerId]:
+        """Introduced peers with records that name no public address: routers stand before them."""
+        return [
+            peer
+            for peer in self.introduced
+            if peer in self._known and not any(map(is_direct_public, self._known[peer].addresses))
+        ]
 
     def _is_named(self, peer: PeerId) -> bool:
         return peer == self._local.learner or peer in self.introduced

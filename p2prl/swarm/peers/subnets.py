@@ -27,6 +27,14 @@ _REGION_BITS = {4: 16, 6: 32}
 """Leading bits that one provider holds: many subnets of it are as easy to rent as one."""
 
 
+_RELAY = "relay/"
+
+
+def is_relayed(subnet: Subnet) -> bool:
+    """Whether it is that of peers behind a relay, whose connections pass circuits."""
+    return subnet.startswith(_RELAY)
+
+
 def subnet_of(address: str) -> Subnet:
     """The subnet of a multiaddr; `UNKNOWN` for one without an IP address."""
     return _network_of(address, _BITS)
@@ -42,7 +50,7 @@ def _network_of(address: str, bits: dict[int, int]) -> Subnet:
     if "p2p-circuit" in parts:
         before = parts[: parts.index("p2p-circuit")]
         # Everybody behind one relay counts together: the relay's address says nothing about theirs.
-        return Subnet(f"relay/{before[-1]}") if len(before) > 1 and before[-2] == "p2p" else _of_ip(before, bits)
+        return Subnet(f"{_RELAY}{before[-1]}") if len(before) > 1 and before[-2] == "p2p" else _of_ip(before, bits)
     return _of_ip(parts, bits)
 
 

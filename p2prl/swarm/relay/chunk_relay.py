@@ -12,7 +12,7 @@ Pure: the owner passes messages, `now` and a random source, and drains `outbox` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from p2prl.protocol.digests import Digest, received_digest
@@ -62,6 +62,10 @@ class Relay:
         """Whether nothing has changed since `_deadline` was computed: it is read far more often than it changes."""
         self.completed: list[Digest] = []
         """Roots of completed blobs, for the owner to take and clear."""
+
+    def use_circuits_last(self, is_relayed: Callable[[PeerId], bool]) -> None:
+        """Grant chunks to the peers for which this holds only when they get none from elsewhere."""
+        self._state.is_relayed = is_relayed
 
     @property
     def stats(self) -> RelayStats:

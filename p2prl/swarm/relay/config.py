@@ -36,6 +36,9 @@ class RelayConfig:
     """Seconds of downlink capacity that may be requested ahead: more would only delay each chunk."""
     least_window: int = 4
     """Chunks that may always be requested, however slow the downlink."""
+    circuit_patience_s: float = 30.0
+    """Seconds without a chunk from elsewhere after which a peer is served through a circuit. The peer that relays the
+    circuit is a neighbor of both, and can pass each chunk on once, instead of carrying it for every pair."""
     source_patience_s: float = 1.5
     """Seconds without a chunk from a volunteer after which the learner helps a peer that lacks some."""
     source_copies: float = 2.75

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from p2prl.protocol.digests import Digest
@@ -172,6 +173,8 @@ class RelayState:
     """Chunk → every (blob, index) it fills. Equal chunks, of one blob or of two versions, are sent once."""
     stats: RelayStats = field(default_factory=RelayStats)
     outbox: list[tuple[PeerId, Wire]] = field(default_factory=list)
+    is_relayed: Callable[[PeerId], bool] = lambda _: False
+    """Whether the link to a peer passes a circuit: its bytes cross the uplink of a third peer, twice."""
 
     def find(self, chunk: Digest) -> tuple[Transfer, int] | None:
         """A blob and index where this node holds the chunk."""

@@ -206,6 +206,11 @@ class ChunkUploads:
                 if interest.paused_until > now:
                     self._timer_at = min(self._timer_at, interest.paused_until)
                     continue
+                if state.is_relayed(peer):
+                    alone_at = interest.from_others_at + state.config.circuit_patience_s
+                    if now < alone_at:
+                        self._timer_at = min(self._timer_at, alone_at)
+                        continue
                 coming = queue.under_way(peer)
                 if lacks.bit_count() <= coming:
                     continue

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from p2prl.confinement import linux
+from p2prl.confinement.pipe_io import read_exactly, write_all
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.confinement import Confinement, confine_worker
@@ -43,7 +44,7 @@ def run_worker(
         cpu_s = int(limit_s) + _CPU_MARGIN_S if once else 0
         confine_worker(confinement, memory_bytes=memory_bytes, cpu_s=cpu_s)
         _seed_global_generators()
-        _write(descriptor, frames.READY.pack(b"R", os.getpid()))
+        write_all(descriptor, frames.READY.pack(b"R", os.getpid()))
         while payload := _next_request(descriptor):
             _answer(descriptor, payload, scorers, once=once)
             if once:
@@ -84,7 +85,7 @@ def _answer(descriptor: int, payload: bytes, scorers: Scorers, *, once: bool) ->
             reply = Reply(number, frames.OUT_OF_MEMORY, 0.0)
         except BaseException as error:  # noqa: BLE001  # SystemExit too: an answer may raise anything
             reply = Reply(number, frames.FAILED, 0.0, _first_line(error))
-        _write(descriptor, frames.reply_bytes(reply))
+        write_all(descriptor, frames.reply_bytes(reply))
         if once:
             return
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -110,22 +111,5 @@ def _seed_global_generators() -> None:
 
 def _next_request(descriptor: int) -> bytes:
     """The next request's payload; empty when the pool has hung up."""
-    header = _read(descriptor, frames.HEADER_BYTES)
-    return _read(descriptor, frames.payload_bytes(header)) if header else b""
-
-
-def _read(descriptor: int, count: int) -> bytes:
-    """Exactly `count` bytes; empty at the end of the stream."""
-    parts, missing = [], count
-    while missing:
-        part = os.read(descriptor, min(missing, 1 << 20))
-        if not part:
-            return b""
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+    header = read_exactly(descriptor, frames.HEADER_BYTES)
+    return read_exactly(descriptor, frames.payload_bytes(header)) if header else b""

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from p2prl.bench.patch.simulated_training import bf16
 from p2prl.bench.staleness import delayed_training as training_module
+from p2prl.bench.staleness import policy_evaluation
 from p2prl.bench.staleness.banded_training import BandedTraining
 from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
+from p2prl.bench.staleness.delay_laws import parse_law
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting
-from p2prl.bench.staleness.staleness_distributions import parse_staleness
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.bench.training.stacked_sampling import sample
@@ -35,7 +36,7 @@ def start() -> Tensor:
 
 def banded(text: str, delay: str, start: Tensor) -> BandedTraining:
     method = parse_method(text, max_completion_tokens=ENVIRONMENT.max_new_tokens)
-    return BandedTraining(ENVIRONMENT, method, parse_staleness(delay), PLAN, range(1), start)
+    return BandedTraining(ENVIRONMENT, method, parse_law(delay), PLAN, range(1), start)
 
 
 def places(weights: Tensor) -> Any:
@@ -53,7 +54,10 @@ def test_samplers_use_banded_weights_and_the_learner_its_own(
     learner: list[Tensor] = []
 
     def watched_sample(shape: Any, weights: Tensor, prompts: Tensor, **rest: Any) -> Any:
-        (sampled if rest["group_size"] == 8 else evaluated).append(weights.clone())
+        if rest["group_size"] == 8:
+            sampled.append(weights.clone())
+        elif rest["uniforms"] is None:  # one greedy completion for each evaluation
+            evaluated.append(weights.clone())
         return sample(shape, weights, prompts, **rest)
 
     def watched_logprobs(shape: Any, weights: Tensor, prompts: Tensor, completions: Tensor) -> Tensor:
@@ -61,6 +65,7 @@ def test_samplers_use_banded_weights_and_the_learner_its_own(
         return completion_logprobs(shape, weights, prompts, completions)
 
     monkeypatch.setattr(training_module, "sample", watched_sample)
+    monkeypatch.setattr(policy_evaluation, "sample", watched_sample)
     monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
     banded(f"grpo+band={band}", "const:1", start).run()
     published = [places(learner[0])]

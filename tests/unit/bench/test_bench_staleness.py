@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import io
 import json
@@ -17,6 +18,7 @@ from p2prl.bench.comparison.benchmark import Case, ComparisonConfig
 from p2prl.bench.staleness import benchmark
 from p2prl.bench.staleness.acceptance import CRITERIA, judge, runs_needed
 from p2prl.bench.staleness.benchmark import StalenessConfig, StalenessReport, run_staleness
+from p2prl.bench.staleness.measures import MEASURES, NOT_FINITE, Evaluation
 from p2prl.bench.staleness.results import ResultFile, Setting
 from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.staleness.summary import as_csv, as_markdown, rows_of
@@ -34,9 +36,16 @@ CALM = TrainingPlan()
 
 def result(seed: int, last: float, *, best: float | None = None) -> SeedResult:
     curve = ((0, 0.3), (160, last - 0.01), (180, best or last), (200, 2 * last - (best or last) + 0.01))
+    evaluations = tuple(
+        Evaluation(
+            update=update, sampled=reward, greedy=reward / 2 + 0.5, pass_at_8=1.0 - update / 1000, entropy=0.3 + seed,
+            nll=0.2, length=5.0, finished=1.0, calibration=0.1, kl=update / 100, grad_norm=0.5,
+        )
+        for update, reward in curve
+    )  # fmt: skip
     return SeedResult(
-        seed=seed, curve=curve, grad_norm_max=1.0 + seed, weight_max=2.0 - seed / 10, ess_min=0.5 + seed / 100,
-        kl_mean=0.1 * (seed + 1), kl_max=1.0,
+        seed=seed, evaluations=evaluations, grad_norm_max=1.0 + seed, weight_max=2.0 - seed / 10,
+        ess_min=0.5 + seed / 100, kl_mean=0.1 * (seed + 1), kl_max=1.0,
     )  # fmt: skip
 
 
@@ -68,19 +77,30 @@ def test_a_rerun_does_only_what_is_missing(out: Path, monkeypatch: pytest.Monkey
     shares: list[float] = []
     first = StalenessConfig(methods=("gepo_t",), delays=("const:2",), seeds=2, plan=PLAN)
     report = run_staleness(first, out, on_progress=lambda _, share: shares.append(share))
-    assert ran == [("grpo", "const:0", (0, 1)), ("gepo_t", "const:2", (0, 1))]
+    assert ran == [("grpo", "const:0", (0, 1)), ("gepo_t", "const:0", (0, 1)), ("gepo_t", "const:2", (0, 1))]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
-    assert {(row.method, row.delay) for row in report.rows} == {("grpo", "const:0"), ("gepo_t", "const:2")}
+    assert [(row.method, row.delay) for row in report.rows] == [
+        ("grpo", "const:0"),
+        ("gepo_t", "const:0"),
+        ("gepo_t", "const:2"),
+    ]
     ran.clear()
     again = run_staleness(first, out)
     assert ran == []
     assert again == report
     more = StalenessConfig(methods=("gepo_t", "gex"), delays=("const:02",), seeds=3, plan=PLAN)
     run_staleness(more, out)
-    assert ran == [("grpo", "const:0", (2,)), ("gepo_t", "const:2", (2,)), ("gex", "const:2", (0, 1, 2))]
+    assert ran == [
+        ("grpo", "const:0", (2,)),
+        ("gepo_t", "const:0", (2,)),
+        ("gex", "const:0", (0, 1, 2)),
+        ("gepo_t", "const:2", (2,)),
+        ("gex", "const:2", (0, 1, 2)),
+    ]
     assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
-    assert len((out / "results.jsonl").read_text().splitlines()) == 9
+    assert len((out / "results.jsonl").read_text().splitlines()) == 15
+    assert (out / "staleness_greedy.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_results_survive_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None:
@@ -98,7 +118,8 @@ def test_results_survive_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None
 
 def test_a_damaged_line_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_text('{"setting": {}}\n')
+    ResultFile(path).add(setting("grpo", "const:0"), [result(0, 0.9)])
+    path.write_bytes(path.read_bytes().replace(b'"sampled":', b'"simple":', 1))
     with pytest.raises(IntegrityError, match="line 1"):
         ResultFile(path)
 
@@ -121,7 +142,71 @@ def test_rows_hold_the_means_and_extremes_of_their_seeds(tmp_path: Path) -> None
     table = list(csv.DictReader(io.StringIO(as_csv([row]))))
     assert float(table[0]["last"]) == pytest.approx(0.78)
     assert table[0]["last_per_seed"] == "0.7000 0.8000 0.8400"
-    assert "| gex | const:64 | 0.803 | 0.780 | 0.072 | 13.3 % ± 4.6 |" in as_markdown([row])
+    assert row.greedy == pytest.approx(0.89)
+    assert row.greedy_per_seed == pytest.approx((0.85, 0.9, 0.92))
+    assert row.pass_at_8 == pytest.approx(1 - 0.18)
+    assert row.entropy == pytest.approx(1.3)
+    assert set(row.curves) == set(MEASURES)
+    assert [step for step, _ in row.curves["kl"]] == [0, 160, 180, 200]
+    assert [kl for _, kl in row.curves["kl"]] == pytest.approx([0.0, 1.6, 1.8, 2.0])
+    assert row.curves["sampled"][1][0] == 160
+    assert row.curves["sampled"][1][1] == pytest.approx(0.77)
+    assert table[0]["greedy_per_seed"] == "0.8500 0.9000 0.9200"
+    assert table[0]["seeds"] == "0 1 2"
+    assert float(table[0]["grpo_base.greedy_loss"]) == pytest.approx(1 - 0.89 / 0.95)
+    assert table[0]["own_base.method"] == ""
+    text = as_markdown([row])
+    assert "| gex | const:64 (not steady) | 0.890 | 0.820 |  | 6.3 % ± 2.2 | 6.3 % ± 2.2 |" in text
+    assert "| 0.780 | 0.072 | 13.3 % ± 4.6 |" in text
+    assert text.rstrip().endswith("| 0 of 3 |")
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+
+
+def test_each_base_is_its_own_comparison(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "results.jsonl")
+    fast = TrainingPlan(learning_rate=1e-3)
+    for method, delay, plan, last in (
+        ("grpo", "const:0", CALM, 0.9),
+        ("gex", "const:0", CALM, 0.8),
+        ("gepo_t+lr=0.002", "const:0", CALM, 0.94),
+        ("gepo", "const:0", fast, 0.96),
+        ("gex", "const:64", CALM, 0.72),
+    ):
+        file.add(setting(method, delay, plan), [result(seed, last) for seed in range(2)])
+    file.add(setting("tis", "const:0"), [result(0, 1.0)])  # one seed of two: no base
+    file.add(setting("tis", "const:0", TrainingPlan(updates=400)), [result(seed, 1.0) for seed in range(2)])
+    (row,) = rows_of(file, "chain4", ["gex"], ["const:64"], CALM, range(2))
+    assert row.grpo_base is not None
+    assert row.own_base is not None
+    assert row.best_base is not None
+    assert [(base.method, base.learning_rate) for base in (row.grpo_base, row.own_base, row.best_base)] == [
+        ("grpo", 5e-4),
+        ("gex", 5e-4),
+        ("gepo", 1e-3),
+    ]
+    assert row.grpo_base.loss == row.loss_vs_on_policy == pytest.approx(0.2)
+    assert row.own_base.loss == pytest.approx(0.1)
+    assert row.best_base.loss == pytest.approx(0.25)
+    assert row.own_base.greedy_loss == pytest.approx(1 - 0.86 / 0.9)
+    assert row.own_base.greedy_loss_error == pytest.approx(0.0, abs=1e-12)
+    assert not row.steady_state
+    (alone,) = rows_of(file, "chain4", ["gepo_t+lr=0.002"], ["const:0"], CALM, range(2))
+    assert alone.own_base is not None
+    assert alone.own_base.learning_rate == 0.002
+    assert alone.own_base.loss == pytest.approx(0.0)
+    assert alone.steady_state
+
+
+def test_a_collapsed_seed_marks_its_row(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "results.jsonl")
+    broken = result(1, 0.7)
+    lost = dataclasses.replace(broken.evaluations[2], entropy=NOT_FINITE)
+    broken = dataclasses.replace(broken, evaluations=(*broken.evaluations[:2], lost, broken.evaluations[3]))
+    file.add(setting("gex", "const:64"), [result(0, 0.7), broken])
+    (row,) = rows_of(ResultFile(tmp_path / "results.jsonl"), "chain4", ["gex"], ["const:64"], CALM, range(2))
+    assert (row.collapsed, row.collapsed_seeds) == (True, (1,))
+    (row,) = rows_of(file, "chain4", ["gex"], ["const:64"], CALM, range(1))
+    assert (row.collapsed, row.collapsed_seeds) == (False, ())
 
 
 def test_a_loss_needs_the_baseline_on_the_same_seeds(tmp_path: Path) -> None:
@@ -203,7 +288,8 @@ def test_command_prints_one_json_object_and_fails_with_its_criteria(
     def command(*, check: bool) -> None:
         bench_staleness(
             methods="grpo, gepo_t", delays="const:64", seeds=5, updates=200, learning_rate=5e-4, task="chain4",
-            step_s=None, out=tmp_path, check=check, seed=0, as_json=True,
+            task_file=None, step_s=None, out=tmp_path, check=check, sweep=False, steady_state=False, seed=0,
+            as_json=True,
         )  # fmt: skip
 
     command(check=False)
@@ -214,7 +300,7 @@ def test_command_prints_one_json_object_and_fails_with_its_criteria(
     ]
     assert set(document["results"][0]) >= {
         "best", "last", "last_per_seed", "loss_vs_on_policy", "loss_error", "grad_norm_max", "weight_max", "ess_min",
-        "kl_mean",
+        "kl_mean", "greedy", "pass_at_8", "entropy", "own_base", "best_base", "collapsed", "curves", "steady_state",
     }  # fmt: skip
     assert document["demands"] == []
     with pytest.raises(P2PRLError, match=r"of 12 criteria"):

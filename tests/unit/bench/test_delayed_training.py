@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from p2prl.bench.staleness import delayed_training as training_module
+from p2prl.bench.staleness import policy_evaluation
+from p2prl.bench.staleness.delay_laws import parse_law
 from p2prl.bench.staleness.delayed_training import DelayedTraining
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.seed_log import SeedResult
-from p2prl.bench.staleness.staleness_distributions import parse_staleness
 from p2prl.bench.training.decoder_shape import initial_weights
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.stacked_adam import StackedAdam
@@ -43,7 +44,7 @@ def start(seeds: range) -> Tensor:
 
 def trained(method: str, delay: str, seeds: range) -> list[SeedResult]:
     parsed = parse_method(method, max_completion_tokens=ENVIRONMENT.max_new_tokens)
-    return DelayedTraining(ENVIRONMENT, parsed, parse_staleness(delay), PLAN, seeds, start(seeds)).run()
+    return DelayedTraining(ENVIRONMENT, parsed, parse_law(delay), PLAN, seeds, start(seeds)).run()
 
 
 @pytest.mark.parametrize("beta2", [0.99, 0.999])
@@ -115,9 +116,9 @@ def test_a_seed_is_independent_of_others_and_repeats() -> None:
     again = trained("gepo_t+brake", "unif:3", range(2, 3))
     assert again == alone
     assert together[1].seed == 2
-    assert together[1].curve == alone[0].curve
+    assert together[1].curve("sampled") == alone[0].curve("sampled")
     assert together[1].kl_mean == pytest.approx(alone[0].kl_mean, abs=1e-5)
-    assert together[0].curve != together[1].curve
+    assert together[0].curve("sampled") != together[1].curve("sampled")
 
 
 @pytest.mark.parametrize("delay", ["const:2", "unif:3", "weibull:4"])
@@ -142,6 +143,7 @@ def test_samplers_use_the_policy_given_by_the_delay(delay: str, monkeypatch: pyt
 
     batch_type: Any = training_module.RolloutBatch  # type: ignore[attr-defined]
     monkeypatch.setattr(training_module, "sample", watched_sample)
+    monkeypatch.setattr(policy_evaluation, "sample", watched_sample)
     monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
     monkeypatch.setattr(training_module, "RolloutBatch", watched_batch)
     trained("grpo", delay, range(2))
@@ -155,10 +157,45 @@ def test_samplers_use_the_policy_given_by_the_delay(delay: str, monkeypatch: pyt
                 rows = staleness[4 * sampler : 4 * sampler + 4]
                 age = int(rows[0, 0])
                 assert bool((rows == age).all())
-                assert 0 <= age <= min(update, parse_staleness(delay).longest)
+                assert 0 <= age <= min(update, parse_law(delay).longest)
                 seen.add(age)
                 assert torch.equal(sampled[update][4 * index + sampler], learner[update - age][index])
     assert seen == {0, 1, 2} if delay == "const:2" else len(seen) > 2
+
+
+def test_within_a_group_each_sampler_completes_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stored log-probs of each completion are those of the policy that its position in the group names."""
+    learner: list[Tensor] = []
+    batches: list[Any] = []
+    completed: list[tuple[Tensor, Tensor]] = []
+
+    def watched_logprobs(shape: Any, weights: Tensor, prompts: Tensor, completions: Tensor) -> Tensor:
+        learner.append(weights.detach().clone())
+        completed.append((prompts, completions))
+        return completion_logprobs(shape, weights, prompts, completions)
+
+    def watched_batch(**fields: Any) -> Any:
+        batches.append(fields)
+        return batch_type(**fields)
+
+    batch_type: Any = training_module.RolloutBatch  # type: ignore[attr-defined]
+    monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
+    monkeypatch.setattr(training_module, "RolloutBatch", watched_batch)
+    trained("grpo", "within:peers:const:0/const:1/const:2/const:3", range(2))
+    update, index = 4, 1
+    fields = batches[2 * update + index]
+    assert fields["staleness_BG"].tolist() == [[0, 0, 1, 1, 2, 2, 3, 3]] * 16
+    prompts, completions = completed[update]
+    for age in range(4):
+        own = completion_logprobs(ENVIRONMENT.shape, learner[update - age], prompts, completions)[index]
+        mask = fields["mask_BGT"][:, 2 * age : 2 * age + 2]
+        stored = fields["behavior_logprobs_BGT"][:, 2 * age : 2 * age + 2]
+        torch.testing.assert_close(stored, torch.where(mask, own[:, 2 * age : 2 * age + 2], 0.0), rtol=0, atol=2e-5)
+
+
+def test_a_methods_own_learning_rate_replaces_the_plans() -> None:
+    assert trained("grpo+lr=.002", "const:1", range(1)) == trained("grpo", "const:1", range(1))
+    assert trained("grpo+lr=.001", "const:1", range(1)) != trained("grpo", "const:1", range(1))
 
 
 @pytest.mark.parametrize("addition", ["average", "published"])
@@ -168,7 +205,10 @@ def test_averages_are_evaluated_and_published_ones_sampled(addition: str, monkey
     learner: list[Tensor] = []
 
     def watched_sample(shape: Any, weights: Tensor, prompts: Tensor, **rest: Any) -> Any:
-        (sampled if rest["group_size"] == 8 else evaluated).append(weights.clone())
+        if rest["group_size"] == 8:
+            sampled.append(weights.clone())
+        elif rest["uniforms"] is None:  # one greedy completion for each evaluation
+            evaluated.append(weights.clone())
         return sample(shape, weights, prompts, **rest)
 
     def watched_logprobs(shape: Any, weights: Tensor, prompts: Tensor, completions: Tensor) -> Tensor:
@@ -176,6 +216,7 @@ def test_averages_are_evaluated_and_published_ones_sampled(addition: str, monkey
         return completion_logprobs(shape, weights, prompts, completions)
 
     monkeypatch.setattr(training_module, "sample", watched_sample)
+    monkeypatch.setattr(policy_evaluation, "sample", watched_sample)
     monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
     trained(f"grpo+{addition}=.3", "const:2", range(1))
     average, averages = learner[0], [learner[0]]
@@ -223,8 +264,8 @@ def test_ratios_are_one_without_delay_only() -> None:
     (stale,) = trained("grpo", "const:4", range(1))
     assert stale.ess_min < 0.999
     assert stale.weight_max > 1.01
-    assert len(stale.curve) == PLAN.updates + 1
-    assert stale.last == pytest.approx(sum(reward for _, reward in stale.curve[-3:]) / 3)
+    assert len(stale.evaluations) == PLAN.updates + 1
+    assert stale.last == pytest.approx(sum(reward for _, reward in stale.curve("sampled")[-3:]) / 3)
 
 
 def test_guards_slow_a_run_down() -> None:
@@ -240,4 +281,4 @@ def test_illegal_plans_and_seeds_are_refused() -> None:
         TrainingPlan(learning_rate=0.0)
     method = parse_method("grpo", max_completion_tokens=8)
     with pytest.raises(ConfigError, match="seed"):
-        DelayedTraining(ENVIRONMENT, method, parse_staleness("const:0"), PLAN, [-1], start(range(1)))
+        DelayedTraining(ENVIRONMENT, method, parse_law("const:0"), PLAN, [-1], start(range(1)))

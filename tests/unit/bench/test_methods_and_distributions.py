@@ -135,6 +135,7 @@ def test_methods_carry_options_and_guards() -> None:
         ("gepo_t:cap", "cap"), ("gepo_t:hat=2", "hat"), ("ppo", "value head"),
         ("gex+replay=0", "replay"), ("gex+replay=1.5", "replay"), ("gex+average=1", "average"), ("gex+vcpo=2", "vcpo"),
         ("gex+band=129", "band"), ("gex+band=-1", "band"), ("gex+band=.5", "band"),
+        ("gex+lr", "lr"), ("gex+lr=", "lr"), ("gex+lr=0", "lr"), ("gex+lr=1", "lr"),
         ("gex+decay=", "decay"), ("gex+average+published", "already includes"), ("gex:advantage=big", "advantage"),
     ],
 )  # fmt: skip

@@ -15,27 +15,31 @@ from safetensors.torch import save_file
 
 from p2prl.bench.staleness import banded_training, delayed_training
 from p2prl.bench.staleness.banded_training import BandedTraining
+from p2prl.bench.staleness.delay_laws import parse_law
 from p2prl.bench.staleness.delayed_training import DelayedTraining
+from p2prl.bench.staleness.measures import Evaluation
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting, version_of
 from p2prl.bench.staleness.seed_log import SeedResult
-from p2prl.bench.staleness.staleness_distributions import parse_staleness
 from p2prl.bench.training import warm_start as warm_start_module
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path, warm_start, warm_start_of
 
 PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=16, final_prompts=16)
-DONE = SeedResult(seed=0, curve=((0, 0.1),) * 3, grad_norm_max=1, weight_max=1, ess_min=1, kl_mean=0, kl_max=0)
+POLICY = Evaluation(
+    update=0, sampled=0.1, greedy=0.2, pass_at_8=0.3, entropy=0.4, nll=0.5, length=6.0, finished=1.0, calibration=0.1
+)
+DONE = SeedResult(seed=0, evaluations=(POLICY,) * 3, grad_norm_max=1, weight_max=1, ess_min=1, kl_mean=0, kl_max=0)
 SEEDS = range(1)
-ONE = "training=1 warm_start=1 environment=1 loss=1"
+ONE = "measures=1 training=1 warm_start=1 environment=1 loss=1"
 
 
-def line(method: str, code: str) -> str:
-    """A line in the format of commit 3812427."""
+def line(version: str) -> str:
+    """A line of results kept before measures had versions."""
     return (
-        f'{{"setting":{{"task":"chain4","method":"{method}","delay":"const:8","updates":200,"learning_rate":0.0005,'
-        f'"evaluate_every":20,"evaluation_prompts":256,"final_prompts":1024,"code":"{code}"}},"result":{{"seed":0,'
+        '{"setting":{"task":"chain4","method":"grpo","delay":"const:8","updates":200,"learning_rate":0.0005,'
+        f'"evaluate_every":20,"evaluation_prompts":256,"final_prompts":1024,{version}}},"result":{{"seed":0,'
         '"curve":[[0,0.1],[0,0.1],[0,0.1]],"grad_norm_max":1,"weight_max":1,"ess_min":1,"kl_mean":0,"kl_max":0}}\n'
     )
 
@@ -45,35 +49,29 @@ def missing(path: Path, method: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("method", "code"),
-    [
-        ("grpo", "5642068d6a95a2cc"),
-        ("gepo_t", "75679d6c649c92ba"),
-        ("gepo_t:sharpness=1", "d432ebc47f8b2d3a"),
-        ("gepo_t:sharpness=1.0", "d432ebc47f8b2d3a"),
-    ],
+    "version", ['"code":"5642068d6a95a2cc"', '"version":"training=1 warm_start=1 environment=1 loss=1"']
 )
-def test_results_with_a_known_digest_are_used(tmp_path: Path, method: str, code: str) -> None:
+def test_results_of_other_measures_are_kept_and_not_used(tmp_path: Path, version: str) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_text(line(method, code))
-    assert missing(path, method) == []
-    assert ResultFile(path).of(Setting.of("chain4", method, "const:8", TrainingPlan()), SEEDS) == [DONE]
+    path.write_text(line(version))
+    assert missing(path, "grpo") == [0]
+    assert ResultFile(path).settings() == []
+    ResultFile(path).add(Setting.of("chain4", "grpo", "const:8", TrainingPlan()), [DONE])
+    assert missing(path, "grpo") == []
+    assert path.read_text().startswith(line(version))
 
 
-@pytest.mark.parametrize(
-    ("method", "code"),
-    [("grpo", "0123456789abcdef"), ("grpo", ""), ("gepo_t", "5642068d6a95a2cc"), ("gepo_t+band", "75679d6c649c92ba")],
-)
-def test_results_with_another_digest_are_not(tmp_path: Path, method: str, code: str) -> None:
+def test_results_of_later_measures_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_text(line(method, code))
-    assert missing(path, method) == [0]
+    ResultFile(path).add(Setting.of("chain4", "grpo", "const:8", TrainingPlan()), [DONE])
+    assert ResultFile(path).of(Setting.of("chain4", "grpo", "const:8", TrainingPlan()), SEEDS) == [DONE]
+    monkeypatch.setattr("p2prl.bench.staleness.results.MEASURES_VERSION", 2)
+    assert missing(path, "grpo") == [0]
 
 
 def test_a_raised_version_drops_kept_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "results.jsonl"
-    path.write_text(line("grpo", "5642068d6a95a2cc"))
-    for method in ("gex", "gex+band"):
+    for method in ("grpo", "gex", "gex+band"):
         ResultFile(path).add(Setting.of("chain4", method, "const:8", TrainingPlan()), [DONE])
     monkeypatch.setattr(banded_training, "RESULT_VERSION", 2)
     assert [missing(path, method) for method in ("grpo", "gex", "gex+band")] == [[], [], [0]]
@@ -111,7 +109,7 @@ def test_figures_have_not_moved_within_a_version(
     parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
     kind = BandedTraining if "band" in parsed.additions else DelayedTraining
     start = warm_start(environment, [5], steps=20)
-    (result,) = kind(environment, parsed, parse_staleness("lognorm:4"), PLAN, [5], start).run()
+    (result,) = kind(environment, parsed, parse_law("lognorm:4"), PLAN, [5], start).run()
     found = dataclasses.asdict(result)
     measured = (float(start.double().norm()), *(found[name] for name in ("grad_norm_max", "weight_max", "kl_max")))
     assert measured == pytest.approx(figures, rel=2e-3, abs=1e-6)

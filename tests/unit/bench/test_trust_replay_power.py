@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,7 @@ import torch
 from p2prl.bench.trust import replay_power
 from p2prl.bench.trust.model_groups import model_rows
 from p2prl.bench.trust.replay_power import FalseRejects, Power
-from p2prl.bench.trust.synthetic_groups import CHEATS, honest_tokens, policy, with_invented
+from p2prl.bench.trust.synthetic_groups import honest_tokens, policy, with_invented
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
@@ -61,17 +58,6 @@ def test_rows_of_false_rejects_and_power(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(row.faults == 20 for row in far), "what no class explains is a fault"
 
 
-def test_points_of_a_rule_are_shares() -> None:
-    points = list(replay_power.rule_curves(40, tokens=(40,)))
-    assert {point.cheat for point in points} == set(CHEATS)
-    assert {point.rule for point in points} == {"token", "number", "total", "logprobs"}
-    assert all(0.0 <= point.false_rejects <= 0.05 and 0.0 <= point.found <= 1.0 for point in points)
-    assert all(math.isfinite(point.threshold) for point in points)
-    at_none = {(p.rule, p.cheat): p.found for p in points if p.dtype == "bfloat16" and p.false_rejects == 0.0}
-    assert at_none["token", "invented token"] == 1.0
-    assert at_none["logprobs", "made-up log-probs"] == 1.0
-
-
 def test_real_models_through_real_scorers() -> None:
     torch.set_num_threads(1)
     rows = list(model_rows(6, temperatures=(1.0,)))
@@ -82,14 +68,3 @@ def test_real_models_through_real_scorers() -> None:
     assert sum(row.invented for row in rows) > 20
     assert all(row.mismatched == 0 for row in rows if row.dtype == "float32" and row.noise == 0.0)
     assert any(row.mismatched for row in rows if row.noise > 0.01)
-
-
-def test_command_prints_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(replay_power, "_POOL", 1 << 10)
-    monkeypatch.setattr(replay_power, "model_rows", lambda groups, seed: model_rows(groups, seed, (1.0,)))
-    replay_power.main(
-        ["--json", "--groups", "2", "--model-groups", "1", "--tokens", "8", "--policies", "flat", "near 18"]
-    )
-    document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"false_rejects", "power", "rules", "models", "wall_s"}
-    assert {row["policy"] for row in document["power"]} == {"flat", "near 18"}

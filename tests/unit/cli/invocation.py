@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from p2prl.cli.app import app
 
 
+@functools.cache
 def commands() -> dict[str, click.Command]:
     """Every command by its full name."""
     found: dict[str, click.Command] = {}
@@ -31,6 +33,7 @@ def invoke(*arguments: object, stdin: str | None = None) -> Any:
     return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
 
 
+@functools.cache
 def help_text(name: str, *, columns: int = 120) -> str:
     """The help page of a command, given by its full name."""
     result = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": str(columns)})

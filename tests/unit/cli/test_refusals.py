@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +10,7 @@ import pytest
 from p2prl import errors
 from p2prl.protocol.identity import Identity
 from tests.unit.cli.invocation import invoke
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+from tests.unit.cli.light_imports import outcomes
 
 SOME_LINK = f"p2prl://chain@{'a' * 52}?b=/ip4/127.0.0.1/tcp/1/p2p/{Identity(bytes(16)).peer_id}"
 
@@ -47,16 +43,28 @@ REFUSED_AT_ONCE = [
 ]
 
 
-@pytest.mark.parametrize("arguments", REFUSED_AT_ONCE)
-def test_wrong_input_is_refused_before_torch_is_imported(arguments: tuple[str, ...]) -> None:
-    probe = (
+@pytest.fixture(scope="module")
+def refusals() -> dict[tuple[str, ...], str]:
+    """What went wrong with each command line of `REFUSED_AT_ONCE`."""
+    programs = [
         f"import sys; sys.argv = ['p2prl', *{arguments!r}]\n"
         "from p2prl.cli import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert end.code in (3, 4), end.code\n"
+        "else:\n    assert False, 'it was not refused'\n"
         "heavy = {'torch', 'transformers', 'hivemind', 'fastapi'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-    )
-    subprocess.run([sys.executable, "-c", probe], check=True, env=ENVIRONMENT, capture_output=True)
+        for arguments in REFUSED_AT_ONCE
+    ]
+    shells = ("join_worker", "validate_worker", "init_run", "learn_run", "export_run", "board_serve", "ledger_check")
+    found = outcomes(programs, loaded=[f"p2prl.cli.commands.{shell}" for shell in shells])
+    return dict(zip(REFUSED_AT_ONCE, found, strict=True))
+
+
+@pytest.mark.parametrize("arguments", REFUSED_AT_ONCE)
+def test_wrong_input_is_refused_before_torch_is_imported(
+    arguments: tuple[str, ...], refusals: dict[tuple[str, ...], str]
+) -> None:
+    assert refusals[arguments] == ""
 
 
 REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [

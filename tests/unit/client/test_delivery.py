@@ -67,7 +67,7 @@ def test_a_long_backlog_is_sent_in_portions_as_receipts_arrive(spool: Spool) -> 
         stored = tuple(name(slot) for slot in range(sent, sent + portion))
         subject.on_storage_receipt(StorageReceipt(stored))
         assert published(subject.due(now, run_known=True)) == [], "the learner holds as many as it may"
-        subject.on_receipts(Receipts(0, tuple(receipt(slot) for slot in range(sent, sent + portion))))
+        subject.on_receipts(Receipts(0, tuple(receipt(slot) for slot in range(sent, sent + portion))), 0)
         sent += portion
     assert spool.counts() == {"verified": 40}
 
@@ -99,7 +99,7 @@ def test_only_our_rejected_groups_are_reported(spool: Spool) -> None:
     subject = delivery(spool, rejected)
     add(spool, 0, 1)
     ours = receipt(0, ReceiptState.REJECTED, "bad_tokens")
-    subject.on_receipts(Receipts(0, (ours, receipt(1, ReceiptState.REJECTED, "bad_tokens", peer=b"b" * 32), ours)))
+    subject.on_receipts(Receipts(0, (ours, receipt(1, ReceiptState.REJECTED, "bad_tokens", peer=b"b" * 32), ours)), 0)
     assert rejected == [ours]
     assert spool.counts() == {"generated": 1, "rejected": 1}
 
@@ -122,6 +122,6 @@ def test_waits_for_the_last_receipts_and_longer_while_the_learner_holds_groups(s
     subject.set_learner_in_reach(True)
     subject.on_storage_receipt(StorageReceipt((name(0),)))
     assert not subject.is_over(NOW + 6, run_ended=True)
-    subject.on_receipts(Receipts(0, (receipt(0),)))
+    subject.on_receipts(Receipts(0, (receipt(0),)), 0)
     assert not subject.is_over(NOW + 7, run_ended=True), "the wait begins again with each receipt"
     assert subject.is_over(NOW + 13, run_ended=True)

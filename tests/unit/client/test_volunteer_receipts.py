@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from p2prl.errors import MachineError
 from p2prl.net.process import control
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt, Verdict
@@ -37,6 +40,62 @@ def test_an_expired_group_is_counted_without_a_notice(rig: VolunteerRig) -> None
     assert rig.notices == []
     assert rig.progress[-1].groups["expired"] == 1
     assert rig.progress[-1].reasons == {"too_stale": 1}
+
+
+def exclude(rig: VolunteerRig, count: int) -> None:
+    """The learner rejects the next `count` of the groups because their key is excluded."""
+    raws = [raw for raw in rig.port.published if raw not in rig.port.excluded][:count]
+    rig.port.excluded += raws
+    receipts = tuple(settled(raw, ReceiptState.REJECTED, "excluded") for raw in raws)
+    assert len(receipts) == count
+    rig.port.inbox.append(control.EnvelopeArrived(rig.says(Receipts(0, receipts))))
+
+
+def test_a_volunteer_stops_after_three_receipts_that_say_it_is_excluded(rig: VolunteerRig) -> None:
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(4)
+    exclude(rig, 2)
+    before = len(rig.port.published)
+    rig.turns(2)
+    assert len(rig.port.published) > before, "two may be a mistake"
+    exclude(rig, 1)
+    with pytest.raises(MachineError, match="excluded this machine's key") as told:
+        rig.volunteer.run(rig.port)
+    assert told.value.exit_code == 4
+    assert "start again" in told.value.remedy
+
+
+def test_an_excluded_volunteer_that_starts_again_stops_at_the_next_receipt(rig: VolunteerRig) -> None:
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(4)
+    exclude(rig, 3)
+    rig.turns(2)
+    rig.volunteer.close()
+    rig.start()
+    rig.introduce()
+    rig.offer(1)
+    rig.turns(4)
+    assert rig.port.published, "its owner may have repaired it"
+    exclude(rig, 1)
+    with pytest.raises(MachineError):
+        rig.volunteer.run(rig.port)
+
+
+def test_exclusions_of_long_ago_stop_nobody(rig: VolunteerRig) -> None:
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(4)
+    exclude(rig, 2)
+    rig.turns(1)
+    rig.clock.time += 25 * 3600.0
+    rig.turns(3)
+    rig.port.excluded = list(rig.port.published[:-1])
+    exclude(rig, 1)
+    before = len(rig.port.published)
+    rig.turns(3)
+    assert len(rig.port.published) > before
 
 
 def overdue(rig: VolunteerRig) -> bytes:

@@ -33,6 +33,8 @@ class InboxPort:
         self.inbox: list[control.FromNetwork] = []
         self.published: list[bytes] = []
         self.asked: list[int] = []
+        self.excluded: list[bytes] = []
+        """Groups that a test has rejected."""
 
     def send(self, message: control.ToNetwork) -> None:
         if isinstance(message, control.Publish):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,18 @@ def python_files(*folders: str) -> Iterator[Path]:
 def parsed(path: Path) -> ast.Module:
     """The syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def imports_of(path: Path) -> tuple[str, ...]:
+    """Names that a file imports anywhere: at the top, in functions, under TYPE_CHECKING."""
+    names: list[str] = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(names)
 
 
 def name_of(path: Path) -> str:

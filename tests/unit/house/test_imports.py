@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.house.source_tree import PRODUCT_FOLDERS, ROOT, parsed, python_files
+from tests.unit.house.source_tree import PRODUCT_FOLDERS, ROOT, imports_of, python_files
 
 
 def modules() -> dict[str, Path]:
@@ -18,23 +16,13 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Names that a file imports anywhere: at the top, in functions, under TYPE_CHECKING."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}"
-
-
 def graph() -> dict[str, set[str]]:
     """Modules with the modules they import. `from package import module` is an import of the module."""
     known = modules()
     edges: dict[str, set[str]] = {}
     for name, path in known.items():
         targets = set()
-        for target in imported(parsed(path)):
+        for target in imports_of(path):
             owner = target.rpartition(".")[0]
             targets.add(target if target in known else owner)
         edges[name] = (targets & known.keys()) - {name}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tests.unit.house.source_tree import PRODUCT_FOLDERS, name_of, parsed, python_files
-from tests.unit.house.test_imports import imported
+from tests.unit.house.source_tree import PRODUCT_FOLDERS, imports_of, name_of, python_files
 
 
 def importers_of(package: str, *folders: str) -> list[str]:
     return [
         f"{name_of(path)} imports {name}"
         for path in python_files(*folders)
-        for name in imported(parsed(path))
+        for name in imports_of(path)
         if name == package or name.startswith(f"{package}.")
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +43,8 @@ from tests.unit.learner.small_run import NOW, SmallRun, identity
 
 PEERS = (identity("one"), identity("two"))
 UPDATES = 5
+THREAD_WAIT_S = 20.0
+"""Longest wait for a thread, far longer than any job of these tests."""
 
 
 class TickingClock:
@@ -83,6 +86,23 @@ class RecordingPort:
 
     def bodies(self, kind: Kind) -> list[Any]:
         return [opened.body for raw in self.sent if (opened := open_envelope(raw, now=None)).kind is kind]
+
+
+class WaitingPort(RecordingPort):
+    """A port whose polls wait until they are woken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.woken = threading.Event()
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        if not self.inbox and timeout_s > 0:
+            assert self.woken.wait(timeout_s), "nothing happened"
+        self.woken.clear()
+        return super().poll(timeout_s)
+
+    def wake(self) -> None:
+        self.woken.set()
 
 
 @functools.cache
@@ -207,6 +227,18 @@ class ScriptedSwarm:
 
     def weights(self) -> bytes:
         return bytes(flatten(self.learner.model, self.small_run.layout))
+
+
+class ThreadedSwarm(ScriptedSwarm):
+    """A scripted swarm around a learner with threads."""
+
+    wait_s = THREAD_WAIT_S
+    turns = 300
+
+    def __init__(self, small_run: SmallRun, **changes: Any) -> None:
+        super().__init__(small_run, lambda: make_learner(small_run, threads=1, **changes))
+        self.port = WaitingPort()
+        self.learner.attach(self.port)
 
 
 class KilledError(Exception):

@@ -15,7 +15,14 @@ from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.service import Learner
 from p2prl.models.pass_evaluation import evaluate_prompts, evaluation_sets
 from p2prl.tasks.evaluation_report import task_report
-from tests.unit.learner.scripted_swarm import ScriptedSwarm, fresh_runs, make_learner, metrics_lines, run_through
+from tests.unit.learner.scripted_swarm import (
+    ScriptedSwarm,
+    ThreadedSwarm,
+    fresh_runs,
+    make_learner,
+    metrics_lines,
+    run_through,
+)
 from tests.unit.learner.small_run import SmallRun
 
 EVALUATE = EvaluationConfig(every=2, prompts=12, samples=3)
@@ -123,12 +130,7 @@ def test_a_stop_gives_the_slice_up(fresh: Callable[[str], SmallRun]) -> None:
 
 def test_in_threads_it_ends_too(fresh: Callable[[str], SmallRun]) -> None:
     run = fresh("run")
-
-    class Waiting(ScriptedSwarm):
-        wait_s = 0.01
-        turns = 500_000  # they take no time while a thread computes
-
-    swarm = Waiting(run, partial(measuring, run, threads=1))
+    swarm = ThreadedSwarm(run, evaluate=EVALUATE)
     swarm.finish()
     while swarm.learner._checks.evaluate(idle=True, finished=True):
         swarm.learner._checks.finish(step=swarm.learner.step, wait=True)

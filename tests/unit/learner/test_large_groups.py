@@ -38,13 +38,14 @@ from p2prl.protocol.manifests import PolicyManifest, Sampling, blob_of
 from p2prl.protocol.rollout_group import Completion, GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import read_group, seal_group
 from p2prl.protocol.wire_codec import encode
+from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.protocol_swarm import group_of, run_manifest_of
+from p2prl.testing.protocol_swarm import group_of
 from p2prl.testing.run_audit import _kept, record_everything
 
 KEY, VOLUNTEER = identity_of("learner"), identity_of("volunteer")

@@ -18,9 +18,10 @@ from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Kind
 from tests.unit.learner.scripted_swarm import (
     PEERS,
+    THREAD_WAIT_S,
     UPDATES,
-    RecordingPort,
     ScriptedSwarm,
+    ThreadedSwarm,
     fresh_runs,
     make_learner,
     metrics_lines,
@@ -28,42 +29,11 @@ from tests.unit.learner.scripted_swarm import (
 )
 from tests.unit.learner.small_run import NOW, SmallRun
 
-_WAIT_S = 20.0
-
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Callable[[str], SmallRun]]:
     with fresh_runs(tmp_path) as make:
         yield make
-
-
-class WaitingPort(RecordingPort):
-    """A port whose polls wait until they are woken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.woken = threading.Event()
-
-    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
-        if not self.inbox and timeout_s > 0:
-            assert self.woken.wait(timeout_s), "nothing happened"
-        self.woken.clear()
-        return super().poll(timeout_s)
-
-    def wake(self) -> None:
-        self.woken.set()
-
-
-class ThreadedSwarm(ScriptedSwarm):
-    """A scripted swarm around a learner with threads."""
-
-    wait_s = _WAIT_S
-    turns = 300
-
-    def __init__(self, small_run: SmallRun, **changes: Any) -> None:
-        super().__init__(small_run, lambda: make_learner(small_run, threads=1, **changes))
-        self.port = WaitingPort()
-        self.learner.attach(self.port)
 
 
 class HeldUpdates:
@@ -79,7 +49,7 @@ class HeldUpdates:
     def _held(self, groups: Any) -> Any:
         self.began.set()
         self._wake()
-        assert self.go.wait(_WAIT_S)
+        assert self.go.wait(THREAD_WAIT_S)
         return self._update(groups)
 
 
@@ -172,7 +142,7 @@ def test_stopping_finishes_the_update_in_progress(fresh: Callable[[str], SmallRu
     held = HeldUpdates(swarm)
 
     def stop_within_the_update() -> None:
-        assert held.began.wait(_WAIT_S)
+        assert held.began.wait(THREAD_WAIT_S)
         swarm.learner.stop()
         swarm.port.wake()
         held.go.set()

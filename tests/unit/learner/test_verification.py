@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -136,15 +137,29 @@ def test_a_group_in_a_slot_without_valid_work_is_rejected(tmp_path: Path, monkey
     run.close()
 
 
+ELSEWHERE = {
+    RejectionReason.TOO_STALE: ("test_verification", "test_group_at_the_bound_counts_and_above_it_expires"),
+    RejectionReason.DUPLICATE_SLOT: ("test_verification", "test_one_slot_counts_once_within_a_batch"),
+    RejectionReason.ENGINE_MISMATCH: ("test_verification", "test_claimed_dtype_does_not_widen_the_tolerance"),
+    RejectionReason.WITHHELD_SLOTS: ("test_slot_prices", "test_groups_that_pay_for_lost_slots_are_voided"),
+    RejectionReason.EXCLUDED: ("test_exclusion_service", "test_a_key_that_forges_is_excluded_told_and_remembered"),
+}
+"""Reasons that no tampering with one group brings about, and the test of each."""
+
+
 def test_every_rejection_reason_is_tested() -> None:
-    elsewhere = {
-        RejectionReason.TOO_STALE,
-        RejectionReason.DUPLICATE_SLOT,
-        RejectionReason.ENGINE_MISMATCH,  # below
-        RejectionReason.WITHHELD_SLOTS,
-        RejectionReason.EXCLUDED,
-    }
-    assert {reason for reason, _ in TAMPERINGS} | elsewhere == set(RejectionReason)
+    assert {reason for reason, _ in TAMPERINGS} | set(ELSEWHERE) == set(RejectionReason)
+
+
+@pytest.mark.parametrize(("reason", "where"), ELSEWHERE.items())
+def test_reasons_that_need_more_than_one_group_are_asserted_where_they_are_said_to_be(
+    reason: RejectionReason, where: tuple[str, str]
+) -> None:
+    module, name = where
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text())
+    (test,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    asserted = {ast.unparse(part) for node in ast.walk(test) if isinstance(node, ast.Assert) for part in ast.walk(node)}
+    assert asserted & {f"RejectionReason.{reason.name}", repr(reason.value)}
 
 
 def test_claimed_dtype_does_not_widen_the_tolerance(small_run: SmallRun) -> None:

@@ -26,6 +26,16 @@ HARMLESS = ("four repetitions",)
 """Bombs that the rules accept, since they go off nowhere."""
 
 
+NewChildren = Callable[[], list[psutil.Process]]
+
+
+@pytest.fixture
+def new_children() -> NewChildren:
+    """Children of this process that the test has started."""
+    earlier = psutil.Process().children()
+    return lambda: [child for child in psutil.Process().children() if child not in earlier]
+
+
 def files_of(kind: str, special: dict[str, str]) -> dict[str, bytes]:
     config = "{" + ",".join(f'"{name}":"{token}"' for name, token in special.items()) + "}"
     return {"tokenizer.json": REAL[kind].to_str().encode(), "tokenizer_config.json": config.encode()}
@@ -50,12 +60,12 @@ def test_it_encodes_and_decodes_as_transformers_does(kind: str) -> None:
             )
 
 
-def test_it_is_confined() -> None:
+def test_it_is_confined(new_children: NewChildren) -> None:
     with ConfinedTokenizer(REAL["gpt2"].to_str().encode(), {}, 32) as confined:
         assert confined.eos_token_id is None
         if sys.platform == "linux":
             assert {LANDLOCK, SECCOMP} <= set(confined.layers) or os.uname().release < "5.13"
-        (child,) = psutil.Process().children()
+        (child,) = new_children()
         assert child.environ().keys() & {"PATH", "HOME"} == {"PATH", "HOME"}
         assert len(child.environ()) < 12
     assert not child.is_running()
@@ -73,22 +83,22 @@ def set_off(bomb: Bomb, launch: Launch | None = None) -> None:
         confined.decode(bomb.token_ids)
 
 
-def test_a_refusal_names_the_part_and_leaves_no_process() -> None:
+def test_a_refusal_names_the_part_and_leaves_no_process(new_children: NewChildren) -> None:
     with pytest.raises(RemoteProtocolError, match="pre-tokenizer 'Split'") as refused:
         set_off(BOMBS["nested repetition"])
     assert refused.value.remedy
-    assert psutil.Process().children() == []
+    assert new_children() == []
 
 
 @pytest.mark.parametrize("name", ["doubling", "bytes of bytes"])
-def test_what_the_checks_might_miss_ends_at_the_limits(name: str) -> None:
+def test_what_the_checks_might_miss_ends_at_the_limits(name: str, new_children: NewChildren) -> None:
     """Seconds, because the first needs all the time that the limit leaves it."""
     before = os.times()
     with pytest.raises(RemoteProtocolError, match=r"more than 1\.5 s or 440 MB for a text of 1 characters"):
         set_off(BOMBS[name], unchecked_program().start)
     after = os.times()
     assert after.children_user + after.children_system - before.children_user - before.children_system < 2.5
-    assert psutil.Process().children() == []
+    assert new_children() == []
 
 
 class Ending:
@@ -120,11 +130,13 @@ def started() -> Iterator[Callable[[Ending], ConfinedTokenizer]]:
         tokenizer.close()
 
 
-def test_a_process_that_the_system_kills_is_replaced(started: Callable[[Ending], ConfinedTokenizer]) -> None:
+def test_a_process_that_the_system_kills_is_replaced(
+    started: Callable[[Ending], ConfinedTokenizer], new_children: NewChildren
+) -> None:
     launch = Ending(1, signal.SIGKILL)
     tokenizer = started(launch)
     assert launch.started == 2
-    (child,) = psutil.Process().children()
+    (child,) = new_children()
     child.kill()
     assert tokenizer.encode("a1") == REAL["gpt2"].encode("a1").ids
     assert launch.started == 3
@@ -142,7 +154,7 @@ def test_it_is_the_runs_fault_if_it_aborts(started: Callable[[Ending], ConfinedT
     assert launch.started == 1
 
 
-def test_after_some_failures_no_process_is_started() -> None:
+def test_after_some_failures_no_process_is_started(new_children: NewChildren) -> None:
     launches = 0
 
     def launch(descriptor: int) -> Child:
@@ -157,7 +169,7 @@ def test_after_some_failures_no_process_is_started() -> None:
                 tokenizer.encode(bomb.text)
         assert launches == 1, "a panic costs no process"
         for number in range(1, MOST_FAILURES + 1):
-            (child,) = psutil.Process().children()
+            (child,) = new_children()
             child.send_signal(signal.SIGPROF)
             with pytest.raises(RemoteProtocolError, match="needs more than"):
                 tokenizer.encode("a")

@@ -103,6 +103,7 @@ def test_chat_template_is_dropped() -> None:
         ({"vocab_size": -1}, "vocabulary"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "batch"),
         ({"rope_scaling": {"full_attention": {"type": "longrope"}}}, "batch"),
+        ({"rope_scaling": {"rope_type": ["linear"]}}, "batch"),
         ({"is_causal": False}, "is_causal"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import platform
 from typing import Any
 
 import pytest
@@ -291,7 +292,8 @@ def test_illegal_requests_are_refused() -> None:
 
 def test_engine_class_of_the_model() -> None:
     described = _policy(_model("llama")).engine_class
-    assert (described.engine, described.dtype, described.device) == ("transformers", "float32", "cpu")
+    assert (described.engine, described.dtype) == ("transformers", "float32")
+    assert described.device == f"cpu {platform.machine()}"
 
 
 # --- swapping between two tokens -------------------------------------------------------------------------------

@@ -261,3 +261,11 @@ def test_longest_texts_of_steps() -> None:
                     check_tokenizer(rules)
             else:
                 check_tokenizer(rules)
+
+
+@pytest.mark.parametrize("kind", [{}, [], None, 3, {"type": "BPE"}])
+def test_a_model_whose_kind_is_no_text_is_refused(kind: Any) -> None:
+    rules = json.loads(REAL["gpt2"].to_str())
+    rules["model"]["type"] = kind
+    with pytest.raises(RemoteProtocolError, match="is not supported"):
+        check_tokenizer(rules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.net.transports.interface_addresses import expand_wildcard
+from p2prl.net.transports.interface_addresses import any_public, expand_wildcard
 from p2prl.net.transports.multiaddrs import to_bytes
 
 
@@ -20,3 +20,10 @@ def test_ipv6_link_local_addresses_are_left_out() -> None:
 def test_another_address_stays() -> None:
     for address in ("/ip4/192.0.2.7/tcp/1", "/dns4/a.example/tcp/1", "/ip6/::1/tcp/1"):
         assert expand_wildcard(address) == (address,)
+
+
+def test_public_interfaces() -> None:
+    assert any_public(["127.0.0.1", "44.130.7.1"])
+    assert not any_public(["127.0.0.1", "192.168.1.10", "10.0.0.1", "100.64.0.2", "169.254.1.1"])
+    assert not any_public(["2606:4700::1", "fe80::1%eth0", "02:00:00:00:00:01", ""])
+    assert not any_public([])

@@ -20,10 +20,11 @@ from p2prl.testing.protocol_swarm import group_of
 USED = {
     "HELLO": 1, "OFFER": 2, "WANT": 3, "PUSH": 4, "HAVE": 5, "CHUNK_REQUEST": 6, "CHUNK": 7, "CHUNK_REFUSED": 8,
     "BLOB_QUERY": 9, "LEDGER_QUERY": 10, "LEDGER_PAGE": 11, "LINK_RATES": 12, "CHUNK_GRANT": 13, "GRANT_DECLINED": 14,
-    "CHUNK_CANCEL": 15, "RUN_MANIFEST": 32, "POLICY_MANIFEST": 33,
+    "CHUNK_CANCEL": 15, "MEETING_REQUEST": 16, "MEETING": 17, "RUN_MANIFEST": 32, "POLICY_MANIFEST": 33,
     "PEER_RECORD": 34, "ROLLOUT_GROUP": 35, "STORAGE_RECEIPT": 36, "RECEIPTS": 37, "VERDICT": 38, "LEDGER_HEAD": 39,
     "POLICY_HEAD": 40, "INTRODUCTION": 41, "GROUP_HEADER": 42,
     "DELEGATION": 43, "REVOCATION": 44, "VERDICT_CHECKS": 45,
+    "COUNTERSIGNATURE": 46,
 }  # fmt: skip
 """Every number ever used. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
 

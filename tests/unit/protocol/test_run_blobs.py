@@ -9,10 +9,10 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DataSet, TaskShare, blob_of
 from p2prl.protocol.run_blobs import blobs_for, data_blobs, is_third_party
+from p2prl.sim.bare_run import run_manifest_of
 from p2prl.tasks.scorers.build import runs_third_party_code
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS
-from p2prl.testing.protocol_swarm import run_manifest_of
 
 PROMPTS, ANSWERS, CODE = blob_of(b"prompts", 4096), blob_of(b"answers", 4096), blob_of(b"code", 4096)
 EXACT = scoring_spec(Scoring(rewards=(Reward(scorer="exact"),)))

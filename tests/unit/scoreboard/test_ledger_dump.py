@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError
-from p2prl.protocol.envelope import open_envelope
+from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import Verdict
+from p2prl.protocol.ledger_messages import Countersignature, Verdict
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
+from p2prl.scoreboard.ledger_recount import Countersigned
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, sample_run
 
 WRITER = sample_run(0, steps=6)
@@ -38,9 +39,27 @@ def test_a_dump_recounts_to_the_same_totals(tmp_path: Path) -> None:
 
 def test_the_file_is_a_msgpack_stream_of_the_signed_bytes(tmp_path: Path) -> None:
     write_dump(SOURCE, tmp_path / "x")
-    header = msgspec.msgpack.encode(["p2prl/ledger-export/v1", WRITER.manifest_raw, WRITER.signed_head()])
+    header = msgspec.msgpack.encode(["p2prl/ledger-export/v2", WRITER.manifest_raw, WRITER.signed_head(), []])
     expected = b"".join(msgspec.msgpack.encode(item) for item in [header, *WRITER.entries])
     assert (tmp_path / "x").read_bytes() == expected
+
+
+def test_a_dump_of_an_older_release_is_read(tmp_path: Path) -> None:
+    header = msgspec.msgpack.encode(["p2prl/ledger-export/v1", WRITER.manifest_raw, WRITER.signed_head()])
+    (tmp_path / "old").write_bytes(b"".join(msgspec.msgpack.encode(item) for item in [header, *WRITER.entries]))
+    result = verify_dump(tmp_path / "old")
+    assert result.is_whole
+    assert result.countersigned == Countersigned()
+
+
+def test_a_countersignature_of_another_history_is_a_fork(tmp_path: Path) -> None:
+    other = WRITER.signed_head(height=7, head=bytes(32))
+    witness = seal(identity("validator"), Countersignature(other), run=WRITER.run, now=WRITER.now)
+    header = ["p2prl/ledger-export/v2", WRITER.manifest_raw, WRITER.signed_head(), [witness]]
+    items = [msgspec.msgpack.encode(header), *WRITER.entries]
+    (tmp_path / "x").write_bytes(b"".join(map(msgspec.msgpack.encode, items)))
+    with pytest.raises(IntegrityError, match=r"two different histories of 7 .* at entry 6 or before it"):
+        verify_dump(tmp_path / "x")
 
 
 def test_a_dump_ends_where_its_snapshot_does(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import (
@@ -107,6 +109,22 @@ def test_upload_order() -> None:
             served.append(peer)
             relay.receive(GrantDeclined(ref.root, 10_000), peer, 0.0)
     assert list(dict.fromkeys(served)) == [large, small, B, A, C]
+
+
+def test_a_circuit_carries_chunks_only_to_a_peer_that_gets_none_from_elsewhere() -> None:
+    data, ref = blob(8)
+    config = RelayConfig(circuit_patience_s=30.0)
+    relay = server(data, ref, A, B, config=config)
+    relay.use_circuits_last(lambda peer: peer == A)
+    assert {peer for peer, _ in sent(relay, ChunkGrant)} == {B}
+    relay.handle_timer(29.9)
+    assert A not in {peer for peer, _ in sent(relay, ChunkGrant, 29.9)}
+    assert relay.next_deadline() == pytest.approx(30.0)
+    relay.receive(Have(ref.root, bitmap((0,), 8)), A, 29.9)  # a chunk from elsewhere: it waits anew
+    relay.handle_timer(59.8)
+    assert A not in {peer for peer, _ in sent(relay, ChunkGrant, 59.8)}
+    relay.handle_timer(59.9)
+    assert A in {peer for peer, _ in sent(relay, ChunkGrant, 59.9)}
 
 
 def test_uploads_are_bounded_by_slots() -> None:

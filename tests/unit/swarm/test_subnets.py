@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, fullest, subnet_of
+from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, fullest, is_relayed, subnet_of
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,7 @@ from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, fullest, subnet_of
 )
 def test_the_subnet_of_an_address(address: str, subnet: str) -> None:
     assert subnet_of(address) == subnet
+    assert is_relayed(subnet_of(address)) is subnet.startswith("relay/")
 
 
 def test_the_fullest_subnets_are_all_named() -> None:

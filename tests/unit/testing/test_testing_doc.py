@@ -22,5 +22,6 @@ def test_example_runs(example: str) -> None:
 
 def test_named_modules_exist() -> None:
     names = set(re.findall(r"p2prl\.(?:testing|sim)\.\w+", DOC))
-    missing = {name for name in names if not (ROOT / Path(*name.split("."))).with_suffix(".py").exists()}
+    paths = {name: ROOT / Path(*name.split(".")) for name in names}
+    missing = {name for name, path in paths.items() if not (path.is_dir() or path.with_suffix(".py").exists())}
     assert not missing

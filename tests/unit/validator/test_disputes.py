@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from p2prl.protocol.envelope import Opened, open_envelope, seal
-from p2prl.protocol.ledger_messages import CheckOutcome, VerdictCheck
+from p2prl.protocol.ledger_messages import CheckOutcome, Receipt, ReceiptState, VerdictCheck
+from p2prl.protocol.rollout_group import EngineClass
 from p2prl.testing.protocol_swarm import group_of
 from p2prl.validator.disputes import Disputes
 from tests.unit.learner.small_run import NOW, identity
@@ -13,8 +15,17 @@ from tests.unit.learner.small_run import NOW, identity
 ME, OTHER = identity("me").public_key, identity("other").public_key
 
 
-def group(slot: int) -> Opened:
-    return open_envelope(seal(identity("volunteer"), group_of(slot), run=bytes(32), now=NOW), now=None)
+MINE = EngineClass("transformers", "5.1", "bfloat16", "NVIDIA RTX 3060")
+
+
+def group(slot: int, engine: EngineClass = MINE) -> Opened:
+    body = msgspec.structs.replace(group_of(slot), engine=engine)
+    return open_envelope(seal(identity("volunteer"), body, run=bytes(32), now=NOW), now=None)
+
+
+def rejected(*groups: Opened, reason: str = "engine_mismatch") -> tuple[Receipt, ...]:
+    state = int(ReceiptState.REJECTED)
+    return tuple(Receipt(each.digest, each.author, 0, 0, state, reason, 0, 0, 0.0) for each in groups)
 
 
 def disputed(*groups: Opened) -> tuple[VerdictCheck, ...]:
@@ -38,3 +49,31 @@ def test_replays_for_disputes_have_a_budget_that_comes_back() -> None:
         disputes.keep(each)
     assert len(list(disputes.groups_to_replay(disputed(*groups), NOW))) == 16
     assert len(list(disputes.groups_to_replay(disputed(*groups), NOW + 80))) == 10
+
+
+def test_groups_whose_engine_differs_are_replayed_by_a_validator_of_their_class() -> None:
+    disputes = Disputes(ME)
+    engines = [
+        MINE,
+        EngineClass("transformers", "5.0", "bfloat16", "NVIDIA RTX 3060"),
+        EngineClass("vllm", "5.1", "bfloat16", "NVIDIA RTX 3060"),
+        EngineClass("transformers", "5.1", "float16", "NVIDIA RTX 3060"),
+        EngineClass("transformers", "5.1", "bfloat16", "NVIDIA H200"),
+    ]
+    groups = [group(slot, engine) for slot, engine in enumerate(engines)]
+    for each in groups:
+        disputes.keep(each)
+    assert list(disputes.groups_of_class(rejected(*groups, reason="seed_mismatch"), MINE, NOW)) == []
+    assert list(disputes.groups_of_class(rejected(*groups, group(9)), MINE, NOW)) == groups[:2], (
+        "another version will do"
+    )
+    assert list(disputes.groups_of_class(rejected(*groups), MINE, NOW)) == [], "once"
+
+
+def test_replays_of_other_engines_share_the_budget_of_disputes() -> None:
+    disputes = Disputes(ME)
+    groups = [group(slot) for slot in range(40)]
+    for each in groups:
+        disputes.keep(each)
+    assert len(list(disputes.groups_to_replay(disputed(*groups[:10]), NOW))) == 10
+    assert len(list(disputes.groups_of_class(rejected(*groups), MINE, NOW))) == 6

@@ -138,10 +138,15 @@ class Daemon:
         texts = [multiaddrs.from_bytes(bytes(raw)) for raw in reply.identify.addrs]
         return tuple(f"{text}/p2p/{self.peer_id}" for text in texts if text)
 
-    async def connect(self, peer: PeerId, where: tuple[bytes, ...]) -> None:
+    async def connect(self, peer: PeerId, where: tuple[bytes, ...], *, timeout_s: int = 60) -> None:
         """Dial a peer at binary multiaddrs without `/p2p/<id>`. Raises `TransportError`."""
-        request = self._pb.ConnectRequest(peer=multiaddrs.multihash_of(peer), addrs=where)
+        request = self._pb.ConnectRequest(peer=multiaddrs.multihash_of(peer), addrs=where, timeout=timeout_s)
         await self._ask(self._pb.Request(type=self._pb.Request.CONNECT, connect=request))
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """End every connection to a peer, circuits too. Raises `TransportError`."""
+        request = self._pb.DisconnectRequest(peer=multiaddrs.multihash_of(peer))
+        await self._ask(self._pb.Request(type=self._pb.Request.DISCONNECT, disconnect=request))
 
     async def open_stream(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a stream to a peer; the daemon dials it when it knows or finds an address. Raises `TransportError`."""

@@ -27,8 +27,10 @@ class DaemonConfig:
     known vulnerabilities (CVE-2023-49295, CVE-2024-22189)."""
     relays: tuple[str, ...] = ()
     """Relay candidates, multiaddrs ending in /p2p/<id>. When this peer cannot be dialed, it reserves a slot at relays
-    and is dialed through them; it takes about four candidates. The bundled daemon's relays often end a circuit after
-    128 KiB, whatever their data limit: enough for gossip, not for weights."""
+    and is dialed through them."""
+    is_public: bool = False
+    """Whether others can dial this peer, for certain: its relay then grants circuits of 4 GiB and 30 minutes at once.
+    The relay of a peer that has yet to find that out ends a circuit after 128 KiB or two minutes."""
     nat_port_map: bool = True
     """Ask the home router for a port (UPnP, NAT-PMP)."""
     auto_nat: bool = True
@@ -75,11 +77,16 @@ def daemon_arguments(config: DaemonConfig, *, control_path: Path, key_file: Path
         f"-connHi={config.max_links + 2 * _SPARE_CONNECTIONS}",
         "-relay=1",
         "-relayService=1",  # carry others' traffic when publicly reachable, within the daemon's own limits
-        f"-autoRelay={int(bool(config.relays))}",
+        f"-autoRelay={int(bool(config.relays) and not config.is_public)}",
+        # With discovery the daemon reserves no slot before it has four candidates, or three minutes have passed; with
+        # the given candidates alone it needs as many as there are, and has its first circuit within seconds.
+        "-relayDiscovery=0",
+        f"-forceReachabilityPublic={int(config.is_public)}",
         f"-autonat={int(config.auto_nat)}",
         f"-natPortMap={int(config.nat_port_map)}",
     ]
-    for flag, values in (("hostAddrs", config.listen), ("trustedRelays", config.relays)):
+    relays = () if config.is_public else one_address_each(config.relays)
+    for flag, values in (("hostAddrs", config.listen), ("trustedRelays", relays)):
         for value in values:
             multiaddrs.to_bytes(value)
         if values:
@@ -87,6 +94,14 @@ def daemon_arguments(config: DaemonConfig, *, control_path: Path, key_file: Path
     if not config.listen:
         arguments.append("-noListenAddrs=1")
     return arguments
+
+
+def one_address_each(relays: tuple[str, ...]) -> tuple[str, ...]:
+    """The first address of each relay: the daemon waits for as many relays as it was given addresses."""
+    first: dict[str, str] = {}
+    for address in relays:
+        first.setdefault(address.rpartition("/p2p/")[2], address)
+    return tuple(first.values())
 
 
 def binary_error(binary: Path, why: str) -> MachineError:

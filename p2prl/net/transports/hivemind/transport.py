@@ -35,6 +35,16 @@ CONNECT_TIMEOUT_S = 15.0
 
 _ADDRESS_REFRESH_S = 30.0
 
+KNOCK_S = 1
+"""How long a knock dials: one SYN on the way, and nothing of it left when the answer comes."""
+
+_AFTER_KNOCK_S = 0.75
+"""From the end of a knock to its answer: the invitations reach both peers within this time. An answer during a knock
+would open one TCP connection from both ends, and the handshake needs a side that listens."""
+
+_ANSWER_S = 6
+"""An answer dials this long: SYNs after 0, 1 and 3 s."""
+
 _MAX_KNOWN_PEERS = 4096
 """Addresses remembered for reconnecting."""
 
@@ -72,6 +82,7 @@ class HivemindTransport:
         *,
         listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
         bootstrap: Sequence[str] = (),
+        relays: Sequence[str] | None = None,
         daemon_config: DaemonConfig | None = None,
         clock: Clock | None = None,
         pacer: Pacer | None = None,
@@ -82,12 +93,17 @@ class HivemindTransport:
 
         Raises `MachineError` (port in use, daemon missing), `ConfigError` (a malformed address) or `UnreachableError`
         (no bootstrap peer answered), each with a remedy. A wrong clock is logged as a warning.
+
+        `relays` are relay candidates, the bootstrap peers by default.
         """
         time_source = clock or SystemClock()
         for address in bootstrap:
             multiaddrs.split_peer(address)
         chosen = replace(
-            daemon_config or DaemonConfig(), listen=tuple(listen), relays=tuple(bootstrap), max_links=max_links
+            daemon_config or DaemonConfig(),
+            listen=tuple(listen),
+            relays=tuple(bootstrap if relays is None else relays),
+            max_links=max_links,
         )
         async with contextlib.AsyncExitStack() as cleanup:
             daemon = await Daemon.start(identity, chosen)
@@ -133,11 +149,33 @@ class HivemindTransport:
             raise TransportError(f"cannot reach {address}: {error}") from error
         if self._guard is not None:
             self._guard.note_address(peer, where)
-        self._known[peer] = raw
-        self._known.move_to_end(peer)
-        if len(self._known) > _MAX_KNOWN_PEERS:
-            self._known.popitem(last=False)
+        self._remember(peer, raw)
         return peer
+
+    async def knock(self, address: str) -> None:
+        """See `MeetingTransport`."""
+        with contextlib.suppress(TransportError, ConfigError):
+            await self._dial_anew(address, timeout_s=KNOCK_S)
+
+    async def answer_knock(self, address: str) -> PeerId:
+        """See `MeetingTransport`."""
+        await asyncio.sleep(KNOCK_S + _AFTER_KNOCK_S)
+        peer, raw = await self._dial_anew(address, timeout_s=_ANSWER_S)
+        await self._directory.introduce(peer)
+        if self._guard is not None:
+            self._guard.note_address(peer, address)
+        self._remember(peer, raw)
+        return peer
+
+    async def _dial_anew(self, address: str, *, timeout_s: int) -> tuple[PeerId, bytes]:
+        """Dial without the circuits that there may be: the daemon dials nobody it is connected with."""
+        self._check_open()
+        where, peer = multiaddrs.split_peer(address)
+        raw = multiaddrs.to_bytes(where)
+        with contextlib.suppress(TransportError):
+            await self._daemon.disconnect(peer)
+        await self._daemon.connect(peer, (raw,), timeout_s=timeout_s)
+        return peer, raw
 
     async def send(self, peer: PeerId, frame: bytes, *, timeout_s: float) -> None:
         self._check_open()
@@ -160,6 +198,12 @@ class HivemindTransport:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._cleanup.aclose()
+
+    def _remember(self, peer: PeerId, raw: bytes) -> None:
+        self._known[peer] = raw
+        self._known.move_to_end(peer)
+        if len(self._known) > _MAX_KNOWN_PEERS:
+            self._known.popitem(last=False)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -198,6 +242,8 @@ async def start_hivemind(config: TransportConfig) -> HivemindTransport:
         config.identity,
         listen=config.listen,
         bootstrap=config.bootstrap,
+        relays=config.relays,
+        daemon_config=DaemonConfig(is_public=config.is_public),
         clock=config.clock,
         pacer=config.pacer,
         guard=config.guard,

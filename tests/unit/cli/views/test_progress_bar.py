@@ -18,3 +18,14 @@ def test_a_line_for_each_stage_and_every_ten_seconds(monkeypatch: pytest.MonkeyP
             tell("warm start", second / 100)
         tell("writing", 0.9)
     assert said == ["making: warm start …", "making: warm start 10%", "making: warm start 20%", "making: writing …"]
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "share", "text"),
+    [
+        (29.0, 0.5, ""), (30.0, 0.0, ""), (600.0, 1.0, ""), (30.0, 0.5, ", 1 min left"), (600.0, 0.25, ", 30 min left"),
+        (600.0, 0.1, ", 1.5 h left"), (36_000.0, 0.5, ", 10.0 h left"),
+    ],
+)  # fmt: skip
+def test_time_left_is_told_once_there_is_a_pace(elapsed_s: float, share: float, text: str) -> None:
+    assert bar.remaining(elapsed_s, share) == text

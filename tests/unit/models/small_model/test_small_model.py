@@ -33,8 +33,8 @@ def trained() -> tuple[LoadedModel, list[float]]:
     return loaded, losses
 
 
-def test_tokenizer_is_full_and_always_the_same() -> None:
-    tokenizer = small_tokenizer()
+def test_tokenizer_is_full_and_always_the_same(trained: tuple[LoadedModel, list[float]]) -> None:
+    tokenizer = trained[0].tokenizer
     text = tokenizer.backend_tokenizer.to_str()
     assert len(tokenizer) == len(set(tokenizer.get_vocab().values())) == VOCABULARY
     assert hashlib.sha256(text.encode()).hexdigest() == (
@@ -100,7 +100,9 @@ def test_warm_start_learns_and_pushes_unused_tokens_down(trained: tuple[LoadedMo
     assert not torch.equal(embedding[token("Ġhas")], embedding[token("Ġocean")])
 
 
-def test_a_saved_model_loads_with_its_template_and_card(tmp_path: Path) -> None:
+def test_a_saved_model_loads_with_its_template_and_card(
+    trained: tuple[LoadedModel, list[float]], tmp_path: Path
+) -> None:
     stages: list[str] = []
     config = replace(SMALL_MODEL_RECIPE, steps=1, batch=2, warmup_steps=0)
     make_small_model(
@@ -111,6 +113,7 @@ def test_a_saved_model_loads_with_its_template_and_card(tmp_path: Path) -> None:
         on_progress=lambda stage, _: stages.append(stage),
     )
     loaded = load_pretrained(str(tmp_path / "model"), device=torch.device("cpu"), dtype="float32")
+    assert loaded.tokenizer.get_vocab() == trained[0].tokenizer.get_vocab()
     assert loaded.tokenizer.apply_chat_template(
         [{"role": "user", "content": QUESTION}], tokenize=False, add_generation_prompt=True
     ) == chat_prompt(QUESTION)

@@ -10,12 +10,13 @@ from types import MappingProxyType
 
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.passing_port import PassingPort
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.rollout_group import RolloutGroup
 
 STRETCH = 8
-"""Groups of which one is delivered."""
+"""Groups of which one is delivered, unless a port is made with another number."""
 
 Choice = Callable[[RolloutGroup], float]
 """The group of a stretch with the lowest value is delivered."""
@@ -41,25 +42,16 @@ CHOICES: Mapping[str, Choice] = MappingProxyType(
 """Name → value by which a volunteer chooses."""
 
 
-class SelectingPort:
+class SelectingPort(PassingPort):
     """Publishes one group of each stretch; everything else passes."""
 
-    def __init__(self, port: NetworkPort, choice: Choice) -> None:
-        self._port = port
+    def __init__(self, port: NetworkPort, choice: Choice, stretch: int = STRETCH) -> None:
+        super().__init__(port)
         self._choice = choice
+        self._stretch = stretch
         self._held: dict[Digest, tuple[control.Publish, RolloutGroup]] = {}
         self._chosen: set[Digest] = set()
         self._withheld: set[Digest] = set()
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Addresses at which this node can be dialed."""
-        return self._port.addresses
-
-    @property
-    def status(self) -> control.Status | None:
-        """The last status of the network process, if any."""
-        return self._port.status
 
     @property
     def withheld(self) -> int:
@@ -69,27 +61,15 @@ class SelectingPort:
     def send(self, message: control.ToNetwork) -> None:
         """Send a message to the node, unless it is a group that is withheld or not decided on yet."""
         if not isinstance(message, control.Publish):
-            self._port.send(message)
+            super().send(message)
             return
         opened = open_envelope(message.envelope, now=None)
         if not isinstance(opened.body, RolloutGroup) or opened.digest in self._chosen:
-            self._port.send(message)
+            super().send(message)
         elif opened.digest not in self._withheld:
             self._held[opened.digest] = message, opened.body
-            if len(self._held) == STRETCH:
+            if len(self._held) == self._stretch:
                 self._decide()
-
-    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
-        """Messages that arrived."""
-        return list(self._port.poll(timeout_s))
-
-    def wake(self) -> None:
-        """End a poll that waits."""
-        self._port.wake()
-
-    def close(self) -> None:
-        """Leave the network."""
-        self._port.close()
 
     def _decide(self) -> None:
         digest = min(self._held, key=lambda held: self._choice(self._held[held][1]))
@@ -97,9 +77,9 @@ class SelectingPort:
         self._withheld.update(self._held.keys() - {digest})
         message, _ = self._held[digest]
         self._held.clear()
-        self._port.send(message)
+        super().send(message)
 
 
-def selecting(name: str) -> Callable[[NetworkPort], SelectingPort]:
-    """The wrapper of a volunteer's network that chooses by this value."""
-    return lambda port: SelectingPort(port, CHOICES[name])
+def selecting(name: str, *, stretch: int = STRETCH) -> Callable[[NetworkPort], SelectingPort]:
+    """The wrapper of a volunteer's network that delivers one of `stretch` groups, chosen by this value."""
+    return lambda port: SelectingPort(port, CHOICES[name], stretch)

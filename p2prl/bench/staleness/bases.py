@@ -1,0 +1,101 @@
+"""On-policy runs that a method under delay is compared with, and its loss against each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from p2prl.bench.staleness.methods import parse_method
+from p2prl.bench.staleness.results import ResultFile, Setting, version_of
+from p2prl.bench.staleness.seed_log import SeedResult
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.training_plan import TrainingPlan
+from p2prl.errors import ConfigError
+
+ON_POLICY = "const:0"
+"""The delay of an on-policy run."""
+
+BASELINE = ("grpo", ON_POLICY)
+"""Baseline that every loss is relative to, in the same setting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """An on-policy run on the same seeds, and the share of its reward that the method loses.
+
+    Errors are standard errors over seeds, each seed compared with the base on that seed; None for one seed. A loss is
+    None where the base earns nothing.
+    """
+
+    method: str
+    learning_rate: float
+    last: float
+    greedy: float
+    pass_at_8: float
+    entropy: float
+    loss: float | None
+    """1 − sampled reward / the base's."""
+    loss_error: float | None
+    greedy_loss: float | None
+    """1 − greedy reward / the base's."""
+    greedy_loss_error: float | None
+
+
+def base_of(base: Setting, base_results: Sequence[SeedResult], found: Sequence[SeedResult]) -> Base | None:
+    """The comparison of `found` with a base on the same seeds in the same order; None when it lacks one of them."""
+    if [result.seed for result in base_results] != [result.seed for result in found]:
+        return None
+    environment = environment_by_name(base.task)
+    own_rate = parse_method(base.method, max_completion_tokens=environment.max_new_tokens).additions.get("lr")
+    loss, loss_error = _loss(found, base_results, "sampled")
+    greedy_loss, greedy_loss_error = _loss(found, base_results, "greedy")
+    return Base(
+        method=base.method,
+        learning_rate=base.learning_rate if own_rate is None else own_rate,
+        last=_mean(base_results, "sampled"),
+        greedy=_mean(base_results, "greedy"),
+        pass_at_8=_mean(base_results, "pass_at_8"),
+        entropy=_mean(base_results, "entropy"),
+        loss=loss,
+        loss_error=loss_error,
+        greedy_loss=greedy_loss,
+        greedy_loss_error=greedy_loss_error,
+    )
+
+
+def best_on_policy(results: ResultFile, task: str, plan: TrainingPlan, seeds: Sequence[int]) -> Setting | None:
+    """The on-policy run of the best greedy reward on these seeds, of any method at any learning rate in the file.
+
+    It has the task, length and evaluations of the plan. Of equals the one with more sampled reward.
+    """
+    candidates = []
+    for setting in results.settings():
+        found = results.of(setting, seeds) if setting.delay == ON_POLICY and setting.task == task else []
+        if len(found) == len(seeds) > 0 and _comparable(setting, plan):
+            candidates.append((_mean(found, "greedy"), _mean(found, "sampled"), setting))
+    return max(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
+
+
+def _comparable(setting: Setting, plan: TrainingPlan) -> bool:
+    try:
+        version = version_of(setting.task, setting.method)
+    except ConfigError:  # a loss of a package that is no longer installed
+        return False
+    names = ("updates", "evaluate_every", "evaluation_prompts", "final_prompts")
+    return setting.version == version and all(getattr(setting, name) == getattr(plan, name) for name in names)
+
+
+def _mean(found: Sequence[SeedResult], measure: str) -> float:
+    return fmean(result.last_of(measure) for result in found)
+
+
+def _loss(found: Sequence[SeedResult], base: Sequence[SeedResult], measure: str) -> tuple[float | None, float | None]:
+    pairs = [(own.last_of(measure), other.last_of(measure)) for own, other in zip(found, base, strict=True)]
+    # A hard seed is hard for every method, so comparing per seed removes most of that noise.
+    shares = [1 - own / other for own, other in pairs if other]
+    total = sum(other for _, other in pairs)
+    return (
+        1 - sum(own for own, _ in pairs) / total if shares else None,
+        stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else None,
+    )

@@ -1,0 +1,169 @@
+"""Laws of delay: a distribution that all samplers share, or one by peer, by arrival in bursts, or within a group.
+
+Shape legend: M seeds, S samplers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2prl.bench.staleness.staleness_distributions import StalenessDistribution, parse_staleness
+from p2prl.errors import ConfigError, require
+
+SAMPLERS = 4
+"""Samplers of a run, each with a delay of its own. All of them return after a burst, one of them was away."""
+
+STEADY = 5
+"""Updates per update of the longest delay from which on a run counts as steady: a fifth of it is start-up."""
+
+_BURST = re.compile(r"burst:([0-9]{1,6})", re.ASCII)
+_REMEDY = (
+    "Write a distribution, such as const:64 or lognorm:60:1800s@12.5; peers:LAW/LAW/… with one for each sampler; "
+    "burst:K; or within:LAW."
+)
+
+
+class DelayLaw(Protocol):
+    """A rule for the age, in learner updates, of the policy that a sampler uses."""
+
+    @property
+    def text(self) -> str:
+        """Its text form."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Longest delay in updates."""
+        ...
+
+    @property
+    def within_groups(self) -> bool:
+        """Whether the completions of one prompt come from all samplers; otherwise each prompt has one sampler."""
+        ...
+
+    def delay(self, uniform: float, update: int, sampler: int, /) -> int:
+        """Delay of a sampler at an update, for a number within [0, 1); at most the updates done so far."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedLaw:
+    """One distribution for all samplers, each drawing for itself."""
+
+    distribution: StalenessDistribution
+    within_groups: bool = False
+    """See `DelayLaw.within_groups`."""
+
+    @property
+    def text(self) -> str:
+        """Its text form."""
+        return ("within:" if self.within_groups else "") + self.distribution.text
+
+    @property
+    def longest(self) -> int:
+        """Longest delay in updates."""
+        return self.distribution.longest
+
+    def delay(self, uniform: float, update: int, _sampler: int, /) -> int:
+        """See `DelayLaw.delay`; the same for every sampler."""
+        return self.distribution.draw(uniform, update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerLaw:
+    """A mixture by peer: sampler i always draws from distribution i, so one slow volunteer is always the slow one."""
+
+    distributions: tuple[StalenessDistribution, ...]
+    """One for each sampler; a shorter list repeats."""
+    within_groups: bool = False
+    """See `DelayLaw.within_groups`."""
+
+    @property
+    def text(self) -> str:
+        """Its text form."""
+        peers = "peers:" + "/".join(distribution.text for distribution in self.distributions)
+        return ("within:" if self.within_groups else "") + peers
+
+    @property
+    def longest(self) -> int:
+        """Longest delay of any sampler."""
+        return max(distribution.longest for distribution in self.distributions)
+
+    def delay(self, uniform: float, update: int, sampler: int, /) -> int:
+        """See `DelayLaw.delay`."""
+        return self.distributions[sampler % len(self.distributions)].draw(uniform, update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurstLaw:
+    """A volunteer away for `away` updates delivers everything it sampled meanwhile at once.
+
+    Of four equal volunteers one leaves with the current policy and samples on. The others keep the learner on fresh
+    rollouts for `away` updates. Then the absent one delivers a quarter of what they did, `away`/4 whole batches of the
+    policy it had left with, and the cycle begins again. So a batch is either fresh or older than `away` throughout.
+    """
+
+    away: int
+    """Updates between its deliveries, at least 1."""
+
+    within_groups = False
+
+    @property
+    def text(self) -> str:
+        """Its text form."""
+        return f"burst:{self.away}"
+
+    @property
+    def longest(self) -> int:
+        """Delay of a delivery's last batch."""
+        return self.away + self._batches - 1
+
+    @property
+    def _batches(self) -> int:
+        return -(-self.away // SAMPLERS)
+
+    def delay(self, _uniform: float, update: int, _sampler: int, /) -> int:
+        """See `DelayLaw.delay`; neither random nor different between samplers."""
+        since = update % (self.away + self._batches)
+        return since if since >= self.away else 0
+
+
+def parse_law(text: str, *, step_s: float | None = None) -> DelayLaw:
+    """Parse a law; ConfigError on an invalid one.
+
+    A distribution (`staleness_distributions.parse_staleness`) is drawn by each of the four samplers for its quarter of
+    the prompts. `peers:A/B/C/D` gives sampler i the i-th distribution. `within:LAW` divides every group among the four
+    samplers, two completions each, so that one group mixes four ages; LAW is a distribution or `peers:…`. `burst:K`:
+    see `BurstLaw`. `step_s` is for distributions in seconds.
+    """
+    stripped = text.strip()
+    name, _, rest = stripped.partition(":")
+    if name == "burst":
+        burst = _BURST.fullmatch(stripped)
+        if burst is None or int(burst[1]) < 1:
+            raise ConfigError(f"{text[:60]!r} is not a delay law", remedy=_REMEDY)
+        return BurstLaw(away=int(burst[1]))
+    within = name == "within"
+    if within:
+        name, _, inner = rest.partition(":")
+        stripped, rest = rest, inner
+        if name in ("within", "burst"):
+            raise ConfigError(f"{text[:60]!r} is not a delay law: {name} cannot stand within", remedy=_REMEDY)
+    if name != "peers":
+        return SharedLaw(distribution=parse_staleness(stripped, step_s=step_s), within_groups=within)
+    parts = rest.split("/")
+    require("number of peers", len(parts), 2 <= len(parts) <= SAMPLERS, f"2 to {SAMPLERS}, one for each sampler")
+    distributions = tuple(parse_staleness(part, step_s=step_s) for part in parts)
+    return PeerLaw(distributions=distributions, within_groups=within)
+
+
+def steady_updates(law: DelayLaw, period: int) -> int:
+    """Fewest updates, a multiple of `period` and at least three of them, at which a run under this law is steady."""
+    return max(3 * period, -(-STEADY * law.longest // period) * period)
+
+
+def is_steady(law: DelayLaw, updates: int) -> bool:
+    """Whether `updates` is at least five times the longest delay."""
+    return updates >= STEADY * law.longest

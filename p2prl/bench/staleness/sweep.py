@@ -1,0 +1,198 @@
+"""The sweep: every method at its best learning rate and clip, chosen on development seeds and reported on others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from p2prl.bench.staleness.bases import ON_POLICY
+from p2prl.bench.staleness.methods import parse_method
+from p2prl.bench.staleness.results import ResultFile, Setting
+from p2prl.bench.training.training_plan import TrainingPlan
+from p2prl.bench.training.warm_start import UNWRITABLE
+from p2prl.errors import ConfigError, IntegrityError, MachineError
+
+DEVELOPMENT_SEEDS = range(100, 105)
+"""Seeds that settings are chosen on, and nothing is reported on."""
+
+REPORTING_SEEDS = 10
+"""Reporting seeds, from 0 on, unless told otherwise."""
+
+RATES = (1.0, 0.5, 2.0)
+"""Learning rates tried, relative to the plan's; the plan's own first, which wins a tie."""
+
+KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (
+    (("clip_low", "clip_high", "delta"), ((0.4, 0.4, 4.0), (0.8, 4.0, 8.0))),
+    (("clip_low", "clip_high"), ((0.4, 0.4), (0.8, 4.0))),
+    (("clip",), ((0.4,), (0.8,))),
+    (("cap",), ((1.0,), (4.0,))),
+    (("low", "high"), ((0.25, 4.0), (0.0625, 16.0))),
+    (("mask_low", "mask_high"), ((0.1, 0.1), (0.4, 0.4))),
+    (("budget",), ((0.01,), (0.16,))),
+    (("negative_low", "negative_high"), ((0.0, 0.5), (0.0, 2.0))),
+    (("nll_floor",), ((0.001,), (0.1,))),
+    (("delta_v",), ((-0.05,), (-0.2,))),
+)
+"""Clips and caps tried besides a loss's defaults: the first entry whose options the loss has, since each loss has one
+trust region. A loss with none, and a method that sets the option itself, are swept over learning rates alone."""
+
+
+def grid(method: str, plan: TrainingPlan, *, max_completion_tokens: int) -> list[str]:
+    """The settings of a method that a sweep tries, as methods, each once: learning rates × clips or caps."""
+    parsed = parse_method(method, max_completion_tokens=max_completion_tokens)
+    body, *added = parsed.text.split("+")
+    given = {setting.partition("=")[0] for setting in body.split(":")[1:]}
+    fields = {field.name for field in dataclasses.fields(parsed.objective.config)}
+    bodies = [body]
+    for names, choices in KNOBS:
+        if set(names) <= fields:
+            if not given & set(names):
+                options = (zip(names, values, strict=True) for values in choices)
+                wider = [body + "".join(f":{name}={value:g}" for name, value in pairs) for pairs in options]
+                bodies += [other for other in wider if _accepted(other, max_completion_tokens)]
+            break
+    rates = [""] if "lr" in parsed.additions else [f"+lr={rate * plan.learning_rate:g}" for rate in RATES]
+    return ["+".join((body, *added)) + rate for body in bodies for rate in rates]
+
+
+def _accepted(body: str, max_completion_tokens: int) -> bool:
+    """Whether a loss, perhaps of another package, accepts options of these names with these values."""
+    try:
+        parse_method(body, max_completion_tokens=max_completion_tokens)
+    except ConfigError:
+        return False
+    return True
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting on the development seeds."""
+
+    method: str
+    greedy: float
+    """Mean greedy reward over the delay laws."""
+    sampled: float
+    collapsed: bool
+    """Whether any seed collapsed under any law."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One method's settings as chosen, and all that were tried."""
+
+    method: str
+    """The method as given."""
+    chosen: str
+    """The setting for the delay laws: no collapse first, then greedy, then sampled reward."""
+    on_policy: str
+    """The setting for the on-policy run, chosen in the same way."""
+    tried: tuple[Tried, ...]
+    """Under the delay laws."""
+    tried_on_policy: tuple[Tried, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """Everything that a sweep's choices depend on but the method."""
+
+    task: str
+    delays: tuple[str, ...]
+    """Full text of each law."""
+    plan: TrainingPlan
+    max_completion_tokens: int
+
+    def grid(self, method: str) -> list[str]:
+        """See `grid`."""
+        return grid(method, self.plan, max_completion_tokens=self.max_completion_tokens)
+
+    def runs(self, methods: Sequence[str]) -> list[tuple[str, str, str, TrainingPlan]]:
+        """(task, method, delay, plan) of every run on the development seeds."""
+        delays = dict.fromkeys((ON_POLICY, *self.delays))
+        return [(self.task, tried, delay, self.plan) for m in methods for tried in self.grid(m) for delay in delays]
+
+    def choose(self, results: ResultFile, method: str) -> Choice:
+        """The best settings of a method by its results on the development seeds. ConfigError when one is missing."""
+        delayed = self._tried(results, method, self.delays)
+        on_policy = self._tried(results, method, (ON_POLICY,))
+        return Choice(
+            method=method,
+            chosen=_best(delayed),
+            on_policy=_best(on_policy),
+            tried=tuple(delayed),
+            tried_on_policy=tuple(on_policy),
+        )
+
+    def _tried(self, results: ResultFile, method: str, delays: Sequence[str]) -> list[Tried]:
+        rows = []
+        for setting in self.grid(method):
+            found = [
+                result
+                for delay in delays
+                for result in results.of(Setting.of(self.task, setting, delay, self.plan), DEVELOPMENT_SEEDS)
+            ]
+            if len(found) < len(delays) * len(DEVELOPMENT_SEEDS):
+                raise ConfigError(f"{setting} lacks development runs", remedy="Run the sweep again; it continues.")
+            rows.append(
+                Tried(
+                    method=setting,
+                    greedy=fmean(result.last_of("greedy") for result in found),
+                    sampled=fmean(result.last for result in found),
+                    collapsed=any(result.collapsed_at is not None for result in found),
+                )
+            )
+        return rows
+
+
+def _best(tried: Sequence[Tried]) -> str:
+    # Of equals the first, which is the one nearest the defaults.
+    return max(tried, key=lambda row: (not row.collapsed, row.greedy, row.sampled)).method
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings whose reporting runs were begun."""
+
+    task: str
+    updates: int
+    learning_rate: float
+    method: str
+    chosen: str
+    on_policy: str
+
+
+def settle(path: Path, sweep: SweepPlan, choices: Sequence[Choice]) -> None:
+    """Record the choices in `path` before their reporting runs begin, so that the reporting seeds are used once.
+
+    ConfigError when a method was reported with another choice: its reporting seeds are no longer unseen.
+    """
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=list[_Record]) if path.exists() else []
+    except msgspec.MsgspecError as error:
+        raise IntegrityError(f"{path}: {error}", remedy="Restore the file, or use another --out.") from error
+    for choice in choices:
+        record = _Record(
+            task=sweep.task,
+            updates=sweep.plan.updates,
+            learning_rate=sweep.plan.learning_rate,
+            method=choice.method,
+            chosen=choice.chosen,
+            on_policy=choice.on_policy,
+        )
+        for earlier in known:
+            same = all(getattr(earlier, name) == getattr(record, name) for name in _Record.__struct_fields__[:4])
+            if same and earlier != record:
+                raise ConfigError(
+                    f"{choice.method} was reported as {earlier.chosen}, and the sweep now chooses {record.chosen}",
+                    remedy="Report on unseen seeds with --seed in a new --out, or repeat the first sweep's --delays.",
+                )
+        if record not in known:
+            known.append(record)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(known)) + b"\n")
+        part.replace(path)
+    except OSError as error:
+        raise MachineError(f"cannot write to {path}: {error.strerror}", remedy=UNWRITABLE) from error

@@ -1,0 +1,183 @@
+"""Groups and their receipts as lines for people and as JSON values for scripts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from p2prl.cli.views.receipt_advice import advice
+from p2prl.protocol.identity import peer_id_of
+from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState
+from p2prl.scoreboard.display_names import display_name
+
+if TYPE_CHECKING:
+    from p2prl.client.own_groups import OwnGroup
+    from p2prl.scoreboard.group_record import GroupRecord, SignedVerdict
+
+DIGITS = 12
+"""Digits of a group's name in a table: one in 2^48 groups shares them."""
+
+_OUTCOMES = {
+    None: "not compared by the learner yet",
+    int(CheckOutcome.AGREED): "the learner's own replay agrees",
+    int(CheckOutcome.CONTRADICTED): "it contradicts the learner's own replay: a third validator decides",
+    int(CheckOutcome.FAILED): "its numbers are not those of a replay, so it does not count",
+    int(CheckOutcome.UNCLEAR): "it differs from the learner's by what rounding explains",
+}
+
+_STATES = {
+    int(ReceiptState.VERIFIED): "verified",
+    int(ReceiptState.CREDITED_BY_SAMPLING): "credited by sampling",
+    int(ReceiptState.REJECTED): "rejected",
+    int(ReceiptState.EXPIRED): "expired",
+}
+
+
+def credit_of(tokens: int, parameters: int) -> float:
+    """Tokens as petaFLOP of checked forward work, the leaderboard's unit."""
+    return tokens * 2 * parameters / 1e15
+
+
+def group_document(group: OwnGroup, seat: str, *, parameters: int, in_escrow: bool) -> dict[str, Any]:
+    """One group as a JSON value."""
+    receipt = group.receipt
+    tokens = _credited(group)
+    return {
+        "group": group.digest.hex(),
+        "seat": seat,
+        "state": group.state,
+        "reason": group.reason,
+        "version": group.version,
+        "slot": group.slot,
+        "sampled_at": time_text(group.created),
+        "sampled_tokens": group.tokens,
+        "own_reward": group.reward,
+        "credited_tokens": tokens,
+        "credit": credit_of(tokens, parameters),
+        "in_escrow": in_escrow,
+        "learner_step": None if receipt is None else receipt.step,
+        "judged_at": None if receipt is None else time_text(receipt.sent_ms / 1000),
+        "learner_reward": None if receipt is None or not tokens else receipt.reward,
+        "kept": group.is_kept,
+    }
+
+
+def table_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Groups as a table, one line each."""
+    several = len({row["seat"] for row in rows}) > 1
+    lines = [
+        f"{'group':<{DIGITS}}  {'sampled (UTC)':<16}  {'version':>7}  {'slot':>6}  {'state':<9}  {'tokens':>7}  reason"
+    ]
+    for row in rows:
+        seat = f"  ({row['seat']})" if several else ""
+        sampled = row["sampled_at"][:16].replace("T", " ")
+        lines.append(
+            f"{row['group'][:DIGITS]}  {sampled}  {row['version']:>7}  {row['slot']:>6}"
+            f"  {row['state']:<9}  {row['credited_tokens']:>7,}  {row['reason'] or '–'}{seat}"
+        )
+    return lines
+
+
+def explain_lines(group: OwnGroup, document: dict[str, Any], escrow_groups: int) -> list[str]:
+    """Why a group earned what it earned, by what this machine knows."""
+    why, what_to_do = advice(group.state, group.reason)
+    scored = "" if group.reward is None else f", mean reward {group.reward:.3f} by this machine's own scoring"
+    slot = f"slot {group.slot} of version {group.version}, {group.tokens:,} tokens"
+    lines = [
+        f"Group      {document['group']}",
+        f"Sampled    {_spoken(group.created)}: {slot}{scored}",
+        f"State      {group.state}{f' ({group.reason})' if group.reason else ''}",
+        f"Why        {why}",
+        f"To do      {what_to_do}",
+    ]
+    if (receipt := group.receipt) is not None:
+        figures = ""
+        if document["credited_tokens"]:
+            figures = f", {receipt.completions} completions, mean reward {receipt.reward:.3f}"
+        lines.append(
+            f"Judged     {_spoken(receipt.sent_ms / 1000)} by the run's learner, at its step {receipt.step}{figures}"
+        )
+    if document["credited_tokens"]:
+        escrow = ""
+        if document["in_escrow"]:
+            escrow = f"; in escrow until {escrow_groups} further groups are credited or the run ends"
+        lines.append(
+            f"Credit     {document['credited_tokens']:,} tokens, {document['credit']:.3g} petaFLOP of the board{escrow}"
+        )
+    else:
+        lines.append("Credit     none")
+    return lines
+
+
+def record_document(record: GroupRecord) -> dict[str, Any]:
+    """What a ledger says about a group, as a JSON value."""
+    signed = record.receipt
+    return {
+        "entries": record.height,
+        "receipt": None
+        if signed is None
+        else {
+            "entry": signed.entry,
+            "step": signed.step,
+            "signed_at": time_text(signed.sent_ms / 1000),
+            "state": _STATES.get(signed.receipt.state, "unknown"),
+            "reason": signed.receipt.reason,
+            "tokens": signed.receipt.tokens,
+            "reward": signed.receipt.reward,
+        },
+        "verdicts": [_verdict_document(each) for each in record.verdicts.values()],
+    }
+
+
+def record_lines(document: dict[str, Any], source: str) -> list[str]:
+    """What a ledger says about a group."""
+    receipt = document["receipt"]
+    lines = [f"Ledger     {source}: {document['entries']:,} entries, every signature and link checked"]
+    if receipt is None:
+        lines.append("Receipt    none in these entries: the group is not judged yet, or its receipt came later")
+    else:
+        reason = f" ({receipt['reason']})" if receipt["reason"] else ""
+        lines.append(
+            f"Receipt    entry {receipt['entry']}, signed {receipt['signed_at']} at step {receipt['step']}:"
+            f" {receipt['state']}{reason}, {receipt['tokens']:,} tokens"
+        )
+    if not document["verdicts"]:
+        lines.append("Verdicts   none: no validator drew this group for a replay of its own")
+    for each in document["verdicts"]:
+        found = "right" if each["passed"] else f"wrong ({each['reason']}), {each['mismatched']:,} tokens off"
+        lines.append(
+            f"Verdict    {each['name']} …{each['validator'][-8:]} found it {found}: {each['tokens']:,} tokens,"
+            f" worst margin {each['worst_margin']:.3g} nats; {_OUTCOMES[each['outcome']]}"
+        )
+    return lines
+
+
+def time_text(seconds: float) -> str:
+    """A time as ISO 8601 in UTC, to the second."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _spoken(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _credited(group: OwnGroup) -> int:
+    """Tokens credited: by the receipt, or as sampled for groups settled by an older release."""
+    if group.state != "verified":
+        return 0
+    return group.tokens if group.receipt is None else group.receipt.tokens
+
+
+def _verdict_document(signed: SignedVerdict) -> dict[str, Any]:
+    verdict = signed.verdict
+    return {
+        "entry": signed.entry,
+        "validator": peer_id_of(signed.validator),
+        "name": display_name(signed.validator),
+        "passed": verdict.passed,
+        "reason": verdict.reason,
+        "tokens": verdict.tokens,
+        "mismatched": verdict.mismatched,
+        "worst_margin": verdict.worst_margin,
+        "outcome": None if signed.outcome is None else int(signed.outcome),
+    }

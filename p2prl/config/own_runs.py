@@ -1,0 +1,83 @@
+"""Runs that this machine has worked for, as its worker folders hold them: found by join link, run folder or name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
+from p2prl.protocol.join_link import SCHEME, parse_link
+from p2prl.protocol.manifests import RunManifest
+
+_MOST_FOLDERS = 1_024
+"""Folders of runs read: a home holds far fewer, and a faulty script must not make a listing endless."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRun:
+    """A run in one worker folder."""
+
+    directory: Path
+    """HOME/seat-1/RUN."""
+    manifest: RunManifest
+    manifest_raw: bytes
+
+    @property
+    def run(self) -> Digest:
+        """The run's identity."""
+        return envelope_digest(self.manifest_raw)
+
+    @property
+    def seat(self) -> str:
+        """Name of the worker folder."""
+        return self.directory.parent.name
+
+    @property
+    def spool(self) -> Path:
+        """Its groups; there only if it is a volunteer's."""
+        return self.directory / "spool.db"
+
+    @property
+    def blobs(self) -> Path:
+        """Run files and policy versions."""
+        return self.directory / "blobs"
+
+
+def runs_here(home: Path) -> list[OwnRun]:
+    """All runs of all worker folders, without those whose manifest is damaged."""
+    found = []
+    for path in sorted(home.glob("*-*/*/run.manifest"))[:_MOST_FOLDERS]:
+        try:
+            raw = path.read_bytes()
+            manifest = body_of(open_envelope(raw, now=None), RunManifest)
+        except (OSError, RemoteProtocolError):
+            continue
+        found.append(OwnRun(path.parent, manifest, raw))
+    return found
+
+
+def find_run(home: Path, source: str) -> list[OwnRun]:
+    """The worker folders of one run, by a join link, a run folder, or the run's name as `p2prl status` shows it.
+
+    Raises `ConfigError` when there is none, or when the name fits several runs.
+    """
+    here = runs_here(home)
+    if source.startswith(SCHEME):
+        wanted: Digest | None = parse_link(source).run
+    elif (Path(source) / "run.manifest").is_file():
+        wanted = envelope_digest((Path(source) / "run.manifest").read_bytes())
+    else:
+        wanted = None
+    found = [each for each in here if (each.run == wanted if wanted else each.manifest.name == source)]
+    if not found:
+        raise ConfigError(
+            f"no worker under {home} has taken part in {source}",
+            remedy="Name a run that p2prl status lists, or the worker's folder with --home.",
+        )
+    if len({each.run for each in found}) > 1:
+        raise ConfigError(
+            f"this machine has worked for several runs named {source}", remedy="Give the run's join link instead."
+        )
+    return found

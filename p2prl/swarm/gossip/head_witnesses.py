@@ -1,0 +1,97 @@
+"""The newest ledger head and its countersignatures: kept to show a late reader, also when the learner is away.
+
+Keys are free, so countersignatures have places by standing, and each author a pace. Two heads of the learner that
+contradict each other are kept for good: they prove that it forks its ledger. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from p2prl.protocol.envelope import Opened
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.kinds import Role
+from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.swarm.token_buckets import KeyedBuckets, Rate
+
+READERS = frozenset({Role.BOARD, Role.VALIDATOR, Role.SEEDER})
+"""Roles that are told at their hello: those that verify the ledger, or serve it to others for long."""
+
+KNOWN_KEPT = 64
+"""Countersignatures kept of validators of standing, one of each: 25 kB, and more prove nothing further."""
+
+NEWCOMERS_KEPT = 16
+"""Countersignatures kept of all others together."""
+
+HEADS_KEPT = 64
+"""Heights whose first head is remembered, to notice a second one: an hour of a learner that updates each minute."""
+
+_PACE = Rate(per_s=1 / 20, burst=4)
+"""Of one author. A validator countersigns once a minute, and once more when the run ends."""
+
+_NEWCOMERS_PACE = Rate(per_s=1.0, burst=32)
+"""Of all authors without standing together."""
+
+_AUTHORS = 1_024
+"""Authors whose pace is remembered."""
+
+
+class HeadWitnesses:
+    """What one node knows of the ledger's heads."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[tuple[int, int, bool], bytes] | None = None
+        self._first_of_height: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
+        """Height → (digest, envelope) of the first head seen of it; the newest heights."""
+        self._fork: tuple[bytes, ...] = ()
+        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+        self._newcomers: OrderedDict[bytes, bytes] = OrderedDict()
+        self._paces = KeyedBuckets(_PACE, capacity=_AUTHORS)
+        self._newcomers_pace = KeyedBuckets(_NEWCOMERS_PACE, capacity=1)
+        self._told: set[PeerId] = set()
+
+    @property
+    def fork(self) -> tuple[bytes, ...]:
+        """Envelopes of two heads of one height that differ; empty while none are known."""
+        return self._fork
+
+    def note_head(self, opened: Opened) -> None:
+        """Note an accepted head of the run's learner; other kinds are ignored."""
+        head = opened.body
+        if not isinstance(head, LedgerHead):
+            return
+        order = head.height, opened.sent_ms, head.finished
+        if self._newest is None or order > self._newest[0]:
+            self._newest = order, opened.raw
+        digest, first = self._first_of_height.setdefault(head.height, (head.head, opened.raw))
+        if digest != head.head and not self._fork:
+            self._fork = first, opened.raw
+        while len(self._first_of_height) > HEADS_KEPT:
+            self._first_of_height.popitem(last=False)
+
+    def admits(self, opened: Opened, head: Opened, now: float, *, is_known: bool) -> bool:
+        """Whether to pass on a checked countersignature of `head`; it is kept then."""
+        if not self._paces.take(opened.author, now):
+            return False
+        if not is_known and not self._newcomers_pace.take(None, now):
+            return False
+        self.note_head(head)
+        kept, most = (self._known, KNOWN_KEPT) if is_known else (self._newcomers, NEWCOMERS_KEPT)
+        for table in (self._known, self._newcomers):
+            table.pop(opened.author, None)
+        kept[opened.author] = opened.raw
+        if len(kept) > most:
+            kept.popitem(last=False)
+        return True
+
+    def for_peer(self, peer: PeerId, role: Role) -> tuple[bytes, ...]:
+        """Envelopes for a peer that said hello, once per link: the newest head, its witnesses, and proof of a fork."""
+        if peer in self._told or role not in READERS or self._newest is None:
+            return ()
+        self._told.add(peer)
+        shown = (self._newest[1], *self._fork, *self._known.values(), *self._newcomers.values())
+        return tuple(dict.fromkeys(shown))
+
+    def remove_peer(self, peer: PeerId) -> None:
+        """Forget a peer whose link is gone."""
+        self._told.discard(peer)

@@ -1,0 +1,133 @@
+"""Meetings of two peers whose routers refuse strangers: a third peer, which both are linked with, tells each of them
+where the other's packets come from. One knocks: it dials for a second, in vain, which opens its router for the other.
+Then the other dials. libp2p's own hole punching waits for four observers at four addresses; this needs one.
+
+It works for routers that give a machine the same outside port whomever it talks to (RFC 4787, endpoint-independent
+mapping), with any filter. A meeting with another kind of router fails, and is not tried for long.
+
+Pure. An address that a peer names is treated like one of the directory, where anybody can write: `dial_rules` says
+whether it is dialed, and how often.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from p2prl.protocol.identity import PUBLIC_KEY_BYTES, PeerId, peer_id_of, public_key_of
+from p2prl.protocol.link_messages import Meeting, MeetingRequest
+from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.token_buckets import KeyedBuckets, Rate
+
+REQUESTS = Rate(per_s=0.5, burst=32.0)
+"""Meetings that one peer may ask for: all its neighbors at once, then one every two seconds."""
+
+ALL_REQUESTS = Rate(per_s=50.0, burst=500.0)
+"""Meetings arranged for everybody together: two small messages each."""
+
+TRIES = 3
+"""Attempts with one peer; then a long pause. A router that cannot do it will not do it at the fourth attempt."""
+
+_FIRST_WAIT_S = 4.0
+"""From an introduction to the first request: a peer that can be dialed is linked by then."""
+_RETRY_S = 12.0
+_LONG_RETRY_S = 600.0
+"""After `TRIES` attempts: routers restart, and people move."""
+
+_CHECK_S = 2.0
+_SAME_MEETING_S = 8.0
+"""Both peers may ask for one meeting; the second invitation within this time is the first again."""
+
+
+@dataclass(slots=True)
+class _Wish:
+    """A peer that this node would like to meet."""
+
+    next_at: float
+    attempts: int = 0
+
+
+class Meetings:
+    """Requests that this node makes, and those that it serves."""
+
+    def __init__(self, own: PeerId, *, capacity: int) -> None:
+        self._own = own
+        self._capacity = capacity
+        self._seen_at: OrderedDict[PeerId, str] = OrderedDict()
+        """Where the newest direct connection of each peer comes from."""
+        self._wishes: dict[PeerId, _Wish] = {}
+        self._invited_at: OrderedDict[PeerId, float] = OrderedDict()
+        self._requests = KeyedBuckets(REQUESTS, capacity=capacity)
+        self._all_requests = KeyedBuckets(ALL_REQUESTS, capacity=1)
+        self._next = 0.0
+
+    def note(self, peer: PeerId, address: str) -> None:
+        """A connection of a peer comes from this multiaddr."""
+        if not is_direct_public(address):
+            return
+        self._seen_at.pop(peer, None)
+        self._seen_at[peer] = address.partition("/p2p/")[0]
+        if len(self._seen_at) > self._capacity:
+            self._seen_at.popitem(last=False)
+
+    def take_requests(
+        self, wanted: Collection[PeerId], hosts: Iterable[PeerId], now: float
+    ) -> list[tuple[PeerId, Wire]]:
+        """Requests due for the peers in `wanted`, to one of `hosts`: linked peers that can be dialed, the best first.
+
+        `wanted` are peers that this node should have a direct link with, and has not.
+        """
+        if now < self._next:
+            return []
+        self._next = now + _CHECK_S
+        self._wishes = {peer: wish for peer, wish in self._wishes.items() if peer in wanted}
+        host = next(iter(hosts), None)
+        due: list[tuple[PeerId, Wire]] = []
+        for peer in wanted:
+            wish = self._wishes.setdefault(peer, _Wish(now + _FIRST_WAIT_S))
+            if host is None or host == peer or now < wish.next_at:
+                continue
+            wish.attempts += 1
+            wish.next_at = now + (_RETRY_S if wish.attempts < TRIES else _LONG_RETRY_S)
+            due.append((host, MeetingRequest(public_key_of(peer))))
+        return due
+
+    def on_request(
+        self, message: MeetingRequest, source: PeerId, links: Collection[PeerId], now: float
+    ) -> list[tuple[PeerId, Wire]]:
+        """Invitations to both peers, if both are linked here and seen at public addresses; otherwise none."""
+        if len(message.peer) != PUBLIC_KEY_BYTES:
+            return []
+        peer = peer_id_of(message.peer)
+        asker_at, peer_at = self._seen_at.get(source), self._seen_at.get(peer)
+        if peer == source or peer not in links or asker_at is None or peer_at is None:
+            return []
+        if not (self._requests.take(source, now) and self._all_requests.take(None, now)):
+            return []
+        return [
+            (source, Meeting(message.peer, peer_at, False)),
+            (peer, Meeting(public_key_of(source), asker_at, True)),
+        ]
+
+    def is_new(self, peer: PeerId, now: float) -> bool:
+        """Note an invitation to meet `peer`; False when it repeats the last one, or names this node."""
+        if peer == self._own or now - self._invited_at.get(peer, -_SAME_MEETING_S) < _SAME_MEETING_S:
+            return False
+        self._invited_at.pop(peer, None)
+        self._invited_at[peer] = now
+        if len(self._invited_at) > self._capacity:
+            self._invited_at.popitem(last=False)
+        return True
+
+
+def is_direct_public(address: str) -> bool:
+    """Whether a multiaddr is one of TCP at a public IP address, without a relay."""
+    parts = address.split("/")
+    if len(parts) < 5 or "p2p-circuit" in parts or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+        return False
+    try:
+        return ipaddress.ip_address(parts[2]).is_global
+    except ValueError:
+        return False

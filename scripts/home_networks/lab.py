@@ -1,0 +1,248 @@
+"""One run of the lab: a swarm comes up, settles, loses its learner or a home's address, and is measured."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from p2prl.testing.swarm_processes import SwarmProcesses, go_on, stop_sending
+from scripts.home_networks import figures
+from scripts.home_networks.internet import Internet
+from scripts.home_networks.namespaces import Machine, machines_of
+from scripts.home_networks.network_swarm import NetworkSwarm
+from scripts.home_networks.real_swarm import RealSwarm
+from scripts.home_networks.router import RouterControl, running_router
+from scripts.home_networks.site_processes import LEARNER, SiteProcesses
+from scripts.home_networks.sites import KINDS, LineSpeed, Site, make_site
+
+DISTURBANCES = ("learner-restart", "learner-moves", "home-moves", "home-offline", "home-asleep")
+"""What may be done to a settled swarm: kill the learner and start it again, also at another address; give a home
+another address; take its line down for 30 s; stop its processes for two minutes."""
+
+_POLL_S = 0.5
+_OFFLINE_S, _ASLEEP_S = 30.0, 120.0
+
+_PUBLIC_SPEED = LineSpeed(up_mbit=100.0, down_mbit=100.0, delay_s=0.005)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabConfig:
+    """What to build and how long to look."""
+
+    homes: tuple[str, ...] = KINDS
+    """Kind of each home."""
+    public: int = 2
+    """Public volunteers beside the learner; they seed."""
+    samplers: int = 99
+    """Homes that sample (`p2prl join`), the first of them; the others seed, which needs no torch."""
+    speed: LineSpeed = field(default_factory=LineSpeed)
+    """Lines of the homes."""
+    join_s: float = 90.0
+    """Time for the homes to find each other, after the last has started."""
+    steady_s: float = 60.0
+    """Window of the shares, before and after a restart of the learner."""
+    patience_s: float = 180.0
+    """How long to wait for links to come back."""
+    disturb: tuple[str, ...] = ("learner-restart",)
+    run: Path | None = None
+    """A run folder to copy; None makes one, in half a minute."""
+    weight_bytes: int = 0
+    """Size of random weights, sent by network processes alone; 0 runs the commands, with a model."""
+    period_s: float = 10.0
+    """Time between versions of random weights."""
+    seed: int = 0
+
+
+class Lab:
+    """A running swarm and its router."""
+
+    def __init__(
+        self,
+        config: LabConfig,
+        swarm: SiteProcesses,
+        machines: dict[str, Machine],
+        control: RouterControl,
+        sites: list[Site],
+    ) -> None:
+        self._config = config
+        self._swarm = swarm
+        self._machines = machines
+        self._control = control
+        self._kinds = {site.name: site.kind for site in sites}
+        self._workers = [site.name for site in sites if site.name != LEARNER]
+        self._homes = [name for name in self._workers if self._kinds[name] != "public"]
+        self._started: dict[str, float] = {}
+
+    def measure(self) -> dict[str, Any]:
+        """Run every phase and return the report."""
+        joined_s, talked, first = self._join()
+        say(f"joined: {joined_s}")
+        self._control.forget_traffic()
+        received_before = self._weights_received()
+        self._wait(self._config.steady_s, "steady")
+        before = self._control.traffic()
+        weights = max((self._weights_received()[n] - received_before[n] for n in self._homes), default=0)
+        shares = figures.home_shares(before, self._kinds, LEARNER)
+        relinked_s: dict[str, dict[str, float | None]] = {}
+        after = None
+        for what in self._config.disturb:
+            relinked_s[what] = self._disturb(what)
+            say(f"{what}: {relinked_s[what]}")
+            if what in ("learner-restart", "learner-moves"):
+                self._control.forget_traffic()
+                self._wait(self._config.steady_s, f"steady after {what}")
+                after = figures.home_shares(self._control.traffic(), self._kinds, LEARNER)
+        claimed = [self._swarm.status(name) for name in self._homes]
+        versions = self._swarm.versions()
+        self._swarm.stop(self._workers)
+        self._swarm.stop([LEARNER])
+        groups = self._swarm.group_counts()
+        return {
+            "pairs": figures.pair_rows(self._kinds, self._started, talked),
+            "joined_s": joined_s,
+            "learner_share_of_home_bytes": shares.learner,
+            "public_share_of_home_bytes": shares.public,
+            "learner_share_while_joining": first.learner,
+            "learner_share_claimed": _claimed_share(claimed),
+            "learner_copies": figures.learner_copies(before, LEARNER, weights),
+            "relinked_s": {what: _slowest(times) for what, times in relinked_s.items()},
+            "relinked_s_by_home": relinked_s,
+            "home_to_home_share_before": shares.homes,
+            "home_to_home_share_after": None if after is None else after.homes,
+            "home_bytes_steady": shares.total_bytes,
+            "versions": versions,
+            "groups_delivered": groups["delivered"],
+            "groups_lost": groups["lost"],
+            "groups_double": groups["double"],
+            "groups_waiting": groups["waiting"],
+        }
+
+    def _join(self) -> tuple[dict[str, float | None], dict[frozenset[str], float], figures.HomeShares]:
+        """Start everybody; returns when each had its learner, the pairs that talked, and where bytes came from."""
+        self._swarm.start_learner()
+        samplers = self._homes[: self._config.samplers]
+        for name in self._workers:
+            self._started[name] = time.monotonic()
+            self._swarm.start_worker(name, "join" if name in samplers else "seed")
+        linked = self._await_learner(self._workers, self._config.join_s, leave_early=False)
+        traffic = self._control.traffic()
+        return linked, figures.talked_since(traffic), figures.home_shares(traffic, self._kinds, LEARNER)
+
+    def _disturb(self, what: str) -> dict[str, float | None]:
+        """Do it; returns how long each home concerned then took to have the learner again."""
+        say(what)
+        home = self._homes[0] if self._homes else self._workers[0]
+        if what in ("learner-restart", "learner-moves"):
+            self._swarm.kill(LEARNER)
+            if what == "learner-moves":
+                self._machines[LEARNER].set_addresses(self._control.move(LEARNER), None)
+            self._control.forget_traffic()
+            self._swarm.start_learner()
+            return self._await_talk(self._homes)
+        if what == "home-moves":
+            addresses = self._control.move(home)
+            if addresses:
+                self._machines[home].set_addresses(addresses, None)
+        elif what == "home-offline":
+            self._control.cut(home)
+            self._wait(_OFFLINE_S, what)
+            self._control.heal(home)
+        else:
+            sleeping = self._swarm.roles[home].tree()
+            stop_sending(sleeping)
+            self._wait(_ASLEEP_S, what)
+            go_on(sleeping)
+        self._control.forget_traffic()
+        return self._await_talk([home])
+
+    def _await_learner(self, names: list[str], seconds: float, *, leave_early: bool) -> dict[str, float | None]:
+        """When each worker said that it has the learner, after its start; None when it never did."""
+        found: dict[str, float | None] = dict.fromkeys(names)
+
+        def look() -> bool:
+            for name in names:
+                if found[name] is None and self._swarm.has_learner(name):
+                    found[name] = round(time.monotonic() - self._started[name], 1)
+            return leave_early and None not in found.values()
+
+        self._watch(look, seconds, "joining", lambda: f"{sum(v is not None for v in found.values())}/{len(names)}")
+        return found
+
+    def _await_talk(self, names: list[str]) -> dict[str, float | None]:
+        """When each home and the learner had talked again, by the packets, and the home says so too."""
+        began = time.monotonic()
+        found: dict[str, float | None] = dict.fromkeys(names)
+
+        def look() -> bool:
+            talked = figures.talked_since(self._control.traffic())
+            for name in names:
+                if found[name] is None and frozenset((name, LEARNER)) in talked and self._swarm.has_learner(name):
+                    found[name] = round(time.monotonic() - began, 1)
+            return None not in found.values()
+
+        self._watch(look, self._config.patience_s, "relinking", lambda: f"{sum(v is not None for v in found.values())}")
+        return found
+
+    def _weights_received(self) -> dict[str, int]:
+        return {name: int(self._swarm.status(name).get("weight_bytes_received", 0)) for name in self._homes}
+
+    def _wait(self, seconds: float, what: str) -> None:
+        self._watch(lambda: False, seconds, what, lambda: f"{self._swarm.versions()} versions")
+
+    def _watch(self, is_done: Callable[[], bool], seconds: float, what: str, news: Callable[[], str]) -> None:
+        began = said = time.monotonic()
+        while not is_done() and time.monotonic() - began < seconds:
+            dead = [name for name, role in self._swarm.roles.items() if not role.is_alive]
+            if dead:
+                raise SystemExit(f"{dead[0]} ended: {self._swarm.roles[dead[0]].log[-2000:]}")
+            if time.monotonic() - said > 10.0:
+                said = time.monotonic()
+                say(f"{what}: {said - began:.0f} of {seconds:.0f} s, {news()}")
+            time.sleep(_POLL_S)
+
+
+def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
+    """Build the lab, run it and take it down. Call it in a space of its own (`namespaces.own_space`)."""
+    rng = random.Random(config.seed)  # noqa: S311 - draws ports and lost packets
+    sites = [make_site(LEARNER, "public", 0, _PUBLIC_SPEED, rng)]
+    for number in range(config.public):
+        sites.append(make_site(f"public-{number + 1}", "public", len(sites), _PUBLIC_SPEED, rng))
+    for number, kind in enumerate(config.homes):
+        sites.append(make_site(f"{kind}-{number + 1}", kind, len(sites), config.speed, rng))
+    processes = SwarmProcesses(folder)
+    with (
+        machines_of(sites) as machines,
+        running_router(Internet(sites, rng), machines) as control,
+        processes.running(),
+    ):
+        swarm: SiteProcesses
+        if config.weight_bytes:
+            swarm = NetworkSwarm(
+                folder, machines, processes, weight_bytes=config.weight_bytes, period_s=config.period_s
+            )
+        else:
+            swarm = RealSwarm(folder, machines, processes, config.run)
+        say("making the run")
+        swarm.prepare()
+        return Lab(config, swarm, machines, control, sites).measure()
+
+
+def say(text: str) -> None:
+    """Progress, on standard error."""
+    print(f"nat_lab: {text}", file=sys.stderr, flush=True)
+
+
+def _claimed_share(statuses: list[dict[str, Any]]) -> float | None:
+    """The learner's share of the weights into homes, as the homes count it: by the peer that sent them."""
+    total = sum(status.get("weight_bytes_received", 0) for status in statuses)
+    learner: int = sum(status.get("weight_bytes_from_learner", 0) for status in statuses)
+    return round(learner / total, 4) if total else None
+
+
+def _slowest(times: dict[str, float | None]) -> float | None:
+    return None if None in times.values() else max((at for at in times.values() if at is not None), default=0.0)

@@ -1,0 +1,19 @@
+"""One run for the tests that start from the first preset's model: its warm start takes half a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2prl.testing.swarm_processes import SwarmProcesses, command
+
+
+@pytest.fixture(scope="session")
+def warm_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder that `p2prl init NAME` makes. Copy it: each test starts it for the first time."""
+    root = tmp_path_factory.mktemp("warm")
+    environment = SwarmProcesses(root).environment()
+    made = command("init", "mine", "--in", str(root), environment=environment, timeout_s=240)
+    assert made.returncode == 0, made.stderr
+    return root / "mine"

@@ -1,0 +1,56 @@
+"""The lab of home networks on this machine: real TCP between homes behind its routers, and nothing left behind.
+
+Skipped, with the lab's own reason, where the system permits no namespaces.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2prl.testing.swarm_processes import MARK, SwarmProcesses, wait_until
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(90)]
+
+_PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "scripts" / "nat_lab.py"), "--case", "meeting")
+
+
+def test_homes_meet_as_their_routers_permit() -> None:
+    done = subprocess.run([*_PROGRAM, "--json"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    if not report["permitted"]:
+        pytest.skip(report["reason"])
+    assert len(report["pairs"]) == 7
+    for pair in report["pairs"]:
+        assert pair["direct"] is ("symmetric" not in (pair["kind_a"], pair["kind_b"])), pair
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_lab_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    lab = SwarmProcesses(tmp_path, mark=secrets.token_hex(8))
+    environment = {**os.environ, MARK: lab.mark, "TMPDIR": str(tmp_path)}
+    log = tmp_path / "log"
+    with log.open("wb") as output, lab.running():
+        process = subprocess.Popen(_PROGRAM, env=environment, stdout=output, stderr=output)
+        wait_until(lambda: _routers(lab) or process.poll() is not None, seconds=30, what="the lab's router")
+        if process.poll() is not None and b'"permitted": false' in log.read_bytes():
+            pytest.skip(json.loads(log.read_text())["reason"])
+        process.send_signal(number)
+        assert process.wait(20) == (130 if number == signal.SIGINT else -number), log.read_text()
+        wait_until(lambda: not lab.survivors(), seconds=10, what="an end of every process")
+    if number == signal.SIGINT:
+        assert not list(tmp_path.glob("nat-lab-*"))
+
+
+def _routers(lab: SwarmProcesses) -> list[psutil.Process]:
+    """The lab, its space, the process in it and the router: four at least."""
+    return lab.survivors() if len(lab.survivors()) >= 4 else []

@@ -1,0 +1,88 @@
+"""Swarms with a zoo of cheats on virtual time: nothing forged is trained on, choosing is priced, honest work is kept.
+
+Whole swarms with models take seconds: only they show that the parts work together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2prl.learner.intake import slot_accounts
+from p2prl.learner.journal.journal import Journal
+from p2prl.models.tiny_models import tiny_model
+from p2prl.protocol import ledger_chain
+from p2prl.protocol.ledger_messages import Receipts, ReceiptState
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.sim import simulated_run
+from p2prl.sim.dishonest_volunteers import FORGED
+from p2prl.sim.mixed_swarm import MixedSwarm
+from p2prl.sim.swarm import SwarmConfig
+
+Outcomes = dict[str, Counter[tuple[ReceiptState, str]]]
+"""Receipts by the kind of volunteer, "" for honest ones."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(simulated_run, "_EVALUATION_PROMPTS", 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def outcomes(directory: Path, cheats: tuple[str, ...], *, updates: int, checks: bool = True) -> Outcomes:
+    """The ledger of a swarm of three honest volunteers and these cheats."""
+    config = SwarmConfig(volunteers=3 + len(cheats), updates=updates, sample_seconds=12.0, publish_every=4, seed=3)
+    swarm = MixedSwarm(config, tiny_model("chain4", seed=1), directory, cheats=cheats, checks=checks)
+    assert swarm.run(on_progress=lambda _: None).updates == updates
+    journal = Journal(directory / "learner" / "journal.db")
+    found: Outcomes = {kind: Counter() for kind in ("", *cheats)}
+    run, learner, head = swarm.simulated.run, swarm.simulated.key.public_key, ledger_chain.GENESIS
+    for height, raw in enumerate(journal.ledger.entries(0, 1_000_000)):
+        opened, head = ledger_chain.follow(raw, height=height, head=head, run=run, learner=learner)
+        if isinstance(opened.body, Receipts):
+            for receipt in opened.body.receipts:
+                found[swarm.kinds[receipt.peer]][ReceiptState(receipt.state), receipt.reason] += 1
+    journal.close()
+    return found
+
+
+def credited(of: Counter[tuple[ReceiptState, str]]) -> int:
+    return of[ReceiptState.VERIFIED, ""]
+
+
+def test_no_forged_group_is_credited_and_no_honest_one_is_lost(tmp_path: Path) -> None:
+    forging = tuple(sorted(FORGED))
+    found = outcomes(tmp_path, forging, updates=1)
+    assert set(found[""]) == {(ReceiptState.VERIFIED, "")}
+    for kind in forging:
+        assert sum(found[kind].values()) > 0, "it was judged"
+        assert credited(found[kind]) == 0
+        assert {state for state, _ in found[kind]} == {ReceiptState.REJECTED}
+
+
+def test_a_learner_that_trusts_credits_what_is_forged(tmp_path: Path) -> None:
+    found = outcomes(tmp_path, ("fabricated", "copied"), updates=1, checks=False)
+    for of in found.values():
+        assert set(of) == {(ReceiptState.VERIFIED, "")}
+    assert credited(found["copied"]) > credited(found["fabricated"]) > 0, "copies come in numbers"
+
+
+def test_volunteers_that_leave_out_slots_lose_the_rest_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As after an hour, in a minute, and with one lost slot free instead of 32.
+    monkeypatch.setattr(slot_accounts, "MISSING_S", 40.0)
+    monkeypatch.setattr(slot_accounts, "LATER_SLOTS", 4)
+    monkeypatch.setattr(slot_accounts, "SLOTS_PER_FREE_LOSS", 2_048)
+    found = outcomes(tmp_path, ("selected", "withheld"), updates=4)
+    assert set(found[""]) == {(ReceiptState.VERIFIED, "")}
+    for kind in ("selected", "withheld"):
+        withheld = ReceiptState.REJECTED, RejectionReason.WITHHELD_SLOTS
+        assert set(found[kind]) <= {(ReceiptState.VERIFIED, ""), withheld}
+        assert found[kind][withheld] > 0
+    assert found["withheld"][withheld] > credited(found["withheld"]), "nearly all, once it is found out"

@@ -1,0 +1,94 @@
+"""Laws of delay by peer, in bursts and within groups, and the steady state."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2prl.bench.staleness.benchmark import StalenessConfig
+from p2prl.bench.staleness.delay_laws import is_steady, parse_law, steady_updates
+from p2prl.bench.training.training_plan import TrainingPlan
+from p2prl.errors import ConfigError
+
+LATE = 10**6
+GRID = [(i + 0.5) / 1000 for i in range(1000)]
+
+
+def test_a_distribution_is_the_same_for_every_sampler() -> None:
+    law = parse_law("lognorm:64")
+    assert (law.text, law.longest, law.within_groups) == ("lognorm:64", 64, False)
+    assert len({tuple(law.delay(p, LATE, sampler) for p in GRID) for sampler in range(4)}) == 1
+
+
+def test_each_peer_has_its_own_distribution() -> None:
+    law = parse_law("peers:const:0/const:8/unif:3/const:512")
+    assert law.text == "peers:const:0/const:8/unif:3/const:512"
+    assert law.longest == 512
+    drawn = [{law.delay(p, LATE, sampler) for p in GRID} for sampler in range(4)]
+    assert drawn == [{0}, {8}, {0, 1, 2, 3}, {512}]
+    assert law.delay(0.5, 100, 3) == 100  # never older than the run
+    two = parse_law("peers:const:1/const:2")
+    assert [two.delay(0.5, LATE, sampler) for sampler in range(4)] == [1, 2, 1, 2]
+
+
+def test_seconds_by_peer_take_the_step_time() -> None:
+    law = parse_law("peers:const:60s/weibull:60:1800s@6", step_s=5.0)
+    assert law.text == "peers:const:60s@5/weibull:60:1800s@6"
+    assert parse_law(law.text).text == law.text
+    assert law.longest == 300
+
+
+@pytest.mark.parametrize(("away", "batches"), [(1, 1), (8, 2), (10, 3), (64, 16)])
+def test_a_burst_is_a_quarter_of_the_absence_and_one_old_policy(away: int, batches: int) -> None:
+    law = parse_law(f"burst:{away}")
+    cycle = away + batches
+    policies = [update - law.delay(0.3, update, 2) for update in range(3 * cycle)]
+    for number in range(3):
+        first = number * cycle
+        assert policies[first : first + away] == list(range(first, first + away))  # fresh rollouts
+        assert policies[first + away : first + cycle] == [first] * batches  # the policy it had left with
+    assert law.longest == max(update - policy for update, policy in enumerate(policies))
+    assert law.text == f"burst:{away}"
+
+
+def test_within_marks_the_law_and_keeps_its_delays() -> None:
+    law = parse_law("within:peers:const:0/const:4")
+    assert (law.text, law.longest, law.within_groups) == ("within:peers:const:0/const:4", 4, True)
+    shared = parse_law("within:unif:3")
+    assert (shared.text, shared.within_groups) == ("within:unif:3", True)
+    assert [shared.delay(p, LATE, 1) for p in GRID] == [parse_law("unif:3").delay(p, LATE, 0) for p in GRID]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["burst", "burst:", "burst:0", "burst:-1", "burst:٣", "burst:1.5", "peers:", "peers:const:1", "within:",
+     "peers:const:1/const:1/const:1/const:1/const:1", "peers:const:1/burst:4", "peers:const:1/", "within:burst:4",
+     "within:within:const:1", "within:peers:const:1", "within:soon"],
+)  # fmt: skip
+def test_other_laws_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_law(text)
+    assert caught.value.remedy
+
+
+def test_steady_state_is_five_times_the_longest_delay() -> None:
+    law = parse_law("const:64")
+    assert not is_steady(law, 319)
+    assert is_steady(law, 320)
+    assert steady_updates(law, 20) == 320
+    assert steady_updates(parse_law("const:65"), 20) == 340
+    assert steady_updates(parse_law("const:0"), 20) == 60  # three evaluations
+
+
+def test_the_config_refuses_a_start_up_as_steady_state() -> None:
+    def config(updates: int, *delays: str, steady: bool = True) -> StalenessConfig:
+        plan = TrainingPlan(updates=updates)
+        return StalenessConfig(methods=("grpo",), delays=delays, seeds=1, plan=plan, steady_state=steady)
+
+    config(320, "const:64", "lognorm:60:1800s@30")
+    config(300, "const:64", steady=False)
+    with pytest.raises(ConfigError, match="longest delay is 64") as caught:
+        config(300, "const:8", "const:64")
+    assert "--updates 320" in caught.value.remedy
+    with pytest.raises(ConfigError, match="peers") as caught:
+        config(320, "peers:const:0/weibull:256")
+    assert "--updates 1280" in caught.value.remedy
