@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from p2prl.clock import Clock
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.order_follower import OrderFollower
 from p2prl.net.process.run_bootstrap import OnManifest, RunBootstrap
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.kinds import Kind
@@ -63,6 +64,8 @@ class Seeder:
         self._version = -1
         self._status: control.Status | None = None
         self._stopping = False
+        self.owner = OrderFollower(clock)
+        """Where the owner's orders are given; a rest leaves the network."""
 
     def stop(self) -> None:
         """Leave at the next turn."""
@@ -70,14 +73,18 @@ class Seeder:
 
     def run(self, network: NetworkPort) -> bool:
         """Seed until `stop` is called or the learner ends the run. Returns True in the latter case."""
-        began = self._clock.now()
+        self.owner.attach(network)
+        searched_s, before = 0.0, self._clock.now()
         try:
             while not self._stopping and not self._run_end.is_over(self._clock.now()):
-                self._bootstrap.check_patience(self._clock.now() - began)
+                self._bootstrap.check_patience(searched_s)
+                self.owner.follow_network(self.owner.order)
                 for message in network.poll(_POLL_S):
                     self._take(message)
                 self._bootstrap.answer(network)
                 self._on_progress(self.progress())
+                before, seconds = self._clock.now(), self._clock.now() - before
+                searched_s += 0.0 if self.owner.is_suspended else seconds
             return not self._stopping
         finally:
             network.close()
@@ -88,7 +95,9 @@ class Seeder:
         if status is None:
             return Seeding(state="looking for the run", version=self._version, chunks_held=0, chunks=0)
         version, held, total = status.fetching
-        if status.budget_spent:
+        if self.owner.is_suspended:
+            state = self.owner.order.reason or "joining the network again"
+        elif status.budget_spent:
             state = "paused: the monthly upload limit is reached"
         elif self._bootstrap.manifest is None:
             state = "looking for the run"

@@ -24,7 +24,8 @@ from p2prl.controls.rules import Order
 from p2prl.errors import IntegrityError
 from p2prl.models.group_work import SamplingTools
 from p2prl.net.process import control
-from p2prl.net.process.bridge import NetworkPort, Suspendable
+from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.order_follower import OrderFollower
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
@@ -97,10 +98,9 @@ class Volunteer:
         self._sampler = SlotSampler(identity, run, clock, on_notice)
         self._network: NetworkPort | None = None
         self._parked = False
-        self._order = Order()
+        self.owner = OrderFollower(clock)
+        """Where the owner's orders are given; a rest frees the engine and may leave the network."""
         self._is_freed = False  # the engine's memory
-        self._is_suspended = False  # the network
-        self._compute_from = 0.0  # clock time until which the duty cycle rests
         self._excluded = False
 
     # --- lifecycle----------------------------------------------------------------------------------------------
@@ -118,17 +118,6 @@ class Volunteer:
         """Keep at most this much of groups, in bytes, that no learner has confirmed."""
         self._spool.limit(max_bytes)
 
-    def obey(self, order: Order) -> None:
-        """Follow the owner's order from now on. From any thread."""
-        self._order = order
-        if self._network is not None:
-            self._network.wake()
-
-    def limit_upload(self, *, bytes_s: float, monthly_bytes: int) -> None:
-        """Change what the network may upload, as `SetUploadCaps`. From any thread."""
-        if self._network is not None:
-            self._network.send(control.SetUploadCaps(bytes_s, monthly_bytes))
-
     def park(self) -> None:
         """Stop decoding now; finished groups stay in the spool."""
         self._parked = True
@@ -143,9 +132,9 @@ class Volunteer:
         try:
             while not self._parked and not self._agent.done and not self._is_over():
                 self.bootstrap.check_patience(searched_s)
-                self.turn(wait_s=_RESTING_POLL_S if self._order.rests else _POLL_S)
+                self.turn(wait_s=_RESTING_POLL_S if self.owner.order.rests else _POLL_S)
                 before, seconds = self._clock.now(), self._clock.now() - before
-                searched_s += 0.0 if self._is_suspended else seconds
+                searched_s += 0.0 if self.owner.is_suspended else seconds
             self._report(self._next_action(), final=True)
             if self._excluded and not self._parked:
                 raise exclusion_error()
@@ -157,12 +146,13 @@ class Volunteer:
     def attach(self, network: NetworkPort) -> None:
         """Use this network from now on."""
         self._network = network
+        self.owner.attach(network)
 
     def turn(self, *, wait_s: float) -> Action:
         """Take messages, do the one action that is due, deliver groups. Waits only when idle."""
-        self._follow_order(self._order)
+        self._follow_order(self.owner.order)
         action = self._next_action()
-        rest_s = max(0.0, self._compute_from - self._clock.now()) if isinstance(action, Sample) else 0.0
+        rest_s = self.owner.rest_s() if isinstance(action, Sample) else 0.0
         self._take_messages(wait_s if isinstance(action, Wait) else min(rest_s, wait_s))
         match action:
             case Sample() if rest_s > 0.0:
@@ -173,7 +163,7 @@ class Volunteer:
                 self._sample(policy, slots)
             case Wait():
                 pass
-        is_known = self.bootstrap.manifest is not None and not self._is_suspended
+        is_known = self.bootstrap.manifest is not None and not self.owner.is_suspended
         for message in self._delivery.due(self._clock.now(), run_known=is_known):
             self._net.send(message)
         self._report(action)
@@ -196,7 +186,7 @@ class Volunteer:
         prepared = self.bootstrap.prepared
         if prepared is None:
             return Wait("fetching the run's files" if self.bootstrap.manifest else "looking for the run")
-        waiting = None if self._order.rests else self._agent.waiting
+        waiting = None if self.owner.order.rests else self._agent.waiting
         return self._agent.next_action(
             staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
             outstanding=self._delivery.backlog(self._clock.now()),
@@ -216,9 +206,7 @@ class Volunteer:
             self._sampler.drop(tools)
             self._agent.emptied()
             tools.sampler.sleep()
-        if order.keeps_network is self._is_suspended and isinstance(self._network, Suspendable):
-            self._is_suspended = not order.keeps_network
-            (self._network.suspend if self._is_suspended else self._network.resume)()
+        self.owner.follow_network(order)
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -340,8 +328,7 @@ class Volunteer:
         rewards = [group.reward for group in made.groups if group.reward is not None]
         self._progress.add_decoding(rewards, tokens=made.tokens, seconds=made.seconds)
         self._agent.decoded(busy, tokens=made.tokens, steps=made.steps, seconds=made.seconds)
-        if self._order.duty < 1.0:
-            self._compute_from = self._clock.now() + made.seconds * (1.0 / self._order.duty - 1.0)
+        self.owner.computed(made.seconds)
 
     def _report(self, action: Action, *, final: bool = False) -> None:
         loaded = self._agent.loaded

@@ -19,6 +19,7 @@ class ReplayWeights:
         self._on_disk: dict[Digest, tuple[PolicyManifest, Path]] = {}
         self._asked_at: dict[Digest, float] = {}
         self._loaded: Digest | None = None
+        self._is_free = False  # the scorer's memory
 
     def __contains__(self, policy: Digest) -> bool:
         """Whether the weights are on disk."""
@@ -42,6 +43,7 @@ class ReplayWeights:
         damaged."""
         if self._loaded == policy:
             return True
+        self._is_free = False
         self._loaded = None  # after a failure, the scorer may no longer hold the previous policy
         try:
             scorer.load_weights(self._on_disk[policy][1].read_bytes())
@@ -50,6 +52,12 @@ class ReplayWeights:
             return False
         self._loaded = policy
         return True
+
+    def free(self, scorer: Scorer) -> None:
+        """Free the scorer's memory until the next `load`."""
+        if not self._is_free:
+            self._is_free, self._loaded = True, None
+            scorer.sleep()
 
     def ask(self, policy: Digest, now: float) -> bool:
         """Note that a policy is missing. True the first time: request it from the network."""

@@ -19,6 +19,7 @@ from p2prl.models.group_work import GroupWork, Inspection, ReplayTools
 from p2prl.models.scorer_port import Scorer
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.order_follower import OrderFollower
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
@@ -42,6 +43,9 @@ _BATCH = 16
 
 _POLL_S = 0.3
 """Longest wait for messages when there is nothing to replay."""
+
+_RESTING_POLL_S = 1.0
+"""As `_POLL_S`, while the owner's limits let it do nothing: a resting worker should cost nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +80,8 @@ class Audit:
     """Groups whose mean reward is one that no failed answer explains."""
     rewards_unclear: int = 0
     """Groups whose mean reward proves nothing: answers failed here, or may have failed at the learner."""
+    resting: str = ""
+    """Why it rests, a sentence; empty while it works."""
     files: tuple[int, int] = (0, 0)
     """(bytes held, bytes in all) of the run's files and data."""
 
@@ -124,6 +130,8 @@ class Validator:
         self._counts = _Counts()
         self._stopping = False
         self._run_end = RunEnd()
+        self.owner = OrderFollower(clock)
+        """Where the owner's orders are given; a rest frees the scorer's memory and may leave the network."""
 
     def stop(self) -> None:
         """Return from `run` after the current batch."""
@@ -132,11 +140,14 @@ class Validator:
     def run(self, network: NetworkPort) -> bool:
         """Validate until `stop` is called, or the learner has ended the run and no group waits. True in the latter
         case."""
-        started = self._clock.now()
+        self.owner.attach(network)
+        searched_s, before = 0.0, self._clock.now()
         try:
             while not self._stopping and not (self._is_over() and not len(self._queue)):
-                self._bootstrap.check_patience(self._clock.now() - started)
-                self.turn(network, wait_s=_POLL_S)
+                self._bootstrap.check_patience(searched_s)
+                self.turn(network, wait_s=_RESTING_POLL_S if self.owner.order.rests else _POLL_S)
+                before, seconds = self._clock.now(), self._clock.now() - before
+                searched_s += 0.0 if self.owner.is_suspended else seconds
             return self._is_over()
         finally:
             network.close()
@@ -146,8 +157,13 @@ class Validator:
 
     def turn(self, network: NetworkPort, *, wait_s: float) -> None:
         """Replay a batch, then take messages; waits for them only when there was nothing to replay."""
-        worked = self._replay(network)
-        for message in network.poll(0.0 if worked else wait_s):
+        order = self.owner.order
+        if order.rests and (prepared := self._bootstrap.prepared) is not None:
+            self._weights.free(prepared.scorer)
+        self.owner.follow_network(order)
+        rest_s = self.owner.rest_s()
+        worked = not order.rests and not rest_s and self._replay(network)
+        for message in network.poll(0.0 if worked else min(rest_s, wait_s) or wait_s):
             self._receive(message, network)
         self._bootstrap.answer(network)
         self._on_audit(self._audit(network))
@@ -170,6 +186,7 @@ class Validator:
             rewards_agreed=self._counts.rewards.agreed,
             rewards_disputed=self._counts.rewards.disputed,
             rewards_unclear=self._counts.rewards.unclear,
+            resting=self.owner.order.reason if self.owner.order.rests else "",
             files=network.status.files if network.status is not None else (0, 0),
         )
 
@@ -244,6 +261,7 @@ class Validator:
         return False
 
     def _replay_batch(self, tools: ReplayTools, policy: Digest, network: NetworkPort) -> None:
+        began = self._clock.now()
         groups = self._queue.take(policy, _BATCH)
         judged = self._judge(tools, self._weights.manifest_of(policy), groups, validator=self._identity.public_key)
         for signed, (verdict, _) in zip(groups, judged, strict=True):
@@ -261,6 +279,7 @@ class Validator:
                 # All of these may be the learner's doing, and a verdict needs no reward.
                 self._counts.compares_rewards = False
                 self._on_notice(f"the learner's rewards are no longer checked, only tokens: {error}")
+        self.owner.computed(self._clock.now() - began)
 
     def _compare_rewards(self, work: GroupWork, passed: Sequence[tuple[SignedGroup, Inspection]]) -> None:
         """Score all groups together, then compare: one author's slow answers cost the others nothing."""

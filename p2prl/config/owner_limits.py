@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from p2prl.config.toml_tables import read_toml
-from p2prl.controls.limits import SPECS, Limits, limit_spec
+from p2prl.controls.limits import SPECS, Limits, checked, limit_spec
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
 
@@ -97,8 +97,11 @@ def _remembered(home: Path) -> dict[str, str]:
     path = home / "limits.json"
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(_MOST_BYTES), type=dict[str, str])
+            kept = msgspec.json.decode(file.read(_MOST_BYTES), type=dict[str, str])
+        for name, text in kept.items():
+            checked(name, text)
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, ConfigError) as error:
         raise ConfigError(f"{path} is damaged: {error}", remedy=f"Delete {path} and set the limits again.") from error
+    return kept

@@ -62,12 +62,12 @@ SPECS = (
     LimitSpec(
         "yield",
         _choice("games", "programs", OFF),
+        OFF,
         "games",
-        "programs",
         "Rest while a full-screen game runs (games), or any other program on the device (programs).",
     ),
     LimitSpec("schedule", read_schedule, OFF, "22:00-07:00, Sat-Sun", "Hours to work in, local time."),
-    LimitSpec("battery", read_battery, "never", "50%", "Work without mains: never, always, or above a charge."),
+    LimitSpec("battery", read_battery, "always", "never", "Work without mains: never, always, or above a charge."),
     LimitSpec("net.up", _amount("Mbit"), OFF, "5Mbit", "Upload of weights; off takes 80 % of what is measured."),
     LimitSpec("net.month", read_size_gb, OFF, "50GB", "Weights uploaded in a calendar month."),
     LimitSpec("disk", read_size_gb, OFF, "20GB", "Most disk for everything the run stores."),
@@ -114,24 +114,29 @@ class Limits:
     settings: Mapping[str, Setting] = field(
         default_factory=lambda: {spec.name: Setting(spec.default, "default") for spec in SPECS}
     )
+    below: Mapping[str, Setting] = field(default_factory=dict)
+    """What holds without any command, where that is no default."""
 
     @classmethod
     def layered(cls, layers: Mapping[Origin, Mapping[str, str]]) -> Limits:
         """The strongest layer that names a limit decides it. `ConfigError` for an unknown name or a wrong text."""
-        settings = dict(cls().settings)
+        settings, below = dict(cls().settings), {}
         for origin in ORIGINS:
             for name, text in layers.get(origin, {}).items():
                 checked(name, text)
                 settings[name] = Setting(text, origin)
-        return cls(settings)
+                if origin != "command":
+                    below[name] = settings[name]
+        return cls(settings, below)
 
     def changed(self, changes: Mapping[str, str]) -> Limits:
-        """With a command's changes; `default` as a text takes the default back. All or nothing: `ConfigError`."""
+        """With a command's changes; `default` as a text takes a command's value back, and the file's or the start's
+        holds again. All or nothing: `ConfigError`."""
         settings = dict(self.settings)
         for name, text in changes.items():
             spec = limit_spec(name)
             if text.strip().casefold() == "default":
-                settings[name] = Setting(spec.default, "default")
+                settings[name] = self.below.get(name, Setting(spec.default, "default"))
             else:
                 checked(name, text)
                 settings[name] = Setting(text, "command")

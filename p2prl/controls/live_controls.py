@@ -5,6 +5,7 @@ A thin shell: `rules` decides. Orders are given when they change, and at most a 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from p2prl.controls.pause_file import load_pause, save_pause
 from p2prl.controls.quantities import DAY_MINUTES
 from p2prl.controls.rules import Order, Pause, Readings, Rules
 from p2prl.errors import P2PRLError
+
+log = logging.getLogger("p2prl.controls")
 
 PERIOD_S = 1.0
 """Sensors are read this often: limits act within two of them."""
@@ -47,8 +50,8 @@ class Worker(Protocol):
 class Sensors(Protocol):
     """Reads the machine."""
 
-    def read(self) -> Readings:
-        """What can be read now; never raises."""
+    def read(self, *, desktop: bool) -> Readings:
+        """What can be read now; never raises. `desktop` is whether keyboard, mouse and screen are asked for."""
         ...
 
     def missing(self) -> Mapping[str, str]:
@@ -119,7 +122,7 @@ class LiveControls:
 
     def tick(self) -> None:
         """Read the sensors and decide."""
-        readings = self._sensors.read()
+        readings = self._sensors.read(desktop=self._rules.needs_desktop)
         with self._lock:
             self._readings = readings
             self._decide()
@@ -135,6 +138,17 @@ class LiveControls:
             return self._answer()
 
     def _run(self) -> None:
+        """A worker whose limits nobody watches ends: its machine is its owner's first."""
+        try:
+            self._serve()
+        except Exception:
+            log.exception("the owner's controls failed")
+            self._on_notice("The owner's controls failed, so this worker ends; finished groups are kept.")
+            with self._lock:
+                self._ending = "stop"
+                self._end_worker()
+
+    def _serve(self) -> None:
         due = time.monotonic()
         while not self._ended.is_set():
             if time.monotonic() >= due:
@@ -188,7 +202,8 @@ class LiveControls:
         if self._worker is not None and order != before:
             self._worker.obey(order)
         if order.rests != before.rests:
-            self._on_notice(f"Resting: {order.reason}." if order.rests else "Working again.")
+            hint = "" if self._rules.pause is None else " p2prl resume ends the pause."
+            self._on_notice(f"Resting: {order.reason}.{hint}" if order.rests else "Working again.")
 
     def _answer(self) -> Answer:
         order, pause = self._order, self._rules.pause

@@ -64,7 +64,7 @@ def read_duration_s(text: str) -> float:
     parts = re.findall(r"(\d{1,9}(?:\.\d{1,6})?)(s|min|m|h|d)", text.strip())
     total = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text.strip() or not 0.0 < total <= MOST_DURATION_S:
-        raise ValueError("a duration, as 10m, 2h or 1h30m")
+        raise ValueError("a duration, as 10m, 2h or 1h30m, of at most a year")
     return total
 
 

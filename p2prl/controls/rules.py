@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from p2prl.controls.limits import Figures, Limits, figures
-from p2prl.controls.quantities import DAY_MINUTES, duration_text, is_scheduled, minutes_until
+from p2prl.controls.quantities import DAY_MINUTES, OFF, duration_text, is_scheduled, minutes_until
 
 LEAST_DUTY = 0.05
 """Least share of time the engine computes; below it the worker rests, and its memory is freed."""
@@ -55,8 +55,8 @@ class Readings:
     """Seconds since somebody used keyboard or mouse."""
     programs: tuple[str, ...] | None = None
     """Other programs that compute on the device."""
-    full_screen: str | None = None
-    """Name of the program that fills the screen; empty for none."""
+    game: str | None = None
+    """Name of the program that fills the screen or draws with most of the card; empty for none."""
     battery_percent: float | None = None
     """Charge while the machine runs on its battery; above 100 on mains or without a battery."""
 
@@ -90,6 +90,7 @@ _LIMITS_WITH_SENSORS = (
     ("gpu.temp", "gpu_temp_c", "temperature_c"),
     ("ram", "ram_gb", "ram_bytes"),
     ("idle", "idle_s", "idle_s"),
+    ("battery", "battery_percent", "battery_percent"),
 )
 
 
@@ -135,6 +136,11 @@ class Rules:
             return Order(False, f"computing {self.duty:.0%} of the time: {self._slowed_by(readings)}", self.duty)
         return Order()
 
+    @property
+    def needs_desktop(self) -> bool:
+        """Whether a limit asks for keyboard, mouse or full-screen windows."""
+        return bool(self._figures.idle_s) or self._figures.yields_to != OFF
+
     def unread(self, readings: Readings) -> list[str]:
         """Names of limits that are set and cannot be kept, for want of a sensor."""
         names = [
@@ -144,7 +150,7 @@ class Rules:
         ]
         wants = self._figures
         lacks_programs = wants.yields_to == "programs" and readings.programs is None
-        if lacks_programs or (wants.yields_to in ("games", "programs") and readings.full_screen is None):
+        if lacks_programs or (wants.yields_to in ("games", "programs") and readings.game is None):
             names.append("yield")
         return names
 
@@ -208,8 +214,8 @@ class Rules:
         wants = self._figures
         if wants.yields_to == "programs" and readings.programs:
             return ", ".join(readings.programs[:3])
-        if wants.yields_to in ("games", "programs") and readings.full_screen:
-            return readings.full_screen
+        if wants.yields_to in ("games", "programs") and readings.game:
+            return readings.game
         return ""
 
     def _slowed_by(self, readings: Readings) -> str:

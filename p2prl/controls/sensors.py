@@ -1,124 +1,88 @@
-"""Sensors of this machine: batteries and memory by psutil, a card by NVML where its library is installed.
+"""Sensors of this machine: batteries by psutil, memory by the kernel, a card by NVML, the desktop by its watcher.
 
 A sensor that is not there, or that confinement hides, reads None, and `missing` says why in a sentence.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import psutil
 
+from p2prl.controls.card import Card
+from p2prl.controls.desktop import Desktop
 from p2prl.controls.rules import Readings
 
-_NO_DESKTOP = "p2prl cannot see your keyboard, mouse or full-screen windows on this system"
+NO_CARD = "it needs an NVIDIA card, and in your clone: pip install -c constraints.txt '.[sensors]'"
 
-_NO_CARD = "it needs an NVIDIA card and its library (pip install nvidia-ml-py)"
+NO_ENGINE = "an engine on the CPU counts as ram; on a card, the limit holds from the next start"
 
 
-class Card(Protocol):
-    """What is read of an accelerator; each value None where it cannot be."""
+class DesktopSensor(Protocol):
+    """What is read of keyboard, mouse and screen."""
 
-    def power_w(self) -> float | None: ...
-
-    def temperature_c(self) -> float | None: ...
-
-    def programs(self) -> tuple[str, ...] | None:
-        """Names of other programs that compute on it."""
+    def read(self) -> Desktop:
+        """The newest reading, without waiting."""
         ...
-
-
-class NvmlCard:
-    """One NVIDIA card, through NVML. The only file that imports `pynvml`."""
-
-    def __init__(self, library: Any, index: int) -> None:
-        self._nvml = library
-        library.nvmlInit()
-        self._card = library.nvmlDeviceGetHandleByIndex(index)
-
-    def power_w(self) -> float | None:
-        """Watts, averaged by the driver."""
-        value: float | None = self._read(lambda: self._nvml.nvmlDeviceGetPowerUsage(self._card) / 1e3)
-        return value
-
-    def temperature_c(self) -> float | None:
-        """Degrees of the chip."""
-        value: float | None = self._read(lambda: float(self._nvml.nvmlDeviceGetTemperature(self._card, 0)))
-        return value
-
-    def programs(self) -> tuple[str, ...] | None:
-        """See `Card`. None where the driver counts processes otherwise than this system, as in a container."""
-        running = self._read(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._card))
-        if running is None:
-            return None
-        pids = {process.pid for process in running}
-        if pids and os.getpid() not in pids and not Path("/proc/1/comm").exists():
-            return None
-        return tuple(self._name(pid) for pid in sorted(pids - {os.getpid()}))
-
-    def _name(self, pid: int) -> str:
-        name = self._read(lambda: self._nvml.nvmlSystemGetProcessName(pid))
-        if not name:
-            return "another program"
-        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-        return os.path.basename(text.split(" ")[0])[:40] or "another program"
-
-    def _read(self, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except self._nvml.NVMLError:
-            return None
-
-
-def find_card(device: str) -> NvmlCard | None:
-    """The NVIDIA card of a torch device's name (`cuda`, `cuda:1`); None without one or without the library."""
-    kind, _, number = device.partition(":")
-    if kind != "cuda":
-        return None
-    try:
-        library = importlib.import_module("pynvml")
-        return NvmlCard(library, int(number or 0))
-    except Exception:  # noqa: BLE001 - whatever the library raises, the machine is used without its sensors
-        return None
 
 
 class MachineSensors:
     """Reads what there is."""
 
-    def __init__(self, *, engine_bytes: Callable[[], int | None] = lambda: None, card: Card | None = None) -> None:
-        """`engine_bytes` tells the memory that the engine holds on its device."""
-        self._engine_bytes = engine_bytes
-        self._card = card
+    def __init__(self, *, desktop: DesktopSensor | None = None) -> None:
+        """Until `use`, there is no engine."""
+        self._desktop = desktop
+        self._card: Card | None = None
+        self._engine_bytes: Callable[[], int | None] = lambda: None
+        self._others_bytes: Callable[[], int] = lambda: 0
+        self._no_desktop = ""
 
-    def use(self, *, engine_bytes: Callable[[], int | None], card: Card | None) -> None:
-        """Read these from now on: they are known after the engine's library was imported."""
-        self._engine_bytes, self._card = engine_bytes, card
+    def use(
+        self, *, engine_bytes: Callable[[], int | None], card: Card | None, others_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Read these from now on: they are known after the engine's library was imported.
 
-    def read(self) -> Readings:
+        `engine_bytes` tells the memory that the engine holds on its device, `others_bytes` that of this worker's other
+        processes.
+        """
+        self._engine_bytes, self._card, self._others_bytes = engine_bytes, card, others_bytes
+
+    def read(self, *, desktop: bool) -> Readings:
         """See `Sensors.read`."""
         card = self._card
+        seen = self._desktop.read() if desktop and self._desktop is not None else Desktop()
+        self._no_desktop = seen.missing
+        own = own_memory()
         return Readings(
             gpu_memory_bytes=self._engine_bytes(),
             power_w=None if card is None else card.power_w(),
             temperature_c=None if card is None else card.temperature_c(),
-            ram_bytes=own_memory(),
+            ram_bytes=None if own is None else own + self._others_bytes(),
+            idle_s=seen.idle_s,
             programs=None if card is None else card.programs(),
+            game=_game(seen.full_screen, card.games() if card is not None and desktop else None),
             battery_percent=battery_percent(),
         )
 
     def missing(self) -> Mapping[str, str]:
         """See `Sensors.missing`."""
+        desktop = self._no_desktop or "p2prl cannot see your keyboard, mouse or full-screen windows on this system"
         return {
-            "gpu.temp": _NO_CARD,
-            "gpu.power": _NO_CARD,
-            "gpu.memory": "the engine does not tell what it holds; the limit holds from the next start",
-            "idle": _NO_DESKTOP,
-            "yield": _NO_DESKTOP,
+            "gpu.temp": NO_CARD,
+            "gpu.power": NO_CARD,
+            "gpu.memory": NO_ENGINE,
+            "ram": "this system does not tell a program's own memory; the limit holds from the next start",
+            "idle": desktop,
+            "yield": desktop if self._card is not None else f"{desktop}; for other programs, {NO_CARD}",
         }
+
+
+def _game(full_screen: str | None, games: tuple[str, ...] | None) -> str | None:
+    """A game by its window or by its use of the card; empty for none, None where neither is seen."""
+    found = full_screen or ", ".join((games or ())[:3])
+    return None if not found and full_screen is None and games is None else found
 
 
 def battery_percent() -> float | None:

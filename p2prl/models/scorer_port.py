@@ -50,6 +50,10 @@ class Scorer(Protocol):
         """Load a policy. `IntegrityError`, and the previous policy stays, when the bytes do not fit the layout."""
         ...
 
+    def sleep(self) -> None:
+        """Forget the policy and free its memory until the next one is loaded."""
+        ...
+
     def replay(
         self,
         requests: Sequence[GenerationRequest],

@@ -59,6 +59,11 @@ class TransformersScorer:
         """See `Scorer.load_weights`."""
         self._policy.load(weights)
 
+    def sleep(self) -> None:
+        """See `Scorer.sleep`."""
+        self._policy.drop_policy()
+        release_memory()
+
     @torch.inference_mode()
     def replay(
         self,

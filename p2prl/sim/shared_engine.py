@@ -141,6 +141,10 @@ class SharedScorer:
         self._staged = self._model.stage(weights, UNNAMED)
         self._model.load(self._staged)
 
+    def sleep(self) -> None:
+        """See `Scorer.sleep`."""
+        self._staged = None
+
     def replay(
         self,
         requests: Sequence[GenerationRequest],

@@ -20,7 +20,7 @@ def pause(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pause the workers of this machine and free their memory. Nothing finished is lost."""
+    """Pause the workers of this machine and free their memory, until the time is over or p2prl resume."""
     from p2prl.cli.commands.controls_send import pause_workers
 
     pause_workers(duration, keep_relaying=keep_relaying or None, seat=seat, home=home, as_json=as_json)

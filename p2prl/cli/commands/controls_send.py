@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from p2prl.cli.views.controls_view import answer_line, limit_lines
 from p2prl.config.owner_limits import config_file, config_text, load_limits, remember_limits
 from p2prl.config.worker_folder import default_home
 from p2prl.controls.control_socket import NAME, ask
-from p2prl.controls.messages import Answer, LimitsRequest, PauseRequest, Request, StatusRequest
+from p2prl.controls.messages import Answer, LimitShown, LimitsRequest, PauseRequest, Request, StatusRequest
 from p2prl.controls.quantities import read_duration_s
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, MachineError, P2PRLError, RemoteProtocolError
@@ -28,11 +30,14 @@ def pause_workers(duration: str, *, keep_relaying: bool | None, seat: str, home:
     """Pause for a while, or until `p2prl resume`."""
     try:
         seconds = read_duration_s(duration) if duration else None
+        if seconds == 0.0:
+            raise ValueError("a duration, as 10m, 2h or 1h30m")  # noqa: TRY301 - one error for all texts
     except ValueError as error:
         raise ConfigError(
-            f"--for {duration[:40]} is not understood: it takes {error}", remedy="Try --for 2h."
+            f"--for {duration[:40]} is not understood: it takes {error}",
+            remedy="Try --for 2h, or leave it out to pause until p2prl resume.",
         ) from None
-    request = PauseRequest(for_s=seconds or None, keep_relaying=keep_relaying)
+    request = PauseRequest(for_s=seconds, keep_relaying=keep_relaying)
     tell_workers(request, seat=seat, home=home, as_json=as_json)
 
 
@@ -40,26 +45,34 @@ def limits_command(changes: list[str], *, seat: str, home: Path | None, as_json:
     """Show the limits of the running workers, else those of the next start; or set some for both."""
     base = home or default_home()
     wanted = _parsed(changes[1:] if changes[:1] == ["set"] else changes)
-    if wanted:
-        if not seat:
-            remember_limits(base, wanted)
-        answers = _answers(LimitsRequest(changes=wanted), seat=seat, home=base)
-    else:
-        answers = _answers(StatusRequest(), seat=seat, home=base)
+    if wanted and not seat:
+        remember_limits(base, wanted)
+    request = LimitsRequest(changes=wanted) if wanted else StatusRequest()
+    told = _told(request, seat=seat, home=base) if seat else _answers(request, seat=seat, home=base)
     following = load_limits(base).document()
     if as_json:
-        emit({"limits": following, "workers": _documents(answers), "time": time.time()})
+        emit({"limits": following, "workers": _documents(told.answers), "time": time.time()})
+        told.raise_first()
         return
-    for line in limit_lines(next(iter(answers.values())).limits if answers else following):
-        say(line, unwrapped=True)
-    if wanted:
-        say("Kept for later starts." if not answers else "Kept, and followed by the running worker.")
-    elif not answers:
+    if told.answers:
+        for names, limits in _alike(told.answers):
+            if len(told.answers) > 1:
+                say(f"{', '.join(names)}:")
+            for line in limit_lines(limits):
+                say(line, unwrapped=True)
+    else:
+        for line in limit_lines(following):
+            say(line, unwrapped=True)
+    if wanted and seat:
+        say("Followed by this worker until it ends.")
+    elif wanted:
+        say("Kept, and followed by what runs now." if told.answers else "Kept for the next start: no worker runs.")
+    elif not told.answers:
         say("No worker runs; the next one keeps to these.")
-    for name, answer in answers.items():
-        for line in (answer.error, *answer.unread):
-            if line:
-                say(f"{name}: {line}")
+    for name, answer in told.answers.items():
+        for line in answer.unread:
+            say(f"{name}: {line}", unwrapped=True)
+    told.raise_first()
 
 
 def show_config(*, origin: bool, home: Path | None, as_json: bool) -> None:
@@ -100,28 +113,64 @@ def live_answer(folder: Path) -> dict[str, Any] | None:
     return None if answer is None else msgspec.to_builtins(answer)
 
 
-def _told(request: Request, *, seat: str, home: Path) -> dict[str, Answer]:
-    answers = _answers(request, seat=seat, home=home)
-    if not answers:
+@dataclass(slots=True)
+class _Told:
+    """What the workers of a home have answered. One that fails keeps no other from hearing its owner."""
+
+    answers: dict[str, Answer] = field(default_factory=dict)
+    """By the names of their folders."""
+    errors: list[P2PRLError] = field(default_factory=list)
+    """Of workers that do not answer or refuse."""
+
+    def raise_first(self) -> None:
+        """End with the first error, if any, once the others' answers are printed."""
+        if self.errors:
+            raise self.errors[0]
+
+
+def _told(request: Request, *, seat: str, home: Path) -> _Told:
+    told = _answers(request, seat=seat, home=home)
+    if not told.answers and not told.errors:
         which = f"in {home / seat}" if seat else f"under {home}"
-        raise MachineError(f"no worker runs {which}", remedy="Start one with p2prl join LINK, or give its --home.")
-    return answers
+        raise MachineError(
+            f"no worker runs {which}", remedy="p2prl status lists those of this machine; give another folder by --home."
+        )
+    return told
 
 
-def _answers(request: Request, *, seat: str, home: Path) -> dict[str, Answer]:
-    """Answers of running workers by the names of their folders."""
-    answers = {}
-    for path in sorted(home.glob(f"{seat or '*'}/{NAME}")):
+def _answers(request: Request, *, seat: str, home: Path) -> _Told:
+    told = _Told()
+    names = [seat] if seat else sorted(path.parent.name for path in home.glob(f"*/{NAME}"))
+    for name in names:
         try:
-            answer = ask(path.parent, request)
+            answer = ask(home / name, request)
         except RemoteProtocolError as error:
-            raise MachineError(
-                f"the worker of {path.parent} answers nonsense: {error}",
-                remedy="Stop it with Ctrl-C; update p2prl if it is another version.",
-            ) from error
-        if answer is not None:
-            answers[path.parent.name] = answer
-    return answers
+            told.errors.append(
+                MachineError(
+                    f"the worker of {home / name} answers nonsense: {error}",
+                    remedy="Stop it with Ctrl-C; update p2prl if it is another version.",
+                )
+            )
+        except MachineError as error:
+            told.errors.append(error)
+        else:
+            if answer is not None and answer.error:
+                told.errors.append(ConfigError(f"{name}: {answer.error}", remedy=answer.remedy))
+            elif answer is not None:
+                told.answers[name] = answer
+    return told
+
+
+def _alike(answers: dict[str, Answer]) -> list[tuple[list[str], Mapping[str, LimitShown]]]:
+    """Limits with the names of the workers that have them."""
+    groups: list[tuple[list[str], Mapping[str, LimitShown]]] = []
+    for name, answer in answers.items():
+        same = next((names for names, limits in groups if limits == answer.limits), None)
+        if same is None:
+            groups.append(([name], answer.limits))
+        else:
+            same.append(name)
+    return groups
 
 
 def _parsed(changes: list[str]) -> dict[str, str]:
@@ -138,12 +187,10 @@ def _documents(answers: dict[str, Answer]) -> dict[str, Any]:
     return {name: msgspec.to_builtins(answer) for name, answer in answers.items()}
 
 
-def _print(answers: dict[str, Answer], *, as_json: bool) -> None:
-    refused = next((answer for answer in answers.values() if answer.error), None)
-    if refused is not None:
-        raise ConfigError(refused.error, remedy=refused.remedy)
+def _print(told: _Told, *, as_json: bool) -> None:
     if as_json:
-        emit({"workers": _documents(answers), "time": time.time()})
-        return
-    for name, answer in answers.items():
-        say(f"{name}  {answer_line(msgspec.to_builtins(answer), now=time.time())}")
+        emit({"workers": _documents(told.answers), "time": time.time()})
+    else:
+        for name, answer in told.answers.items():
+            say(f"{name}  {answer_line(msgspec.to_builtins(answer), now=time.time())}", unwrapped=True)
+    told.raise_first()

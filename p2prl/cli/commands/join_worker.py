@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli.commands.ledger_mirror import LedgerMirror
-from p2prl.cli.commands.owner_controls import OwnerControls
+from p2prl.cli.commands.owner_controls import PlannedLimits
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
@@ -26,7 +26,6 @@ from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.config.machine_limits import DiskPlan, MachineLimits, sampling_memory
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder
-from p2prl.controls.limits import Limits
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import JoinLink
@@ -51,9 +50,7 @@ def join_run(
     listen: list[str] | None,
     transport: str,
     slots: int,
-    vram_gb: float,
-    limits: MachineLimits,
-    owner_limits: Limits,
+    planned: PlannedLimits,
     mirrors: bool,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
@@ -62,7 +59,8 @@ def join_run(
     """Volunteer until interrupted or until the run ends."""
     link, worker, model = start.link, start.worker, start.base
     view = LiveView(quiet=as_json)
-    controls = OwnerControls(worker.directory, owner_limits, start.control)
+    limits = planned.machine
+    controls = start.controls(planned.owner)
     with view.shown(), controls.running():
         view.phase("importing torch")
 
@@ -78,7 +76,7 @@ def join_run(
         has_base = model is not None
         screen = _Screen(view, link, worker, str(chosen), chosen_engine, limits, has_base=has_base, mirrors=mirrors)
         sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
-        granted = int(vram_gb * 1e9) or sampling_bytes
+        granted = int(planned.vram_gb * 1e9) or sampling_bytes
         prepare = partial(
             partial(prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted),
             on_notice=say,
@@ -106,7 +104,7 @@ def join_run(
             network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), start.caps)
             config = network(memory_bytes=limits.network_memory_bytes, has_base=has_base, transport=transport)
             start.seal()
-            controls.steer(volunteer, interrupts, device=str(chosen))
+            controls.steer(volunteer.owner, interrupts, device=str(chosen))
             started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
             started = mirror.around(started) if mirrors else started
             finished = volunteer.run(started if wrap_network is None else wrap_network(started))

@@ -1,4 +1,4 @@
-"""Put a volunteer under its owner's controls: limits from files and options, the socket, the sensors."""
+"""Put a worker under its owner's controls: limits from files and options, the socket, the sensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import say
@@ -15,15 +14,16 @@ from p2prl.config.machine_limits import MachineLimits
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.owner_limits import load_limits
 from p2prl.config.worker_folder import default_home
+from p2prl.confinement.children import Launch
+from p2prl.controls.card import find_card
 from p2prl.controls.control_socket import ControlSocket
+from p2prl.controls.desktop import DesktopWatch
 from p2prl.controls.limits import Figures, Limits, figures
 from p2prl.controls.live_controls import LiveControls
 from p2prl.controls.rules import Order
-from p2prl.controls.sensors import MachineSensors, find_card
+from p2prl.controls.sensors import MachineSensors
 from p2prl.errors import MachineError
-
-if TYPE_CHECKING:
-    from p2prl.client.service import Volunteer
+from p2prl.net.process.order_follower import OrderFollower
 
 _LEAST = 1e-6
 """Least figure of an option that is not 0: what texts of limits can hold."""
@@ -55,17 +55,17 @@ def open_controls(folder: Path) -> ControlSocket | None:
         return None
 
 
-class VolunteerControls:
-    """A volunteer as the controls see it."""
+class RoleControls:
+    """A role as the controls see it."""
 
-    def __init__(self, volunteer: Volunteer, interrupts: Interrupts, limits: Limits) -> None:
-        self._volunteer = volunteer
+    def __init__(self, owner: OrderFollower, interrupts: Interrupts, limits: Limits) -> None:
+        self._owner = owner
         self._figures: Figures = figures(limits)
         self._interrupts = interrupts
 
     def obey(self, order: Order) -> None:
         """See `Worker`."""
-        self._volunteer.obey(order)
+        self._owner.give(order)
 
     def limits_changed(self, limits: Limits) -> None:
         """Bound the upload at once; what the run may store is settled at its start."""
@@ -73,7 +73,7 @@ class VolunteerControls:
         wanted = self._figures
         if (before.up_mbit, before.month_gb) != (wanted.up_mbit, wanted.month_gb):
             caps = UploadCaps(upload_mbit=wanted.up_mbit, monthly_gb=wanted.month_gb)
-            self._volunteer.limit_upload(bytes_s=caps.bytes_s, monthly_bytes=caps.monthly_bytes)
+            self._owner.limit_upload(bytes_s=caps.bytes_s, monthly_bytes=caps.monthly_bytes)
         if before.disk_gb != wanted.disk_gb:
             say("The limit of disk holds from the next start of this worker.")
 
@@ -87,10 +87,14 @@ class VolunteerControls:
 
 
 class OwnerControls:
-    """The controls of one `join`, from before torch is imported until its end."""
+    """The controls of one worker, from before torch is imported until its end."""
 
-    def __init__(self, folder: Path, limits: Limits, listen: ControlSocket | None) -> None:
-        self._sensors = MachineSensors()
+    def __init__(
+        self, folder: Path, limits: Limits, listen: ControlSocket | None, *, launch_desktop: Launch | None = None
+    ) -> None:
+        """`launch_desktop` starts the desktop's watcher where this process may start none."""
+        self._desktop = DesktopWatch(launch_desktop)
+        self._sensors = MachineSensors(desktop=self._desktop)
         self._live = LiveControls(folder, limits, self._sensors, listen=listen, on_notice=say)
 
     @contextmanager
@@ -101,11 +105,12 @@ class OwnerControls:
             yield self
         finally:
             self._live.close()
+            self._desktop.close()
 
-    def steer(self, volunteer: Volunteer, interrupts: Interrupts, *, device: str) -> None:
-        """Steer this volunteer, whose engine computes on `device`, a torch device's name."""
-        self._sensors.use(engine_bytes=_engine_memory(device), card=find_card(device))
-        self._live.attach(VolunteerControls(volunteer, interrupts, self._live.limits))
+    def steer(self, owner: OrderFollower, interrupts: Interrupts, *, device: str = "cpu") -> None:
+        """Steer the role that `owner` belongs to; its engine, if any, computes on `device`, a torch device's name."""
+        self._sensors.use(engine_bytes=_engine_memory(device), card=find_card(device), others_bytes=owner.memory_bytes)
+        self._live.attach(RoleControls(owner, interrupts, self._live.limits))
 
 
 def _engine_memory(device: str) -> Callable[[], int | None]:
@@ -131,7 +136,7 @@ class PlannedLimits:
 
 
 def plan_limits(
-    home: Path | None, *, vram_gb: float, ram_gb: float, upload_mbit: float, monthly_gb: float, disk_gb: float
+    home: Path | None, *, ram_gb: float, upload_mbit: float, monthly_gb: float, disk_gb: float, vram_gb: float = 0.0
 ) -> PlannedLimits:
     """The owner's limits with these options of a start. `ConfigError` for a figure or a file that is wrong."""
     MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)  # refuses figures that no text of a limit could hold

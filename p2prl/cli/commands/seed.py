@@ -21,21 +21,22 @@ def seed(
 
     Needs no torch and little memory: chunks go from disk to peers.
     """
+    from p2prl.cli.commands.owner_controls import plan_limits
     from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
-    from p2prl.config.machine_limits import MachineLimits
 
-    limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
+    planned = plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb)
     request = WorkerRequest(
         link=link,
         kind="seeder",
         home=home,
         transport=transport,
-        upload_mbit=upload_mbit,
-        monthly_gb=monthly_gb,
+        upload_mbit=planned.caps.upload_mbit,
+        monthly_gb=planned.caps.monthly_gb,
         confine=not no_confinement,
+        controlled=True,
     )
     start = start_worker(request)
 
     from p2prl.cli.commands.seed_worker import seed_run
 
-    seed_run(start, listen=listen, transport=transport, limits=limits, as_json=as_json)
+    seed_run(start, listen=listen, transport=transport, planned=planned, as_json=as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from p2prl.cli.commands.ledger_mirror import LedgerMirror
+from p2prl.cli.commands.owner_controls import PlannedLimits
 from p2prl.cli.commands.worker_session import StatusFile, end_session, introduce_run
 from p2prl.cli.commands.worker_start import NETWORK, WorkerStart
 from p2prl.cli.interrupts import Interrupts
@@ -13,7 +14,6 @@ from p2prl.cli.views.seeder_view import seeding_line, seeding_panel
 from p2prl.cli.views.worker_introduction import seeder_introduction
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.clock import SystemClock
-from p2prl.config.machine_limits import MachineLimits
 from p2prl.config.network_options import peer_network, remember_run
 from p2prl.config.refused_runs import forgetting_refused
 from p2prl.net.process.handle import NetworkHandle
@@ -27,14 +27,15 @@ def seed_run(
     *,
     listen: list[str] | None,
     transport: str,
-    limits: MachineLimits,
+    planned: PlannedLimits,
     as_json: bool,
 ) -> None:
     """Upload weights until interrupted or until the run ends."""
-    link, worker = start.link, start.worker
+    link, worker, limits = start.link, start.worker, planned.machine
     directory = worker.run_directory(link.run)
     status = StatusFile(worker, link, "seeder")
     view = LiveView(quiet=as_json)
+    controls = start.controls(planned.owner)
 
     mirror = LedgerMirror(worker, link)
 
@@ -57,7 +58,7 @@ def seed_run(
 
     seeder = Seeder(clock=SystemClock(), on_manifest=on_manifest, on_progress=on_progress, on_notice=say)
     interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; the weights on disk are kept.")
-    with view.shown(), forgetting_refused(directory), interrupts.handled():
+    with view.shown(), controls.running(), forgetting_refused(directory), interrupts.handled():
         view.phase("finding the run")
         network = peer_network(
             link,
@@ -69,6 +70,7 @@ def seed_run(
             transport=transport,
         )
         start.seal()
+        controls.steer(seeder.owner, interrupts)
         handle = NetworkHandle(network, launch=start.launches.get(NETWORK))
         finished = seeder.run(mirror.around(handle))
     status.write(seeding_document(seeder.progress()))

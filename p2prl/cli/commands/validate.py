@@ -57,19 +57,20 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
 
         Replays a random sample of groups at the policy version they declare.
         """
+        from p2prl.cli.commands.owner_controls import plan_limits
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
-        from p2prl.config.machine_limits import MachineLimits
 
-        limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
+        planned = plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb)
         request = WorkerRequest(
             link=link,
             kind="validator",
             home=home,
             transport=transport,
-            upload_mbit=upload_mbit,
-            monthly_gb=monthly_gb,
+            upload_mbit=planned.caps.upload_mbit,
+            monthly_gb=planned.caps.monthly_gb,
             base=base,
             confine=not no_confinement,
+            controlled=True,
         )
         start = start_worker(request)
 
@@ -82,7 +83,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
             listen=listen,
             transport=transport,
             rate=rate,
-            limits=limits,
+            planned=planned,
             run_scorer=run_scorer,
             as_json=as_json,
             replace_judge=replace_judge,

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli.commands.ledger_mirror import LedgerMirror
+from p2prl.cli.commands.owner_controls import PlannedLimits
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
@@ -42,7 +43,7 @@ def validate_run(
     listen: list[str] | None,
     transport: str,
     rate: float,
-    limits: MachineLimits,
+    planned: PlannedLimits,
     run_scorer: bool,
     as_json: bool,
     replace_judge: Callable[[Judge], Judge] | None = None,
@@ -52,8 +53,10 @@ def validate_run(
     `replace_judge` is for experiments with dishonest validators.
     """
     link, worker, model = start.link, start.worker, start.base
+    limits = planned.machine
     view = LiveView(quiet=as_json)
-    with view.shown():
+    controls = start.controls(planned.owner)
+    with view.shown(), controls.running():
         view.phase("importing torch")
 
         from p2prl.config.roles import build_validator, prepare_replay
@@ -95,6 +98,7 @@ def validate_run(
             memory = limits.network_memory_bytes
             started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
             start.seal()
+            controls.steer(validator.owner, interrupts, device=str(chosen))
             handle = NetworkHandle(started, launch=start.launches.get(NETWORK))
             finished = validator.run(screen.mirror.around(handle))
     end_session(
@@ -161,7 +165,7 @@ class _Screen:
 def audit_document(audit: Audit) -> dict[str, Any]:
     """A validator's part of its status file and of `--json`."""
     return {
-        "state": "validating",
+        "state": audit.resting or "validating",
         "version": audit.version,
         "groups_seen": audit.seen,
         "groups_replayed": audit.replayed,

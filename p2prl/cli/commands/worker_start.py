@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 
 from p2prl import errors
 from p2prl.cli import crash_log
-from p2prl.cli.commands.owner_controls import open_controls
+from p2prl.cli.commands.owner_controls import OwnerControls, open_controls
 from p2prl.cli.views.console import say
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.controls.control_socket import ControlSocket
+from p2prl.controls.desktop import desktop_program
+from p2prl.controls.limits import Limits
 from p2prl.models.confined_tokenizer import tokenizer_program
 from p2prl.net.process.program import network_program
 from p2prl.net.transports.hivemind.daemon_folder import DaemonFolder
@@ -35,7 +37,7 @@ from p2prl.tasks.sandbox.program import scorer_program
 if TYPE_CHECKING:
     from p2prl.confinement.children import Launch
 
-NETWORK, TOKENIZER, SCORERS = "network", "tokenizer", "scorers"
+NETWORK, TOKENIZER, SCORERS, DESKTOP = "network", "tokenizer", "scorers", "desktop"
 
 _FIND_BASE = (
     "import json, sys\n"
@@ -82,6 +84,10 @@ class WorkerStart:
     control: ControlSocket | None = None
     """Where its owner's commands arrive."""
 
+    def controls(self, limits: Limits) -> OwnerControls:
+        """The owner's controls of this worker, which begin with these limits."""
+        return OwnerControls(self.worker.directory, limits, self.control, launch_desktop=self.launches.get(DESKTOP))
+
     def seal(self) -> None:
         """Refuse what is still needed while a worker starts, and say what confines it. Before any stranger's bytes."""
         accepts = None if self.control is None else self.control.fileno()
@@ -108,6 +114,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
             NETWORK: network_program(own, sockets.path),
             TOKENIZER: tokenizer_program(),
             SCORERS: scorer_program(os.getpid()),
+            DESKTOP: desktop_program(),
         },
         at_end=sockets.remove,
     )
@@ -120,7 +127,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
         caps=caps,
         worker=worker,
         base=base,
-        launches={name: starter.launch(name) for name in (NETWORK, TOKENIZER, SCORERS)},
+        launches={name: starter.launch(name) for name in (NETWORK, TOKENIZER, SCORERS, DESKTOP)},
         control=control,
         protection=confine_files(own, readable, is_open=_needs_programs(request.engine, request.device)),
     )

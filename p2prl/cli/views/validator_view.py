@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def audit_line(audit: Audit) -> str:
     """A validator's state in one line."""
     return (
-        f"{version_text(audit.version)}  seen {audit.seen:,}  replayed {audit.replayed:,}  passed {audit.passed:,}"
+        (f"{audit.resting}  " if audit.resting else "")
+        + f"{version_text(audit.version)}  seen {audit.seen:,}  replayed {audit.replayed:,}  passed {audit.passed:,}"
         f"  failed {audit.failed:,}  waiting {audit.waiting:,}"
         + (f"  checked {_checks(audit)}" if _checks(audit) else "")
         + (f"  rewards {_rewards(audit)}" if _rewards(audit) else "")
@@ -29,7 +30,9 @@ def audit_line(audit: Audit) -> str:
 def audit_panel(name: str, identity: Identity, audit: Audit) -> RenderableType:
     """A validator's state, redrawn in place."""
     table = Table.grid(padding=(0, 2))
-    table.add_row(name, f"{display_name(identity.public_key)} ({identity.peer_id[-8:]})   validating")
+    table.add_row(
+        name, f"{display_name(identity.public_key)} ({identity.peer_id[-8:]})   {audit.resting or 'validating'}"
+    )
     table.add_row("policy", version_text(audit.version))
     table.add_row("groups", f"{audit.seen:,} seen   {audit.waiting:,} waiting for their replay")
     table.add_row("verdicts", f"{audit.replayed:,} replayed   {audit.passed:,} passed   {audit.failed:,} failed")

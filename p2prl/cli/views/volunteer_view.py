@@ -31,6 +31,8 @@ _RATE_MEMORY_S = 15.0
 
 HOW_TO_STOP = "Ctrl-C finishes the current groups, twice stops now; finished groups are kept"
 
+HOW_TO_PAUSE = "p2prl pause frees the memory at once, p2prl resume goes on"
+
 
 class SmoothRate:
     """Exponential moving average of a rate measured per batch, smooth enough to read."""
@@ -103,6 +105,7 @@ def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per
     received = received_text(progress.weight_bytes_from_learner, progress.weight_bytes_from_peers)
     table.add_row("weights", f"{received}; {size_text(progress.weight_bytes_sent)} sent to others")
     table.add_row("stop", HOW_TO_STOP)
+    table.add_row("pause", HOW_TO_PAUSE)
     return table
 
 

@@ -47,14 +47,14 @@ def test_rest_frees_the_weights_and_the_next_load_takes_them_again(rig: Voluntee
     rig.introduce()
     rig.offer(0)
     rig.turns(3)
-    rig.volunteer.obey(REST)
+    rig.volunteer.owner.give(REST)
     assert rig.volunteer.turn(wait_s=0.0) == Wait("paused by you")
     assert held_bytes(rig) == 0 < before
     made = len(rig.groups())
     rig.turns(10)
     assert len(rig.groups()) == made
     assert rig.progress[-1].state == "paused by you"
-    rig.volunteer.obey(Order())
+    rig.volunteer.owner.give(Order())
     assert isinstance(rig.volunteer.turn(wait_s=0.0), Load)
     assert held_bytes(rig) == before
     rig.turns(3)
@@ -65,12 +65,12 @@ def test_a_version_that_comes_during_the_rest_is_loaded_after_it(rig: VolunteerR
     rig.introduce()
     rig.offer(0)
     rig.turns(3)
-    rig.volunteer.obey(REST)
+    rig.volunteer.owner.give(REST)
     rig.turns(1)
     rig.offer(1)
     rig.turns(3)
     assert held_bytes(rig) == 0
-    rig.volunteer.obey(Order())
+    rig.volunteer.owner.give(Order())
     rig.turns(4)
     assert rig.groups()[-1].version == 1
     assert {outcome.state for outcome in rig.small_run.check(*[rig.small_run.sealed(rig.groups()[-1], ME)])} == {
@@ -79,13 +79,13 @@ def test_a_version_that_comes_during_the_rest_is_loaded_after_it(rig: VolunteerR
 
 
 def test_a_rest_before_the_first_weights(rig: VolunteerRig) -> None:
-    rig.volunteer.obey(REST)
+    rig.volunteer.owner.give(REST)
     rig.introduce()
     rig.offer(0)
     rig.turns(4)
     assert not rig.groups()
     assert held_bytes(rig) == 0, "an engine that was built meanwhile is freed too"
-    rig.volunteer.obey(Order())
+    rig.volunteer.owner.give(Order())
     rig.turns(4)
     assert rig.groups()
 
@@ -97,12 +97,12 @@ def test_no_slot_is_lost_or_made_twice_whenever_the_owner_pauses(rig: VolunteerR
     rig.offer(0)
     version = 0
     for _ in range(25):
-        rig.volunteer.obey(chance.choice([REST, Order(), Order(), Order(duty=0.5)]))
+        rig.volunteer.owner.give(chance.choice([REST, Order(), Order(), Order(duty=0.5)]))
         rig.turns(1)
         if chance.random() < 0.1:
             version += 1
             rig.offer(version)
-    rig.volunteer.obey(Order())
+    rig.volunteer.owner.give(Order())
     rig.turns(6)
     rig.port.published = list(dict.fromkeys(rig.port.published))  # what has no receipt is sent again
     slots = [group.slot for group in rig.groups()]
@@ -119,13 +119,13 @@ def test_the_network_is_left_and_joined_once(rig: VolunteerRig) -> None:
     rig.volunteer.attach(port)
     rig.introduce()
     rig.turns(1)
-    rig.volunteer.obey(REST)
+    rig.volunteer.owner.give(REST)
     rig.turns(3)
-    rig.volunteer.obey(Order(rests=True, reason="paused", keeps_network=True))
+    rig.volunteer.owner.give(Order(rests=True, reason="paused", keeps_network=True))
     rig.turns(3)
-    rig.volunteer.obey(REST)
+    rig.volunteer.owner.give(REST)
     rig.turns(1)
-    rig.volunteer.obey(Order())
+    rig.volunteer.owner.give(Order())
     rig.turns(3)
     assert port.calls == ["suspend", "resume", "suspend", "resume"]
 
@@ -134,7 +134,7 @@ def test_finish_ends_a_resting_worker(rig: VolunteerRig) -> None:
     rig.introduce()
     rig.offer(0)
     rig.turns(3)
-    rig.volunteer.obey(REST)
+    rig.volunteer.owner.give(REST)
     rig.turns(1)
     rig.volunteer.finish()
     assert rig.volunteer._agent.done
@@ -146,7 +146,7 @@ def test_a_duty_cycle_computes_its_share_of_the_time(rig: VolunteerRig, duty: fl
     rig.port.inbox.append(NO_STATUS)  # without a learner in reach, no backlog holds it back
     rig.offer(0)
     rig.turns(3)
-    rig.volunteer.obey(Order(duty=duty))
+    rig.volunteer.owner.give(Order(duty=duty))
     start, computed = rig.clock.time, 0.0
     decode = rig.volunteer._sampler.decode
 

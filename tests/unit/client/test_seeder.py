@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from p2prl.client.seeder import Seeder, Seeding
+from p2prl.controls.rules import Order
 from p2prl.errors import UnreachableError
 from p2prl.net.process import control
 from p2prl.protocol.envelope import envelope_digest, seal
@@ -100,6 +102,65 @@ def test_an_unknown_run_fails_after_a_minute() -> None:
     with pytest.raises(UnreachableError):
         seeder(clock, []).run(script)
     assert script.closed
+
+
+class LeavingScript(Script):
+    """A scripted network that can be left; `at` gives an owner's orders before the poll of that number."""
+
+    def __init__(self, clock: Clock, *batches: list[control.FromNetwork]) -> None:
+        super().__init__(clock, *batches)
+        self.at: dict[int, Callable[[], None]] = {}
+        self.polls = 0
+        self.calls: list[tuple[int, str]] = []
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        self.polls += 1
+        self.at.get(self.polls, lambda: None)()
+        return super().poll(timeout_s)
+
+    def suspend(self) -> None:
+        self.calls.append((self.polls, "suspend"))
+
+    def resume(self) -> None:
+        self.calls.append((self.polls, "resume"))
+
+
+def test_a_pause_leaves_the_network_and_says_so() -> None:
+    clock, seen = Clock(), list[Seeding]()
+    script = LeavingScript(clock, [control.RunKnown(MANIFEST), STATUS])
+    made = seeder(clock, seen)
+    paused = Order(rests=True, reason="paused by you", keeps_network=False)
+    script.at = {2: lambda: made.owner.give(paused), 4: lambda: made.owner.give(Order()), 6: made.stop}
+    assert made.run(script) is False
+    assert script.calls == [(2, "suspend"), (4, "resume")]
+    assert [view.state for view in seen] == [
+        "seeding",
+        "seeding",
+        "paused by you",
+        "joining the network again",
+        "seeding",
+        "seeding",
+    ]
+
+
+def test_a_seeder_paused_before_it_found_the_run_waits_as_long_as_its_owner_likes() -> None:
+    clock = Clock()
+    script = LeavingScript(clock)
+    made = seeder(clock, [])
+    made.owner.give(Order(rests=True, reason="paused by you", keeps_network=False))
+    script.at = {90: made.stop}
+    assert made.run(script) is False
+
+
+def test_a_pause_that_keeps_relaying_changes_nothing_for_a_seeder() -> None:
+    clock, seen = Clock(), list[Seeding]()
+    script = LeavingScript(clock, [control.RunKnown(MANIFEST), STATUS])
+    made = seeder(clock, seen)
+    made.owner.give(Order(rests=True, reason="paused by you", keeps_network=True))
+    script.at = {3: made.stop}
+    made.run(script)
+    assert not script.calls
+    assert {view.state for view in seen} == {"seeding"}
 
 
 def test_neither_process_imports_torch() -> None:

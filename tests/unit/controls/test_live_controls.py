@@ -44,9 +44,9 @@ class FakeWorker:
 
 class FakeSensors:
     def __init__(self) -> None:
-        self.now = Readings(full_screen="", battery_percent=101.0)
+        self.now = Readings(game="", battery_percent=101.0)
 
-    def read(self) -> Readings:
+    def read(self, *, desktop: bool) -> Readings:
         return self.now
 
     def missing(self) -> Mapping[str, str]:
@@ -129,7 +129,7 @@ def test_pause_and_resume(rig: Rig) -> None:
     assert rig.worker.orders[-1].rests
     assert rig.ask(messages.ResumeRequest()).state == "working"
     assert rig.worker.orders[-1] == Order()
-    assert rig.notices == ["Resting: paused by you.", "Working again."]
+    assert rig.notices == ["Resting: paused by you. p2prl resume ends the pause.", "Working again."]
 
 
 def test_a_pause_outlives_the_worker_and_ends_in_time(rig: Rig) -> None:
@@ -179,7 +179,27 @@ def test_a_wrong_limit_changes_nothing(rig: Rig) -> None:
     assert rig.ask(messages.StatusRequest()).limits["ram"].origin == "default"
 
 
-@pytest.mark.parametrize("data", [b"x" * (MOST_REQUEST_BYTES + 4_096), b'{"type":"reboot"}\n', b"\n"])
+def test_controls_that_fail_end_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*, desktop: bool) -> Readings:
+        raise ZeroDivisionError
+
+    rig.controls.attach(rig.worker)
+    monkeypatch.setattr(rig.sensors, "read", broken)
+    rig.controls.start()
+    rig.controls.close()
+    assert rig.worker.told == ["stop"]
+    assert "controls failed" in rig.notices[-1]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x" * (MOST_REQUEST_BYTES + 4_096),
+        b'{"type":"reboot"}\n',
+        b"\n",
+        b'POST /stop HTTP/1.1\r\nHost: localhost\r\n\r\n{"type":"stop"}\n',  # a page's, through a browser
+    ],
+)
 def test_nonsense_gets_an_error_and_the_worker_goes_on(rig: Rig, data: bytes) -> None:
     answer = read_answer(rig.send(data).strip())
     assert answer.error

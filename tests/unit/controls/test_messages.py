@@ -65,4 +65,4 @@ def test_anything_else_is_refused(line: bytes) -> None:
 def test_bytes_are_a_message_or_refused(line: bytes) -> None:
     for read in (read_request, read_answer):
         with suppress(RemoteProtocolError):
-            read(line)  # type: ignore[operator]
+            read(line)

@@ -18,7 +18,7 @@ CALM = Readings(
     ram_bytes=3_000_000_000,
     idle_s=7_200.0,
     programs=(),
-    full_screen="",
+    game="",
     battery_percent=101.0,
 )
 
@@ -63,11 +63,11 @@ def test_a_pause_ends_at_its_time_and_not_before() -> None:
     ("limits", "readings", "says"),
     [
         ({"schedule": "22:00-07:00"}, {}, "outside your schedule for another 12h"),
-        ({}, {"battery_percent": 99.0}, "runs on its battery"),
+        ({"battery": "never"}, {"battery_percent": 99.0}, "runs on its battery"),
         ({"battery": "50%"}, {"battery_percent": 49.0}, "49 %, below your 50 %"),
         ({"idle": "10m"}, {"idle_s": 599.0}, "work goes on after 10m without you"),
         ({"yield": "programs"}, {"programs": ("blender",)}, "gives way to blender"),
-        ({}, {"full_screen": "chess"}, "gives way to chess"),
+        ({"yield": "games"}, {"game": "chess"}, "gives way to chess"),
         ({"gpu__memory": "5GB"}, {}, "more memory"),
         ({"ram": "2.7GB"}, {}, "more memory"),
         ({"gpu__temp": "40C"}, {}, "too hot: 50 °C, and your limit is 40 °C"),
@@ -88,7 +88,7 @@ def test_each_limit_rests_at_once_and_says_why(limits: dict[str, str], readings:
         ({"battery": "50%"}, {"battery_percent": 50.0}),
         ({"idle": "10m"}, {"idle_s": 600.0}),
         ({}, {"programs": ("blender",)}),
-        ({"yield": "off"}, {"full_screen": "chess", "programs": ("blender",)}),
+        ({"yield": "off"}, {"game": "chess", "programs": ("blender",)}),
         ({"gpu__memory": "6GB"}, {}),
         ({"ram": "2.8GB"}, {}),
         ({"gpu__temp": "50C", "gpu__power": "100W"}, {}),
@@ -99,16 +99,26 @@ def test_at_its_limit_a_worker_works(limits: dict[str, str], readings: dict[str,
 
 
 def test_missing_sensors_never_rest_the_worker_and_are_named() -> None:
-    blind = rules(idle="10m", gpu__temp="70C", gpu__power="100W", gpu__memory="4GB", ram="4GB")
+    blind = rules(
+        idle="10m",
+        gpu__temp="70C",
+        gpu__power="100W",
+        gpu__memory="4GB",
+        ram="4GB",
+        battery="50%",
+        **{"yield": "games"},
+    )
     assert blind.decide(NOW, 0, Readings()) == Order()
-    assert set(blind.unread(Readings())) == {"idle", "gpu.temp", "gpu.power", "gpu.memory", "ram", "yield"}
+    assert set(blind.unread(Readings())) == {
+        *("idle", "gpu.temp", "gpu.power", "gpu.memory", "ram", "yield", "battery"),
+    }
     assert blind.unread(CALM) == []
     assert rules(**{"yield": "off"}).unread(Readings()) == []
 
 
 def test_after_another_program_work_waits_for_quiet() -> None:
-    giving = rules()
-    assert giving.decide(NOW, 0, replace(CALM, full_screen="chess")).rests
+    giving = rules(**{"yield": "games"})
+    assert giving.decide(NOW, 0, replace(CALM, game="chess")).rests
     assert giving.decide(NOW + QUIET_S - 0.1, 0, CALM).rests
     assert not giving.decide(NOW + QUIET_S, 0, CALM).rests
 
@@ -192,7 +202,7 @@ def test_the_strongest_layer_decides_and_is_named() -> None:
     assert shown["ram"] == ("8GB", "option")
     assert shown["disk"] == ("30GB", "command")
     assert shown["idle"] == ("10m", "file")
-    assert shown["battery"] == ("never", "default")
+    assert shown["battery"] == ("always", "default")
     assert limits.changed({"ram": "default"}).document()["ram"] == {"value": "off", "origin": "default"}
     with pytest.raises(ConfigError, match="no limit"):
         Limits.layered({"file": {"rum": "4GB"}})

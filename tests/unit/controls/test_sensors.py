@@ -1,63 +1,15 @@
-"""Sensors: a card through a stand-in for NVML, batteries, memory; what is missing reads None and never raises."""
+"""Sensors: batteries, memory, games by window or by card; what is missing reads None and never raises."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 
-from p2prl.controls.sensors import MachineSensors, NvmlCard, battery_percent, find_card, own_memory
-
-
-class FakeNvml:
-    """NVML with one card; `fails` names the calls it has no answer to."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, fails: tuple[str, ...] = (), pids: tuple[int, ...] = ()) -> None:
-        self._fails, self._pids = fails, pids
-
-    def nvmlInit(self) -> None:  # noqa: N802 - the library's names
-        pass
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def _answer(self, name: str, value: Any) -> Any:
-        if name in self._fails:
-            raise self.NVMLError
-        return value
-
-    def nvmlDeviceGetPowerUsage(self, card: int) -> int:  # noqa: N802
-        return int(self._answer("power", 161_500))
-
-    def nvmlDeviceGetTemperature(self, card: int, sensor: int) -> int:  # noqa: N802
-        return int(self._answer("temperature", 68))
-
-    def nvmlDeviceGetComputeRunningProcesses(self, card: int) -> Any:  # noqa: N802
-        return self._answer("programs", [SimpleNamespace(pid=pid) for pid in self._pids])
-
-    def nvmlSystemGetProcessName(self, pid: int) -> Any:  # noqa: N802
-        return self._answer("name", b"/usr/bin/blender --render")
-
-
-def test_a_card() -> None:
-    card = NvmlCard(FakeNvml(pids=(os.getpid(), 7)), 1)
-    assert (card.power_w(), card.temperature_c(), card.programs()) == (161.5, 68.0, ("blender",))
-    readings = MachineSensors(engine_bytes=lambda: 42, card=card).read()
-    assert (readings.power_w, readings.gpu_memory_bytes, readings.programs) == (161.5, 42, ("blender",))
-
-
-def test_a_card_without_some_sensors() -> None:
-    card = NvmlCard(FakeNvml(fails=("power", "programs", "temperature", "name"), pids=(7,)), 0)
-    assert (card.power_w(), card.temperature_c(), card.programs()) == (None, None, None)
-    assert NvmlCard(FakeNvml(fails=("name",), pids=(os.getpid(), 7)), 0).programs() == ("another program",)
-    assert find_card("cpu") is None
+from p2prl.controls.desktop import Desktop
+from p2prl.controls.sensors import MachineSensors, battery_percent, own_memory
 
 
 @pytest.mark.parametrize(
@@ -89,7 +41,83 @@ def test_own_memory(tmp_path: Path) -> None:
     assert own_memory(tmp_path / "none") is None
 
 
+class FakeCard:
+    """A card with some games on it, and a desktop with a window in front."""
+
+    def __init__(self, games: tuple[str, ...] | None) -> None:
+        self._games = games
+
+    def power_w(self) -> float | None:
+        return 90.0
+
+    def temperature_c(self) -> float | None:
+        return None
+
+    def programs(self) -> tuple[str, ...] | None:
+        return ("blender",)
+
+    def games(self) -> tuple[str, ...] | None:
+        return self._games
+
+
+class FakeDesktop:
+    def __init__(self, seen: Desktop) -> None:
+        self.seen = seen
+        self.asked = 0
+
+    def read(self) -> Desktop:
+        self.asked += 1
+        return self.seen
+
+
+@pytest.mark.parametrize(
+    ("window", "games", "game"),
+    [
+        (None, None, None),
+        ("", None, ""),
+        (None, (), ""),
+        ("chess", None, "chess"),
+        (None, ("doom", "quake"), "doom, quake"),
+        ("chess", ("doom",), "chess"),
+        ("", ("doom",), "doom"),
+    ],
+)
+def test_a_game_is_seen_by_its_window_or_by_its_use_of_the_card(
+    window: str | None, games: tuple[str, ...] | None, game: str | None
+) -> None:
+    sensors = MachineSensors(desktop=FakeDesktop(Desktop(idle_s=3.0, full_screen=window)))
+    sensors.use(engine_bytes=lambda: 7, card=FakeCard(games))
+    seen = sensors.read(desktop=True)
+    assert (seen.game, seen.idle_s, seen.power_w, seen.programs, seen.gpu_memory_bytes) == (
+        game,
+        3.0,
+        90.0,
+        ("blender",),
+        7,
+    )
+
+
+def test_the_desktop_is_left_alone_unless_a_limit_asks() -> None:
+    desktop = FakeDesktop(Desktop(missing="a Wayland desktop hides it"))
+    sensors = MachineSensors(desktop=desktop)
+    assert sensors.read(desktop=False).idle_s is None
+    assert desktop.asked == 0
+    sensors.read(desktop=True)
+    assert desktop.asked == 1
+    assert sensors.missing()["idle"] == "a Wayland desktop hides it"
+
+
+def test_memory_counts_the_network_process() -> None:
+    sensors = MachineSensors()
+    alone = sensors.read(desktop=False).ram_bytes
+    sensors.use(engine_bytes=lambda: None, card=None, others_bytes=lambda: 10**15)
+    both = sensors.read(desktop=False).ram_bytes
+    assert alone is not None
+    assert both is not None
+    assert 10**15 < both < 2 * 10**15
+
+
 def test_every_limit_that_needs_a_sensor_has_a_sentence() -> None:
     sensors = MachineSensors()
-    assert {"gpu.temp", "gpu.power", "gpu.memory", "idle", "yield"} <= set(sensors.missing())
-    assert sensors.read().power_w is None
+    assert {"gpu.temp", "gpu.power", "gpu.memory", "ram", "idle", "yield"} <= set(sensors.missing())
+    assert sensors.read(desktop=True).power_w is None

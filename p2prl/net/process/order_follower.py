@@ -1,0 +1,58 @@
+"""The owner's order as a role's loop follows it: given on the controls' thread, followed on the role's own.
+
+Every role that its owner can pause leaves the network and keeps a duty cycle in the same way.
+"""
+
+from __future__ import annotations
+
+from p2prl.clock import Clock
+from p2prl.controls.rules import Order
+from p2prl.net.process import control
+from p2prl.net.process.bridge import NetworkPort, Suspendable
+
+
+class OrderFollower:
+    """The order in force, and what of it concerns the network and the share of time that is computed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._network: NetworkPort | None = None
+        self._compute_from = 0.0
+        self.order = Order()
+        self.is_suspended = False
+        """Whether the network has been left."""
+
+    def attach(self, network: NetworkPort) -> None:
+        """The role works with this network from now on."""
+        self._network = network
+
+    def give(self, order: Order) -> None:
+        """A new order. From any thread; the role is woken."""
+        self.order = order
+        if self._network is not None:
+            self._network.wake()
+
+    def limit_upload(self, *, bytes_s: float, monthly_bytes: int) -> None:
+        """Change what the network may upload, as `SetUploadCaps`. From any thread."""
+        if self._network is not None:
+            self._network.send(control.SetUploadCaps(bytes_s, monthly_bytes))
+
+    def follow_network(self, order: Order) -> None:
+        """Leave the network or join it again, as this order says. Free the engine first: leaving takes seconds."""
+        if order.keeps_network == self.is_suspended and isinstance(self._network, Suspendable):
+            self.is_suspended = not order.keeps_network
+            (self._network.suspend if self.is_suspended else self._network.resume)()
+
+    def computed(self, seconds: float) -> None:
+        """The engine has computed for this long; `rest_s` tells how long it rests now."""
+        if self.order.duty < 1.0:
+            self._compute_from = self._clock.now() + seconds * (1.0 / self.order.duty - 1.0)
+
+    def rest_s(self) -> float:
+        """Seconds until the duty cycle lets the engine compute again."""
+        return max(0.0, self._compute_from - self._clock.now())
+
+    def memory_bytes(self) -> int:
+        """Memory of the network's processes, by their last report; 0 while they are gone. From any thread."""
+        status = None if self._network is None or self.is_suspended else self._network.status
+        return 0 if status is None else status.resident_bytes + status.daemon_bytes
