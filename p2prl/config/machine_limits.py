@@ -45,6 +45,8 @@ stream was seen to hold 206 MB."""
 _SLACK_BYTES = 256_000_000
 """Private memory set aside and not used: stacks of threads, arenas of the allocator."""
 
+_KEPT = "p2prl limits shows whether a limit is kept."
+
 _MOST_GB = 1e6
 """A petabyte: more is a typing error."""
 
@@ -116,7 +118,7 @@ def plan_disk(
         if total < least + least_spool:
             raise ConfigError(
                 f"this run needs {size_text(least + least_spool)} of disk, and --disk-gb allows {size_text(total)}",
-                remedy=f"Give it {_gb_above(least + least_spool)} GB or more, or leave --disk-gb out.",
+                remedy=f"Give it {_gb_above(least + least_spool)} GB or more, or leave --disk-gb out. {_KEPT}",
             )
         total = min(total, room)
     else:
@@ -146,7 +148,7 @@ def check_memory(needs: Requirements, limits: MachineLimits, *, on_cpu: bool, av
     if limits.ram_gb and least > limits.ram_bytes:
         raise ConfigError(
             f"this run needs {size_text(least)} of memory, and --ram-gb allows {size_text(limits.ram_bytes)}",
-            remedy=f"Give it {_gb_above(least)} GB or more, or leave --ram-gb out.",
+            remedy=f"Give it {_gb_above(least)} GB or more, or leave --ram-gb out. {_KEPT}",
         )
     if private > available_bytes:
         raise MachineError(

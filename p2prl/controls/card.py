@@ -66,7 +66,7 @@ class NvmlCard:
 
     def programs(self) -> tuple[str, ...] | None:
         """See `Card`. None while this worker is not seen itself: in a container, processes have other numbers
-        outside, and the worker would give way to itself for ever."""
+        outside, and the worker would give way to itself."""
         running = self._read(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._card))
         if running is None:
             return None

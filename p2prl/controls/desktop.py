@@ -5,6 +5,7 @@ The watcher is started when a limit first needs it, through the worker's starter
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -14,6 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from p2prl.confinement.children import Child, Launch, Program
+from p2prl.controls.desktop_watch import desktop_missing
 
 STALE_S = 5.0
 """A reading older than this tells nothing: the watcher hangs or is gone."""
@@ -34,11 +36,13 @@ class Desktop(msgspec.Struct, frozen=True):
     """Name of the program that fills the screen; empty for none."""
     missing: str = ""
     """A sentence why there is no reading."""
+    pending: bool = False
+    """Whether the first reading has not come yet."""
 
 
 _reader = msgspec.json.Decoder(Desktop)
 
-_NOT_YET = Desktop(missing="the desktop's watcher has just been started")
+_NOT_YET = Desktop(pending=True)
 
 _GONE = Desktop(missing="the desktop's watcher does not answer")
 
@@ -52,7 +56,8 @@ class DesktopWatch:
     """Starts a watcher at the first `read`, and again when it dies. For one thread."""
 
     def __init__(self, launch: Launch | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
-        """`launch` starts the process where this one may start none."""
+        """`launch` starts the process where this one may start none; none is started where the desktop hides."""
+        self._missing = desktop_missing(os.environ, sys.platform)
         self._launch = launch or desktop_program().start
         self._now = now
         self._channel: socket.socket | None = None
@@ -64,6 +69,8 @@ class DesktopWatch:
 
     def read(self) -> Desktop:
         """The newest reading."""
+        if self._missing:
+            return Desktop(missing=self._missing)
         now = self._now()
         if self._channel is None and now >= self._start_at:
             self._start(now)

@@ -34,6 +34,10 @@ class Worker(Protocol):
         """Follow this order from now on."""
         ...
 
+    def has_followed(self, order: Order) -> bool:
+        """Whether it has done what this order says."""
+        ...
+
     def limits_changed(self, limits: Limits) -> None:
         """Use these limits where they bound the network and the disk."""
         ...
@@ -62,7 +66,7 @@ class Sensors(Protocol):
 class LiveControls:
     """Runs the rules of one worker. `start` begins the thread; until `attach` gives it a worker, orders wait.
 
-    It has 13 attributes because what both threads share is kept side by side, under one lock.
+    It has 14 attributes because what both threads share is kept side by side, under one lock.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class LiveControls:
         listen: ControlSocket | None = None,
         now: Callable[[], float] = time.time,
         on_notice: Callable[[str], None] = lambda _: None,
+        computes: bool = True,
     ) -> None:
-        """`listen` is None where no socket could be made: limits still hold. `on_notice` gets sentences to show."""
+        """`listen` is None where no socket could be made: limits still hold. `on_notice` gets sentences to show.
+        `computes` is False for a worker without an engine, which no limit of a card concerns."""
         self._folder = folder
         self._rules = Rules(limits, load_pause(folder))
         self._sensors = sensors
@@ -87,6 +93,7 @@ class LiveControls:
         self._order = Order()
         self._readings = Readings()
         self._ending = ""
+        self._computes = computes
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -178,6 +185,7 @@ class LiveControls:
                 self._end_worker()
             case messages.LimitsRequest(changes=changes):
                 self._rules.set_limits(self._rules.limits.changed(changes))
+                self._readings = self._sensors.read(desktop=self._rules.needs_desktop)
                 if self._worker is not None:
                     self._worker.limits_changed(self._rules.limits)
             case messages.StatusRequest():
@@ -222,12 +230,14 @@ class LiveControls:
             until=None if pause is None else pause.until,
             duty=order.duty,
             relays=order.keeps_network,
+            followed=self._worker is None or self._worker.has_followed(order),
             engine_bytes=self._readings.gpu_memory_bytes,
             limits={name: LimitShown(**shown) for name, shown in self._rules.limits.document().items()},
             unread=[
-                f"{name} cannot be kept here: {missing.get(name, 'this machine has no sensor for it')}"
+                f"{name} cannot be kept here: {why}"
                 for name in self._rules.unread(self._readings)
-                if self._rules.limits.settings[name].origin != "default"  # nobody asked for it
+                if (why := missing.get(name, "this machine has no sensor for it"))
+                and (self._computes or not name.startswith("gpu."))
             ],
         )
 

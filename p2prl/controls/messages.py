@@ -82,6 +82,8 @@ class Answer(_Message, frozen=True):
     """Share of the time the engine computes."""
     relays: bool = True
     """Whether the network is in use."""
+    followed: bool = True
+    """False while it still frees its memory, leaves the network or comes back."""
     engine_bytes: int | None = None
     """Memory the engine holds; None where it cannot be told."""
     limits: dict[str, LimitShown] = {}

@@ -37,7 +37,7 @@ class MachineSensors:
         self._card: Card | None = None
         self._engine_bytes: Callable[[], int | None] = lambda: None
         self._others_bytes: Callable[[], int] = lambda: 0
-        self._no_desktop = ""
+        self._seen = Desktop(missing="nothing has asked for keyboard and screen yet")
 
     def use(
         self, *, engine_bytes: Callable[[], int | None], card: Card | None, others_bytes: Callable[[], int] = lambda: 0
@@ -53,7 +53,7 @@ class MachineSensors:
         """See `Sensors.read`."""
         card = self._card
         seen = self._desktop.read() if desktop and self._desktop is not None else Desktop()
-        self._no_desktop = seen.missing
+        self._seen = seen
         own = own_memory()
         return Readings(
             gpu_memory_bytes=self._engine_bytes(),
@@ -68,14 +68,15 @@ class MachineSensors:
 
     def missing(self) -> Mapping[str, str]:
         """See `Sensors.missing`."""
-        desktop = self._no_desktop or "p2prl cannot see your keyboard, mouse or full-screen windows on this system"
+        desktop = "" if self._seen.pending else self._seen.missing or "this desktop does not tell it"
+        programs = "" if self._card is not None or not desktop else f"{desktop}; for other programs, {NO_CARD}"
         return {
             "gpu.temp": NO_CARD,
             "gpu.power": NO_CARD,
             "gpu.memory": NO_ENGINE,
             "ram": "this system does not tell a program's own memory; the limit holds from the next start",
             "idle": desktop,
-            "yield": desktop if self._card is not None else f"{desktop}; for other programs, {NO_CARD}",
+            "yield": programs or desktop,
         }
 
 

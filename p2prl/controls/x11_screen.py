@@ -43,9 +43,10 @@ class X11Screen:
         self._x = _library("X11")
         self._saver = _library("Xss")
         self._x.XSetErrorHandler(_IGNORE_ERRORS)
-        self._display = ctypes.c_void_p(self._x.XOpenDisplay(None))
-        if not self._display:
+        address: int | None = self._x.XOpenDisplay(None)
+        if address is None:
             raise OSError("no X11 desktop answers")
+        self._display = ctypes.c_void_p(address)
         self._root = self._x.XDefaultRootWindow(self._display)
         self._info = _ScreenSaverInfo()
 
@@ -53,7 +54,7 @@ class X11Screen:
         """Seconds since somebody used keyboard or mouse; None where the desktop does not tell."""
         if not self._saver.XScreenSaverQueryInfo(self._display, self._root, ctypes.byref(self._info)):
             return None
-        return self._info.idle_ms / 1e3
+        return int(self._info.idle_ms) / 1e3
 
     def full_screen(self) -> str | None:
         """Name of the program whose window is in front and fills the screen; empty for none."""
@@ -76,9 +77,10 @@ class X11Screen:
             *(ctypes.c_long(0), ctypes.c_long(_MOST_ITEMS), 0, ctypes.c_ulong(_ANY_TYPE)),
             *(ctypes.byref(item) for item in (kind, size, count, left, data)),
         )
-        if failed or not data:
-            return []
         try:
+            if failed:
+                return []
+            # Null, with a count of 0, where the window has no such property.
             return [data[place] for place in range(min(count.value, _MOST_ITEMS))] if size.value == 32 else []
         finally:
             self._x.XFree(data)

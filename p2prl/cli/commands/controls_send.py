@@ -69,9 +69,9 @@ def limits_command(changes: list[str], *, seat: str, home: Path | None, as_json:
         say("Kept, and followed by what runs now." if told.answers else "Kept for the next start: no worker runs.")
     elif not told.answers:
         say("No worker runs; the next one keeps to these.")
-    for name, answer in told.answers.items():
-        for line in answer.unread:
-            say(f"{name}: {line}", unwrapped=True)
+    for line in dict.fromkeys(line for answer in told.answers.values() for line in answer.unread):
+        names = ", ".join(name for name, answer in told.answers.items() if line in answer.unread)
+        say(f"{names}: {line}", unwrapped=True)
     told.raise_first()
 
 

@@ -67,6 +67,10 @@ class RoleControls:
         """See `Worker`."""
         self._owner.give(order)
 
+    def has_followed(self, order: Order) -> bool:
+        """See `Worker`."""
+        return self._owner.has_followed(order)
+
     def limits_changed(self, limits: Limits) -> None:
         """Bound the upload at once; what the run may store is settled at its start."""
         before, self._figures = self._figures, figures(limits)
@@ -90,12 +94,19 @@ class OwnerControls:
     """The controls of one worker, from before torch is imported until its end."""
 
     def __init__(
-        self, folder: Path, limits: Limits, listen: ControlSocket | None, *, launch_desktop: Launch | None = None
+        self,
+        folder: Path,
+        limits: Limits,
+        listen: ControlSocket | None,
+        *,
+        launch_desktop: Launch | None = None,
+        computes: bool = True,
     ) -> None:
-        """`launch_desktop` starts the desktop's watcher where this process may start none."""
+        """`launch_desktop` starts the desktop's watcher where this process may start none; `computes` as in
+        `LiveControls`."""
         self._desktop = DesktopWatch(launch_desktop)
         self._sensors = MachineSensors(desktop=self._desktop)
-        self._live = LiveControls(folder, limits, self._sensors, listen=listen, on_notice=say)
+        self._live = LiveControls(folder, limits, self._sensors, listen=listen, on_notice=say, computes=computes)
 
     @contextmanager
     def running(self) -> Iterator[OwnerControls]:

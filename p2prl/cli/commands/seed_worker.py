@@ -35,7 +35,7 @@ def seed_run(
     directory = worker.run_directory(link.run)
     status = StatusFile(worker, link, "seeder")
     view = LiveView(quiet=as_json)
-    controls = start.controls(planned.owner)
+    controls = start.controls(planned.owner, computes=False)
 
     mirror = LedgerMirror(worker, link)
 

@@ -84,9 +84,11 @@ class WorkerStart:
     control: ControlSocket | None = None
     """Where its owner's commands arrive."""
 
-    def controls(self, limits: Limits) -> OwnerControls:
-        """The owner's controls of this worker, which begin with these limits."""
-        return OwnerControls(self.worker.directory, limits, self.control, launch_desktop=self.launches.get(DESKTOP))
+    def controls(self, limits: Limits, *, computes: bool = True) -> OwnerControls:
+        """The owner's controls of this worker, which begin with these limits; `computes` as in `LiveControls`."""
+        return OwnerControls(
+            self.worker.directory, limits, self.control, launch_desktop=self.launches.get(DESKTOP), computes=computes
+        )
 
     def seal(self) -> None:
         """Refuse what is still needed while a worker starts, and say what confines it. Before any stranger's bytes."""

@@ -23,8 +23,11 @@ def answer_line(answer: Mapping[str, Any], *, now: float) -> str:
         parts.append(f"until {ends}p2prl resume")
     if state in ("paused", "resting"):
         held = answer.get("engine_bytes")
-        parts.append("memory freed" if not held else f"{size_text(held)} still held")
-        parts.append("still relaying weights" if answer.get("relays") else "off the network")
+        if not answer.get("followed", True):
+            parts.append("frees its memory now")
+        else:
+            parts.append("memory freed" if not held else f"{size_text(held)} still held")
+        parts.append("relays weights" if answer.get("relays") else "off the network")
     return "; ".join(parts)
 
 

@@ -144,7 +144,7 @@ class NetworkHandle:
         self._suspended = True
         self._end_process()
         if self._last_status is not None:
-            self._last_status = msgspec.structs.replace(self._last_status, peers=())
+            self._last_status = msgspec.structs.replace(self._last_status, peers=(), resident_bytes=0, daemon_bytes=0)
             self._inbox.put(self._last_status)
 
     def resume(self) -> None:

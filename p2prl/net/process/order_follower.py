@@ -18,6 +18,7 @@ class OrderFollower:
         self._clock = clock
         self._network: NetworkPort | None = None
         self._compute_from = 0.0
+        self._followed: Order | None = None
         self.order = Order()
         self.is_suspended = False
         """Whether the network has been left."""
@@ -38,10 +39,20 @@ class OrderFollower:
             self._network.send(control.SetUploadCaps(bytes_s, monthly_bytes))
 
     def follow_network(self, order: Order) -> None:
-        """Leave the network or join it again, as this order says. Free the engine first: leaving takes seconds."""
-        if order.keeps_network == self.is_suspended and isinstance(self._network, Suspendable):
-            self.is_suspended = not order.keeps_network
-            (self._network.suspend if self.is_suspended else self._network.resume)()
+        """Leave the network or join it again, as this order says, and note that all of it is followed: the engine is
+        freed first, since leaving takes seconds."""
+        leaves, network = not order.keeps_network, self._network
+        if leaves != self.is_suspended and isinstance(network, Suspendable):
+            self.is_suspended = leaves
+            if leaves:
+                network.suspend()
+            else:
+                network.resume()
+        self._followed = order
+
+    def has_followed(self, order: Order) -> bool:
+        """Whether the role has done what this order says. From any thread."""
+        return self._followed == order
 
     def computed(self, seconds: float) -> None:
         """The engine has computed for this long; `rest_s` tells how long it rests now."""

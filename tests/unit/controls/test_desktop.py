@@ -57,7 +57,11 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Rig:
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    for name in ("WAYLAND_DISPLAY", "XDG_SESSION_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("sys.platform", "linux")
     return Rig()
 
 
@@ -68,7 +72,7 @@ def close(rig: Rig) -> None:
 
 
 def test_the_newest_line_counts(rig: Rig) -> None:
-    assert "just been started" in rig.watch.read().missing
+    assert rig.watch.read() == Desktop(pending=True)
     assert rig.say(b'{"idle_s":3.5,"full_screen":""}\n') == Desktop(3.5, "")
     assert rig.say(b'{"idle_s":4}\n{"idle_s":5}\n{"idle') == Desktop(5.0)
     assert rig.say(b'_s":6}\n') == Desktop(6.0)
@@ -101,6 +105,13 @@ def test_a_watcher_that_dies_is_started_again_later(rig: Rig) -> None:
     assert len(rig.watchers.ends) == 2
     assert rig.say(b'{"idle_s":1.0}\n').idle_s == 1.0
     close(rig)
+
+
+def test_no_watcher_is_started_where_the_desktop_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    rig = Rig()
+    assert "Wayland" in rig.watch.read().missing or "X11 only" in rig.watch.read().missing
+    assert not rig.watchers.ends
 
 
 def test_a_watcher_that_cannot_be_started(rig: Rig) -> None:

@@ -32,6 +32,9 @@ class FakeWorker:
     def obey(self, order: Order) -> None:
         self.orders.append(order)
 
+    def has_followed(self, order: Order) -> bool:
+        return True
+
     def limits_changed(self, limits: Limits) -> None:
         self.limits.append(limits)
 
@@ -170,6 +173,12 @@ def test_limits_over_the_socket_act_at_the_next_reading(rig: Rig) -> None:
     rig.controls.tick()
     assert rig.worker.orders[-1].rests
     assert rig.ask(messages.StatusRequest()).reason.startswith("too hot: 90 °C")
+
+
+def test_a_worker_without_an_engine_says_nothing_of_cards(rig: Rig) -> None:
+    seeding = LiveControls(rig.folder, Limits(), rig.sensors, computes=False)
+    answer = seeding.answer(messages.LimitsRequest(changes={"gpu.temp": "70C", "gpu.memory": "2GB", "idle": "10m"}))
+    assert answer.unread == ["idle cannot be kept here: no desktop runs here"]
 
 
 def test_a_wrong_limit_changes_nothing(rig: Rig) -> None:

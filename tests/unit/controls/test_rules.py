@@ -203,6 +203,6 @@ def test_the_strongest_layer_decides_and_is_named() -> None:
     assert shown["disk"] == ("30GB", "command")
     assert shown["idle"] == ("10m", "file")
     assert shown["battery"] == ("always", "default")
-    assert limits.changed({"ram": "default"}).document()["ram"] == {"value": "off", "origin": "default"}
+    assert limits.changed({"ram": "default"}).document()["ram"] == {"value": "8GB", "origin": "option"}
     with pytest.raises(ConfigError, match="no limit"):
         Limits.layered({"file": {"rum": "4GB"}})

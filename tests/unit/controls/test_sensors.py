@@ -105,6 +105,9 @@ def test_the_desktop_is_left_alone_unless_a_limit_asks() -> None:
     sensors.read(desktop=True)
     assert desktop.asked == 1
     assert sensors.missing()["idle"] == "a Wayland desktop hides it"
+    desktop.seen = Desktop(pending=True)
+    sensors.read(desktop=True)
+    assert (sensors.missing()["idle"], sensors.missing()["yield"]) == ("", ""), "a moment, please"
 
 
 def test_memory_counts_the_network_process() -> None:

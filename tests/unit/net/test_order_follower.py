@@ -53,7 +53,9 @@ def test_the_network_behind_other_ports_is_left_and_joined_once() -> None:
     follower.attach(PassingPort(PassingPort(port)))
     seen = []
     for order in (HERE, AWAY, AWAY, Order(rests=True, keeps_network=True), HERE, AWAY):
+        assert not follower.has_followed(order) or order is AWAY
         follower.follow_network(order)
+        assert follower.has_followed(order)
         seen.append(follower.is_suspended)
     assert port.calls == ["suspend", "resume", "suspend"]
     assert seen == [False, True, True, False, False, True]
