@@ -1,4 +1,4 @@
-"""How fast the owner's controls act: each limit with fake sensors, and a pause of a worker that samples on loopback.
+"""Time the owner's controls: each limit with fake sensors, and a pause of a worker that samples on loopback.
 
 python -m scripts.controls_times [--width 512] [--rest-s 20] [--json]
 

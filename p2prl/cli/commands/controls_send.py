@@ -55,9 +55,9 @@ def limits_command(changes: list[str], *, seat: str, home: Path | None, as_json:
         told.raise_first()
         return
     if told.answers:
-        for names, limits in _alike(told.answers):
+        for workers, limits in _alike(told.answers):
             if len(told.answers) > 1:
-                say(f"{', '.join(names)}:")
+                say(f"{', '.join(workers)}:")
             for line in limit_lines(limits):
                 say(line, unwrapped=True)
     else:

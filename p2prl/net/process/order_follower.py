@@ -42,7 +42,7 @@ class OrderFollower:
         """Leave the network or join it again, as this order says, and note that all of it is followed: the engine is
         freed first, since leaving takes seconds."""
         leaves, network = not order.keeps_network, self._network
-        if leaves != self.is_suspended and isinstance(network, Suspendable):
+        if leaves != self.is_suspended and network is not None and isinstance(network, Suspendable):
             self.is_suspended = leaves
             if leaves:
                 network.suspend()
