@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from p2prl.testing.restless_owner import RestlessOwner
 from p2prl.testing.run_audit import RunAudit, audit_run, record_everything, recorded_steps
 from p2prl.testing.swarm_processes import (
     LISTEN,
@@ -62,6 +63,8 @@ class CrashPlan:
     """Multiplies every other limit on waiting: more on a machine that others keep busy."""
     storm_keys: int = 0
     """Keys of the floods that go on all the time (`storm`); 0 for none."""
+    owner: bool = False
+    """Whether the volunteers' owner pauses, resumes and limits them meanwhile."""
 
 
 @dataclass(slots=True)
@@ -78,6 +81,8 @@ class CrashReport:
     wall_s: float = 0.0
     flood: dict[str, int] = field(default_factory=dict)
     """Messages that the floods sent, by kind."""
+    commands: dict[str, int] = field(default_factory=dict)
+    """Commands of a restless owner that workers have answered, by kind."""
 
     def summary(self) -> dict[str, Any]:
         """The figures, for JSON."""
@@ -97,6 +102,7 @@ class CrashReport:
             "rejected": audit.rejected,
             "spooled": audit.spooled,
             "flood": self.flood,
+            "commands": self.commands,
             "reward": round(self.reward, 4),
             "wall_s": round(self.wall_s, 1),
         }
@@ -124,6 +130,7 @@ class CrashRun:
         self._folders: set[Path] = set()
         self._resumes: list[tuple[int, int]] = []
         self._pause = threading.Event()
+        self._owner = RestlessOwner(self._homes, random.Random(plan.seed + 1)) if plan.owner else None
         self.report = CrashReport()
 
     def execute(self) -> CrashReport:
@@ -132,7 +139,7 @@ class CrashRun:
         record_everything(self._run)
         learner, link = self._start_all()
         for _ in range(self._plan.kills):
-            self._pause.wait(self._rng.uniform(*self._plan.pause_s))
+            self._wait_restlessly(self._rng.uniform(*self._plan.pause_s))
             assert learner.is_alive, f"the learner exited unexpectedly:\n{learner.log[-2000:]}"
             self._kill(self._next_victim(learner))
             if self._rng.random() < 0.5:  # else the next kill meets a swarm that is still recovering
@@ -145,6 +152,16 @@ class CrashRun:
         self._check_by_commands()
         self.report.wall_s = time.monotonic() - began
         return self.report
+
+    def _wait_restlessly(self, seconds: float) -> None:
+        """Wait before the next kill; an owner gives commands meanwhile, the last one just before it."""
+        if self._owner is None:
+            self._pause.wait(seconds)
+            return
+        for _ in range(3):
+            self._pause.wait(seconds / 3)
+            self._owner.act()
+        self.report.commands = dict(self._owner.given)
 
     def _next_victim(self, learner: RoleProcess) -> RoleProcess:
         roles = self._swarm.roles
