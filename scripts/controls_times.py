@@ -144,10 +144,10 @@ def pause_times(folder: Path, width: int, rest_s: float) -> Iterator[dict[str, A
         wait_until(lambda: _tokens_per_s(home) > 0, seconds=600, what="the first tokens")
         held = _memory(worker)
 
-        asked, used_s = time.monotonic(), _seconds_used(worker)
+        asked, used_s = time.monotonic(), _seconds_used(worker, alone=True)
         _tell(home, PauseRequest())
         wait_until(lambda: held - _memory(worker) >= FREED * engine_bytes, seconds=60, what="free memory")
-        freed_s, used_s = time.monotonic() - asked, _seconds_used(worker) - used_s
+        freed_s, used_s = time.monotonic() - asked, _seconds_used(worker, alone=True) - used_s
         wait_until(lambda: _status(home).get("peers") == {}, seconds=60, what="an end of the network process")
         yield {
             "measure": "pause until 90 % is free",
@@ -193,9 +193,9 @@ def _memory(worker: RoleProcess) -> int:
     return own_memory(Path(f"/proc/{worker.process.pid}/status")) or 0
 
 
-def _seconds_used(worker: RoleProcess) -> float:
-    """Processor time of the worker and all that it started."""
-    return sum(sum(process.cpu_times()[:2]) for process in worker.tree())
+def _seconds_used(worker: RoleProcess, *, alone: bool = False) -> float:
+    """Processor time of the worker, `alone` or with all that it started."""
+    return sum(sum(process.cpu_times()[:2]) for process in worker.tree()[: 1 if alone else None])
 
 
 def main() -> int:

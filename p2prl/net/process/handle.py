@@ -44,6 +44,13 @@ _RETRY_S = 0.02
 """Longest wait for messages while some of ours are still unread."""
 
 
+_COUNTED = (
+    *("received_from_source", "received_from_peers", "sent", "wasted"),
+    *("patch_bytes", "full_bytes", "version_bytes", "saved_bytes"),
+)
+"""Figures of a status that a network process counts from its own start, and a role from its."""
+
+
 class _Wake:
     """Put into the inbox to end a poll."""
 
@@ -70,6 +77,7 @@ class NetworkHandle:
         self._suspended = False
         self._inbox: queue.SimpleQueue[control.FromNetwork | _Wake | None] = queue.SimpleQueue()
         self._last_status: control.Status | None = None
+        self._counted_before = dict.fromkeys(_COUNTED, 0)
         self._heard_at = time.monotonic()
         self._decoder = PatchDecoder(self._on_decoded)
         self.addresses: tuple[str, ...] = ()
@@ -127,8 +135,7 @@ class NetworkHandle:
                 elif isinstance(message, control.PublishRefused) and self._config.node.role is not Role.VOLUNTEER:
                     raise errors.LocalProtocolError(message.reason)  # a volunteer's spool may hold anything
                 else:
-                    self._note(message)
-                    messages.append(message)
+                    messages.append(self._noted(message))
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return messages or self._presume_alone()
@@ -143,16 +150,21 @@ class NetworkHandle:
             return
         self._suspended = True
         self._end_process()
-        if self._last_status is not None:
-            self._last_status = msgspec.structs.replace(self._last_status, peers=(), resident_bytes=0, daemon_bytes=0)
-            self._inbox.put(self._last_status)
+        for message in self._unread():
+            if isinstance(message, control.Status):
+                self._noted(message)
+            elif message is not None:  # the process's end
+                self._inbox.put(message)
+        self._count_anew()
+        if (last := self._last_status) is not None:
+            left = msgspec.structs.replace(last, peers=(), resident_bytes=0, daemon_bytes=0)
+            self._inbox.put(msgspec.structs.replace(left, **dict.fromkeys(_COUNTED, 0)))
 
     def resume(self) -> None:
         """See `Suspendable`: start another network process."""
         if not self._suspended:
             return
-        kept = [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
-        for message in kept:
+        for message in self._unread():
             if message is not None:  # the end of the process before
                 self._inbox.put(message)
         self._suspended = False
@@ -163,6 +175,15 @@ class NetworkHandle:
         self._closing = True
         self._end_process()
         self._decoder.close(timeout_s=_CLOSE_S)
+
+    def _unread(self) -> list[control.FromNetwork | _Wake | None]:
+        """Take all messages out of the inbox."""
+        return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
+
+    def _count_anew(self) -> None:
+        """The next process counts from 0: keep what was counted so far."""
+        if self._last_status is not None:
+            self._counted_before = {name: getattr(self._last_status, name) for name in _COUNTED}
 
     def _end_process(self) -> None:
         self._channel.hang_up(timeout_s=_CLOSE_S)
@@ -194,6 +215,7 @@ class NetworkHandle:
             )
         log.warning("the network process ended (status %s); restarting it", code)
         self._channel.abandon()
+        self._count_anew()
         self._start()
 
     def _presume_alone(self) -> list[control.FromNetwork]:
@@ -204,7 +226,8 @@ class NetworkHandle:
         self._last_status = msgspec.structs.replace(last, peers=())
         return [self._last_status]
 
-    def _note(self, message: control.FromNetwork) -> None:
+    def _noted(self, message: control.FromNetwork) -> control.FromNetwork:
+        """Remember what concerns this handle. The message, with what earlier processes have counted."""
         self._heard_at = time.monotonic()
         match message:
             case control.NetworkUp(addresses=addresses):
@@ -212,11 +235,13 @@ class NetworkHandle:
                 # A restarted node must listen where other peers expect it.
                 self._config = replace(self._config, listen=_listen_again(self._config.listen, addresses))
             case control.Status():
-                self._last_status = message
+                totals = {name: getattr(message, name) + before for name, before in self._counted_before.items()}
+                message = self._last_status = msgspec.structs.replace(message, **totals)
             case control.RunKnown(manifest=raw):
                 self.remember_manifest(raw)
             case _:
                 pass
+        return message
 
     def _on_message(self, message: control.FromNetwork | None) -> None:
         """Runs on the channel's thread."""
