@@ -15,7 +15,7 @@ from p2prl.client.progress import Progress
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.learner_memory import plan_learner_memory
-from p2prl.config.network_options import UploadCaps, blobs_of_worker, remember_run
+from p2prl.config.network_options import PEERS_FILE, UploadCaps, blobs_of_worker, remember_run
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
@@ -211,6 +211,7 @@ def learner_network(
         blob_dir=folder.paths.blobs,
         listen=listen,
         bootstrap=folder.settings.network.bootstrap,
+        peers_file=folder.directory / PEERS_FILE,
         manifest=folder.manifest_raw,
         monthly_bytes=caps.monthly_bytes,
         transport=transport,
