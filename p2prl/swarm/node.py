@@ -160,6 +160,11 @@ class Node:
         return self._core.connections.linked_records()
 
     @property
+    def has_links(self) -> bool:
+        """Whether any peer is linked."""
+        return bool(self._core.connections.links)
+
+    @property
     def learner(self) -> PeerId | None:
         """The peer whose key signed the run manifest; None while that is unknown."""
         return self._core.local.learner

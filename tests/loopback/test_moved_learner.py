@@ -25,6 +25,7 @@ from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.testing.protocol_swarm import group_of
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(240)]
@@ -46,7 +47,7 @@ class Peer:
             NetworkConfig(
                 key_file=folder / "key",
                 run=RUN,
-                node=NodeConfig(role=role),
+                node=NodeConfig(role=role, connections=ConnectionsConfig(refresh_s=3.0)),
                 blob_dir=folder / "blobs",
                 listen=("/ip4/127.0.0.1/tcp/0",),
                 bootstrap=bootstrap,

@@ -57,7 +57,7 @@ def test_all_that_answer_count() -> None:
 
 
 def test_nobody_answers() -> None:
-    with pytest.raises(UnreachableError, match="8.8.4.4"):
+    with pytest.raises(UnreachableError, match=r"8\.8\.4\.4"):
         asyncio.run(dial_bootstrap(Dialer(p1="fails"), [address("a", 1)]))
 
 
