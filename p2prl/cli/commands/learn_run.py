@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli import crash_log
+from p2prl.cli.commands.learn_link import LearnerLink, kept_listen
 from p2prl.cli.commands.learn_trackers import check_tracker, tracker
 from p2prl.cli.exit_codes import INTERRUPTED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
-from p2prl.cli.views.join_link_reach import reach_warning, shareable
 from p2prl.cli.views.learner_view import update_line, update_panel
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
@@ -64,14 +64,19 @@ def learn_command(
             report.planned = learner.target_updates
             folder.record_planned_updates(learner.target_updates)
 
+            def show_link(text: str) -> None:
+                say(f"Join link, for volunteers; also in {folder.link_file}:")
+                say(text, unwrapped=True)
+
+            link = LearnerLink(folder, show_link)
+
             def on_up(addresses: tuple[str, ...]) -> None:
-                link = keep_link(folder, addresses)
+                text = link.begin(addresses)
                 if learner.finished:
                     view.phase("all updates are done", "telling the volunteers")
                     return
-                say(f"Join link, for volunteers; also in {folder.link_file}:")
-                say(link, unwrapped=True)
-                if warning := reach_warning(shareable(addresses)):
+                show_link(text)
+                if warning := link.reach_warning():
                     say(warning)
                 say(f"Leaderboard:  p2prl board {directory}")
                 view.phase("waiting for groups", "start volunteers with p2prl join and the link")
@@ -83,7 +88,7 @@ def learn_command(
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
-                learner.run(network, on_up=on_up)
+                learner.run(link.around(network), on_up=on_up)
             document = {"run": str(directory), "step": learner.step, **report.newest}
             state = "finished" if learner.finished else "stopped"
             status = {"role": "learner", "state": state, **document, **learner.status()}
@@ -121,23 +126,3 @@ class _Report:
             lambda: update_panel(self._name, metrics, planned=planned, first=first),
             lambda: update_line(self._name, metrics, planned=planned, first=first),
         )
-
-
-def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
-    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay valid."""
-    port_file = folder.directory / "port"
-    port = port_file.read_text().strip() if port_file.exists() else ""
-    wanted = listen or folder.settings.network.listen
-    return tuple(address.replace("/tcp/0", f"/tcp/{port}") for address in wanted) if port.isdigit() else wanted
-
-
-def keep_link(folder: RunFolder, addresses: tuple[str, ...]) -> str:
-    """Write the join link and the port into the run folder, so that a restart keeps both. Returns the link."""
-    ports = [parts[4] for address in addresses if (parts := address.split("/"))[3:4] == ["tcp"]]
-    if ports:
-        (folder.directory / "port").write_text(ports[0] + "\n")
-    link = str(folder.link(shareable(addresses)))
-    new = folder.link_file.with_suffix(".new")
-    new.write_text(f"{link}\n")
-    new.rename(folder.link_file)
-    return link

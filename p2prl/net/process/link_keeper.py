@@ -21,6 +21,8 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node import Node
+from p2prl.swarm.peers.link_peers import LinkPeers
+from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.peer_memory import PeerMemory
 from p2prl.swarm.peers.redialing import Redialer
 from p2prl.swarm.ports import Randomness
@@ -58,7 +60,11 @@ class LinkKeeper:
         self._path = path
         self._named = frozenset(bootstrap)
         named = [(split_peer(address)[1], address) for address in bootstrap]
-        self._redialer = Redialer(named, rng, clock.now(), is_learner=role is Role.LEARNER)
+        self._is_learner = role is Role.LEARNER
+        self._redialer = Redialer(named, rng, clock.now(), is_learner=self._is_learner)
+        self._link_peers = LinkPeers()
+        self.link_peers: tuple[str, ...] = ()
+        """Addresses of the peers that the learner's join link should name beside it."""
         self._memory = PeerMemory(run, own)
         if path is not None:
             self._memory.restore(read_peers(path), clock.now())
@@ -78,32 +84,39 @@ class LinkKeeper:
                 now = self._clock.now()
                 if now >= note_at:
                     note_at = now + _NOTE_S
-                    self._note(now, at_once=False)
+                    self._note(now, transport.addresses, at_once=False)
                 self._redial(transport, driver, now)
                 await asyncio.sleep(_TURN_S)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._note(self._clock.now(), at_once=True)
+            self._note(self._clock.now(), transport.addresses, at_once=True)
 
-    def _note(self, now: float, *, at_once: bool) -> None:
-        """Remember the linked peers, and write them down when that is due."""
+    def _note(self, now: float, addresses: tuple[str, ...], *, at_once: bool) -> None:
+        """Remember the linked peers, and write them down when that is due; `addresses` are this node's own."""
         self._memory.learner = self._node.learner
-        self._memory.note(self._node.linked_records(), now)
+        linked = self._node.linked_records()
+        self._memory.note(linked, now)
+        if self._is_learner:
+            is_public = any(map(is_direct_public, addresses))
+            self.link_peers = self._link_peers.update(linked, self._node.dial_rules, now, is_public=is_public)
         if self._path is not None and (self._memory.changed or at_once or now >= self._write_at):
             self._memory.changed, self._write_at = False, now + _WRITE_S
             write_peers(self._path, self._memory.to_bytes())
 
     def _redial(self, transport: Transport, driver: NodeDriver, now: float) -> None:
         roles = dict(self._node.roles())
+        has_learner, links = "learner" in roles, sum(roles.values())
+        if not self._redialer.wants(now, has_learner=has_learner, links=links):
+            return
         self._memory.learner = self._node.learner
         due = self._redialer.due(
             self._memory.addresses(self._node.dial_rules),
             now,
             learner=self._node.learner,
-            has_learner="learner" in roles,
-            links=sum(roles.values()),
+            has_learner=has_learner,
+            links=links,
             is_linked=lambda peer: self._node.link_class(peer, now) is not None,
         )
         for address in due:

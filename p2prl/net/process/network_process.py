@@ -266,6 +266,7 @@ class NetworkProcess:
             budget_spent=self._budget.is_spent(),
             files=self._node.file_progress(),
             addresses=self._transport.addresses,
+            link_peers=self._keeper.link_peers,
         )
 
     def _on_key_shared(self, is_later: bool) -> None:

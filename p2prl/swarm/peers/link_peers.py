@@ -41,9 +41,11 @@ class LinkPeers:
         addresses of its private networks help nobody."""
         candidates = {}
         for record in linked:
-            address = _address_of(record, rules, is_public=is_public)
             wait_s = self._proven_s.get(record.role)
-            if address and wait_s is not None and (record.peer in self._named or now - record.since >= wait_s):
+            if wait_s is None or (record.peer not in self._named and now - record.since < wait_s):
+                continue
+            address = _address_of(record, rules, is_public=is_public)
+            if address:
                 candidates[record.peer] = record, address
                 self._seen_at[record.peer] = now
         kept = {

@@ -57,6 +57,13 @@ class Redialer:
         self._satisfied_at = now
         self._attempts: dict[str, _Attempts] = {}
 
+    def wants(self, now: float, *, has_learner: bool, links: int) -> bool:
+        """Whether anybody should be dialed: the learner is missing, or this learner has few neighbors."""
+        wanted = links < ENOUGH_LINKS if self._is_learner else not has_learner
+        if not wanted:
+            self._satisfied_at = now
+        return wanted
+
     def due(
         self,
         remembered: Sequence[NamedAddress],
@@ -72,9 +79,7 @@ class Redialer:
         `has_learner` says that a link to the learner is up, `links` counts all links. Peers that are linked are left
         out, but for the learner while `has_learner` is false: such a link is dead or has not begun.
         """
-        wanted = links < ENOUGH_LINKS if self._is_learner else not has_learner
-        if not wanted:
-            self._satisfied_at = now
+        if not self.wants(now, has_learner=has_learner, links=links):
             return []
         strangers = remembered if links < ENOUGH_LINKS else [item for item in remembered if item[0] == learner]
         offered = {address: peer for peer, address in (*self._named, *strangers)}
