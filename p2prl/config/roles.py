@@ -197,9 +197,14 @@ def _evaluation_tools(folder: RunFolder, policy: PolicyModel, work: GroupWork) -
 
 
 def learner_network(
-    folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps, *, transport: str = "hivemind"
+    folder: RunFolder,
+    listen: tuple[str, ...],
+    caps: UploadCaps,
+    *,
+    peers: tuple[str, ...] = (),
+    transport: str = "hivemind",
 ) -> NetworkConfig:
-    """Network settings of a run's learner."""
+    """Network settings of a run's learner; `peers` are addresses to try beside those of run.toml."""
     return NetworkConfig(
         key_file=folder.key_file,
         run=folder.run,
@@ -210,7 +215,7 @@ def learner_network(
         ),
         blob_dir=folder.paths.blobs,
         listen=listen,
-        bootstrap=folder.settings.network.bootstrap,
+        bootstrap=(*folder.settings.network.bootstrap, *peers),
         peers_file=folder.directory / PEERS_FILE,
         manifest=folder.manifest_raw,
         monthly_bytes=caps.monthly_bytes,

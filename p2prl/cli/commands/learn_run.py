@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli import crash_log
+from p2prl.cli.commands.further_peers import further_peers
 from p2prl.cli.commands.learn_link import LearnerLink, kept_listen
 from p2prl.cli.commands.learn_trackers import check_tracker, tracker
 from p2prl.cli.exit_codes import INTERRUPTED
@@ -30,6 +31,7 @@ def learn_command(
     directory: Path,
     *,
     listen: list[str] | None,
+    peers: str,
     transport: str,
     updates: int | None,
     upload_mbit: float,
@@ -42,6 +44,7 @@ def learn_command(
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
     TRANSPORTS.check(transport)
     check_tracker(track)
+    further = further_peers(peers)
     opened = open_folder(directory)
     opened.settings_table()  # refuses a file that is not TOML
     lock = opened.lock()
@@ -84,7 +87,8 @@ def learn_command(
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():
                 view.phase("starting the network")
-                config = learner_network(folder, kept_listen(folder, tuple(listen or ())), caps, transport=transport)
+                listens = kept_listen(folder, tuple(listen or ()))
+                config = learner_network(folder, listens, caps, peers=further, transport=transport)
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)

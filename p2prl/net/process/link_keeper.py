@@ -76,6 +76,10 @@ class LinkKeeper:
         """Whether there is anybody to try beside the bootstrap peers."""
         return len(self._memory) > 0
 
+    def lasting_addresses(self) -> tuple[str, ...]:
+        """Addresses of remembered peers that may relay to this node: those in roles that stay up."""
+        return tuple(address for _, address in self._memory.addresses(self._node.dial_rules, lasting=True))
+
     async def run(self, transport: Transport, driver: NodeDriver) -> None:
         """Note neighbors and redial, until cancelled."""
         note_at = self._clock.now() + _NOTE_S

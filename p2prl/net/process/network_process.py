@@ -26,6 +26,7 @@ from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.open_files import links_for, raise_open_files
 from p2prl.net.process.peer_guard import NodeGuard
+from p2prl.net.process.relay_choice import relays_among
 from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
@@ -199,14 +200,16 @@ class NetworkProcess:
         When none of them answers and the run is already known from disk, start alone and try them again later.
         """
         start = TRANSPORTS.get(config.transport)
+        is_public = config.node.role in _DIALABLE and has_public_address()
+        relays = () if is_public else await relays_among((*config.bootstrap, *self._keeper.lasting_addresses()))
 
         def options(bootstrap: tuple[str, ...]) -> TransportConfig:
             return TransportConfig(
                 identity=identity,
                 listen=config.listen,
                 bootstrap=bootstrap,
-                relays=config.bootstrap,
-                is_public=config.node.role in _DIALABLE and has_public_address(),
+                relays=relays,
+                is_public=is_public,
                 clock=self._clock,
                 guard=self._guard,
                 max_links=self._max_links,

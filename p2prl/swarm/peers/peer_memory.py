@@ -143,11 +143,11 @@ class PeerMemory:
         entries = self._entries.values()
         return encode(_File(tuple(RememberedRecord(entry.raw, entry.linked_ms, entry.subnet) for entry in entries)))
 
-    def addresses(self, rules: DialRules) -> tuple[tuple[PeerId, str], ...]:
+    def addresses(self, rules: DialRules, *, lasting: bool = False) -> tuple[tuple[PeerId, str], ...]:
         """(peer, address) to try, the most promising peers first, and only addresses that a stranger may name.
 
         The learner first, then lasting roles, then the others, each by the time of the last link. An address through a
-        relay needs the relay, so it is the last to be tried of its peer.
+        relay needs the relay, so it is the last to be tried of its peer. `lasting` leaves the other roles out.
         """
         order = sorted(
             self._entries.items(),
@@ -156,6 +156,7 @@ class PeerMemory:
         return tuple(
             (peer, _with_peer(address, peer))
             for peer, entry in order
+            if entry.role in _LASTING or not lasting
             for address in sorted(rules.chosen(entry.addresses, peer), key=lambda text: "/p2p-circuit" in text)
         )
 

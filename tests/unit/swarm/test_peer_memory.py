@@ -112,6 +112,7 @@ def test_the_learner_comes_first_then_lasting_roles_then_the_latest_met() -> Non
     mine.note([linked(seeder, ip("8.8.2.1"), role=Role.SEEDER), linked(LEARNER, ip("8.8.3.1"), role=Role.LEARNER)], NOW)
     mine.note([linked(late, ip("8.8.4.1"))], NOW + 60)
     assert [peer for peer, _ in mine.addresses(RULES)] == [p.peer_id for p in (LEARNER, seeder, late, early)]
+    assert [peer for peer, _ in mine.addresses(RULES, lasting=True)] == [LEARNER.peer_id, seeder.peer_id]
 
 
 def test_addresses_that_no_stranger_may_name_are_not_dialed() -> None:
