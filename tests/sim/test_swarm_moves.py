@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from p2prl.protocol.envelope import seal
+from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.peer_messages import PeerRecord
+from p2prl.protocol.policy_head import PolicyHead
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.swarm.events import RunKnown
 from p2prl.swarm.peers.peer_memory import MAX_REMEMBERED, PeerMemory
 from p2prl.swarm.peers.redialing import Redialer
 from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
@@ -167,3 +169,22 @@ def test_a_flood_of_false_peers_neither_fills_memories_nor_hides_the_learner() -
     found = found_after(swarm, [name for name in keepers if name != "learner"], limit_s=90)
     assert found is not None
     assert found <= 60
+
+
+def test_a_newcomer_joins_and_follows_through_a_seeder_ten_minutes_after_the_learner_left() -> None:
+    swarm, _ = build(4, seeders=1, volunteers=0)
+    network = swarm.network
+    network.run_for(10)
+    data = random.Random(4).randbytes(20_000)
+    policy = swarm.publish(0, data=data)
+    now_ms = int(network.now * 1000)
+    manifest = envelope_digest(swarm.published[-1][0])
+    swarm.say(PolicyHead(0, manifest, 0, policy.weights.size_bytes, (), now_ms, now_ms + 60_000))
+    network.run_for(20)
+    network.crash(swarm.members["learner"].peer)
+    network.run_for(600)
+    newcomer = swarm.add("newcomer", bootstrap=("seeder0",), dialable=False)
+    network.run_for(15)
+    assert [event for event in newcomer.events if isinstance(event, RunKnown)]
+    assert 0 in newcomer.ready_at
+    assert newcomer.store.whole(policy.weights) == data

@@ -16,6 +16,7 @@ from p2prl.cli.exit_codes import INTERRUPTED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.learner_view import update_line, update_panel
+from p2prl.cli.views.link_qr import show_qr
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
@@ -79,6 +80,7 @@ def learn_command(
                     view.phase("all updates are done", "telling the volunteers")
                     return
                 show_link(text)
+                show_qr(text)
                 if warning := link.reach_warning():
                     say(warning)
                 say(f"Leaderboard:  p2prl board {directory}")
