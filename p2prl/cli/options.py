@@ -54,7 +54,9 @@ Base = Annotated[
 ]
 Peers = Annotated[
     str,
-    typer.Option("--peers", metavar="FILE|URL", help="List of further peers of the run, an address a line."),
+    typer.Option(
+        "--peers", metavar="FILE|URL", help="List of further peers of the run, an address a line. Default: none."
+    ),
 ]
 NoConfinement = Annotated[
     bool, typer.Option("--no-confinement", help="Do not confine this process to its own folder; prints a warning.")

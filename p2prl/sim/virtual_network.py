@@ -212,7 +212,7 @@ class VirtualNetwork:
                     self._delivery.send(host.peer, host, command)
                 case Dial(peer=peer, addresses=addresses):
                     self._delivery.dial(host, peer, addresses)
-                case Register() | LookUp() if self._directory_needs_links and not node.has_links:
+                case Register() | LookUp() if self._directory_needs_links and not node.connections.links:
                     pass
                 case Register(record=record, expires_at=expires_at):
                     self._directory.put_later(host.run, host.peer, record, expires_at - host.clock_offset_s)

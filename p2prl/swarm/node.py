@@ -35,9 +35,9 @@ from p2prl.swarm.gossip.entry_limits import Traffic, traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
+from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.dial_rules import DialRules, Network
 from p2prl.swarm.peers.link_admission import LinkClass
-from p2prl.swarm.peers.peer_memory import LinkedRecord
 from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
@@ -155,19 +155,10 @@ class Node:
         """Number of linked peers by role name. A peer that claims to be the learner without its key is a listener."""
         return self._core.roles()
 
-    def linked_records(self) -> list[LinkedRecord]:
-        """Signed records of the linked peers, for `p2prl.swarm.peers.peer_memory`."""
-        return self._core.connections.linked_records()
-
     @property
-    def has_links(self) -> bool:
-        """Whether any peer is linked."""
-        return bool(self._core.connections.links)
-
-    @property
-    def learner(self) -> PeerId | None:
-        """The peer whose key signed the run manifest; None while that is unknown."""
-        return self._core.local.learner
+    def connections(self) -> Connections:
+        """The links of this node, to be read alone."""
+        return self._core.connections
 
     def transfer_progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""

@@ -46,7 +46,7 @@ class Keeper:
         if not network.is_up(peer) or of is not self.redialer:
             return
         node, now = network.node(peer), network.now
-        self.memory.note(node.linked_records(), now)
+        self.memory.note(node.connections.linked_records(), now)
         self.file = self.memory.to_bytes()
         roles = dict(node.roles())
         remembered = self.memory.addresses(node.dial_rules)

@@ -17,5 +17,5 @@ def further_peers(source: str) -> tuple[str, ...]:
     try:
         return listed_peers(source)
     except UnreachableError as error:
-        say(f"{error}; going on without it")
+        say(f"{error}; continuing without this list")
         return ()

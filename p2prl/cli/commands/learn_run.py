@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from p2prl.net.transports.transport_registry import TRANSPORTS
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
+    from p2prl.learner.service import Learner
 
 
 def learn_command(
@@ -68,23 +70,7 @@ def learn_command(
             report.planned = learner.target_updates
             folder.record_planned_updates(learner.target_updates)
 
-            def show_link(text: str) -> None:
-                say(f"Join link, for volunteers; also in {folder.link_file}:")
-                say(text, unwrapped=True)
-
-            link = LearnerLink(folder, show_link)
-
-            def on_up(addresses: tuple[str, ...]) -> None:
-                text = link.begin(addresses)
-                if learner.finished:
-                    view.phase("all updates are done", "telling the volunteers")
-                    return
-                show_link(text)
-                show_qr(text)
-                if warning := link.reach_warning():
-                    say(warning)
-                say(f"Leaderboard:  p2prl board {directory}")
-                view.phase("waiting for groups", "start volunteers with p2prl join and the link")
+            link = LearnerLink(folder, partial(_show_link, folder))
 
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():
@@ -94,7 +80,7 @@ def learn_command(
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
-                learner.run(link.around(network), on_up=on_up)
+                learner.run(link.around(network), on_up=partial(_announce, link, learner, view, folder))
             document = {"run": str(directory), "step": learner.step, **report.newest}
             state = "finished" if learner.finished else "stopped"
             status = {"role": "learner", "state": state, **document, **learner.status()}
@@ -105,6 +91,27 @@ def learn_command(
         say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {directory}")
         sys.exit(INTERRUPTED)
     say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {directory}")
+
+
+def _show_link(folder: RunFolder, link: str) -> None:
+    say(f"Join link, for volunteers; also in {folder.link_file}:")
+    say(link, unwrapped=True)
+
+
+def _announce(
+    link: LearnerLink, learner: Learner, view: LiveView, folder: RunFolder, addresses: tuple[str, ...]
+) -> None:
+    """The network is up at these addresses: show the link."""
+    text = link.begin(addresses)
+    if learner.finished:
+        view.phase("all updates are done", "telling the volunteers")
+        return
+    _show_link(folder, text)
+    show_qr(text)
+    if warning := link.reach_warning():
+        say(warning)
+    say(f"Leaderboard:  p2prl board {folder.directory}")
+    view.phase("waiting for groups", "start volunteers with p2prl join and the link")
 
 
 class _Report:

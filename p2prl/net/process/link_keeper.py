@@ -99,8 +99,8 @@ class LinkKeeper:
 
     def _note(self, now: float, addresses: tuple[str, ...], *, at_once: bool) -> None:
         """Remember the linked peers, and write them down when that is due; `addresses` are this node's own."""
-        self._memory.learner = self._node.learner
-        linked = self._node.linked_records()
+        self._memory.learner = self._node.connections.learner
+        linked = self._node.connections.linked_records()
         self._memory.note(linked, now)
         if self._is_learner:
             is_public = any(map(is_direct_public, addresses))
@@ -114,11 +114,11 @@ class LinkKeeper:
         has_learner, links = "learner" in roles, sum(roles.values())
         if not self._redialer.wants(now, has_learner=has_learner, links=links):
             return
-        self._memory.learner = self._node.learner
+        self._memory.learner = self._node.connections.learner
         due = self._redialer.due(
             self._memory.addresses(self._node.dial_rules),
             now,
-            learner=self._node.learner,
+            learner=self._node.connections.learner,
             has_learner=has_learner,
             links=links,
             is_linked=lambda peer: self._node.link_class(peer, now) is not None,

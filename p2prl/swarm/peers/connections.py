@@ -79,6 +79,11 @@ class Connections:
         self._admitted: list[PeerId] = []
 
     @property
+    def learner(self) -> PeerId | None:
+        """The peer whose key signed the run manifest; None while that is unknown."""
+        return self._local.learner
+
+    @property
     def commands(self) -> list[Command]:
         """Directory and dial commands, for the owner to take and clear."""
         return self.discovery.commands
