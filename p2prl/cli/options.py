@@ -54,9 +54,7 @@ Base = Annotated[
 ]
 Peers = Annotated[
     str,
-    typer.Option(
-        "--peers", metavar="FILE|URL", help="List of further peers of the run, an address a line. Default: none."
-    ),
+    typer.Option("--peers", metavar="FILE|URL", help="List of further peers, an address a line. Default: none."),
 ]
 NoConfinement = Annotated[
     bool, typer.Option("--no-confinement", help="Do not confine this process to its own folder; prints a warning.")

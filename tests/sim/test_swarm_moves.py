@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -61,8 +62,11 @@ class Keeper:
         ):
             owner = owners.get(address, self.swarm.members["learner"].peer)
             network.connect(peer, owner, address)
-            network.after(10.0, lambda address=address: of.failed(address, network.now))
+            network.after(10.0, partial(self._failed, of, address))
         network.after(1.0, lambda: self._turn(of))
+
+    def _failed(self, of: Redialer, address: str) -> None:
+        of.failed(address, self.swarm.network.now)
 
 
 def build(seed: int, *, seeders: int, volunteers: int) -> tuple[ProtocolSwarm, dict[str, Keeper]]:

@@ -21,8 +21,11 @@ _SHOW_S = 600.0
 class LearnerLink:
     """The link of a run folder."""
 
-    def __init__(self, folder: RunFolder, show: Callable[[str], None]) -> None:
-        """`show` gets a link that is new."""
+    def __init__(
+        self, folder: RunFolder, show: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`show` gets a link that is new; `monotonic` reads a clock in seconds."""
+        self._monotonic = monotonic
         self._folder = folder
         self._show = show
         self._own: tuple[str, ...] = ()
@@ -41,7 +44,7 @@ class LearnerLink:
         )
         self._own = (*announced, *shareable(addresses))
         self._write()
-        self._shown, self._shown_at = self.text, time.monotonic()
+        self._shown, self._shown_at = self.text, self._monotonic()
         return self.text
 
     def reach_warning(self) -> str:
@@ -55,8 +58,8 @@ class LearnerLink:
         if status.link_peers != self._peers:
             self._peers = status.link_peers
             self._write()
-        if self.text != self._shown and time.monotonic() - self._shown_at >= _SHOW_S:
-            self._shown, self._shown_at = self.text, time.monotonic()
+        if self.text != self._shown and self._monotonic() - self._shown_at >= _SHOW_S:
+            self._shown, self._shown_at = self.text, self._monotonic()
             self._show(self.text)
 
     def around(self, port: NetworkPort) -> NetworkPort:

@@ -5,20 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 from p2prl.errors import TransportError, UnreachableError
-from p2prl.net.ports import Transport
 from p2prl.net.transports import multiaddrs
 from p2prl.protocol.identity import PeerId
 
 logger = logging.getLogger(__name__)
 
 
+class Dialer(Protocol):
+    """The part of a transport that is needed here."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """See `Transport`."""
+        ...
+
+    async def connect(self, address: str) -> PeerId:
+        """See `Transport`."""
+        ...
+
+
 _GRACE_S = 2.0
 """How long the others may take once one has answered: a dead address takes 15 s, and must not delay a start."""
 
 
-async def dial_bootstrap(transport: Transport, bootstrap: Sequence[str]) -> int:
+async def dial_bootstrap(transport: Dialer, bootstrap: Sequence[str]) -> int:
     """Dial the bootstrap peers, without this peer itself, and return how many answered until soon after the first.
 
     Raises `UnreachableError` when there are some and none answered, `ConfigError` for a malformed address.
@@ -26,7 +39,7 @@ async def dial_bootstrap(transport: Transport, bootstrap: Sequence[str]) -> int:
     others = [address for address in bootstrap if multiaddrs.split_peer(address)[1] != transport.peer_id]
     if not others:
         return 0
-    dials = {asyncio.ensure_future(transport.connect(address)) for address in others}
+    dials = {asyncio.create_task(transport.connect(address)) for address in others}
     try:
         reached = await _reached(dials)
     finally:
@@ -41,8 +54,9 @@ async def dial_bootstrap(transport: Transport, bootstrap: Sequence[str]) -> int:
     return reached
 
 
-async def _reached(dials: set[asyncio.Future[PeerId]]) -> int:
-    reached, waiting, until = 0, dials, None
+async def _reached(dials: set[asyncio.Task[PeerId]]) -> int:
+    reached, waiting = 0, dials
+    until: float | None = None
     loop = asyncio.get_running_loop()
     while waiting and (until is None or loop.time() < until):
         timeout_s = None if until is None else max(0.0, until - loop.time())

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from p2prl.errors import ConfigError, TransportError, UnreachableError
-from p2prl.net.ports import Transport
 from p2prl.net.transports.bootstrap import dial_bootstrap
 from p2prl.protocol.identity import PeerId
 from p2prl.sim.hosts import identity_of
@@ -19,7 +18,7 @@ def address(name: str, port: int = 4001) -> str:
     return f"/ip4/8.8.4.4/tcp/{port}/p2p/{identity_of(name).peer_id}"
 
 
-class Dialer(Transport):
+class OnlyDials:
     """A transport that only dials: what each address does is given."""
 
     def __init__(self, **ports: str) -> None:
@@ -46,28 +45,28 @@ class Dialer(Transport):
 
 def test_a_dead_peer_does_not_delay_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2prl.net.transports.bootstrap._GRACE_S", 0.0)
-    dialer = Dialer(p1="hangs", p2="fails")
+    dialer = OnlyDials(p1="hangs", p2="fails")
     named = [address("a", 1), address("b", 2), address("c", 3)]
     assert asyncio.run(dial_bootstrap(dialer, named)) == 1
     assert sorted(dialer.ended) == ["answers", "fails", "hangs"], "the hanging dial is not left behind"
 
 
 def test_all_that_answer_count() -> None:
-    assert asyncio.run(dial_bootstrap(Dialer(p2="fails"), [address("a"), address("b", 2), address("c")])) == 2
+    assert asyncio.run(dial_bootstrap(OnlyDials(p2="fails"), [address("a"), address("b", 2), address("c")])) == 2
 
 
 def test_nobody_answers() -> None:
     with pytest.raises(UnreachableError, match=r"8\.8\.4\.4"):
-        asyncio.run(dial_bootstrap(Dialer(p1="fails"), [address("a", 1)]))
+        asyncio.run(dial_bootstrap(OnlyDials(p1="fails"), [address("a", 1)]))
 
 
 def test_nobody_to_dial() -> None:
-    assert asyncio.run(dial_bootstrap(Dialer(), [])) == 0
-    assert asyncio.run(dial_bootstrap(Dialer(p1="breaks"), [f"/ip4/8.8.4.4/tcp/1/p2p/{ME}"])) == 0
+    assert asyncio.run(dial_bootstrap(OnlyDials(), [])) == 0
+    assert asyncio.run(dial_bootstrap(OnlyDials(p1="breaks"), [f"/ip4/8.8.4.4/tcp/1/p2p/{ME}"])) == 0
 
 
 def test_a_malformed_address_and_a_bug_are_raised() -> None:
     with pytest.raises(ConfigError):
-        asyncio.run(dial_bootstrap(Dialer(), ["/ip4/8.8.4.4/tcp/1"]))
+        asyncio.run(dial_bootstrap(OnlyDials(), ["/ip4/8.8.4.4/tcp/1"]))
     with pytest.raises(RuntimeError):
-        asyncio.run(dial_bootstrap(Dialer(p1="breaks"), [address("a", 1)]))
+        asyncio.run(dial_bootstrap(OnlyDials(p1="breaks"), [address("a", 1)]))

@@ -6,9 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from p2prl.cli.commands import learn_link
 from p2prl.cli.commands.learn_link import LearnerLink, kept_listen
 from p2prl.net.process import control
 from p2prl.protocol.digests import Digest
@@ -54,11 +51,10 @@ def test_public_peers_come_into_the_file_and_go(tmp_path: Path) -> None:
     assert written(tmp_path) == (PUBLIC, HOME)
 
 
-def test_a_new_link_is_shown_but_not_at_every_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_link_is_shown_but_not_at_every_change(tmp_path: Path) -> None:
     now = 1_000.0
-    monkeypatch.setattr(learn_link.time, "monotonic", lambda: now)
     shown: list[str] = []
-    link = LearnerLink(folder(tmp_path), shown.append)
+    link = LearnerLink(folder(tmp_path), shown.append, lambda: now)
     first = link.begin((PUBLIC,))
     now += 599
     link.take(status(PEER))
